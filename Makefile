@@ -1,0 +1,44 @@
+# Everything here sets up its own environment first: a fresh machine needs Python 3.11 or 3.12,
+# make and a C compiler. BUILD=gpu takes the CUDA builds instead of the CPU ones.
+BUILD ?= cpu
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(BUILD)
+# Idle OpenMP threads that spin cost up to 10x when several torch processes share the cores.
+RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)
+
+TORCH := $(shell grep '^torch==' constraints-$(BUILD).txt)
+NO_TORCH := No build of $(TORCH) found: name a folder with its wheel in PIP_FIND_LINKS or an \
+index that has it in PIP_EXTRA_INDEX_URL, then run make again.
+# Their CUDA builds break imports beside a CPU torch; nothing here needs them.
+LEFT_OUT := torchvision|torchaudio|torchcodec
+
+.PHONY: test lint bench clean
+
+$(INSTALLED): constraints-$(BUILD).txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
+	  else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: set PYTHON=...")'
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --no-deps '$(TORCH)' || { echo '$(NO_TORCH)' >&2; exit 1; }
+	@echo 'Installing the packages of constraints-$(BUILD).txt into $(VENV) ...'
+	@$(BIN)/pip install --quiet --no-deps -r constraints-$(BUILD).txt
+	@! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
+	@touch $@
+
+test: $(INSTALLED)
+	$(RUN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(RUN)/python -m benchmarks.draft_step
+	$(RUN)/python -m benchmarks.step_time
+	$(RUN)/python -m benchmarks.zoo
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

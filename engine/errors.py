@@ -1,0 +1,41 @@
+"""What can go wrong at the engine's boundary, each error naming the way out."""
+
+
+class SpindleError(Exception):
+    """Base of every error that Spindle raises on purpose."""
+
+
+class InvalidRequest(SpindleError):
+    """One request asks for something impossible; the batch beside it goes on."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class UnsupportedModel(SpindleError):
+    """A model cannot be served losslessly; refused at load."""
+
+    def __init__(self, model_type: str, reason: str) -> None:
+        super().__init__(f"model type {model_type!r} is not supported: {reason}")
+        self.model_type = model_type
+        self.reason = reason
+
+
+class IncompatibleDrafter(SpindleError):
+    """A drafter that cannot draft for this target, refused before anything starts."""
+
+    def __init__(self, drafter: str, field: str, problem: str) -> None:
+        super().__init__(f"drafter {drafter!r}: {field}: {problem}")
+        self.drafter = drafter
+        self.field = field
+
+
+class OutOfBlocks(SpindleError):
+    """The KV pool has too few free blocks now; the caller preempts someone or waits."""
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(f"{needed} KV blocks needed, {available} available")
+        self.needed = needed
+        self.available = available

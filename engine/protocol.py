@@ -1,0 +1,161 @@
+"""What coordinator, drafters and verifiers say to each other.
+
+Orders carry deltas: tokens that the host has not seen and the length that they continue from.
+Everything here is small, immutable and picklable, and travels from actor to actor.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.params import SamplingParams
+from policies.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a host must know of a request once, sent with the first order and after Missing."""
+
+    params: SamplingParams
+    seed: int
+    prompt_len: int
+    """Committed tokens before this index are the prompt, those from it on are output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Where an order stands: committed[:base] has `base_hash`, and `delta` follows it."""
+
+    request: str
+    attempt: int
+    round: int
+    base: int
+    base_hash: int
+    delta: tuple[int, ...]
+    start: Start | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOrder:
+    prefix: Prefix
+    depth: int
+    """At most this many tokens ahead; 0 only catches up."""
+    width: int = 1
+    """Nodes kept at each depth; 1 drafts a chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOrder:
+    prefix: Prefix
+    tree: DraftTree
+    sample: bool = True
+    """False for a prefill chunk that is not the prompt's last: no token is wanted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The host lacks the prefix; it has `have` tokens of it. Send the rest (0: everything)."""
+
+    request: str
+    attempt: int
+    round: int
+    have: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The host's KV pool is full of requests that this batch also needs: preempt or wait."""
+
+    request: str
+    attempt: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    request: str
+    attempt: int
+    round: int
+    tree: DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities under the model's own distribution, before any transform."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    request: str
+    attempt: int
+    round: int
+    accepted: tuple[int, ...]
+    """Nodes of the order's tree that the target agreed with, from the root down."""
+    tokens: tuple[int, ...]
+    """The accepted tokens and then the target's own; empty for a chunk without `sample`."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What a speculation policy sees before each draft step (SpecServe's Algorithm 1)."""
+
+    depth: int
+    """Levels drafted so far; 0 before the first step."""
+    requests: Sequence[str]
+    """Those still drafting."""
+    frontier: Sequence[NDArray[np.float32]]
+    """For each of them, the path confidences of its deepest level; empty at depth 0."""
+
+
+ContinueDrafting = Callable[[DraftStep], Sequence[bool]]
+"""Which of the step's requests draft one level more."""
+
+
+def to_ordered_depth(step: DraftStep) -> Sequence[bool]:
+    """The policy of drafting every order to the depth that it names."""
+    return [True] * len(step.requests)
+
+
+class Drafter(Protocol):
+    """Anything that proposes tokens. One answer per order, in their sequence."""
+
+    @property
+    def name(self) -> str: ...
+
+    def draft(
+        self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
+    ) -> list[Draft | Missing | NoRoom]: ...
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """Drops all that is known of these requests; unknown ones are no error."""
+        ...
+
+
+class Verifier(Protocol):
+    """The target. One answer per order, in their sequence."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens by which the model itself ends an output."""
+        ...
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]: ...
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits of `token_ids` right behind `prompt` (self-scheduling's PrefillOnly)."""
+        ...
+
+    def forget(self, requests: Iterable[str]) -> None: ...

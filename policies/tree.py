@@ -1,0 +1,149 @@
+"""The draft tree: what a drafter proposes and a verifier walks, as flat arrays.
+
+A tree hangs below the last committed token, which is not a node of it. Nodes stand in
+topological order (a parent before its children), so one pass over the arrays visits every
+node after its ancestors. A chain is a tree of width 1. Siblings stand in the drafter's order
+of preference and carry distinct tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = -1
+"""The parent of a tree's first tokens: the last committed token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    depth: NDArray[np.int32]
+    """1 for a child of the root: how many positions behind the last committed token."""
+    confidence: NDArray[np.float32]
+    """Of this node given its parent; the product along a path is the path's confidence."""
+
+    @classmethod
+    def build(
+        cls,
+        tokens: Sequence[int] | NDArray[np.int32],
+        parents: Sequence[int] | NDArray[np.int32],
+        confidence: Sequence[float] | NDArray[np.float32],
+    ) -> Self:
+        """Checks the arrays and derives the depths."""
+        token_ids = np.asarray(tokens, np.int32)
+        parent_ids = np.asarray(parents, np.int32)
+        if not len(token_ids) == len(parent_ids) == len(confidence):
+            raise ValueError("tokens, parents and confidence differ in length")
+        nodes = np.arange(len(token_ids))
+        if np.any(parent_ids < ROOT) or np.any(parent_ids >= nodes):
+            raise ValueError("a parent must be the root or stand before its child")
+        siblings = set(zip(parent_ids.tolist(), token_ids.tolist(), strict=True))
+        if len(siblings) != len(token_ids):
+            raise ValueError("two siblings carry the same token")
+        depth = np.ones(len(token_ids), np.int32)
+        for node, parent in enumerate(parent_ids):
+            if parent != ROOT:
+                depth[node] = depth[parent] + 1
+        return cls(token_ids, parent_ids, depth, np.asarray(confidence, np.float32))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], confidence: Sequence[float] | None = None) -> Self:
+        parents = range(ROOT, len(tokens) - 1)
+        return cls.build(tokens, list(parents), confidence or [1.0] * len(tokens))
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls.build([], [], [])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return bool(np.array_equal(self.parents, np.arange(ROOT, len(self) - 1)))
+
+    def path_confidence(self) -> NDArray[np.float32]:
+        """Probability that a node and all its ancestors are accepted, if confidences are true."""
+        path = self.confidence.copy()
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                path[node] *= path[parent]
+        return path
+
+    def ancestor_mask(self) -> NDArray[np.bool_]:
+        """mask[i, j]: node i attends to node j, i.e. j is i itself or one of its ancestors."""
+        mask = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                mask[node] |= mask[parent]
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root down to `node`."""
+        nodes = []
+        while node != ROOT:
+            nodes.append(node)
+            node = int(self.parents[node])
+        return nodes[::-1]
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The child of `parent` (a node or ROOT) that carries `token`."""
+        found = np.flatnonzero((self.parents == parent) & (self.tokens == token))
+        return int(found[0]) if len(found) else None
+
+    def follow(self, tokens: Iterable[int]) -> list[int]:
+        """The longest path from the root along `tokens`: what a target saying them accepts."""
+        path: list[int] = []
+        for token in tokens:
+            node = self.child(path[-1] if path else ROOT, token)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    def prune(self, keep: Iterable[int]) -> "DraftTree":
+        """The nodes of `keep` and every ancestor that they stand on, in the old order."""
+        kept = np.zeros(len(self), np.bool_)
+        kept[list(keep)] = True
+        for node in range(len(self) - 1, -1, -1):
+            if kept[node] and self.parents[node] != ROOT:
+                kept[self.parents[node]] = True
+        # new_index[-1] is ROOT's own: ROOT indexes the extra last entry.
+        new_index = np.append(np.cumsum(kept) - 1, ROOT).astype(np.int32)
+        return DraftTree(
+            self.tokens[kept],
+            new_index[self.parents[kept]],
+            self.depth[kept],
+            self.confidence[kept],
+        )
+
+
+def merge(trees: Sequence[DraftTree]) -> DraftTree:
+    """Unites trees of several drafters by token path; a shared node keeps the best confidence.
+
+    The best, because each drafter's confidence is a lower bound on what is known of the node.
+    Siblings that together exceed probability 1 are for the caller's calibration to mend.
+    """
+    index: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    parents: list[int] = []
+    confidence: list[float] = []
+    for tree in trees:
+        place: list[int] = []
+        for token, parent, belief in zip(
+            tree.tokens.tolist(), tree.parents.tolist(), tree.confidence.tolist(), strict=True
+        ):
+            key = (ROOT if parent == ROOT else place[parent], token)
+            node = index.setdefault(key, len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(key[0])
+                confidence.append(belief)
+            else:
+                confidence[node] = max(confidence[node], belief)
+            place.append(node)
+    return DraftTree.build(tokens, parents, confidence)
