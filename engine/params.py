@@ -3,12 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from engine.errors import InvalidRequest
 
 SEED_LIMIT = 2**64
-NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +21,14 @@ class SamplingParams:
     """Divides positive and multiplies negative logits of tokens in prompt or output."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default=NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int = 16
     min_tokens: int = 0
     """Stop tokens cannot be chosen before this many output tokens."""
     stop_token_ids: tuple[int, ...] = ()
-    """Every token that ends the output; whoever admits the request adds the model's own."""
+    """Each ends the output and is its last token; the model's own are added at admission."""
+    ignore_eos: bool = False
+    """The model's own stop tokens are not added."""
     logprobs: int | None = None
     """How many alternatives to report beside each chosen token's log-probability."""
     seed: int | None = None
