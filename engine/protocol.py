@@ -6,7 +6,7 @@ Everything here is small, immutable and picklable, and travels from actor to act
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,9 @@ class DraftOrder:
 class VerifyOrder:
     prefix: Prefix
     tree: DraftTree
-    sample: bool = True
-    """False for a prefill chunk that is not the prompt's last: no token is wanted yet."""
+    chunk: int
+    """At most this many committed tokens enter the KV in this forward. While some are left
+    behind (a long prefill), the tree is not looked at and no token is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,26 @@ class Verdict:
     accepted: tuple[int, ...]
     """Nodes of the order's tree that the target agreed with, from the root down."""
     tokens: tuple[int, ...]
-    """The accepted tokens and then the target's own; empty for a chunk without `sample`."""
+    """The accepted tokens and then the target's own; empty while `pending`."""
+    pending: int = 0
+    """Committed tokens that are not in the KV yet: the prefill goes on in the next order."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a request's reader gets: one per verdict, never one per token."""
+
+    request: str
+    attempt: int
+    first_index: int
+    """Of token_ids in the output."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish: Finish | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +164,9 @@ class Verifier(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def max_context(self) -> int: ...
+    def max_context(self) -> int:
+        """Tokens of prompt and output that one request may have."""
+        ...
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
