@@ -1,0 +1,167 @@
+"""What a forward costs: SpecServe's linear model (eq. 2) and a roofline with a knee.
+
+`context` is the number of KV tokens that a forward reads (over its requests, the committed
+tokens of each), `tokens` the number of new rows in it: one definition, in fits and in use.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+KNEE_CANDIDATES = 256
+
+
+class CostModel(Protocol):
+    def predict(self, context: float, tokens: float) -> float:
+        """Seconds of one forward."""
+        ...
+
+
+Cost = TypeVar("Cost", bound=CostModel)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSample:
+    """One point of a profile."""
+
+    context: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """T = α·context + γ·tokens + δ (SpecServe, eq. 2; eq. 5 for the target)."""
+
+    alpha: float
+    gamma: float
+    delta: float
+
+    def predict(self, context: float, tokens: float) -> float:
+        return self.alpha * context + self.gamma * tokens + self.delta
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCost:
+    """As LinearCost up to the knee, where weights are what a forward waits for; behind it,
+    where it computes, each token costs `gamma_more` on top. Convex in tokens."""
+
+    alpha: float
+    gamma: float
+    delta: float
+    knee: int
+    gamma_more: float
+
+    def predict(self, context: float, tokens: float) -> float:
+        beyond = max(0.0, tokens - self.knee)
+        return self.alpha * context + self.gamma * tokens + self.delta + self.gamma_more * beyond
+
+
+def fit_linear(samples: Sequence[ForwardSample]) -> LinearCost:
+    """Non-negative least squares of relative errors, so that short forwards count as well."""
+    context, tokens = _axes(samples)
+    (alpha, gamma, delta), _ = _fit_relative([context, tokens, np.ones_like(tokens)], samples)
+    return LinearCost(alpha, gamma, delta)
+
+
+def fit_roofline(samples: Sequence[ForwardSample]) -> RooflineCost:
+    """The knee with the least residual, among the token counts strictly inside the samples."""
+    context, tokens = _axes(samples)
+    inside = np.geomspace(
+        tokens.min() + 1, max(tokens.max() - 1, tokens.min() + 1), KNEE_CANDIDATES
+    )
+    best: RooflineCost | None = None
+    least = np.inf
+    for knee in np.unique(inside.astype(int)).tolist():
+        beyond = np.maximum(0.0, tokens - knee)
+        columns = [context, tokens, np.ones_like(tokens), beyond]
+        (alpha, gamma, delta, gamma_more), residual = _fit_relative(columns, samples)
+        if residual < least:
+            best, least = RooflineCost(alpha, gamma, delta, knee, gamma_more), residual
+    assert best is not None
+    return best
+
+
+def token_budget(cost: RooflineCost, largest: int) -> int:
+    """AdaServe's budget of tokens per forward: what fits before the knee, at most `largest`.
+
+    A curve without a knee is cut where its tokens cost as much as the forward's fixed part.
+    """
+    if cost.gamma_more > 0:
+        budget = float(cost.knee)
+    elif cost.gamma > 0:
+        budget = cost.delta / cost.gamma
+    else:
+        budget = float(largest)
+    return max(1, min(largest, int(budget)))
+
+
+@dataclass(frozen=True, slots=True)
+class FitErrors:
+    """Mean relative errors of predicted seconds."""
+
+    in_sample: float
+    below_knee: float | None
+    """Of points that the fit did not see, up to the knee; None without such points."""
+    above_knee: float | None
+
+
+def fit_errors(
+    fit: Callable[[Sequence[ForwardSample]], Cost], samples: Sequence[ForwardSample], knee: float
+) -> FitErrors:
+    """Fits twice, each time on one half of a checkerboard over the grid, judged on the other."""
+    black, white = _checkerboard(samples)
+    below: list[float] = []
+    above: list[float] = []
+    for seen, unseen in ((black, white), (white, black)):
+        cost = fit(seen)
+        for sample in unseen:
+            side = below if sample.tokens <= knee else above
+            side.append(_relative_error(cost, sample))
+    known = fit(samples)
+    return FitErrors(
+        in_sample=float(np.mean([_relative_error(known, sample) for sample in samples])),
+        below_knee=float(np.mean(below)) if below else None,
+        above_knee=float(np.mean(above)) if above else None,
+    )
+
+
+def _relative_error(cost: CostModel, sample: ForwardSample) -> float:
+    return abs(cost.predict(sample.context, sample.tokens) / sample.seconds - 1)
+
+
+def _axes(samples: Sequence[ForwardSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return (
+        np.array([sample.context for sample in samples], np.float64),
+        np.array([sample.tokens for sample in samples], np.float64),
+    )
+
+
+def _fit_relative(
+    columns: Sequence[NDArray[np.float64]], samples: Sequence[ForwardSample]
+) -> tuple[list[float], float]:
+    seconds = np.array([sample.seconds for sample in samples], np.float64)
+    relative = np.stack(columns, axis=1) / seconds[:, None]
+    # Columns of one scale: context runs to thousands beside the constant's 1.
+    scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
+    coefficients, residual = nnls(relative / scale, np.ones_like(seconds))
+    return (coefficients / scale).tolist(), float(residual)
+
+
+def _checkerboard(
+    samples: Sequence[ForwardSample],
+) -> tuple[list[ForwardSample], list[ForwardSample]]:
+    """Neighbours along either axis fall to different halves."""
+    token_rank = {value: rank for rank, value in enumerate(sorted({s.tokens for s in samples}))}
+    halves: tuple[list[ForwardSample], list[ForwardSample]] = ([], [])
+    by_tokens: dict[int, list[ForwardSample]] = {}
+    for sample in samples:
+        by_tokens.setdefault(sample.tokens, []).append(sample)
+    for tokens, row in by_tokens.items():
+        for rank, sample in enumerate(sorted(row, key=lambda s: s.context)):
+            halves[(token_rank[tokens] + rank) % 2].append(sample)
+    return halves

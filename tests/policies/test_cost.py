@@ -1,0 +1,123 @@
+"""Fits recover the curve that made the samples, and say how far off they are when they cannot."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.cost import (
+    CostModel,
+    ForwardSample,
+    LinearCost,
+    RooflineCost,
+    fit_errors,
+    fit_linear,
+    fit_roofline,
+    token_budget,
+)
+
+TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+CONTEXTS = (0, 500, 2_000, 8_000)
+LINE = LinearCost(alpha=1e-6, gamma=2e-4, delta=9e-3)
+BENT = RooflineCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
+
+
+def samples(
+    cost: CostModel, tokens: Iterable[int] = TOKENS, noise: float = 0.0, seed: int = 0
+) -> list[ForwardSample]:
+    rng = np.random.default_rng(seed)
+    return [
+        ForwardSample(context, n, cost.predict(context, n) * float(np.exp(noise * rng.normal())))
+        for n in tokens
+        for context in CONTEXTS
+    ]
+
+
+@given(
+    st.floats(1e-8, 1e-4),
+    st.floats(1e-6, 1e-2),
+    st.floats(1e-4, 1.0),
+)
+def test_linear_fit_recovers_a_line(alpha: float, gamma: float, delta: float) -> None:
+    fitted = fit_linear(samples(LinearCost(alpha, gamma, delta)))
+    assert fitted.alpha == pytest.approx(alpha, rel=1e-4)
+    assert fitted.gamma == pytest.approx(gamma, rel=1e-4)
+    assert fitted.delta == pytest.approx(delta, rel=1e-3)
+
+
+def test_coefficients_are_never_negative() -> None:
+    """More context cannot make a forward cheaper, whatever the noise says."""
+    falling = [ForwardSample(c, n, 1e-2 - 1e-7 * c) for n in TOKENS for c in CONTEXTS]
+    fitted = fit_linear(falling)
+    assert fitted.alpha == 0.0
+    assert fitted.delta == pytest.approx(1e-2, rel=0.1)
+
+
+@pytest.mark.parametrize("knee", [6, 24, 48])
+def test_roofline_fit_finds_the_knee(knee: int) -> None:
+    bent = RooflineCost(BENT.alpha, BENT.gamma, BENT.delta, knee, BENT.gamma_more)
+    fitted = fit_roofline(samples(bent))
+    assert fitted.knee == pytest.approx(knee, rel=0.05)
+    assert fitted.gamma_more == pytest.approx(BENT.gamma_more, rel=0.05)
+
+
+def test_roofline_fit_stands_noise() -> None:
+    fitted = fit_roofline(samples(BENT, noise=0.05))
+    assert 16 <= fitted.knee <= 32
+    for n in TOKENS:
+        assert fitted.predict(2_000, n) == pytest.approx(BENT.predict(2_000, n), rel=0.1)
+
+
+@given(st.integers(0, 1_000))
+def test_roofline_is_convex_and_rises_with_tokens_and_context(seed: int) -> None:
+    """The planner's best-prefix search rests on marginal costs that never fall."""
+    fitted = fit_roofline(samples(BENT, noise=0.3, seed=seed))
+    curve = np.array([fitted.predict(1_000, n) for n in range(1, 200)])
+    steps = np.diff(curve)
+    assert steps.min() >= 0
+    assert np.diff(steps).min() >= -1e-12
+    assert fitted.predict(2_000, 8) >= fitted.predict(1_000, 8)
+
+
+def test_errors_show_on_which_side_of_the_knee_a_model_fails() -> None:
+    data = samples(BENT)
+    line = fit_errors(fit_linear, data, BENT.knee)
+    roofline = fit_errors(fit_roofline, data, BENT.knee)
+    assert roofline.in_sample < 0.01
+    assert max(roofline.below_knee or 1, roofline.above_knee or 1) < 0.05
+    assert min(line.in_sample, line.below_knee or 0, line.above_knee or 0) > 0.05
+
+
+def test_held_out_error_is_of_points_that_the_fit_did_not_see() -> None:
+    """A model that learns its samples by heart has no error in sample, and must not look good."""
+
+    class ByHeart:
+        def __init__(self, seen: Iterable[ForwardSample]) -> None:
+            self._seconds = {(s.context, s.tokens): s.seconds for s in seen}
+
+        def predict(self, context: float, tokens: float) -> float:
+            return self._seconds.get((int(context), int(tokens)), 0.0)
+
+    errors = fit_errors(ByHeart, samples(BENT), BENT.knee)
+    assert errors.in_sample == 0.0
+    assert errors.below_knee == errors.above_knee == 1.0
+
+
+def test_a_side_without_points_has_no_error() -> None:
+    assert fit_errors(fit_linear, samples(LINE), knee=1_000).above_knee is None
+
+
+def test_budget_is_the_knee_within_what_was_measured() -> None:
+    assert token_budget(BENT, largest=128) == 24
+    assert token_budget(BENT, largest=16) == 16
+
+
+def test_budget_without_a_knee() -> None:
+    straight = RooflineCost(1e-6, gamma=0.25, delta=2.5, knee=5, gamma_more=0.0)
+    assert token_budget(straight, largest=128) == 10  # 10 tokens cost as much as the fixed part
+    flat = RooflineCost(1e-6, gamma=0.0, delta=9e-3, knee=5, gamma_more=0.0)
+    assert token_budget(flat, largest=128) == 128
+    steep = RooflineCost(1e-6, gamma=1.0, delta=9e-3, knee=5, gamma_more=0.0)
+    assert token_budget(steep, largest=128) == 1

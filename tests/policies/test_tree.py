@@ -1,0 +1,153 @@
+"""Properties of the draft tree, each against a definition by token paths, not by arrays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.tree import ROOT, DraftTree, merge
+
+TOKENS = st.integers(0, 3)
+"""Few, so that siblings, shared paths and hits are frequent."""
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> DraftTree:
+    """Any valid tree: nodes hang below earlier ones or the root; equal siblings are left out."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for _ in range(draw(st.integers(0, 10))):
+        parent, token = draw(st.integers(ROOT, len(tokens) - 1)), draw(TOKENS)
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    confidence = draw(
+        st.lists(st.floats(0, 1, width=32), min_size=len(tokens), max_size=len(tokens))
+    )
+    return DraftTree.build(tokens, parents, confidence)
+
+
+def token_path(tree: DraftTree, node: int) -> tuple[int, ...]:
+    parent = int(tree.parents[node])
+    above = () if parent == ROOT else token_path(tree, parent)
+    return (*above, int(tree.tokens[node]))
+
+
+def by_path(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """The tree as a reader sees it: what each token path is believed."""
+    return {token_path(tree, node): float(tree.confidence[node]) for node in range(len(tree))}
+
+
+def ancestors(tree: DraftTree, node: int) -> set[int]:
+    parent = int(tree.parents[node])
+    return set() if parent == ROOT else {parent} | ancestors(tree, parent)
+
+
+@given(trees())
+def test_depth_is_the_length_of_the_path(tree: DraftTree) -> None:
+    assert tree.depth.tolist() == [len(token_path(tree, node)) for node in range(len(tree))]
+    assert [len(tree.path(node)) for node in range(len(tree))] == tree.depth.tolist()
+
+
+@given(trees())
+def test_mask_shows_a_node_itself_and_its_ancestors(tree: DraftTree) -> None:
+    mask = tree.ancestor_mask()
+    assert mask.shape == (len(tree), len(tree))
+    for node in range(len(tree)):
+        assert set(np.flatnonzero(mask[node])) == {node} | ancestors(tree, node)
+
+
+@given(trees())
+def test_path_confidence_is_the_product_from_the_root(tree: DraftTree) -> None:
+    expected = [np.prod(tree.confidence[tree.path(node)]) for node in range(len(tree))]
+    np.testing.assert_allclose(tree.path_confidence(), expected, rtol=1e-5)
+
+
+@given(trees(), st.lists(TOKENS, max_size=5))
+def test_follow_is_the_longest_prefix_that_the_tree_holds(tree: DraftTree, said: list[int]) -> None:
+    held = set(by_path(tree))
+    longest = next(n for n in range(len(said), -1, -1) if n == 0 or tuple(said[:n]) in held)
+    path = tree.follow(said)
+    assert tree.tokens[path].tolist() == said[:longest]
+    assert path == (tree.path(path[-1]) if path else [])
+
+
+@given(trees())
+def test_every_path_that_is_followed_ends_at_its_own_node(tree: DraftTree) -> None:
+    for node in range(len(tree)):
+        assert tree.follow(token_path(tree, node)) == tree.path(node)
+
+
+@given(trees(), st.data())
+def test_prune_keeps_the_chosen_paths_and_nothing_else(
+    tree: DraftTree, data: st.DataObject
+) -> None:
+    keep = data.draw(st.sets(st.sampled_from(range(len(tree))))) if len(tree) else set()
+    pruned = tree.prune(keep)
+    chosen = {token_path(tree, node)[:n] for node in keep for n in range(1, len(tree) + 1)}
+    assert by_path(pruned) == {path: c for path, c in by_path(tree).items() if path in chosen}
+    # Still a tree that build accepts, with the depths that build derives.
+    rebuilt = DraftTree.build(pruned.tokens, pruned.parents, pruned.confidence)
+    assert rebuilt.depth.tolist() == pruned.depth.tolist()
+    # The drafter's order of preference among what is kept stands.
+    order = [path for path in by_path(tree) if path in chosen]
+    assert list(by_path(pruned)) == order
+
+
+@given(st.lists(trees(), max_size=4))
+def test_merge_is_the_union_of_paths_with_the_best_confidence(many: list[DraftTree]) -> None:
+    expected: dict[tuple[int, ...], float] = {}
+    for tree in many:
+        for path, confidence in by_path(tree).items():
+            expected[path] = max(confidence, expected.get(path, 0.0))
+    merged = merge(many)
+    assert len(merged) == len(expected)
+    assert by_path(merged) == expected
+
+
+@given(trees())
+def test_merging_a_tree_with_itself_or_with_nothing_changes_nothing(tree: DraftTree) -> None:
+    merged = merge([DraftTree.empty(), tree, tree])
+    assert merged.tokens.tolist() == tree.tokens.tolist()
+    assert merged.parents.tolist() == tree.parents.tolist()
+    assert merged.confidence.tolist() == tree.confidence.tolist()
+
+
+@given(st.lists(TOKENS, max_size=6))
+def test_a_chain_is_one_path_of_all_its_tokens(tokens: list[int]) -> None:
+    chain = DraftTree.chain(tokens)
+    assert chain.is_chain
+    assert chain.follow(tokens) == list(range(len(tokens)))
+    assert chain.ancestor_mask().tolist() == np.tri(len(tokens), dtype=bool).tolist()
+    assert chain.confidence.tolist() == [1.0] * len(tokens)
+
+
+@given(trees())
+def test_is_chain_exactly_when_each_node_hangs_below_the_one_before(tree: DraftTree) -> None:
+    assert tree.is_chain == all(len(token_path(tree, i)) == i + 1 for i in range(len(tree)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "confidence"),
+    [
+        ([1, 2], [ROOT], [1.0, 1.0]),
+        ([1], [0], [1.0]),
+        ([1, 2], [1, ROOT], [1.0, 1.0]),
+        ([1], [-2], [1.0]),
+        ([1, 1], [ROOT, ROOT], [0.5, 0.5]),
+        ([1, 2, 2], [ROOT, 0, 0], [1.0, 0.5, 0.5]),
+    ],
+    ids=["length", "own parent", "later parent", "below root", "twins at root", "twins below"],
+)
+def test_build_refuses_what_is_no_tree(
+    tokens: list[int], parents: list[int], confidence: list[float]
+) -> None:
+    with pytest.raises(ValueError, match=r"parent|length|sibling"):
+        DraftTree.build(tokens, parents, confidence)
+
+
+def test_the_same_token_below_two_parents_is_two_nodes() -> None:
+    tree = DraftTree.build([1, 2, 3, 3], [ROOT, ROOT, 0, 1], [0.6, 0.4, 0.5, 0.9])
+    assert tree.follow([2, 3]) == [1, 3]
+    assert tree.child(0, 3) == 2
+    assert tree.child(2, 3) is None
