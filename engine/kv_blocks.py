@@ -1,0 +1,132 @@
+"""Who holds which block of a KV pool, and which blocks other requests may share.
+
+Bookkeeping only: nothing here touches the rows themselves. A block is free, used (by one or
+more requests) or cached: full, known by its tokens, used by nobody, and kept for the next
+request with the same prefix until its room is needed.
+"""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from engine.errors import OutOfBlocks
+
+Digest = bytes
+"""Names a full block by its tokens and all tokens before them."""
+
+NO_PARENT: Digest = b""
+
+
+def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
+    """A cryptographic hash, so that no request can aim at another one's KV by a collision."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
+
+
+def chain_digests(tokens: Sequence[int], block_size: int) -> list[Digest]:
+    """The digests of all full blocks of `tokens`, each chained to the one before it."""
+    digests: list[Digest] = []
+    parent = NO_PARENT
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = block_digest(parent, tokens[end - block_size : end])
+        digests.append(parent)
+    return digests
+
+
+class BlockPool:
+    """Reference counts, free list and prefix cache of a fixed number of blocks."""
+
+    def __init__(self, blocks: int) -> None:
+        self._free = deque(range(blocks))
+        self._users = [0] * blocks
+        self._digests: list[Digest | None] = [None] * blocks
+        self._published: dict[Digest, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return len(self) - self.free - self.cached
+
+    def take(self, count: int) -> list[int]:
+        """Blocks for the caller alone; the least recently used cached ones are given up last.
+
+        Takes all or, raising OutOfBlocks, none.
+        """
+        available = self.free + self.cached
+        if count > available:
+            raise OutOfBlocks(needed=count, available=available)
+        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in taken:
+            self._users[block] = 1
+        return taken
+
+    def adopt(self, digests: Sequence[Digest]) -> list[int]:
+        """One more user for the published blocks of the longest known prefix of `digests`."""
+        blocks: list[int] = []
+        for digest in digests:
+            block = self._published.get(digest)
+            if block is None:
+                break
+            self._cached.pop(block, None)
+            self._users[block] += 1
+            blocks.append(block)
+        return blocks
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One user less for each. `blocks` are in the order of their prefix."""
+        # Last first: a prefix is found from its head, so its end must be evicted before it.
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block]:
+                continue
+            if self._digests[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def publish(self, block: int, digest: Digest) -> None:
+        """Lets others adopt a block that is full; of two equal blocks the first one counts."""
+        if self._published.setdefault(digest, block) == block:
+            self._digests[block] = digest
+
+    def withdraw(self, block: int) -> None:
+        """Nobody finds this block any more: its rows are about to change."""
+        digest = self._digests[block]
+        if digest is not None:
+            self._digests[block] = None
+            del self._published[digest]
+
+    def is_shared(self, block: int) -> bool:
+        return self._users[block] > 1
+
+    def digest(self, block: int) -> Digest | None:
+        return self._digests[block]
+
+    def check(self, users: dict[int, int]) -> None:
+        """Asserts that nothing leaked, given how often requests hold each block."""
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == self.free, "a block is free twice"
+        assert {block: n for block, n in enumerate(self._users) if n} == users, "wrong user count"
+        assert free.isdisjoint(cached), "a block is both free and cached"
+        assert users.keys().isdisjoint(free | cached), "a block is used, yet free or cached"
+        assert len(users) + len(free) + len(cached) == len(self), "free + used + cached ≠ total"
+        published = {digest: block for block, digest in enumerate(self._digests) if digest}
+        assert published == self._published, "prefix cache and blocks disagree"
+        assert cached <= set(published.values()), "a cached block that nobody can find"
+        assert free.isdisjoint(published.values()), "a free block that somebody could find"
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self.withdraw(block)
+        return block
