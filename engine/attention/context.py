@@ -1,0 +1,91 @@
+"""What attention must know of one forward, as flat arrays; built once, used by every layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Request i owns the new rows row_offsets[i]:row_offsets[i + 1] and may look at the KV rows
+    kv_offsets[i]:kv_offsets[i + 1]: its committed rows, then its tail, which ends in the new rows.
+    """
+
+    row_offsets: NDArray[np.int64]
+    kv_offsets: NDArray[np.int64]
+    committed: NDArray[np.int64]
+    """[requests]: how many of its KV rows are committed, so visible to all of its new rows."""
+    masks: tuple[NDArray[np.bool_] | None, ...]
+    """Per request [new rows, tail]; None: each row sees the tail up to itself."""
+    kv_slots: NDArray[np.int64]
+    """Where in the pool each KV row lies."""
+    row_positions: NDArray[np.int64]
+    kv_positions: NDArray[np.int64]
+    """Only sliding windows read positions: what else is visible, the masks say."""
+    group: int
+    """Query heads per key head."""
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.committed)
+
+    def rows(self, request: int) -> slice:
+        return slice(int(self.row_offsets[request]), int(self.row_offsets[request + 1]))
+
+    def kv_rows(self, request: int) -> slice:
+        return slice(int(self.kv_offsets[request]), int(self.kv_offsets[request + 1]))
+
+    def row_counts(self) -> NDArray[np.int64]:
+        return np.diff(self.row_offsets)
+
+    def kv_counts(self) -> NDArray[np.int64]:
+        return np.diff(self.kv_offsets)
+
+    def tail_mask(self, request: int) -> NDArray[np.bool_]:
+        """[new rows, tail]"""
+        mask = self.masks[request]
+        if mask is not None:
+            return mask
+        rows, kv = self.rows(request), self.kv_rows(request)
+        count = rows.stop - rows.start
+        tail = kv.stop - kv.start - int(self.committed[request])
+        return np.tri(count, tail, tail - count, dtype=np.bool_)
+
+    def visible(self, request: int, window: int | None) -> NDArray[np.bool_]:
+        """[new rows, KV rows] of one request, for a layer with that sliding window."""
+        rows, kv = self.rows(request), self.kv_rows(request)
+        mask = np.ones((rows.stop - rows.start, kv.stop - kv.start), np.bool_)
+        mask[:, self.committed[request] :] = self.tail_mask(request)
+        if window is not None:
+            distance = self.row_positions[rows, None] - self.kv_positions[None, kv]
+            mask &= distance < window
+        return mask
+
+
+class Scoring(NamedTuple):
+    """How a layer turns query and key into a score; everything a family may ask for."""
+
+    scale: float
+    window: int | None = None
+    """A row sees positions closer than this (Mistral, Gemma)."""
+    softcap: float | None = None
+    """score → softcap · tanh(score / softcap) (Gemma 2)."""
+    sinks: Tensor | None = None
+    """[heads]: a score that takes its share of the softmax and has no value (GPT-OSS)."""
+
+
+class AttentionPlan(Protocol):
+    """One layout, made ready for one forward."""
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """query [rows, heads, head_dim], keys and values [slots, kv_heads, head_dim] →
+        [rows, heads, head_dim]. The new rows' keys and values are in the pool already."""
+        ...
+
+
+Layout = Callable[[AttentionBatch], AttentionPlan]

@@ -1,0 +1,33 @@
+"""Spin's request decomposition (section V-A): long requests are cut so that rows align."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.attention.context import AttentionBatch
+from engine.attention.pieces import PiecesPlan
+
+ROWS_PER_REQUEST = 2
+"""The tensor width B as a multiple of the batch: Spin fixes B and searches L. It bounds what the
+copies of Q cost, which grow with B while padding shrinks."""
+
+
+def decomposed(batch: AttentionBatch) -> PiecesPlan:
+    length = least_padded_length(batch.kv_counts(), ROWS_PER_REQUEST * len(batch))
+    return PiecesPlan(batch, length)
+
+
+def least_padded_length(lengths: NDArray[np.int64], width: int) -> int:
+    """The L with the fewest padded KV tokens among those that need at most `width` rows.
+
+    Of equals the longest, which copies Q least. With the number of pieces of each request given,
+    the shortest L that allows it pads least, and there L = ⌈length / pieces⌉ for some request:
+    only these need a look.
+    """
+    if width < len(lengths):
+        raise ValueError(f"{len(lengths)} requests need as many rows, not {width}")
+    pieces = np.arange(1, width - len(lengths) + 2)
+    candidates = np.unique(-(-lengths[:, None] // pieces))
+    rows = (-(-lengths[:, None] // candidates)).sum(0)
+    padding = np.where(rows <= width, rows * candidates, np.iinfo(np.int64).max)
+    best = np.flatnonzero(padding == padding.min())[-1]
+    return int(candidates[best])

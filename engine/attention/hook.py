@@ -1,0 +1,71 @@
+"""Where a stock transformers model meets our attention.
+
+transformers calls one registered function in every layer. It finds the running forward's
+handler in a context variable rather than in a keyword argument, because several families drop
+keyword arguments on the way down. No mask function is registered: mask creation then exits early.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from engine.attention.context import Scoring
+
+IMPLEMENTATION = "spindle"
+
+
+class LayerCall(NamedTuple):
+    layer: int
+    query: Tensor
+    """[rows, heads, head_dim]; keys and values [rows, kv_heads, head_dim]."""
+    keys: Tensor
+    values: Tensor
+    scoring: Scoring
+
+
+Handler = Callable[[LayerCall], Tensor]
+"""Gives each row's mixed values, [rows, heads, head_dim]."""
+
+_handler: ContextVar[Handler] = ContextVar("attention_handler")
+
+
+@contextmanager
+def attention_handled_by(handler: Handler) -> Iterator[None]:
+    token = _handler.set(handler)
+    try:
+        yield
+    finally:
+        _handler.reset(token)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_unused: object,
+) -> tuple[Tensor, None]:
+    """transformers' signature: [1, heads, rows, head_dim] in, [1, rows, heads, head_dim] out."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mixed = _handler.get()(
+        LayerCall(
+            getattr(module, "layer_idx", -1),
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            Scoring(scale, sliding_window, softcap, s_aux),
+        )
+    )
+    return mixed.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attend)

@@ -1,0 +1,124 @@
+"""Packed attention on a CPU: nothing is padded, and short segments are not even gathered.
+
+Requests with few new rows (decoding, verification) go through one compiled kernel that walks
+their KV slots. Requests with many (prefill chunks) are worth a gather, because matrix products
+over them use the processor's matrix units.
+"""
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from engine.attention.context import AttentionBatch, Scoring
+from engine.attention.partial import add_sinks, attend_part, group_queries, ungroup_queries
+from engine.attention.walk import WalkArrays, walk, walk_parallel
+
+MOST_WALKED_LINES = 16
+"""New rows of a request × query heads per key head up to which walking is not slower than
+gathering (measured with 1, 2, 3 and 5 rows in groups of 1 and 3)."""
+WALKED_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+NO_WINDOW = np.iinfo(np.int64).max
+NO_SINKS = np.empty(0, np.float32)
+
+# Several models may run in threads of one process; numba's own pool would abort it.
+numba.config.THREADING_LAYER = "threadsafe"
+
+
+class PackedPlan:
+    def __init__(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        few = batch.row_counts() * batch.group <= MOST_WALKED_LINES
+        self._walked = np.flatnonzero(few)
+        self._gathered = [_Gathered(batch, int(request)) for request in np.flatnonzero(~few)]
+        if len(self._walked):
+            self._arrays = _walk_arrays(batch, self._walked)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        if not self._gathered:
+            return self._walk(query, keys, values, scoring)
+        mixed = torch.empty(query.shape, dtype=query.dtype)
+        if len(self._walked):
+            mixed.copy_(self._walk(query, keys, values, scoring))
+        for request in self._gathered:
+            mixed[request.rows] = request.attend(query, keys, values, scoring)
+        return mixed
+
+    def _walk(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """Rows of requests that are not walked stay as they were: anything."""
+        bits = WALKED_BITS[query.dtype]
+        mixed = torch.empty(query.shape, dtype=torch.float32)
+        arguments = (
+            self._arrays,
+            query.float().contiguous().numpy(),
+            keys.view(bits).numpy(),
+            values.view(bits).numpy(),
+            scoring.scale,
+            NO_WINDOW if scoring.window is None else scoring.window,
+            scoring.softcap or 0.0,
+            NO_SINKS if scoring.sinks is None else scoring.sinks.detach().float().numpy(),
+            mixed.numpy(),
+        )
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads == 1:
+            walk(*arguments)
+        else:
+            numba.set_num_threads(threads)
+            walk_parallel(threads, *arguments)
+        return mixed.to(query.dtype)
+
+
+def _walk_arrays(batch: AttentionBatch, walked: NDArray[np.int64]) -> WalkArrays:
+    masks = [batch.tail_mask(int(request)).ravel() for request in walked]
+    starts = np.cumsum([0, *(len(mask) for mask in masks[:-1])])
+    return WalkArrays(
+        walked,
+        batch.row_offsets,
+        batch.kv_offsets,
+        batch.kv_slots,
+        batch.committed,
+        np.concatenate(masks),
+        starts,
+        batch.row_positions,
+        batch.kv_positions,
+    )
+
+
+class _Gathered:
+    """One request with many new rows."""
+
+    def __init__(self, batch: AttentionBatch, request: int) -> None:
+        self.rows = batch.rows(request)
+        self._batch = batch
+        self._request = request
+        self._slots = torch.from_numpy(batch.kv_slots[batch.kv_rows(request)])
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        heads, kv_heads = query.shape[1], keys.shape[1]
+        mask = self._mask(scoring.window)
+        grouped = group_queries(query[self.rows], kv_heads)
+        key_rows = keys[self._slots].transpose(0, 1)
+        value_rows = values[self._slots].transpose(0, 1)
+        if scoring.softcap is None and scoring.sinks is None:
+            mixed = functional.scaled_dot_product_attention(
+                grouped.unsqueeze(0),
+                key_rows.unsqueeze(0),
+                value_rows.unsqueeze(0),
+                attn_mask=mask,
+                scale=scoring.scale,
+            )
+            return ungroup_queries(mixed[0], heads)
+        mixed, lse = attend_part(grouped, key_rows, value_rows, mask, scoring)
+        row_lse = ungroup_queries(lse.unsqueeze(-1), heads).squeeze(-1)
+        return add_sinks(ungroup_queries(mixed, heads), row_lse, scoring.sinks).to(query.dtype)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """[rows · group, KV rows]"""
+        if window not in self._masks:
+            visible = self._batch.visible(self._request, window)
+            grouped = torch.from_numpy(visible).repeat_interleave(self._batch.group, dim=0)
+            self._masks[window] = grouped
+        return self._masks[window]

@@ -1,0 +1,54 @@
+"""Attention over a part of the keys, and how parts and sinks come together.
+
+A softmax over parts needs of each part its own normalised result and the log of its sum of
+exponentials (lse): the whole is the parts' mean, weighted by exp(lse). A sink is a part without
+a value.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.attention.context import Scoring
+
+
+def group_queries(query: Tensor, kv_heads: int) -> Tensor:
+    """[..., rows, heads, d] → [..., kv_heads, rows · group, d]: the query heads that share a
+    key head become rows, so that keys need no copies (never `repeat_kv`)."""
+    *outer, rows, heads, width = query.shape
+    group = heads // kv_heads
+    grouped = query.reshape(*outer, rows, kv_heads, group, width).transpose(-4, -3)
+    return grouped.reshape(*outer, kv_heads, rows * group, width)
+
+
+def ungroup_queries(mixed: Tensor, heads: int) -> Tensor:
+    """The way back: [..., kv_heads, rows · group, d] → [..., rows, heads, d]."""
+    *outer, kv_heads, grouped_rows, width = mixed.shape
+    group = heads // kv_heads
+    rows = grouped_rows // group
+    ungrouped = mixed.reshape(*outer, kv_heads, rows, group, width).transpose(-4, -3)
+    return ungrouped.reshape(*outer, rows, heads, width)
+
+
+def attend_part(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """query [..., n, d], keys and values [..., m, d], mask [..., n, m] → fp32 [..., n, d] and
+    lse [..., n]; a row that sees nothing gives zeros and -inf."""
+    # Scaled first, as a product of two matrices is rounded to the model's dtype.
+    scores = torch.matmul(query * scoring.scale, keys.transpose(-1, -2)).float()
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    weights = torch.exp(scores - highest)
+    total = weights.sum(-1, keepdim=True)
+    lse = (highest + torch.log(total)).squeeze(-1)
+    shares = weights / total.clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.matmul(shares.to(values.dtype), values).float(), lse
+
+
+def add_sinks(mixed: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """mixed [rows, heads, d], lse [rows, heads]: each head gives its sink its share."""
+    if sinks is None:
+        return mixed
+    return mixed * torch.sigmoid(lse - sinks.float()).unsqueeze(-1)

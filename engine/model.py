@@ -1,0 +1,217 @@
+"""One packed forward: the new tokens of many requests through a stock Hugging Face causal LM.
+
+The linear layers see one flat list of rows, without padding; attention sees each request's rows
+against its own KV (DESIGN 4.2). Weights and layers stay the model's own, so they may be replaced
+(prepacked, tensor parallel) before or after they come here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from engine.attention.context import AttentionBatch
+from engine.attention.hook import LayerCall, attention_handled_by
+from engine.attention.layouts import LAYOUTS, LayoutName
+from engine.errors import OutOfBlocks, UnsupportedModel
+from engine.families import check_config, prepare, stock_logits
+from engine.kv_cache import KVCache, KVShape
+
+BLOCK_SIZE = 16
+CPU_DTYPES = (torch.float32, torch.bfloat16)
+PROBE_PROMPTS = (range(0, 5), range(5, 8))
+MOST_PROBE_ERROR = {torch.float32: 1e-3}
+"""Of the logits' range. A request that sees another one's rows is off by far more."""
+MOST_PROBE_ERROR_ROUNDED = 0.1
+"""The same for 16-bit dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one request adds to a forward."""
+
+    request: str
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    """Absolute position of each row: committed length + depth."""
+    mask: NDArray[np.bool_] | None
+    """[rows, old tail + rows]: the uncommitted rows that each row attends to, itself included.
+    None: all up to itself. Committed rows are always visible."""
+    logits: NDArray[np.int32]
+    """Indices of the rows whose logits are wanted."""
+
+
+class PackedModel:
+    """A stock causal LM with a KV pool of ours. Belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        kv_tokens: int,
+        layout: LayoutName = "packed",
+        swap_tokens: int = 0,
+    ) -> None:
+        """Raises UnsupportedModel, naming the model type and why, rather than serve with loss."""
+        if model.device.type == "cpu" and model.dtype not in CPU_DTYPES:
+            raise UnsupportedModel(
+                model.config.model_type,
+                f"on a CPU it runs in float32 or bfloat16, not in {model.dtype}",
+            )
+        self.hf_model = model.eval()
+        self.device: torch.device = model.device
+        self._layout = LAYOUTS[layout]
+        shape = prepare(model)
+        self._group = shape.heads // shape.kv_heads
+        self.kv = KVCache(
+            KVShape(shape.layers, shape.kv_heads, shape.head_dim, model.dtype, self.device),
+            blocks=-(-kv_tokens // BLOCK_SIZE),
+            block_size=BLOCK_SIZE,
+            swap_blocks=-(-swap_tokens // BLOCK_SIZE),
+        )
+        # Only uncommitted rows are looked up: a committed row's position is its index.
+        self._slot_positions = np.zeros(self.kv.capacity, np.int64)
+        self._check_against_stock()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        kv_tokens: int,
+        layout: LayoutName = "packed",
+        swap_tokens: int = 0,
+    ) -> Self:
+        config = AutoConfig.from_pretrained(path)
+        check_config(config)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise UnsupportedModel(config.model_type, "transformers has no causal LM of this type")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+        return cls(model, kv_tokens=kv_tokens, layout=layout, swap_tokens=swap_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.hf_model.config.get_text_config(decoder=True).vocab_size
+
+    @property
+    def max_context(self) -> int:
+        return self.hf_model.config.get_text_config(decoder=True).max_position_embeddings
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The checkpoint's own end-of-sequence tokens."""
+        stops = self.hf_model.generation_config.eos_token_id
+        if stops is None:
+            return ()
+        return (stops,) if isinstance(stops, int) else tuple(stops)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """The fp32 logits of the wanted rows, in order: [wanted, vocabulary].
+
+        All new rows join their requests' tails in the KV pool; the caller commits. OutOfBlocks
+        leaves everything unchanged.
+        """
+        if not segments:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        new_slots = self._reserve(segments)
+        plan = self._layout(self._batch(segments, new_slots))
+        slots = self._tensor(np.concatenate(new_slots))
+
+        def attend(call: LayerCall) -> Tensor:
+            keys, values = self.kv.k[call.layer], self.kv.v[call.layer]
+            keys.index_copy_(0, slots, call.keys)
+            values.index_copy_(0, slots, call.values)
+            return plan.attend(call.query, keys, values, call.scoring)
+
+        counts = [len(segment.tokens) for segment in segments]
+        starts = np.cumsum([0, *counts[:-1]])
+        wanted = np.concatenate(
+            [start + segment.logits for start, segment in zip(starts, segments, strict=True)]
+        )
+        tokens = np.concatenate([segment.tokens for segment in segments])
+        positions = np.concatenate([segment.positions for segment in segments])
+        with attention_handled_by(attend):
+            output = self.hf_model(
+                input_ids=self._tensor(tokens)[None],
+                position_ids=self._tensor(positions)[None],
+                use_cache=False,
+                logits_to_keep=self._tensor(wanted),
+            )
+        return output.logits[0].float()
+
+    def _reserve(self, segments: Sequence[Segment]) -> list[NDArray[np.int64]]:
+        """Each segment's slots for its new rows; room for all of them, or for none."""
+        slots: list[NDArray[np.int64]] = []
+        try:
+            for segment in segments:
+                slots.append(self.kv.reserve(segment.request, len(segment.tokens)))
+        except OutOfBlocks:
+            for segment in segments[: len(slots)]:
+                self.kv.unreserve(segment.request, len(segment.tokens))
+            raise
+        return slots
+
+    def _batch(
+        self, segments: Sequence[Segment], new_slots: Sequence[NDArray[np.int64]]
+    ) -> AttentionBatch:
+        for segment, slots in zip(segments, new_slots, strict=True):
+            self._slot_positions[slots] = segment.positions
+        requests = [segment.request for segment in segments]
+        slots_of = [self.kv.slots(request) for request in requests]
+        committed = np.array([self.kv.length(request) for request in requests], np.int64)
+        kv_counts = np.array([len(slots) for slots in slots_of], np.int64)
+        kv_offsets = np.concatenate([[0], np.cumsum(kv_counts)])
+        kv_slots = np.concatenate(slots_of)
+        positions = [segment.positions for segment in segments]
+        index = np.arange(len(kv_slots)) - np.repeat(kv_offsets[:-1], kv_counts)
+        in_tail = index >= np.repeat(committed, kv_counts)
+        return AttentionBatch(
+            row_offsets=np.cumsum([0, *(len(segment.tokens) for segment in segments)]),
+            kv_offsets=kv_offsets,
+            committed=committed,
+            masks=tuple(segment.mask for segment in segments),
+            kv_slots=kv_slots,
+            row_positions=np.concatenate(positions, dtype=np.int64),
+            kv_positions=np.where(in_tail, self._slot_positions[kv_slots], index),
+            group=self._group,
+            device=self.device,
+        )
+
+    def _tensor(self, array: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, torch.int64)
+
+    def _check_against_stock(self) -> None:
+        """Two requests in one forward must say what each says alone in the untouched model."""
+        segments = [
+            Segment(
+                request=f"probe-{number}",
+                tokens=np.array(prompt, np.int32) % self.vocab_size,
+                positions=np.arange(len(prompt), dtype=np.int32),
+                mask=None,
+                logits=np.array([len(prompt) - 1], np.int32),
+            )
+            for number, prompt in enumerate(PROBE_PROMPTS)
+        ]
+        for segment in segments:
+            self.kv.open(segment.request, [])
+        packed = self.forward(segments)
+        for segment in segments:
+            self.kv.release(segment.request)
+        stock = torch.stack(
+            [stock_logits(self.hf_model, self._tensor(segment.tokens)) for segment in segments]
+        )
+        error = float((packed - stock).abs().max() / (stock.amax() - stock.amin()))
+        if not error <= MOST_PROBE_ERROR.get(self.hf_model.dtype, MOST_PROBE_ERROR_ROUNDED):
+            raise UnsupportedModel(
+                self.hf_model.config.model_type,
+                f"its packed logits differ from the stock model's by {error:.1%} of their range",
+            )

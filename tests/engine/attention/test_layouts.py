@@ -1,0 +1,91 @@
+"""Every layout computes the same attention as the definition, on random skewed batches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.context import Layout, Scoring
+from engine.attention.decomposed import decomposed
+from engine.attention.fused import FusedPlan
+from engine.attention.packed import MOST_WALKED_LINES, PackedPlan
+from engine.attention.pieces import padded
+from tests.engine.attention.batches import random_batch, random_tensors, reference
+
+LAYOUTS: dict[str, Layout] = {
+    "padded": padded,
+    "decomposed": decomposed,
+    "packed": PackedPlan,
+    "fused": FusedPlan,
+}
+SINKS = torch.tensor([0.5, -1.0, 3.0, 0.0])
+SCORINGS = {
+    "plain": Scoring(0.25),
+    "window": Scoring(0.25, window=9),
+    "softcap": Scoring(0.25, softcap=1.5),
+    "sinks": Scoring(0.25, sinks=SINKS),
+    "all": Scoring(0.3, window=30, softcap=2.0, sinks=SINKS),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+# FusedPlan is meant for CUDA. Here flex_attention runs uncompiled: the masks are checked, the
+# fused kernel is not.
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread and several take different compiled kernels."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_layout_equals_the_definition(layout: Layout, scoring: Scoring, group: int) -> None:
+    rng = np.random.default_rng(group)
+    for requests in (1, 3, 8):
+        batch = random_batch(rng, requests, group=group)
+        tensors = random_tensors(rng, batch)
+        expected = reference(batch, *tensors, scoring)
+        mixed = layout(batch).attend(*tensors, scoring)
+        torch.testing.assert_close(mixed.double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_packed_mixes_prefill_chunks_with_short_segments(scoring: Scoring) -> None:
+    rng = np.random.default_rng(5)
+    batch = random_batch(rng, 8, most_rows=2 * MOST_WALKED_LINES)
+    lines = batch.row_counts() * batch.group
+    assert lines.min() <= MOST_WALKED_LINES < lines.max()
+    tensors = random_tensors(rng, batch)
+    expected = reference(batch, *tensors, scoring)
+    mixed = PackedPlan(batch).attend(*tensors, scoring)
+    torch.testing.assert_close(mixed.double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("layout", [padded, decomposed, PackedPlan])
+def test_bfloat16_differs_by_its_rounding_only(layout: Layout) -> None:
+    rng = np.random.default_rng(6)
+    batch = random_batch(rng, 5, most_rows=20)
+    tensors = random_tensors(rng, batch, dtype=torch.bfloat16)
+    expected = reference(batch, *tensors, Scoring(0.25))
+    mixed = layout(batch).attend(*tensors, Scoring(0.25))
+    assert mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(mixed.double(), expected, atol=0.1, rtol=0)
+
+
+def test_one_plan_serves_layers_that_differ() -> None:
+    """Gemma alternates windows; masks of one layer must not stick to the next."""
+    rng = np.random.default_rng(7)
+    batch = random_batch(rng, 4)
+    tensors = random_tensors(rng, batch)
+    for layout in LAYOUTS.values():
+        plan = layout(batch)
+        for scoring in (Scoring(0.25, window=5), Scoring(0.25), Scoring(0.25, window=20)):
+            expected = reference(batch, *tensors, scoring)
+            mixed = plan.attend(*tensors, scoring)
+            torch.testing.assert_close(mixed.double(), expected, atol=1e-4, rtol=0)

@@ -1,0 +1,70 @@
+"""A tiny random model of each family that tests cover; made on the spot, nothing is downloaded."""
+
+from copy import deepcopy
+
+import torch
+import transformers as hf
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+VOCAB = 97
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+_GQA = {**_SHAPE, "num_key_value_heads": 2, "head_dim": 8}
+_GEMMA = {**_GQA, "query_pre_attn_scalar": 8, "sliding_window": 7}
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
+SUPPORTED: dict[str, PreTrainedConfig] = {
+    "llama": hf.LlamaConfig(**_GQA),
+    "qwen2": hf.Qwen2Config(**_GQA),
+    "qwen3": hf.Qwen3Config(**_GQA),
+    "mistral": hf.MistralConfig(**_GQA, sliding_window=9),
+    "gemma2": hf.Gemma2Config(
+        **_GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, layer_types=_ALTERNATING
+    ),
+    "gemma3": hf.Gemma3TextConfig(**_GEMMA, layer_types=_ALTERNATING),
+    "gpt_oss": hf.GptOssConfig(
+        **_GQA,
+        sliding_window=7,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=_ALTERNATING,
+        rope_parameters=_PLAIN_ROPE,
+    ),
+    "phi3": hf.Phi3Config(**_GQA),
+    "olmo2": hf.Olmo2Config(**_GQA),
+    "granite": hf.GraniteConfig(**_GQA, logits_scaling=2.0),
+    "mixtral": hf.MixtralConfig(**_GQA, num_local_experts=4),
+    "gpt_neox": hf.GPTNeoXConfig(**_SHAPE),
+    "gpt2": hf.GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_positions=256,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=1,
+    ),
+}
+
+
+def build(config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    # A copy: some tests break the config of their model.
+    model = AutoModelForCausalLM.from_config(deepcopy(config)).eval().float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("sinks"):
+                weight.normal_()
+    return model

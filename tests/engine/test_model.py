@@ -1,0 +1,261 @@
+"""The packed forward says what the stock model says of each request alone, from scratch."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.attention.layouts import LAYOUTS, LayoutName
+from engine.errors import OutOfBlocks, UnsupportedModel
+from engine.families import stock_logits
+from engine.model import PackedModel, Segment
+from policies.tree import ROOT, DraftTree
+from tests.checkpoints import llama
+from tests.engine.families import SUPPORTED, VOCAB, build
+
+ROUNDS = 4
+
+
+@dataclass
+class Client:
+    """One request as a scheduler would drive it, at random."""
+
+    name: str
+    prompt: list[int]
+    committed: list[int] = field(default_factory=list)
+    nodes: list[tuple[int, int]] = field(default_factory=list)
+    """(parent, token) of the uncommitted tail rows."""
+
+    def path(self, node: int) -> list[int]:
+        """Tail rows from the first below the committed ones down to `node`."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.nodes[node][0]
+        return path[::-1]
+
+    def context(self, node: int) -> list[int]:
+        return self.committed + [self.nodes[step][1] for step in self.path(node)]
+
+    def add_chunk(self, rng: np.random.Generator) -> Segment:
+        start = len(self.committed)
+        chunk = self.prompt[start : start + int(rng.integers(1, 40))]
+        self.nodes = [(place - 1, token) for place, token in enumerate(chunk)]
+        return self._segment(0, mask=None)
+
+    def grow_tree(self, rng: np.random.Generator) -> Segment:
+        """More nodes, possibly below ones that an earlier forward computed."""
+        old = len(self.nodes)
+        for node in range(old, old + int(rng.integers(1, 6))):
+            token = int(rng.integers(VOCAB))
+            parent = int(rng.integers(ROOT, node))
+            self.nodes.append((parent, token))
+        mask = np.zeros((len(self.nodes) - old, len(self.nodes)), np.bool_)
+        for row in range(old, len(self.nodes)):
+            mask[row - old, self.path(row)] = True
+        return self._segment(old, mask)
+
+    def _segment(self, old: int, mask: NDArray[np.bool_] | None) -> Segment:
+        rows = range(old, len(self.nodes))
+        depths = [len(self.path(row)) for row in rows]
+        return Segment(
+            self.name,
+            np.array([token for _, token in self.nodes[old:]], np.int32),
+            np.array([len(self.committed) + depth - 1 for depth in depths], np.int32),
+            mask,
+            np.arange(len(rows), dtype=np.int32),
+        )
+
+    def settle(self, model: PackedModel, rng: np.random.Generator, *, is_chunk: bool) -> None:
+        """Commits a whole chunk, or one path through the tree; sometimes rolls back."""
+        last = len(self.nodes) - 1 if is_chunk else int(rng.integers(ROOT, len(self.nodes)))
+        path = self.path(last)
+        tokens = [self.nodes[node][1] for node in path]
+        model.kv.commit(self.name, path, tokens)
+        self.committed += tokens
+        self.nodes = []
+        if rng.random() < 0.3:
+            del self.committed[int(rng.integers(len(self.committed) + 1)) :]
+            model.kv.truncate(self.name, len(self.committed))
+
+
+def chain(name: str, tokens: list[int], first: int = 0) -> Segment:
+    count = len(tokens)
+    positions = np.arange(first, first + count, dtype=np.int32)
+    return Segment(name, np.array(tokens, np.int32), positions, None, np.arange(count))
+
+
+def from_scratch(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    return stock_logits(model, torch.tensor(tokens))
+
+
+def largest_error(model: PackedModel, rng: np.random.Generator) -> float:
+    """Over rounds of chunks, trees that grow over two forwards, commits and rollbacks."""
+    clients = [
+        Client(f"r{number}", rng.integers(0, VOCAB, length).tolist())
+        for number, length in enumerate((1, 12, 30, 75))
+    ]
+    for client in clients:
+        model.kv.open(client.name, [])
+    errors = []
+    for _ in range(ROUNDS):
+        chunking = [len(client.committed) < len(client.prompt) for client in clients]
+        for forward in range(2):
+            segments, expected = [], []
+            for client, chunks in zip(clients, chunking, strict=True):
+                if chunks and forward > 0:
+                    continue
+                old = len(client.nodes)
+                segments.append(client.add_chunk(rng) if chunks else client.grow_tree(rng))
+                for node in range(old, len(client.nodes)):
+                    expected.append(from_scratch(model.hf_model, client.context(node)))
+            if segments:
+                logits = model.forward(segments)
+                errors.append(float((logits - torch.stack(expected)).abs().max()))
+        for client, chunks in zip(clients, chunking, strict=True):
+            client.settle(model, rng, is_chunk=chunks)
+        model.kv.check()
+    return max(errors)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_family_equals_its_stock_model(family: str, layout: LayoutName) -> None:
+    model = PackedModel(build(SUPPORTED[family]), kv_tokens=2048, layout=layout)
+    assert largest_error(model, np.random.default_rng(1)) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedModel:
+    return PackedModel(llama(), kv_tokens=512, swap_tokens=512)
+
+
+@pytest.fixture
+def tree_segment(packed: PackedModel) -> Segment:
+    """A chain of six committed tokens, then a tree of two branches that waits for its forward."""
+    packed.kv.release("tree")
+    packed.kv.open("tree", [])
+    packed.forward([chain("tree", [5, 6, 7, 8, 9, 10])])
+    packed.kv.commit("tree", range(6), [5, 6, 7, 8, 9, 10])
+    tree = DraftTree.build([11, 12, 13], [ROOT, ROOT, 0], [0.5, 0.4, 0.5])
+    positions = (5 + tree.depth).astype(np.int32)
+    return Segment("tree", tree.tokens, positions, tree.ancestor_mask(), np.arange(3))
+
+
+def error_of_branch(packed: PackedModel, segment: Segment) -> float:
+    logits = packed.forward([segment])[2]
+    expected = from_scratch(packed.hf_model, [5, 6, 7, 8, 9, 10, 11, 13])
+    return float((logits - expected).abs().max())
+
+
+def test_tree_segment_is_exact(packed: PackedModel, tree_segment: Segment) -> None:
+    assert error_of_branch(packed, tree_segment) < 1e-4
+
+
+def test_a_position_off_by_one_shows(packed: PackedModel, tree_segment: Segment) -> None:
+    moved = replace(tree_segment, positions=tree_segment.positions + np.array([0, 0, 1], np.int32))
+    assert error_of_branch(packed, moved) > 1e-3
+
+
+def test_one_flipped_mask_bit_shows(packed: PackedModel, tree_segment: Segment) -> None:
+    assert tree_segment.mask is not None
+    flipped = tree_segment.mask.copy()
+    flipped[2, 1] = True
+    assert error_of_branch(packed, replace(tree_segment, mask=flipped)) > 1e-3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_window_counts_positions_and_not_rows(layout: LayoutName) -> None:
+    """A branch longer than the window, whose rows lie behind those of its siblings."""
+    model = PackedModel(build(SUPPORTED["mistral"]), kv_tokens=64, layout=layout)
+    siblings, branch = [20, 21, 22, 23, 24, 25], list(range(30, 42))
+    parents = [ROOT] * (len(siblings) + 1) + list(range(len(siblings), 17))
+    tree = DraftTree.build(siblings + branch, parents, [0.1] * len(parents))
+    model.kv.open("deep", [])
+    positions, wanted = (tree.depth - 1).astype(np.int32), np.array([len(tree) - 1])
+    segment = Segment("deep", tree.tokens, positions, tree.ancestor_mask(), wanted)
+    logits = model.forward([segment])[0]
+    torch.testing.assert_close(logits, from_scratch(model.hf_model, branch), atol=1e-4, rtol=0)
+
+
+def test_only_wanted_rows_come_back_in_order(packed: PackedModel) -> None:
+    for name in ("a", "b"):
+        packed.kv.open(name, [])
+    wanted = replace(chain("a", [3, 4, 5]), logits=np.array([2, 0], np.int32))
+    silent = replace(chain("b", [6, 7]), logits=np.array([], np.int32))
+    logits = packed.forward([silent, wanted])
+    packed.kv.release("a")
+    packed.kv.release("b")
+    expected = [from_scratch(packed.hf_model, tokens) for tokens in ([3, 4, 5], [3])]
+    torch.testing.assert_close(logits, torch.stack(expected), atol=1e-4, rtol=0)
+
+
+def test_forward_without_wanted_rows_only_fills_the_cache(packed: PackedModel) -> None:
+    packed.kv.open("quiet", [])
+    segment = replace(chain("quiet", [3, 4, 5]), logits=np.array([], np.int32))
+    assert packed.forward([segment]).shape == (0, packed.vocab_size)
+    assert packed.kv.tail("quiet") == 3
+    packed.kv.release("quiet")
+
+
+def test_adopted_prefix_and_swapped_rows_serve_as_if_computed(packed: PackedModel) -> None:
+    prompt = list(range(2, 42))
+    packed.kv.open("first", [])
+    packed.forward([chain("first", prompt)])
+    packed.kv.commit("first", range(len(prompt)), prompt)
+    adopted = packed.kv.open("second", prompt)
+    assert adopted == 32
+    packed.kv.swap_out("second")
+    packed.kv.release("first")
+    packed.kv.swap_in("second")
+    logits = packed.forward([chain("second", prompt[adopted:], adopted)])[-1]
+    packed.kv.release("second")
+    expected = from_scratch(packed.hf_model, prompt)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_out_of_blocks_leaves_every_request_as_it_was(packed: PackedModel) -> None:
+    for name in ("small", "large"):
+        packed.kv.open(name, [])
+    free = packed.kv.free_blocks + packed.kv.cached_blocks
+    with pytest.raises(OutOfBlocks):
+        packed.forward([chain("small", [1, 2]), chain("large", [3] * 520)])
+    assert packed.kv.tail("small") == packed.kv.tail("large") == 0
+    assert packed.kv.free_blocks + packed.kv.cached_blocks == free
+    logits = packed.forward([chain("small", [1, 2])])[-1]
+    torch.testing.assert_close(logits, from_scratch(packed.hf_model, [1, 2]), atol=1e-4, rtol=0)
+    packed.kv.release("small")
+    packed.kv.release("large")
+    packed.kv.check()
+
+
+def test_checkpoint_on_disk_serves_with_its_own_facts(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    model = PackedModel.load(tmp_path, dtype=torch.bfloat16, device="cpu", kv_tokens=100)
+    assert (model.vocab_size, model.max_context, model.stop_token_ids) == (97, 256, (1,))
+    assert model.kv.shape.dtype == torch.bfloat16
+    assert model.kv.capacity == 112  # whole blocks of 16
+
+
+def test_a_model_whose_packed_logits_are_wrong_is_refused() -> None:
+    """The last line of defence at load: here the forward sees other weights than stock does."""
+    model = build(SUPPORTED["llama"])
+    attention = model.model.layers[1].self_attn
+
+    def swap_scale(*_: object) -> None:
+        packed = model.config._attn_implementation != "eager"
+        attention.scaling = 3.0 if packed else 8**-0.5
+
+    attention.register_forward_pre_hook(swap_scale)
+    with pytest.raises(UnsupportedModel, match="differ from the stock model's by"):
+        PackedModel(model, kv_tokens=64)
+
+
+def test_half_precision_on_a_cpu_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match=r"float32 or bfloat16, not in torch\.float16"):
+        PackedModel(llama().half(), kv_tokens=64)
