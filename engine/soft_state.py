@@ -1,0 +1,91 @@
+"""What a host remembers of requests between orders: soft state, rebuilt from orders at will.
+
+Every drafter (and a verifier) keeps its requests' committed tokens here and hangs its own
+structures (an n-gram index, KV rows) on `unchanged` and `on_drop`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.committed import CommittedTokens
+from engine.protocol import Missing, Prefix, Start
+
+
+@dataclass(slots=True)
+class HeldRequest:
+    """One request as this host knows it, brought up to the newest order."""
+
+    start: Start
+    committed: CommittedTokens = field(default_factory=CommittedTokens)
+    unchanged: int = 0
+    """The newest order left the first `unchanged` committed tokens as the order before it had
+    them. Whoever derives something from the tokens cuts it back to min(its own length, this)."""
+
+
+class SoftState:
+    """Committed tokens of at most `max_requests` requests; the least recently used leave."""
+
+    def __init__(self, max_requests: int, on_drop: Callable[[str, HeldRequest], None]) -> None:
+        """`on_drop` sees each request that leaves, evicted or forgotten, with what was held."""
+        if max_requests < 1:
+            raise ValueError(f"max_requests must be at least 1, got {max_requests}")
+        self._max_requests = max_requests
+        self._on_drop = on_drop
+        self._held: dict[str, HeldRequest] = {}  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[str]:
+        """Requests, least recently used first."""
+        return iter(self._held)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._held
+
+    def accept(self, prefixes: Sequence[Prefix]) -> list[HeldRequest | Missing]:
+        """Follows a batch of orders. No order of it evicts another one's request."""
+        answers = [self._follow(prefix) for prefix in prefixes]
+        surplus = len(self._held) - max(self._max_requests, len(prefixes))
+        self.forget(list(self._held)[: max(0, surplus)])
+        return answers
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """Drops what is held of these requests; unknown ones are no error."""
+        for request in requests:
+            held = self._held.pop(request, None)
+            if held is not None:
+                self._on_drop(request, held)
+
+    def _follow(self, prefix: Prefix) -> HeldRequest | Missing:
+        held = self._held.get(prefix.request)
+        if held is None:
+            if prefix.base > 0 or prefix.start is None:
+                return _missing(prefix, have=0)
+            held = HeldRequest(prefix.start)
+        elif prefix.base > len(held.committed):
+            return _missing(prefix, have=len(held.committed))
+        elif not held.committed.continues(prefix.base, prefix.base_hash):
+            self.forget([prefix.request])
+            return _missing(prefix, have=0)
+        self._held.pop(prefix.request, None)
+        self._held[prefix.request] = held
+        held.start = prefix.start or held.start
+        held.unchanged = _extend(held.committed, prefix.base, prefix.delta)
+        return held
+
+
+def _extend(committed: CommittedTokens, base: int, delta: Sequence[int]) -> int:
+    """Makes committed = committed[:base] + delta; returns the length that stayed as it was."""
+    same = 0
+    for old, new in zip(committed.ids[base:], delta, strict=False):
+        if old != new:
+            break
+        same += 1
+    committed.truncate(base + same)
+    committed.extend(delta[same:])
+    return base + same
+
+
+def _missing(prefix: Prefix, have: int) -> Missing:
+    return Missing(prefix.request, prefix.attempt, prefix.round, have)

@@ -1,0 +1,49 @@
+"""A coordinator's side of the draft protocol, as small as drafters' tests need it."""
+
+from collections.abc import Sequence
+
+from engine.committed import CommittedTokens
+from engine.params import SamplingParams
+from engine.protocol import Draft, Drafter, DraftOrder, Prefix, Start
+from policies.tree import DraftTree
+
+
+class Stream:
+    """One request's committed tokens, of which a host is sent what it has not seen."""
+
+    def __init__(self, name: str, prompt: Sequence[int]) -> None:
+        self.name = name
+        self.prompt_len = len(prompt)
+        self.committed = CommittedTokens()
+        self.committed.extend(prompt)
+        self.seen = 0
+        self.round = 0
+
+    def prefix(self) -> Prefix:
+        start = Start(SamplingParams(), 0, self.prompt_len) if self.seen == 0 else None
+        self.round += 1
+        return Prefix(
+            request=self.name,
+            attempt=0,
+            round=self.round,
+            base=self.seen,
+            base_hash=self.committed.hash_at(self.seen),
+            delta=tuple(self.committed.ids[self.seen :]),
+            start=start,
+        )
+
+    def order(self, depth: int, width: int = 1) -> DraftOrder:
+        order = DraftOrder(self.prefix(), depth, width)
+        self.seen = len(self.committed)
+        return order
+
+    def draft(self, drafter: Drafter, depth: int, width: int = 1) -> DraftTree:
+        (answer,) = drafter.draft([self.order(depth, width)])
+        assert isinstance(answer, Draft)
+        assert (answer.request, answer.attempt, answer.round) == (self.name, 0, self.round)
+        return answer.tree
+
+
+def token_paths(tree: DraftTree) -> list[list[int]]:
+    """From the root to each node, in the tree's order."""
+    return [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]

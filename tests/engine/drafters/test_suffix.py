@@ -1,0 +1,141 @@
+"""The suffix drafter: its own request, past outputs of others, and bounded memory."""
+
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.suffix_tree import Text
+from engine.protocol import Missing
+from tests.engine.drafters.orders import Stream, token_paths
+
+SAID = [11, 12, 13, 14, 15, 16]
+
+
+def finish(drafter: SuffixDrafter, name: str, prompt: list[int], output: list[int]) -> None:
+    stream = Stream(name, prompt)
+    stream.draft(drafter, depth=0)
+    stream.committed.extend(output)
+    stream.draft(drafter, depth=0)
+    drafter.forget([name])
+
+
+def test_the_requests_own_text_is_searched() -> None:
+    tree = Stream("a", [1, 2, 3, 4, 5, 9, 1, 2, 3]).draft(SuffixDrafter(), depth=2)
+    assert tree.tokens.tolist() == [4, 5]
+
+
+def test_an_output_is_learnt_when_its_request_leaves() -> None:
+    drafter = SuffixDrafter()
+    asks = Stream("b", [1, 11, 12])
+    assert len(asks.draft(drafter, depth=3)) == 0
+    finish(drafter, "a", [1, 2], SAID)
+    assert asks.draft(drafter, depth=3).tokens.tolist() == [13, 14, 15]
+
+
+def test_prompts_of_others_are_not_learnt() -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, "a", SAID, [1, 2])
+    assert len(Stream("b", [11, 12]).draft(drafter, depth=3)) == 0
+
+
+def test_without_room_for_past_outputs_only_the_own_text_counts() -> None:
+    drafter = SuffixDrafter(max_past_size=0)
+    drafter.learn(SAID)
+    assert len(Stream("a", [11, 12]).draft(drafter, depth=1)) == 0
+    assert len(Stream("b", [11, 12, 13, 11, 12]).draft(drafter, depth=1)) == 1
+
+
+def test_counts_order_siblings_and_bound_their_sum() -> None:
+    drafter = SuffixDrafter()
+    for last in (3, 3, 4):
+        drafter.learn([1, 2, last])
+    tree = Stream("a", [1, 2]).draft(drafter, depth=1, width=3)
+    assert tree.tokens.tolist() == [3, 4]
+    assert tree.confidence[0] == pytest.approx(2 * tree.confidence[1])
+    assert tree.confidence.sum() < 1
+
+
+def test_the_longer_match_speaks_and_the_own_text_at_equal_length() -> None:
+    drafter = SuffixDrafter()
+    drafter.learn([1, 2, 3, 8])
+    longer_elsewhere = Stream("a", [2, 3, 7, 1, 2, 3])
+    assert longer_elsewhere.draft(drafter, depth=1).tokens.tolist() == [8]
+    as_long_here = Stream("b", [1, 2, 3, 7, 1, 2, 3])
+    assert as_long_here.draft(drafter, depth=1).tokens.tolist() == [7]
+
+
+def test_a_text_that_repeats_itself_is_drafted_to_any_depth() -> None:
+    tree = Stream("a", [1, 2, 1, 2, 1, 2]).draft(SuffixDrafter(), depth=30)
+    assert tree.tokens.tolist() == [1, 2] * 15
+
+
+def test_past_outputs_are_bounded_and_the_least_recently_used_leave() -> None:
+    drafter = SuffixDrafter(max_past_size=60)
+    for first in (100, 200, 300):
+        drafter.learn(range(first, first + 10))
+
+    def knows(first: int) -> bool:
+        return len(Stream(f"asks {first}", [first, first + 1]).draft(drafter, depth=1)) == 1
+
+    assert knows(100)  # and so uses it
+    drafter.learn(range(400, 410))
+    assert [first for first in (100, 200, 300, 400) if knows(first)] == [100, 300, 400]
+
+
+def test_an_output_larger_than_all_the_room_leaves_nothing_behind() -> None:
+    drafter = SuffixDrafter(max_past_size=60)
+    drafter.learn(range(100))
+    assert len(Stream("a", [1, 2]).draft(drafter, depth=1)) == 0
+
+
+def test_outputs_that_left_take_no_memory() -> None:
+    """Their tokens must go, though they share paths of the tree with outputs that stay."""
+
+    def texts() -> int:
+        return sum(type(thing) is Text for thing in gc.get_objects())
+
+    before = texts()
+    drafter = SuffixDrafter(max_past_size=100)
+    for last in range(50):
+        drafter.learn([*SAID, 20 + last])
+        drafter.learn(SAID)
+    assert texts() - before <= 100 // len(SAID)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=8))
+def test_drafting_in_deltas_equals_drafting_at_once(deltas: list[list[int]]) -> None:
+    drafter = SuffixDrafter()
+    stream = Stream("a", [0])
+    for delta in deltas:
+        stream.committed.extend(delta)
+        tree = stream.draft(drafter, depth=3, width=2)
+    fresh = Stream("b", stream.committed.ids).draft(SuffixDrafter(), depth=3, width=2)
+    assert token_paths(tree) == token_paths(fresh)
+    assert tree.confidence.tolist() == fresh.confidence.tolist()
+
+
+def test_rewritten_history_is_followed() -> None:
+    drafter = SuffixDrafter()
+    stream = Stream("a", [1, 2, 3, 4, 1, 2])
+    stream.draft(drafter, depth=1)
+    stream.committed.truncate(2)
+    stream.committed.extend([9, 1, 2])
+    stream.seen = 2
+    assert stream.draft(drafter, depth=2).tokens.tolist() == [9, 1]
+
+
+def test_a_forgotten_request_is_asked_for_whole() -> None:
+    drafter = SuffixDrafter()
+    stream = Stream("a", [1, 2])
+    stream.draft(drafter, depth=1)
+    drafter.forget(["a", "a", "unknown"])
+    (answer,) = drafter.draft([stream.order(depth=1)])
+    assert answer == Missing("a", 0, 2, have=0)
+
+
+def test_match_lengths_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="min_match"):
+        SuffixDrafter(min_match=0)

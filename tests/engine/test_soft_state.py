@@ -1,0 +1,132 @@
+"""What a host remembers of requests: right by hash, bounded, and asked for again when lost."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.protocol import Missing, Prefix
+from engine.soft_state import HeldRequest, SoftState
+from tests.engine.drafters.orders import Stream
+
+
+class Host:
+    def __init__(self, max_requests: int = 8) -> None:
+        self.dropped: list[str] = []
+        self.state = SoftState(max_requests, lambda request, held: self.dropped.append(request))
+
+    def follow(self, prefix: Prefix) -> HeldRequest | Missing:
+        (answer,) = self.state.accept([prefix])
+        return answer
+
+    def follow_held(self, prefix: Prefix) -> HeldRequest:
+        answer = self.follow(prefix)
+        assert isinstance(answer, HeldRequest)
+        return answer
+
+
+def test_deltas_add_up_to_the_committed_tokens() -> None:
+    host, stream = Host(), Stream("a", [5, 6, 7])
+    for new in ([], [8], [9, 10]):
+        stream.committed.extend(new)
+        held = host.follow_held(stream.order(0).prefix)
+        assert held.committed.ids == stream.committed.ids
+        assert held.start.prompt_len == 3
+
+
+def test_an_order_that_goes_back_to_its_base_drops_what_stood_behind_it() -> None:
+    host, stream = Host(), Stream("a", [5, 6, 7, 8])
+    host.follow(stream.order(0).prefix)
+    stream.committed.truncate(2)
+    stream.committed.extend([9])
+    stream.seen = 2
+    held = host.follow_held(stream.order(0).prefix)
+    assert held.committed.ids == [5, 6, 9]
+    assert held.unchanged == 2
+
+
+@given(st.lists(st.integers(0, 2), min_size=1), st.lists(st.integers(0, 2)), st.data())
+def test_unchanged_is_the_common_prefix_of_old_and_new(
+    old: list[int], new: list[int], data: st.DataObject
+) -> None:
+    host, stream = Host(), Stream("a", old)
+    host.follow(stream.order(0).prefix)
+    stream.seen = data.draw(st.integers(0, len(old)))
+    stream.committed.truncate(stream.seen)
+    stream.committed.extend(new)
+    held = host.follow_held(stream.prefix())
+    assert held.committed.ids == stream.committed.ids
+    pairs = zip([*old, None], [*stream.committed.ids, None], strict=False)
+    same = [i for i, (a, b) in enumerate(pairs) if a != b]
+    assert held.unchanged == (same[0] if same else min(len(old), len(stream.committed)))
+
+
+def test_an_unknown_request_is_asked_for_whole() -> None:
+    host, stream = Host(), Stream("a", [5, 6])
+    stream.seen = 1
+    assert host.follow(stream.prefix()) == Missing("a", 0, 1, have=0)
+    stream.seen = 0
+    assert host.follow(replace(stream.prefix(), start=None)) == Missing("a", 0, 2, have=0)
+    assert "a" not in host.state
+
+
+def test_a_host_that_is_behind_says_how_far_it_is() -> None:
+    host, stream = Host(), Stream("a", [5, 6])
+    host.follow(stream.order(0).prefix)
+    stream.committed.extend([7, 8])
+    stream.seen = 4
+    assert host.follow(stream.prefix()) == Missing("a", 0, 2, have=2)
+    stream.seen = 2
+    assert host.follow_held(stream.prefix()).committed.ids == [5, 6, 7, 8]
+
+
+def test_another_history_of_the_same_length_is_noticed() -> None:
+    host = Host()
+    host.follow(Stream("a", [5, 6, 7]).order(0).prefix)
+    other = Stream("a", [5, 9, 7])
+    other.seen = 3
+    assert host.follow(other.prefix()) == Missing("a", 0, 1, have=0)
+    assert host.dropped == ["a"]
+    other.seen = 0
+    assert host.follow_held(other.prefix()).committed.ids == [5, 9, 7]
+
+
+def test_one_missing_prefix_does_not_hold_up_the_batch() -> None:
+    host, known, unknown = Host(), Stream("a", [5]), Stream("b", [6])
+    unknown.seen = 1
+    answers = host.state.accept([unknown.prefix(), known.prefix()])
+    assert isinstance(answers[0], Missing)
+    assert isinstance(answers[1], HeldRequest)
+
+
+def test_the_least_recently_used_request_leaves() -> None:
+    host = Host(max_requests=2)
+    streams = {name: Stream(name, [1, 2]) for name in "abc"}
+    for name in "abac":
+        host.follow(streams[name].order(0).prefix)
+    assert host.dropped == ["b"]
+    assert list(host.state) == ["a", "c"]
+
+
+def test_no_order_of_a_batch_evicts_another() -> None:
+    host = Host(max_requests=1)
+    batch = [Stream(name, [1]).prefix() for name in "abc"]
+    assert all(isinstance(answer, HeldRequest) for answer in host.state.accept(batch))
+    assert host.dropped == []
+    host.follow(Stream("d", [1]).prefix())
+    assert host.dropped == ["a", "b", "c"]
+
+
+def test_forgetting_is_idempotent_and_reports_once() -> None:
+    host = Host()
+    host.follow(Stream("a", [1]).prefix())
+    host.state.forget(["a", "never seen"])
+    host.state.forget(["a"])
+    assert host.dropped == ["a"]
+    assert len(host.state) == 0
+
+
+def test_room_for_no_request_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_requests"):
+        SoftState(0, lambda request, held: None)
