@@ -1,0 +1,238 @@
+"""The native verifier: one packed forward of the target over trees, single tokens and prefill.
+
+It says what the target itself would have said: at each tree node the target's own token is
+chosen with the request's noise, and the draft is followed exactly as far as it agrees
+(DESIGN 4.1). Only the path that was followed stays in the KV.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.errors import OutOfBlocks
+from engine.model import PackedModel, Segment
+from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
+from engine.sampling import Row, choose, logprobs
+from engine.soft_state import HeldRequest, SoftState
+from policies.tree import ROOT, DraftTree
+
+MAX_REQUESTS = 4096
+"""Requests whose tokens are remembered; their KV is bounded by the model's pool."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One order on its way through a forward."""
+
+    index: int
+    order: VerifyOrder
+    held: HeldRequest
+    entering: list[int]
+    """Committed tokens that enter the KV in this forward."""
+    pending: int
+    """Committed tokens that stay behind for a later one."""
+    tree: DraftTree
+    """Empty while tokens are pending."""
+
+    @property
+    def request(self) -> str:
+        return self.order.prefix.request
+
+    @property
+    def wanted_rows(self) -> int:
+        return 0 if self.pending else 1 + len(self.tree)
+
+
+class NativeVerifier:
+    def __init__(self, model: PackedModel) -> None:
+        self._model = model
+        self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
+        self._scored = count()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def max_context(self) -> int:
+        return min(self._model.max_context, self._model.kv.capacity)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._model.stop_token_ids
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        states = self._state.accept([order.prefix for order in orders])
+        answers: list[Verdict | Missing | NoRoom | None] = [None] * len(orders)
+        works = []
+        for index, (order, state) in enumerate(zip(orders, states, strict=True)):
+            if isinstance(state, Missing):
+                answers[index] = state
+            else:
+                works.append(self._prepare(index, order, state))
+        works, logits = self._forward(works)
+        chosen = self._choose(works, logits)
+        first = 0
+        for work in works:
+            rows = slice(first, first + work.wanted_rows)
+            answers[work.index] = self._commit(work, chosen[rows], logits[rows])
+            first = rows.stop
+        return [
+            answer or NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
+            for answer, order in zip(answers, orders, strict=True)
+        ]
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        request = f"score-{next(self._scored)}"
+        cached = self._model.kv.open(request, prompt)
+        try:
+            rows = np.arange(cached, len(prompt), dtype=np.int32)
+            segment = Segment(
+                request=request,
+                tokens=np.asarray(prompt[cached:], np.int32),
+                positions=rows,
+                mask=None,
+                logits=np.array([len(rows) - 1], np.int32),
+            )
+            logits = self._model.forward([segment])
+            return logits[0, list(token_ids)].float().cpu().numpy()
+        finally:
+            self._model.kv.release(request)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._state.forget(requests)
+
+    def swap_out(self, request: str) -> None:
+        """Parks a request's KV in host memory; its next order brings it back."""
+        if request in self._model.kv:
+            self._model.kv.swap_out(request)
+
+    def _release(self, request: str, _held: HeldRequest) -> None:
+        self._model.kv.release(request)
+
+    def _prepare(self, index: int, order: VerifyOrder, held: HeldRequest) -> _Work:
+        """Brings the KV entry to the order's prefix and cuts off what this forward computes."""
+        kv, request, tokens = self._model.kv, order.prefix.request, held.committed.ids
+        if request not in kv:
+            kv.open(request, tokens)
+        # The last committed token always runs: its row decides the next one.
+        usable = min(held.unchanged, len(tokens) - 1)
+        if kv.length(request) > usable:
+            kv.truncate(request, usable)
+        cached = kv.length(request)
+        entering = tokens[cached : cached + order.chunk]
+        pending = len(tokens) - cached - len(entering)
+        tree = DraftTree.empty() if pending else order.tree
+        return _Work(index, order, held, entering, pending, tree)
+
+    def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
+        """Runs as many orders as there is KV for, evicting idle requests first."""
+        while works:
+            try:
+                self._swap_in(works)
+                return works, self._model.forward([self._segment(work) for work in works])
+            except OutOfBlocks:
+                if not self._evict_idle({work.request for work in works}):
+                    works = works[:-1]
+        return works, torch.empty(0, self.vocab_size)
+
+    def _swap_in(self, works: list[_Work]) -> None:
+        for work in works:
+            if self._model.kv.is_swapped(work.request):
+                self._model.kv.swap_in(work.request)
+
+    def _evict_idle(self, running: set[str]) -> bool:
+        """Forgets the least recently used request that is not in this batch and holds KV."""
+        for request in self._state:
+            kv = self._model.kv
+            if request not in running and request in kv and not kv.is_swapped(request):
+                self._state.forget([request])
+                return True
+        return False
+
+    def _segment(self, work: _Work) -> Segment:
+        cached, entering, nodes = (
+            self._model.kv.length(work.request),
+            len(work.entering),
+            len(work.tree),
+        )
+        positions = np.concatenate(
+            [np.arange(cached, cached + entering), cached + entering - 1 + work.tree.depth]
+        )
+        return Segment(
+            request=work.request,
+            tokens=np.concatenate([work.entering, work.tree.tokens]).astype(np.int32),
+            positions=positions.astype(np.int32),
+            mask=None if work.tree.is_chain else _tree_mask(entering, work.tree),
+            logits=np.arange(
+                entering - 1 if work.wanted_rows else entering, entering + nodes, dtype=np.int32
+            ),
+        )
+
+    def _choose(self, works: Sequence[_Work], logits: torch.Tensor) -> list[int]:
+        """The target's own token behind each wanted row."""
+        rows = []
+        for work in works:
+            if not work.wanted_rows:
+                continue
+            start, ids = work.held.start, work.held.committed.ids
+            for node in range(ROOT, len(work.tree)):
+                path = tuple(int(work.tree.tokens[step]) for step in work.tree.path(node))
+                position = len(ids) + len(path)
+                rows.append(Row(start.params, start.seed, position, start.prompt_len, ids, path))
+        return choose(logits, rows) if rows else []
+
+    def _commit(self, work: _Work, chosen: Sequence[int], logits: torch.Tensor) -> Verdict:
+        """Follows the tree as far as the target agrees and keeps that path in the KV."""
+        path, tokens = _walk(work.tree, chosen) if work.wanted_rows else ([], [])
+        entering = len(work.entering)
+        keep = [*range(entering), *(entering + node for node in path)]
+        accepted = tokens[: len(path)]
+        self._model.kv.commit(work.request, keep, [*work.entering, *accepted])
+        work.held.committed.extend(tokens)
+        prefix, params = work.order.prefix, work.held.start.params
+        reported: tuple[TokenLogprobs, ...] | None = None
+        if params.logprobs is not None:
+            rows = [0, *(1 + node for node in path)]
+            reported = tuple(
+                logprobs(logits[row], token, params.logprobs)
+                for row, token in zip(rows, tokens, strict=False)
+            )
+        return Verdict(
+            prefix.request,
+            prefix.attempt,
+            prefix.round,
+            tuple(path),
+            tuple(tokens),
+            work.pending,
+            reported,
+        )
+
+
+def _tree_mask(entering: int, tree: DraftTree) -> NDArray[np.bool_]:
+    """Committed rows are causal; a node sees all of them, itself and its ancestors."""
+    rows = entering + len(tree)
+    mask = np.zeros((rows, rows), np.bool_)
+    mask[:entering, :entering] = np.tri(entering, dtype=np.bool_)
+    mask[entering:, :entering] = True
+    mask[entering:, entering:] = tree.ancestor_mask()
+    return mask
+
+
+def _walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The accepted nodes, and the target's tokens along them and one beyond.
+
+    chosen[0] is the target's token behind the last committed one, chosen[1 + n] behind node n.
+    """
+    path: list[int] = []
+    tokens = [chosen[0]]
+    node = tree.child(ROOT, tokens[-1])
+    while node is not None:
+        path.append(node)
+        tokens.append(chosen[1 + node])
+        node = tree.child(node, tokens[-1])
+    return path, tokens
