@@ -1,0 +1,224 @@
+"""SpecServe's offline analyzer: what a forward of a model costs on this device.
+
+Measures a grid of batch shapes on the real model, fits the cost models of `policies/cost.py`
+and keeps the measurements in a file, so that a server starts without measuring again.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.model import PackedModel, Segment
+from policies.cost import (
+    FitErrors,
+    ForwardSample,
+    LinearCost,
+    RooflineCost,
+    fit_errors,
+    fit_linear,
+    fit_roofline,
+    token_budget,
+)
+
+FORMAT = 1
+"""Of the cache file; a change of what is measured, or how, makes it grow."""
+WARM_UP_ROUNDS = 1
+NO_TOKEN = -1
+"""Stands for the committed tokens of measured requests, whose KV rows were never computed: no
+request has this token, so none finds those rows in the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Batch shapes to measure, all combinations: in each, every request has equal parts."""
+
+    requests: tuple[int, ...] = (1, 4, 16)
+    rows: tuple[int, ...] = (1, 2, 4, 8)
+    """New tokens of each request."""
+    context: tuple[int, ...] = (32, 128, 512)
+    """Committed tokens of each request."""
+    rounds: int = 7
+    """Times that each shape is measured, in turn with the others; the median counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """What a measurement depends on. Any difference makes it another profile."""
+
+    model: str
+    setup: str
+    device: str
+    dtype: str
+    threads: int
+    grid: Grid
+
+    @classmethod
+    def of(cls, model: PackedModel, setup: str, grid: Grid) -> "ProfileKey":
+        config = model.hf_model.config.to_json_string(use_diff=False)
+        return cls(
+            model=f"{model.hf_model.config.model_type}-{_digest(config)}",
+            setup=setup,
+            device=_device_name(model.device),
+            dtype=str(model.hf_model.dtype),
+            threads=torch.get_num_threads(),
+            grid=grid,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    key: ProfileKey
+    samples: tuple[ForwardSample, ...]
+    linear: LinearCost
+    linear_errors: FitErrors
+    roofline: RooflineCost
+    roofline_errors: FitErrors
+
+    @classmethod
+    def fit(cls, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> "Profile":
+        roofline = fit_roofline(samples)
+        # Where a straight curve has no knee, the budget stands for it.
+        knee = token_budget(roofline, max(sample.tokens for sample in samples))
+        return cls(
+            key=key,
+            samples=samples,
+            linear=fit_linear(samples),
+            linear_errors=fit_errors(fit_linear, samples, knee),
+            roofline=roofline,
+            roofline_errors=fit_errors(fit_roofline, samples, knee),
+        )
+
+    @property
+    def token_budget(self) -> int:
+        """AdaServe's B: of the verifier (B_1) or of a drafter (B_2), whoever was profiled."""
+        return token_budget(self.roofline, max(sample.tokens for sample in self.samples))
+
+
+def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None = None) -> Profile:
+    """The model's profile, from the cache where the same was measured before.
+
+    `setup` names whatever else makes this model as fast as it is: attention layout, prepacked
+    weights, tensor-parallel size.
+    Shapes that the model's context or KV pool cannot hold are left out. Measure while nothing
+    else runs on the device, and no request is in the model's KV pool.
+    """
+    key = ProfileKey.of(model, setup, grid or Grid())
+    path = cache_dir / f"{_digest(_describe(key))}.json"
+    samples = _read(path, key)
+    if samples is None:
+        samples = measure(model, key.grid)
+        _write(path, key, samples)
+    return Profile.fit(key, samples)
+
+
+def measure(model: PackedModel, grid: Grid) -> tuple[ForwardSample, ...]:
+    """Shapes take turns: a disturbance of the machine spreads over them, the median drops it."""
+    shapes = [shape for shape in _shapes(grid) if _fits(model, shape)]
+    if not shapes:
+        raise ValueError("the model's context or KV pool is too small for every shape of the grid")
+    rng = np.random.default_rng(0)
+    seconds: dict[_Shape, list[float]] = {shape: [] for shape in shapes}
+    for round_number in range(WARM_UP_ROUNDS + grid.rounds):
+        for index in rng.permutation(len(shapes)):
+            elapsed = _time_forward(model, shapes[index], rng)
+            if round_number >= WARM_UP_ROUNDS:
+                seconds[shapes[index]].append(elapsed)
+    return tuple(
+        ForwardSample(
+            context=shape.requests * shape.context,
+            tokens=shape.requests * shape.rows,
+            seconds=median(times),
+        )
+        for shape, times in seconds.items()
+    )
+
+
+class _Shape(NamedTuple):
+    requests: int
+    rows: int
+    context: int
+
+
+def _shapes(grid: Grid) -> list[_Shape]:
+    return [_Shape(*shape) for shape in product(grid.requests, grid.rows, grid.context)]
+
+
+def _fits(model: PackedModel, shape: _Shape) -> bool:
+    length = shape.context + shape.rows
+    blocks = shape.requests * -(-length // model.kv.block_size)
+    room = model.kv.free_blocks + model.kv.cached_blocks
+    return length <= model.max_context and blocks <= room
+
+
+def _time_forward(model: PackedModel, shape: _Shape, rng: np.random.Generator) -> float:
+    segments = [
+        Segment(
+            request=f"profile-{number}",
+            tokens=rng.integers(model.vocab_size, size=shape.rows, dtype=np.int32),
+            positions=np.arange(shape.context, shape.context + shape.rows, dtype=np.int32),
+            mask=None,
+            logits=np.arange(shape.rows, dtype=np.int32),
+        )
+        for number in range(shape.requests)
+    ]
+    for segment in segments:
+        model.kv.open(segment.request, [])
+        model.kv.reserve(segment.request, shape.context)
+        model.kv.commit(segment.request, range(shape.context), [NO_TOKEN] * shape.context)
+    _wait_for(model.device)
+    begin = perf_counter()
+    model.forward(segments)
+    _wait_for(model.device)
+    elapsed = perf_counter() - begin
+    for segment in segments:
+        model.kv.release(segment.request)
+    return elapsed
+
+
+def _wait_for(device: torch.device) -> None:
+    """Kernels on an accelerator run behind the caller's back."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.backends.cpu.get_cpu_capability()} x{os.cpu_count()}"
+
+
+def _describe(key: ProfileKey) -> str:
+    return json.dumps({"format": FORMAT, **asdict(key)}, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
+    """None where the file is absent; a file that another key wrote is a mistake worth a word."""
+    if not path.exists():
+        return None
+    stored = json.loads(path.read_text())
+    if stored["key"] != json.loads(_describe(key)):
+        raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure anew")
+    return tuple(ForwardSample(**sample) for sample in stored["samples"])
+
+
+def _write(path: Path, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> None:
+    """By an atomic rename: whoever reads at the same time sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"key": json.loads(_describe(key)), "samples": [asdict(one) for one in samples]}
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+        json.dump(content, file, indent=1)
+    os.replace(file.name, path)

@@ -1,0 +1,88 @@
+"""The profiler on a real model: what it measures, and when it measures again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model import PackedModel
+from engine.profiler import Grid, ProfileKey, measure, profile
+from tests.checkpoints import CONTEXT, llama
+
+GRID = Grid(requests=(1, 3), rows=(1, 4), context=(16, 40), rounds=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> PackedModel:
+    return PackedModel(llama(), kv_tokens=512)
+
+
+def test_every_shape_is_measured_once_and_nothing_stays_behind(model: PackedModel) -> None:
+    measured = measure(model, GRID)
+    assert sorted((s.context, s.tokens) for s in measured) == sorted(
+        (n * context, n * rows) for n in (1, 3) for rows in (1, 4) for context in (16, 40)
+    )
+    assert all(sample.seconds > 0 for sample in measured)
+    assert model.kv.used_blocks == 0
+    model.kv.check()
+
+
+def test_rows_of_the_measurement_are_never_taken_for_a_prompts(model: PackedModel) -> None:
+    measure(model, GRID)
+    for token in range(model.vocab_size):
+        assert model.kv.open("prompt", [token] * 64) == 0
+        model.kv.release("prompt")
+
+
+def test_shapes_too_large_for_the_model_are_left_out(model: PackedModel) -> None:
+    grid = replace(GRID, context=(16, CONTEXT))
+    assert {sample.context for sample in measure(model, grid)} == {16, 48}
+    with pytest.raises(ValueError, match="too small"):
+        measure(model, replace(GRID, context=(CONTEXT,)))
+
+
+def test_a_second_profile_comes_from_the_cache(model: PackedModel, tmp_path: Path) -> None:
+    first = profile(model, "packed", tmp_path, GRID)
+    assert profile(model, "packed", tmp_path, GRID) == first
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert 1 <= first.token_budget <= 12
+
+
+@pytest.mark.parametrize("difference", ["setup", "grid", "threads", "model", "dtype"])
+def test_whatever_changes_the_cost_is_measured_anew(
+    model: PackedModel, tmp_path: Path, difference: str
+) -> None:
+    key = ProfileKey.of(model, "packed", GRID)
+    setup, grid, threads = "packed", GRID, torch.get_num_threads()
+    match difference:
+        case "setup":
+            setup = "padded"
+        case "grid":
+            grid = replace(GRID, rounds=3)
+        case "threads":
+            torch.set_num_threads(threads + 1)
+        case "model":
+            model = PackedModel(llama(layers=1), kv_tokens=512)
+        case "dtype":
+            model = PackedModel(llama().bfloat16(), kv_tokens=512)
+    try:
+        other = ProfileKey.of(model, setup, grid)
+    finally:
+        torch.set_num_threads(threads)
+    assert [
+        name
+        for name in ("setup", "grid", "threads", "model", "dtype")
+        if getattr(key, name) != getattr(other, name)
+    ] == [difference]
+
+
+def test_a_file_of_another_key_is_refused_and_named(model: PackedModel, tmp_path: Path) -> None:
+    profile(model, "packed", tmp_path, GRID)
+    (path,) = tmp_path.iterdir()
+    content = json.loads(path.read_text())
+    content["key"]["threads"] += 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=path.name):
+        profile(model, "packed", tmp_path, GRID)
