@@ -1,0 +1,224 @@
+"""The model drafter: a small model that proposes chains or trees for many requests at once.
+
+Its KV rows follow the committed tokens by deltas. A draft call feeds what it has not seen and
+grows the first level in the same forward, then one forward per further level, all requests
+together whatever their lengths, depths and widths. Rows of its own draft that turn out
+committed are kept, not computed again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+
+from transformers import PreTrainedModel
+
+from engine.drafters.growing import DraftJob, GrowingTrees
+from engine.drafters.runner import DraftRunner, PackedRunner, Piece
+from engine.drafters.tiny import TinyRunner
+from engine.drafters.tiny_weights import is_tiny
+from engine.errors import IncompatibleDrafter, OutOfBlocks
+from engine.model import PackedModel
+from engine.protocol import (
+    ContinueDrafting,
+    Draft,
+    DraftOrder,
+    Missing,
+    NoRoom,
+    to_ordered_depth,
+)
+from engine.soft_state import HeldRequest, SoftState
+from policies.tree import DraftTree
+
+MAX_REQUESTS = 4096
+"""Requests whose tokens are remembered; their KV is bounded by the runner's pool."""
+
+
+def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> DraftRunner:
+    """The fastest runner for this model."""
+    if is_tiny(model):
+        return TinyRunner(model, kv_tokens=kv_tokens)
+    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens))
+
+
+def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:
+    """Drafts are token ids of the target: the two must count alike."""
+    if drafter_size != target_size:
+        raise IncompatibleDrafter(
+            drafter, "vocab_size", f"{drafter_size} tokens, but the target has {target_size}"
+        )
+
+
+def check_tokenizer(
+    drafter: str, drafter_tokens: Mapping[str, int], target_tokens: Mapping[str, int]
+) -> None:
+    """And every id must mean the same text (`tokenizer.get_vocab()` of both)."""
+    differing = drafter_tokens.items() ^ target_tokens.items()
+    if differing:
+        token, number = min(differing)
+        raise IncompatibleDrafter(
+            drafter,
+            "tokenizer",
+            f"{len(differing)} entries differ from the target's, the first is {token!r} = {number}",
+        )
+
+
+class ModelDrafter:
+    """A Drafter. Requests longer than the runner's context get empty trees."""
+
+    def __init__(
+        self, name: str, runner: DraftRunner, *, target_vocab_size: int, chunk: int = 512
+    ) -> None:
+        """`chunk`: at most this many committed tokens enter one forward."""
+        check_vocabulary(name, runner.vocab_size, target_vocab_size)
+        self._name = name
+        self._runner = runner
+        self._chunk = chunk
+        self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
+        self._draft_rows: dict[str, DraftTree] = {}
+        """Requests with KV rows, least recently used first, and the draft nodes whose rows lie
+        behind their committed ones."""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def draft(
+        self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
+    ) -> list[Draft | Missing | NoRoom]:
+        states = self._state.accept([order.prefix for order in orders])
+        followed = [
+            (order, held)
+            for order, held in zip(orders, states, strict=True)
+            if isinstance(held, HeldRequest)
+        ]
+        trees = GrowingTrees([self._job(order, held) for order, held in followed])
+        have = [
+            self._resume(job, held.unchanged)
+            for job, (_, held) in zip(trees.jobs, followed, strict=True)
+        ]
+        wanted = [number for number, job in enumerate(trees.jobs) if job.depth > 0]
+        wanted = _ask(go_on, trees, 0, wanted)
+        refused = self._enter(trees, have, set(wanted))
+        self._grow(trees, [job for job in wanted if job not in refused], go_on)
+
+        answers = iter(
+            NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
+            if number in refused
+            else self._answer(order, trees, number)
+            for number, (order, _) in enumerate(followed)
+        )
+        return [held if isinstance(held, Missing) else next(answers) for held in states]
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._state.forget(requests)
+
+    def _job(self, order: DraftOrder, held: HeldRequest) -> DraftJob:
+        tokens = held.committed.ids
+        # A level's last tokens are proposed without rows of their own, hence one more level.
+        room = self._runner.max_context - len(tokens) + 1
+        depth = max(0, min(order.depth, room))
+        return DraftJob(order.prefix.request, held.start, tokens, depth, order.width)
+
+    def _resume(self, job: DraftJob, unchanged: int) -> int:
+        """Brings a request's rows in line with its committed tokens; how many there are now.
+
+        The last committed token is always left to run: its row proposes the first draft token.
+        """
+        if len(job.committed) > self._runner.max_context:
+            self._drop_rows(job.request)
+            return 0
+        most = len(job.committed) - 1
+        have = self._runner.open(job.request, job.committed)
+        drafted = self._draft_rows.pop(job.request, None)
+        path: list[int] = []
+        if drafted is not None:
+            if have <= unchanged:
+                path = drafted.follow(job.committed[have:most])
+            have = min(have, unchanged, most)
+            self._runner.keep(job.request, have, path, job.committed[have : have + len(path)])
+        self._draft_rows[job.request] = DraftTree.empty()
+        return have + len(path)
+
+    def _enter(self, trees: GrowingTrees, have: list[int], wanted: set[int]) -> set[int]:
+        """Runs all committed tokens in chunks, those wanted to their last one, which grows their
+        first level. Returns the jobs that the pool has no room for."""
+        refused: set[int] = set()
+        need = [
+            0
+            if len(job.committed) > self._runner.max_context
+            else len(job.committed) - (number not in wanted)
+            for number, job in enumerate(trees.jobs)
+        ]
+        running = [number for number in range(len(need)) if have[number] < need[number]]
+        while running:
+            pieces = []
+            budget = self._chunk
+            for number in running:
+                tokens = trees.jobs[number].committed[have[number] : need[number]][:budget]
+                ends = have[number] + len(tokens) == need[number]
+                if tokens:
+                    pieces.append(Piece(number, tokens, grows=ends and number in wanted))
+                budget -= len(tokens)
+            try:
+                self._runner.extend(trees, pieces)
+            except OutOfBlocks:
+                if not self._evict_idle(trees):
+                    last = running.pop()
+                    refused.add(last)
+                    self._drop_rows(trees.jobs[last].request)
+                continue
+            for piece in pieces:
+                have[piece.job] += len(piece.tokens)
+            running = [number for number in running if have[number] < need[number]]
+        return refused
+
+    def _grow(self, trees: GrowingTrees, drafting: list[int], go_on: ContinueDrafting) -> None:
+        """Level by level, while trees may grow and the policy lets them."""
+        for depth in count(1):
+            drafting = [
+                job
+                for job in drafting
+                if trees.jobs[job].depth > depth and len(trees.frontier(job)) > 0
+            ]
+            drafting = _ask(go_on, trees, depth, drafting)
+            while drafting:
+                try:
+                    self._runner.step(trees, drafting)
+                    break
+                except OutOfBlocks:
+                    if not self._evict_idle(trees):
+                        drafting.pop()  # its tree stays as deep as it is
+            if not drafting:
+                return
+
+    def _answer(self, order: DraftOrder, trees: GrowingTrees, job: int) -> Draft:
+        tree = trees.tree(job)
+        if len(tree):
+            # The deepest level has been proposed, not run.
+            rows = trees.frontier(job).start
+            self._draft_rows[order.prefix.request] = trees.tree(job, rows)
+        return Draft(order.prefix.request, order.prefix.attempt, order.prefix.round, tree)
+
+    def _evict_idle(self, trees: GrowingTrees) -> bool:
+        """Drops the rows of the least recently used request that is not in this batch."""
+        batch = {job.request for job in trees.jobs}
+        idle = next((request for request in self._draft_rows if request not in batch), None)
+        if idle is not None:
+            self._drop_rows(idle)
+        return idle is not None
+
+    def _drop_rows(self, request: str) -> None:
+        self._draft_rows.pop(request, None)
+        self._runner.release(request)
+
+    def _release(self, request: str, _held: HeldRequest) -> None:
+        self._drop_rows(request)
+
+
+def _ask(
+    go_on: ContinueDrafting, trees: GrowingTrees, depth: int, drafting: list[int]
+) -> list[int]:
+    """The jobs that the policy lets draft one level more."""
+    if not drafting:
+        return []
+    answers = go_on(trees.describe(depth, drafting))
+    return [job for job, more in zip(drafting, answers, strict=True) if more]

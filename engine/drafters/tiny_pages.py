@@ -1,0 +1,89 @@
+"""Where the KV rows of tiny drafters lie: a pool of pages and each request's page table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.drafters.tiny_kernels import PAGE, KVPages
+from engine.errors import OutOfBlocks
+
+
+@dataclass(slots=True)
+class PagedRequest:
+    line: int
+    """Its line in `PagePool.tables`."""
+    length: int = 0
+    """Committed rows; those of draft nodes lie behind them."""
+    pages: list[int] = field(default_factory=list)
+
+
+class PagePool:
+    """Pages are taken as rows come and given back as requests shrink or leave."""
+
+    def __init__(self, pages: int, layers: int, kv_heads: int, head_dim: int) -> None:
+        shape = (layers, pages, kv_heads, head_dim, PAGE)
+        # Zeros: rows that nobody wrote are masked, and 0 · NaN would be NaN.
+        self.kv = KVPages(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        self.tables: NDArray[np.int32] = np.zeros((1, 1), np.int32)
+        self._free_pages = list(range(pages))
+        self._free_lines = [0]
+
+    @property
+    def capacity(self) -> int:
+        """Rows of all pages together."""
+        return self.kv.keys.shape[1] * PAGE
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free_pages)
+
+    def add(self) -> PagedRequest:
+        if not self._free_lines:
+            lines = len(self.tables)
+            self.tables = np.pad(self.tables, ((0, lines), (0, 0)))
+            self._free_lines = list(range(lines, 2 * lines))
+        return PagedRequest(self._free_lines.pop())
+
+    def reserve(self, requests: Sequence[PagedRequest], rows: Sequence[int]) -> None:
+        """Room for rows[i] rows of the i-th request in all; OutOfBlocks changes nothing."""
+        wanted = [
+            -(-count // PAGE) - len(request.pages)
+            for request, count in zip(requests, rows, strict=True)
+        ]
+        needed = sum(count for count in wanted if count > 0)
+        if needed > len(self._free_pages):
+            raise OutOfBlocks(needed, len(self._free_pages))
+        for request, count in zip(requests, wanted, strict=True):
+            for _ in range(count):
+                self._add_page(request)
+
+    def shrink(self, request: PagedRequest, length: int) -> None:
+        """Keeps `length` committed rows and the pages that they need."""
+        request.length = length
+        needed = -(-length // PAGE)
+        self._free_pages.extend(request.pages[needed:])
+        del request.pages[needed:]
+
+    def move(self, request: PagedRequest, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies rows of one request to other places of its own."""
+        table = np.array(request.pages)
+        old, new = np.array(source), np.array(target)
+        for rows in self.kv:
+            # The slices between two index arrays put the rows' axis first on both sides.
+            rows[:, table[new // PAGE], :, :, new % PAGE] = rows[
+                :, table[old // PAGE], :, :, old % PAGE
+            ]
+
+    def remove(self, request: PagedRequest) -> None:
+        self.shrink(request, 0)
+        self._free_lines.append(request.line)
+
+    def _add_page(self, request: PagedRequest) -> None:
+        column = len(request.pages)
+        if column == self.tables.shape[1]:
+            self.tables = np.pad(self.tables, ((0, 0), (0, column)))
+        page = self._free_pages.pop()
+        self.tables[request.line, column] = page
+        request.pages.append(page)

@@ -1,0 +1,132 @@
+"""Draft steps of a whole batch in compiled calls: forward, then sampling and beam."""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from engine.drafters.growing import TreeArrays, grow_level
+from engine.drafters.tiny_kernels import Floats, KVPages, NewRows, TinyWeights, forward
+from engine.sampling_kernels import Knobs, perturbed_top
+from policies.tree import ROOT
+
+
+@njit(cache=True, nogil=True)
+def committed_rows(
+    tokens: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    lines: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> NewRows:
+    """Rows that follow each request's `lengths` rows causally, counts[i] of the i-th request."""
+    count = len(tokens)
+    line = np.empty(count, np.int64)
+    slot = np.empty(count, np.int64)
+    row = 0
+    for i in range(len(counts)):
+        for step in range(counts[i]):
+            line[row] = lines[i]
+            slot[row] = lengths[i] + step
+            row += 1
+    no_tail = np.zeros((count, 0), np.bool_)
+    return NewRows(tokens, line, slot, slot, slot + 1, no_tail, np.zeros(count, np.int64))
+
+
+@njit(cache=True, nogil=True)
+def frontier_rows(
+    trees: TreeArrays,
+    drafting: NDArray[np.int64],
+    lines: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> NewRows:
+    """The deepest levels' nodes; node j of a tree has its row j behind the committed ones."""
+    count, tail = 0, 0
+    for job in drafting:
+        count += trees.size[job] - trees.level[job]
+        tail = max(tail, trees.size[job])
+    tokens = np.empty(count, np.int32)
+    line = np.empty(count, np.int64)
+    position = np.empty(count, np.int64)
+    slot = np.empty(count, np.int64)
+    prefix = np.empty(count, np.int64)
+    visible = np.zeros((count, tail), np.bool_)
+    tail_size = np.empty(count, np.int64)
+    row = 0
+    for i in range(len(drafting)):
+        job = drafting[i]
+        for node in range(trees.level[job], trees.size[job]):
+            tokens[row] = trees.tokens[job, node]
+            line[row] = lines[i]
+            position[row] = lengths[i] + trees.depth[job] - 1
+            slot[row] = lengths[i] + node
+            prefix[row] = lengths[i]
+            tail_size[row] = trees.size[job]
+            ancestor = node
+            while ancestor != ROOT:
+                visible[row, ancestor] = True
+                ancestor = trees.parents[job, ancestor]
+            row += 1
+    return NewRows(tokens, line, position, slot, prefix, visible, tail_size)
+
+
+@njit(cache=True, nogil=True)
+def grow_from_logits(
+    logits: Floats,
+    vocab_size: int,
+    knobs: Knobs,
+    trees: TreeArrays,
+    drafting: NDArray[np.int64],
+) -> None:
+    """One level more from the logits of the jobs' frontier rows, in the order of `drafting`."""
+    width = 0
+    for job in drafting:
+        width = max(width, trees.width[job])
+    rows = logits.shape[0]
+    tokens = np.empty((rows, width), np.int32)
+    confidence = np.empty((rows, width), np.float32)
+    row = 0
+    for job in drafting:
+        for _ in range(max(trees.size[job] - trees.level[job], 1)):
+            perturbed_top(
+                logits[row, :vocab_size],
+                knobs.temperature[job],
+                knobs.top_k[job],
+                knobs.top_p[job],
+                knobs.min_p[job],
+                knobs.seed_low[job],
+                knobs.seed_high[job],
+                knobs.position[job] + trees.depth[job],
+                tokens[row],
+                confidence[row],
+            )
+            row += 1
+    grow_level(trees, drafting, tokens, confidence)
+
+
+@njit(cache=True, nogil=True)
+def extend(
+    weights: TinyWeights,
+    kv: KVPages,
+    tables: NDArray[np.int32],
+    lines: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    tokens: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+) -> Floats:
+    """Runs committed tokens, counts[i] of the i-th request; the logits of the wanted rows."""
+    return forward(weights, kv, tables, committed_rows(tokens, counts, lines, lengths), wanted)
+
+
+@njit(cache=True, nogil=True)
+def step(
+    weights: TinyWeights,
+    kv: KVPages,
+    tables: NDArray[np.int32],
+    lines: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    trees: TreeArrays,
+    drafting: NDArray[np.int64],
+) -> Floats:
+    """Runs the deepest level of the drafting jobs' trees; the logits of its nodes."""
+    rows = frontier_rows(trees, drafting, lines, lengths)
+    return forward(weights, kv, tables, rows, np.arange(len(rows.tokens)))

@@ -1,0 +1,95 @@
+"""Which models are tiny, and their weights as the compiled loops want them."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from engine.drafters.tiny_kernels import TILE, Floats, TinyWeights
+
+MAX_PARAMETERS = 8_000_000
+"""Beyond it the weights leave the second-level cache and torch's own kernels win."""
+UNROLLED = 4
+"""Inputs per inner loop of the kernels: sizes must be multiples."""
+
+
+def is_tiny(model: PreTrainedModel) -> bool:
+    """Whether the compiled loops compute exactly what this model computes."""
+    if not isinstance(model, LlamaForCausalLM):
+        return False
+    config = model.config
+    return (
+        model.device.type == "cpu"
+        and model.dtype == torch.float32
+        and model.num_parameters() <= MAX_PARAMETERS
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not config.mlp_bias
+        # Others change with the length of the longest request in the batch.
+        and config.rope_parameters["rope_type"] in ("default", "linear", "llama3", "yarn")
+        and config.hidden_size % UNROLLED == 0
+        and config.head_dim % UNROLLED == 0
+    )
+
+
+@torch.inference_mode()
+def pack(model: LlamaForCausalLM) -> TinyWeights:
+    config, layers = model.config, model.model.layers
+    intermediate = _padded(config.intermediate_size)
+    positions = torch.arange(config.max_position_embeddings)[None]
+    cos, sin = model.model.rotary_emb(torch.zeros(1), positions)
+    half = config.head_dim // 2
+    return TinyWeights(
+        embedding=_array(model.model.embed_tokens.weight),
+        attention_norm=np.stack([_array(layer.input_layernorm.weight) for layer in layers]),
+        qkv=np.stack([_qkv(layer.self_attn) for layer in layers]),
+        attention_output=np.stack([_tiles(_array(one.self_attn.o_proj.weight)) for one in layers]),
+        mlp_norm=np.stack([_array(layer.post_attention_layernorm.weight) for layer in layers]),
+        gate_up=np.stack([_gate_up(layer.mlp, intermediate) for layer in layers]),
+        down=np.stack([_down(layer.mlp, intermediate) for layer in layers]),
+        final_norm=_array(model.model.norm.weight),
+        lm_head=_tiles(_array(model.lm_head.weight)),
+        # Both halves of a head turn by the same angles.
+        rope_cos=_array(cos[0, :, :half]),
+        rope_sin=_array(sin[0, :, :half]),
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def _qkv(attention: torch.nn.Module) -> Floats:
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return _tiles(np.concatenate([_array(part.weight) for part in parts]))
+
+
+def _gate_up(mlp: torch.nn.Module, width: int) -> Floats:
+    halves = (_array(mlp.gate_proj.weight), _array(mlp.up_proj.weight))
+    return _tiles(np.concatenate([_widen(half, width, axis=0) for half in halves]))
+
+
+def _down(mlp: torch.nn.Module, width: int) -> Floats:
+    return _tiles(_widen(_array(mlp.down_proj.weight), width, axis=1))
+
+
+def _tiles(weight: Floats) -> Floats:
+    """[outputs, inputs] → [tiles, inputs, TILE], the last tile filled up with zeros."""
+    filled = _widen(weight, _padded(len(weight)), axis=0)
+    return np.ascontiguousarray(filled.reshape(-1, TILE, weight.shape[1]).swapaxes(1, 2))
+
+
+def _widen(weight: Floats, size: int, axis: int) -> Floats:
+    padding = [(0, 0), (0, 0)]
+    padding[axis] = (0, size - weight.shape[axis])
+    return np.pad(weight, padding)
+
+
+def _padded(outputs: int) -> int:
+    return -(-outputs // TILE) * TILE
+
+
+def _array(tensor: Tensor) -> NDArray[np.float32]:
+    """A copy of its own: the model may be dropped, and tied weights stay apart."""
+    return np.array(tensor.numpy(), np.float32)
