@@ -22,6 +22,8 @@ from policies.tree import ROOT, DraftTree
 
 MAX_REQUESTS = 4096
 """Requests whose tokens are remembered; their KV is bounded by the model's pool."""
+SCORE_CHUNK = 512
+"""Prompt tokens that one forward of `score` takes, so that its memory is bounded."""
 
 
 @dataclass(slots=True)
@@ -87,21 +89,25 @@ class NativeVerifier:
         ]
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        request = f"score-{next(self._scored)}"
-        cached = self._model.kv.open(request, prompt)
+        """Raises OutOfBlocks when the pool is full of requests that are being served."""
+        kv, request = self._model.kv, f"score-{next(self._scored)}"
+        kv.open(request, prompt)
         try:
-            rows = np.arange(cached, len(prompt), dtype=np.int32)
-            segment = Segment(
-                request=request,
-                tokens=np.asarray(prompt[cached:], np.int32),
-                positions=rows,
-                mask=None,
-                logits=np.array([len(rows) - 1], np.int32),
-            )
-            logits = self._model.forward([segment])
-            return logits[0, list(token_ids)].float().cpu().numpy()
+            while (cached := kv.length(request)) < len(prompt):
+                tokens = prompt[cached : cached + SCORE_CHUNK]
+                rows = np.arange(len(tokens), dtype=np.int32)
+                segment = Segment(
+                    request,
+                    np.array(tokens, np.int32),
+                    positions=cached + rows,
+                    mask=None,
+                    logits=rows[-1:],
+                )
+                logits = self._model.forward([segment])
+                kv.commit(request, range(len(tokens)), tokens)
+            return logits[0, list(token_ids)].cpu().numpy()
         finally:
-            self._model.kv.release(request)
+            kv.release(request)
 
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
@@ -119,10 +125,11 @@ class NativeVerifier:
         kv, request, tokens = self._model.kv, order.prefix.request, held.committed.ids
         if request not in kv:
             kv.open(request, tokens)
-        # The last committed token always runs: its row decides the next one.
-        usable = min(held.unchanged, len(tokens) - 1)
-        if kv.length(request) > usable:
-            kv.truncate(request, usable)
+        else:
+            # The last committed token always runs: its row decides the next one.
+            usable = min(held.unchanged, len(tokens) - 1)
+            if kv.length(request) > usable:
+                kv.truncate(request, usable)
         cached = kv.length(request)
         entering = tokens[cached : cached + order.chunk]
         pending = len(tokens) - cached - len(entering)
