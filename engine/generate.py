@@ -4,6 +4,7 @@ The smallest loop that is complete: continuous batching in arrival order, prefil
 preemption when the KV pool is full.
 """
 
+import operator
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -115,6 +116,9 @@ class Generation:
         if any(request.name == name for request in (*self._waiting, *self._running)):
             raise InvalidRequest("request", f"{name!r} is already being served")
         validate_params(params, self._verifier.vocab_size)
+        prompt = [
+            operator.index(token) for token in prompt
+        ]  # numpy's integers overflow in the hash
         _validate_prompt(prompt, params.max_tokens, self._verifier)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         if not params.ignore_eos:

@@ -1,0 +1,196 @@
+"""The verifier alone: what it accepts of any tree, and what it answers when it cannot go on."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from engine.committed import CommittedTokens
+from engine.model import PackedModel
+from engine.params import SamplingParams
+from engine.protocol import Missing, NoRoom, Prefix, Start, Verdict, VerifyOrder
+from engine.verifiers.native import SCORE_CHUNK, NativeVerifier
+from policies.tree import ROOT, DraftTree
+from tests import reference
+from tests.checkpoints import llama
+
+VOCAB = 11
+"""So small that random trees hold the target's tokens often."""
+CONTEXT = 1280
+
+
+@pytest.fixture(scope="module")
+def reference_model() -> PreTrainedModel:
+    model = llama(vocab=VOCAB, context=CONTEXT)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def make_verifier(kv_tokens: int = 2048, swap_tokens: int = 0) -> NativeVerifier:
+    model = llama(vocab=VOCAB, context=CONTEXT)
+    return NativeVerifier(PackedModel(model, kv_tokens=kv_tokens, swap_tokens=swap_tokens))
+
+
+@pytest.fixture(scope="module")
+def verifier() -> NativeVerifier:
+    return make_verifier()
+
+
+def order(
+    request: str,
+    tokens: Sequence[int],
+    tree: DraftTree | None = None,
+    *,
+    params: SamplingParams | None = None,
+    base: int = 0,
+    chunk: int = 512,
+    prompt_len: int | None = None,
+) -> VerifyOrder:
+    committed = CommittedTokens()
+    committed.extend(tokens)
+    start = Start(params or SamplingParams(temperature=0), 7, prompt_len or len(tokens))
+    prefix = Prefix(
+        request, 0, 0, base, committed.hash_at(base), tuple(tokens[base:]), None if base else start
+    )
+    return VerifyOrder(prefix, tree or DraftTree.empty(), chunk)
+
+
+def verdict(verifier: NativeVerifier, one: VerifyOrder) -> Verdict:
+    (answer,) = verifier.verify([one])
+    assert isinstance(answer, Verdict)
+    return answer
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> DraftTree:
+    tokens: list[int] = []
+    parents: list[int] = []
+    for node in range(draw(st.integers(0, 14))):
+        parent = draw(st.integers(ROOT, node - 1))
+        taken = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
+        tokens.append(draw(st.sampled_from(sorted(set(range(VOCAB)) - taken))))
+        parents.append(parent)
+    return DraftTree.build(tokens, parents, [0.5] * len(tokens))
+
+
+def brute_force(tree: DraftTree, said: Sequence[int]) -> int:
+    """AdaServe's verified tree acceptance by its definition: the longest prefix of what the
+    target says that is some node's path."""
+    paths = [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
+    return max((n for n in range(len(said) + 1) if n == 0 or list(said[:n]) in paths), default=0)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    tree=trees(),
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
+    params=st.sampled_from(
+        [
+            SamplingParams(temperature=0, max_tokens=16),
+            SamplingParams(temperature=1, max_tokens=16),
+            SamplingParams(temperature=0.7, frequency_penalty=1.5, max_tokens=16),
+        ]
+    ),
+)
+def test_a_tree_is_accepted_as_far_as_the_target_says_it(
+    tree: DraftTree,
+    prompt: list[int],
+    params: SamplingParams,
+    verifier: NativeVerifier,
+    reference_model: PreTrainedModel,
+) -> None:
+    said = reference.generate(reference_model, prompt, params, seed=7)
+    verifier.forget(["tree"])
+    answer = verdict(verifier, order("tree", prompt, tree, params=params))
+    accepted = brute_force(tree, said)
+    assert tree.tokens[list(answer.accepted)].tolist() == said[:accepted]
+    assert list(answer.tokens) == said[: accepted + 1]
+    # What it keeps of the tree is good for the next order, too.
+    committed = [*prompt, *answer.tokens]
+    following = order("tree", committed, base=len(committed), prompt_len=len(prompt))
+    assert verdict(verifier, following).tokens == (said[accepted + 1],)
+
+
+def test_a_prompt_in_chunks_is_pending_until_its_last_one(verifier: NativeVerifier) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    whole = verdict(verifier, order("whole", prompt))
+    tree = DraftTree.chain([*whole.tokens])
+    answers = [verdict(verifier, order("chunks", prompt, tree, chunk=3))]
+    while answers[-1].pending:
+        one = order("chunks", prompt, tree, base=len(prompt), chunk=3)
+        answers.append(verdict(verifier, one))
+    assert [answer.pending for answer in answers] == [5, 2, 0]
+    assert [answer.tokens[:1] for answer in answers] == [(), (), whole.tokens]
+    assert answers[-1].accepted == (0,), "a tree waits for the whole prompt"
+
+
+def test_a_lost_prefix_is_missing_and_the_others_go_on(verifier: NativeVerifier) -> None:
+    tokens = [1, 2, 3, 4]
+    unknown = order("unknown", tokens, base=2)
+    answers = verifier.verify([unknown, order("known", tokens)])
+    assert answers[0] == Missing("unknown", 0, 0, have=0)
+    assert isinstance(answers[1], Verdict)
+    other_history = order("known", [4, 3, 2, 1, 0], base=4)
+    assert verifier.verify([other_history]) == [Missing("known", 0, 0, have=0)]
+    assert verdict(verifier, order("known", tokens)).tokens == answers[1].tokens
+
+
+def test_a_full_pool_evicts_the_idle_and_refuses_who_does_not_fit() -> None:
+    verifier = make_verifier(kv_tokens=64)
+    first = order("idle", [1] * 40)
+    alone = verdict(verifier, first)
+    answers = verifier.verify([order("a", [2] * 30), order("b", [3] * 30), order("c", [4] * 30)])
+    assert [type(answer) for answer in answers] == [Verdict, Verdict, NoRoom]
+    verifier.forget(["a", "b", "c"])
+    committed = [1] * 40 + [*alone.tokens]
+    again = order("idle", committed, base=len(committed), prompt_len=40)
+    assert verifier.verify([again]) == [Missing("idle", 0, 0, have=0)], "it was evicted"
+
+
+def test_logprobs_are_the_stock_models_along_the_accepted_path(
+    verifier: NativeVerifier, reference_model: PreTrainedModel
+) -> None:
+    params = SamplingParams(temperature=0, logprobs=2, max_tokens=4)
+    prompt = [5, 3, 8]
+    said = reference.generate(reference_model, prompt, params, seed=7)
+    wrong = (said[0] + 1) % VOCAB
+    tree = DraftTree.build([wrong, said[0], said[1]], [ROOT, ROOT, 1], [0.1, 0.9, 0.9])
+    verifier.forget(["logprobs"])
+    answer = verdict(verifier, order("logprobs", prompt, tree, params=params))
+    assert answer.tokens == tuple(said[:3])
+    assert answer.logprobs is not None
+    logits = torch.from_numpy(reference.forward(reference_model, [*prompt, *said[:3]]))
+    expected = logits[len(prompt) - 1 : -1].log_softmax(-1)
+    for row, token, reported in zip(expected, said, answer.logprobs, strict=False):
+        assert reported.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        top = row.topk(2)
+        assert [one for one, _ in reported.top] == top.indices.tolist()
+        assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+
+
+def test_scores_are_the_stock_models_and_leave_nothing_behind(
+    reference_model: PreTrainedModel,
+) -> None:
+    model = PackedModel(llama(vocab=VOCAB, context=CONTEXT), kv_tokens=2048)
+    verifier = NativeVerifier(model)
+    prompt = [(i * i) % VOCAB for i in range(2 * SCORE_CHUNK + 9)]
+    expected = reference.forward(reference_model, prompt)[-1, [4, 0, 9]]
+    for _ in range(2):  # the second time from the prefix cache
+        assert verifier.score(prompt, [4, 0, 9]) == pytest.approx(expected, abs=1e-3)
+    assert model.kv.used_blocks == 0
+    assert model.kv.cached_blocks > 0
+
+
+def test_a_swapped_request_comes_back_with_its_next_order() -> None:
+    verifier = make_verifier(swap_tokens=256)
+    prompt = [token % VOCAB for token in range(40)]
+    answer = verdict(verifier, order("one", prompt))
+    verifier.swap_out("one")
+    verifier.swap_out("never seen")
+    committed = [*prompt, *answer.tokens]
+    after = verdict(verifier, order("one", committed, base=len(committed)))
+    fresh = verdict(make_verifier(), order("one", committed))
+    assert after.tokens == fresh.tokens
