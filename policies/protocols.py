@@ -1,0 +1,131 @@
+"""What the coordinator asks of its policies. Each has several real implementations here.
+
+Time is an argument everywhere: seconds on the coordinator's clock, real or virtual.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.cost import CostModel
+from policies.request import LaneView, RequestView, RoundOutcome
+from policies.tree import DraftTree
+
+Mask = NDArray[np.bool_]
+
+
+class Selection(Protocol):
+    """Which lane drafts for which request."""
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        """A lane for each request, or None: decode plainly. No lane beyond its capacity."""
+        ...
+
+    def likely_next(self, request: str) -> str | None:
+        """Where the request will probably go next, to catch up there in idle time."""
+        ...
+
+    def observe(self, outcome: RoundOutcome) -> None: ...
+
+    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+        """Counterfactual: in `seconds` of drafting and verifying, `lane` would have gained
+        `tokens` per round on tokens that another source has committed meanwhile."""
+        ...
+
+    def forget(self, request: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundContext:
+    """What a round costs, for the requests of one micro-batch."""
+
+    verify: CostModel
+    draft: Mapping[str, CostModel]
+    """By lane: one draft step. Lanes without a cost (lookup) draft for nothing."""
+    verify_budget: int
+    """B_1 of AdaServe: the most tokens that one verification takes, roots included."""
+    draft_budget: int
+    """B_2: the most tokens that one draft step takes."""
+    other_tokens: int = 0
+    """Prefill chunks that ride in the same verification."""
+    waiting_s: float = 0.0
+    """Between two verdicts of a request, besides its own drafting and verification: queueing
+    behind other micro-batches, and transport."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimit:
+    """Depth 0: decode this request plainly in this round."""
+
+    depth: int
+    width: int = 1
+
+
+class StepRule(Protocol):
+    """Runs in the drafter's loop, so it is picklable and needs nothing but its own fields."""
+
+    def __call__(
+        self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
+    ) -> Sequence[bool]:
+        """Which requests draft one level more (engine.protocol.DraftStep, as plain arguments)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    limits: Sequence[DraftLimit]
+    """One for each request of the batch, in its order."""
+    rule: StepRule | None = None
+    """None: draft to the limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the drafters propose for one request: their trees merged, confidences calibrated."""
+
+    request: RequestView
+    tree: DraftTree
+    drafting_s: float = 0.0
+    """What drafting it has cost; spent, whatever is verified."""
+
+
+class Speculation(Protocol):
+    """How much is drafted, and what of it is verified."""
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        """Before `lane` drafts for `batch`."""
+        ...
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        """For each tree the nodes to verify, ancestors included, within the verify budget."""
+        ...
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
+class Schedule(Protocol):
+    """Who runs. All events come in the order in which they happened."""
+
+    def arrive(self, request: RequestView, now: float) -> None: ...
+
+    def pick(
+        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
+    ) -> list[str]:
+        """At most `slots` of `requests`, the most preferred first. The coordinator gives out
+        batch slots and KV in this order; a running one that it does not reach is preempted."""
+        ...
+
+    def observe(self, outcome: RoundOutcome, now: float) -> None: ...
+
+    def forget(self, request: str) -> None: ...
