@@ -14,7 +14,7 @@ index that has it in PIP_EXTRA_INDEX_URL, then run make again.
 # Their CUDA builds break imports beside a CPU torch; nothing here needs them.
 LEFT_OUT := torchvision|torchaudio|torchcodec
 
-.PHONY: test lint bench clean
+.PHONY: serve test lint bench clean
 
 $(INSTALLED): constraints-$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -25,6 +25,9 @@ $(INSTALLED): constraints-$(BUILD).txt
 	@$(BIN)/pip install --quiet --no-deps -r constraints-$(BUILD).txt
 	@! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
 	@touch $@
+
+serve: $(INSTALLED)
+	$(RUN)/serve run --working-dir . cluster.yaml
 
 test: $(INSTALLED)
 	$(RUN)/python -m pytest
