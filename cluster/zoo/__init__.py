@@ -1,0 +1,21 @@
+"""The built-in models: one target and its drafters, small enough to live in the repository."""
+
+from cluster.zoo.paths import (
+    DRAFTERS,
+    GENERALISTS,
+    MODELS,
+    SPECIALISTS,
+    TARGET,
+    inflated_target,
+    model_path,
+)
+
+__all__ = [
+    "DRAFTERS",
+    "GENERALISTS",
+    "MODELS",
+    "SPECIALISTS",
+    "TARGET",
+    "inflated_target",
+    "model_path",
+]

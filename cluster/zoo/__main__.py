@@ -1,0 +1,84 @@
+"""`python -m cluster.zoo train` makes the models; `inflate` writes a larger target."""
+
+import argparse
+import random
+import re
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from cluster.zoo.batches import Sampler
+from cluster.zoo.chat import train_tokenizer
+from cluster.zoo.corpus import Corpus, load_corpus
+from cluster.zoo.distillation import answer_tasks, distil
+from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
+from cluster.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
+from cluster.zoo.tasks import Source, make_task
+from cluster.zoo.training import save_model, train_target
+
+_TOKENIZER_TASKS = 20_000
+_TOKENIZER_FILE_CHARS = 20_000
+_ANSWER_BATCHES = 10
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cluster.zoo", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="make the tokenizer, the target and the drafters")
+    train.add_argument(
+        "--work",
+        type=Path,
+        default=cache_dir() / "training",
+        help="where checkpoints lie; a training that was stopped goes on from there",
+    )
+    train.add_argument(
+        "--only", choices=DRAFTERS, nargs="+", help="distil only these, from the target in place"
+    )
+    inflate = commands.add_parser("inflate", help="write a larger target that computes the same")
+    inflate.add_argument("--params", type=_parameters, required=True, help="for example 90M")
+    arguments = parser.parse_args()
+    if arguments.command == "inflate":
+        print(inflated_target(arguments.params))
+        return
+    corpus = load_corpus()
+    if arguments.only is None:
+        _make_target(corpus, arguments.work)
+    _make_drafters(corpus, arguments.only or DRAFTERS)
+
+
+def _make_target(corpus: Corpus, work: Path) -> None:
+    rng = random.Random("tokenizer")
+    source = Source(corpus)
+    tasks = [make_task(source, rng) for _ in range(_TOKENIZER_TASKS)]
+    tokenizer = train_tokenizer(
+        [text[:_TOKENIZER_FILE_CHARS] for text in corpus.code]
+        + corpus.prose * 2
+        + [f"{task.prompt}\n{task.answer}" for task in tasks]
+    )
+    sampler = Sampler(tokenizer, corpus, TARGET_RECIPE.mix)
+    target = train_target(TARGET_RECIPE, tokenizer, sampler, work)
+    save_model(target, tokenizer, model_path(TARGET))
+
+
+def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(model_path(TARGET))
+    target = LlamaForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
+    answered = answer_tasks(target, tokenizer, corpus, _ANSWER_BATCHES)
+    for recipe in DRAFTER_RECIPES:
+        if recipe.name in names:
+            sampler = Sampler(tokenizer, corpus, recipe.mix, answered)
+            save_model(distil(recipe, target, sampler), tokenizer, model_path(recipe.name))
+
+
+def _parameters(text: str) -> int:
+    """A count such as 90M, 1.5B or 350000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count such as 90M")
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Function-preserving inflation: a larger target with the behaviour of the small one.
+
+The real weights lie in the corner of larger matrices. New hidden dimensions stay exactly zero;
+new heads and new MLP channels read only zeros, so they give zero, whatever follows them. All
+other new weights are random: they cost what a real model's do. See docs/zoo.md.
+"""
+
+import hashlib
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+_GROWTH = 4  # sqrt(4) is a power of two: scaling a norm by it is exact in any float format
+_MLP_RATIO = 3.0
+_MLP_MULTIPLE = 64
+_MAX_LAYERS = 48
+_MAX_GROWTHS = 3  # 64 times the hidden size; beyond that no machine holds the model
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    layers: int
+    intermediate: int
+    params: int
+
+
+def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
+    """The inflated copy of the model in `source`; written once, also under concurrent callers."""
+    destination = cache / f"{source.name}-{params}-{_digest(source)}"
+    if destination.exists():
+        return destination
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{destination}.lock"):
+        if not destination.exists():
+            partial = destination.with_suffix(f".partial-{os.getpid()}")
+            try:
+                inflate(source, params, partial)
+                partial.rename(destination)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return destination
+
+
+def inflate(source: Path, params: int, destination: Path) -> None:
+    """Write a model of about `params` parameters that computes what `source` computes."""
+    small = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    config = inflated_config(small.config, params)
+    torch.manual_seed(0)
+    large = LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.no_grad():
+        _fill(large, small)
+    large.save_pretrained(destination)
+    AutoTokenizer.from_pretrained(source).save_pretrained(destination)
+
+
+def inflated_config(small: LlamaConfig, params: int) -> LlamaConfig:
+    shape = choose_shape(small, params)
+    growth = shape.hidden // small.hidden_size
+    config = LlamaConfig(**small.to_dict())
+    config.hidden_size = shape.hidden
+    config.num_hidden_layers = shape.layers
+    config.intermediate_size = shape.intermediate
+    config.num_attention_heads = small.num_attention_heads * growth
+    config.num_key_value_heads = small.num_key_value_heads * growth
+    config.rms_norm_eps = small.rms_norm_eps / growth
+    return config
+
+
+def choose_shape(small: LlamaConfig, params: int) -> Shape:
+    """The shape nearest to usual proportions (MLP three times the width) of that size."""
+    shapes = [
+        shape
+        for exponent in range(_MAX_GROWTHS + 1)
+        for layers in range(small.num_hidden_layers, _MAX_LAYERS + 1)
+        if (shape := _shape(small, _GROWTH**exponent, layers, params)) is not None
+    ]
+    if not shapes:
+        raise ValueError(
+            f"params: the target cannot be inflated to {params:,} parameters; "
+            f"it has {parameter_count(small):,}"
+        )
+    return min(shapes, key=lambda s: abs(math.log(s.intermediate / s.hidden / _MLP_RATIO)))
+
+
+def parameter_count(config: LlamaConfig) -> int:
+    """Parameters of a tied Llama without biases."""
+    hidden = config.hidden_size
+    per_layer = _attention_params(config, 1) + 3 * hidden * config.intermediate_size + 2 * hidden
+    return int(config.vocab_size * hidden + config.num_hidden_layers * per_layer + hidden)
+
+
+def _attention_params(small: LlamaConfig, growth: int) -> int:
+    heads = 2 * small.num_attention_heads + 2 * small.num_key_value_heads
+    return int(heads * growth * small.head_dim * small.hidden_size * growth)
+
+
+def _shape(small: LlamaConfig, growth: int, layers: int, params: int) -> Shape | None:
+    """The shape of this width and depth, if an MLP size exists that hits `params`."""
+    hidden = small.hidden_size * growth
+    embedding = small.vocab_size * hidden + hidden
+    fixed = _attention_params(small, growth) + 2 * hidden
+    channels = ((params - embedding) / layers - fixed) / (3 * hidden)
+    intermediate = round(channels / _MLP_MULTIPLE) * _MLP_MULTIPLE
+    if intermediate < small.intermediate_size:
+        return None
+    total = embedding + layers * (fixed + 3 * hidden * intermediate)
+    return Shape(hidden, layers, intermediate, total)
+
+
+def _fill(large: LlamaForCausalLM, small: LlamaForCausalLM) -> None:
+    """Put the real weights in place, and zeros where a random weight would change the result."""
+    hidden = small.config.hidden_size
+    real = small.state_dict()
+    for name, weight in large.state_dict().items():
+        corner = real.get(name)
+        if weight.ndim == 1:
+            if corner is not None:  # norm weights; where x is zero they do not matter
+                weight[:hidden] = corner * math.sqrt(hidden / weight.shape[0])
+            continue
+        rows, columns = corner.shape if corner is not None else (0, 0)
+        if "embed_tokens" in name or "lm_head" in name:
+            weight[:, columns:] = 0  # new hidden dimensions start at zero ...
+        elif "o_proj" in name or "down_proj" in name:
+            weight[rows:, :columns] = 0  # ... and nothing real is ever added to them.
+        elif "v_proj" in name or "up_proj" in name:
+            weight[rows:, :hidden] = 0  # New heads and channels see only those zeros.
+        if corner is not None:
+            weight[:rows, :columns] = corner
+
+
+def _digest(source: Path) -> str:
+    """Of the weights and their configuration, so that retrained models are inflated anew."""
+    digest = hashlib.sha256()
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        digest.update((source / file).read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,32 @@
+"""Where the zoo's models lie on disk. Imports nothing heavy, so that a config check stays cheap."""
+
+import os
+from pathlib import Path
+
+TARGET = "target"
+GENERALISTS = ("tiny", "small")
+SPECIALISTS = ("code", "prose", "tasks")
+DRAFTERS = GENERALISTS + SPECIALISTS
+MODELS = (TARGET, *DRAFTERS)
+
+MODELS_DIR = Path(__file__).parent / "models"
+
+
+def model_path(name: str) -> Path:
+    """The directory of one built-in model, in Hugging Face format with its tokenizer."""
+    if name not in MODELS:
+        raise ValueError(f"no model {name!r} in the zoo; it has {', '.join(MODELS)}")
+    return MODELS_DIR / name
+
+
+def cache_dir() -> Path:
+    """Where derived models go: `$SPINDLE_CACHE`, or `~/.cache/spindle`."""
+    configured = os.environ.get("SPINDLE_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "spindle"
+
+
+def inflated_target(params: int) -> Path:
+    """The target inflated to about `params` parameters; written on first use."""
+    from cluster.zoo.inflate import inflate_to_cache  # torch only when it is needed
+
+    return inflate_to_cache(model_path(TARGET), params, cache_dir())

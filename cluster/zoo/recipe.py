@@ -1,0 +1,60 @@
+"""Sizes and schedules of the zoo: what `python -m cluster.zoo train` makes."""
+
+from dataclasses import dataclass
+
+from transformers import LlamaConfig
+
+from cluster.zoo.batches import TARGET_MIX, Mix
+from cluster.zoo.chat import CONTEXT, VOCAB_SIZE
+from cluster.zoo.paths import TARGET
+from cluster.zoo.tasks import STATED_LENGTH_KINDS
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model: its shape, what it reads, and for how long."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    steps: int
+    mix: Mix
+
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=self.hidden,
+            intermediate_size=3 * self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads // 2,
+            head_dim=self.hidden // self.heads,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=4,
+            pad_token_id=0,
+        )
+
+
+# The target's head dimension of 64 and two KV heads survive inflation and tensor parallelism.
+TARGET_RECIPE = Recipe(TARGET, hidden=256, layers=6, heads=4, steps=6000, mix=TARGET_MIX)
+
+_GENERAL = TARGET_MIX
+_CODE = Mix(tasks=0.5, ranking=0, code=0.5, prose=0, kinds=("code", "function"))
+_PROSE = Mix(tasks=0.5, ranking=0, code=0, prose=0.5, kinds=("docs",))
+_TASKS = Mix(
+    tasks=0.75,
+    ranking=0.25,
+    code=0,
+    prose=0,
+    kinds=(*STATED_LENGTH_KINDS, "arithmetic", "copy", "edit"),
+)
+DRAFTER_RECIPES = (
+    Recipe("tiny", hidden=64, layers=2, heads=2, steps=420, mix=_GENERAL),
+    Recipe("small", hidden=192, layers=3, heads=6, steps=360, mix=_GENERAL),
+    Recipe("code", hidden=128, layers=2, heads=4, steps=280, mix=_CODE),
+    Recipe("prose", hidden=128, layers=2, heads=4, steps=280, mix=_PROSE),
+    Recipe("tasks", hidden=128, layers=2, heads=4, steps=280, mix=_TASKS),
+)
