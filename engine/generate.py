@@ -4,29 +4,24 @@ The smallest loop that is complete: continuous batching in arrival order, prefil
 preemption when the KV pool is full.
 """
 
-import operator
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from engine.committed import CommittedTokens
 from engine.errors import InvalidRequest
-from engine.params import SamplingParams, validate_params
+from engine.params import SamplingParams
 from engine.protocol import (
     Commit,
     Draft,
     Drafter,
     DraftOrder,
-    Finish,
     Missing,
     NoRoom,
-    Prefix,
-    Start,
     Verdict,
     Verifier,
     VerifyOrder,
 )
+from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from policies.tree import DraftTree
 
 
@@ -50,40 +45,17 @@ class Rejected:
     error: InvalidRequest
 
 
-_VERIFIER = ""
-"""The verifier among a request's hosts; drafters have names, which are never empty."""
-
-
 @dataclass(slots=True)
 class _Request:
-    name: str
-    committed: CommittedTokens
-    prompt_len: int
-    params: SamplingParams
-    seed: int
-    round: int = 0
-    known: dict[str, int] = field(default_factory=dict)
-    """How many of the committed tokens each host has; absent or 0: it needs a start."""
+    served: ServedRequest
     prefilled: bool = False
     """The verifier's KV holds everything but the last token, so a draft can be verified."""
     cramped: bool = False
     """The last order found no room in the KV pool: the next one goes without a draft."""
 
     @property
-    def produced(self) -> int:
-        return len(self.committed) - self.prompt_len
-
-    def prefix_for(self, host: str) -> Prefix:
-        base = self.known.get(host, 0)
-        return Prefix(
-            request=self.name,
-            attempt=0,
-            round=self.round,
-            base=base,
-            base_hash=self.committed.hash_at(base),
-            delta=tuple(self.committed.ids[base:]),
-            start=None if base else Start(self.params, self.seed, self.prompt_len),
-        )
+    def name(self) -> str:
+        return self.served.name
 
 
 class Generation:
@@ -99,6 +71,9 @@ class Generation:
         chunk: int = 512,
     ) -> None:
         self._verifier = verifier
+        self._limits = TargetLimits(
+            verifier.vocab_size, verifier.max_context, verifier.stop_token_ids
+        )
         self._drafters = {drafter.name: drafter for drafter in drafters}
         self._choose_plan = choose_plan
         self._max_batch = max_batch
@@ -115,18 +90,7 @@ class Generation:
         """Admits a request, or raises InvalidRequest naming the field."""
         if any(request.name == name for request in (*self._waiting, *self._running)):
             raise InvalidRequest("request", f"{name!r} is already being served")
-        validate_params(params, self._verifier.vocab_size)
-        prompt = [
-            operator.index(token) for token in prompt
-        ]  # numpy's integers overflow in the hash
-        _validate_prompt(prompt, params.max_tokens, self._verifier)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        if not params.ignore_eos:
-            stops = {*params.stop_token_ids, *self._verifier.stop_token_ids}
-            params = replace(params, stop_token_ids=tuple(sorted(stops)))
-        committed = CommittedTokens()
-        committed.extend(prompt)
-        self._waiting.append(_Request(name, committed, len(prompt), params, seed))
+        self._waiting.append(_Request(admit(name, prompt, params, self._limits)))
 
     def cancel(self, name: str) -> None:
         """Unknown requests are no error: they may have just finished."""
@@ -141,22 +105,22 @@ class Generation:
         trees = self._draft(batch)
         answers = self._verifier.verify(
             [
-                VerifyOrder(request.prefix_for(_VERIFIER), tree, self._chunk)
+                VerifyOrder(request.served.prefix_for(VERIFIER), tree, self._chunk)
                 for request, tree in zip(batch, trees, strict=True)
             ]
         )
         commits = []
         for request, answer in zip(batch, answers, strict=True):
-            request.round += 1
+            request.served.round += 1
             request.cramped = isinstance(answer, NoRoom)
             if isinstance(answer, Missing):
-                request.known[_VERIFIER] = answer.have
+                request.served.known[VERIFIER] = answer.have
                 request.prefilled = False
             elif isinstance(answer, Verdict):
-                request.known[_VERIFIER] = len(request.committed) + len(answer.tokens)
+                request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending
                 if answer.tokens:
-                    commits.append(_commit(request, answer))
+                    commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}
         self._leave([request for request in batch if request.name in finished])
         if any(request.cramped for request in self._running):
@@ -168,21 +132,21 @@ class Generation:
         trees = [DraftTree.empty()] * len(batch)
         orders: dict[str, list[tuple[int, DraftOrder]]] = {}
         for index, request in enumerate(batch):
-            plan = self._choose_plan(request.name, request.round)
+            plan = self._choose_plan(request.name, request.served.round)
             # The target's own token always comes on top, so one less is worth drafting.
-            depth = min(plan.depth, request.params.max_tokens - request.produced - 1)
+            depth = min(plan.depth, request.served.params.max_tokens - request.served.produced - 1)
             if plan.drafter and request.prefilled and not request.cramped and depth > 0:
-                order = DraftOrder(request.prefix_for(plan.drafter), depth, plan.width)
+                order = DraftOrder(request.served.prefix_for(plan.drafter), depth, plan.width)
                 orders.setdefault(plan.drafter, []).append((index, order))
         for drafter, lane in orders.items():
             answers = self._drafters[drafter].draft([order for _, order in lane])
             for (index, _), answer in zip(lane, answers, strict=True):
-                request = batch[index]
+                served = batch[index].served
                 if isinstance(answer, Draft):
                     trees[index] = answer.tree
-                    request.known[drafter] = len(request.committed)
+                    served.known[drafter] = len(served.committed)
                 else:
-                    request.known[drafter] = answer.have if isinstance(answer, Missing) else 0
+                    served.known[drafter] = answer.have if isinstance(answer, Missing) else 0
         return trees
 
     def _leave(self, requests: Sequence[_Request]) -> None:
@@ -201,58 +165,10 @@ class Generation:
         if len(self._running) > 1:
             youngest = self._running.pop()
             self._verifier.forget([youngest.name])
-            youngest.known.pop(_VERIFIER, None)
+            youngest.served.known.pop(VERIFIER, None)
             youngest.prefilled = youngest.cramped = False
             self._waiting.appendleft(youngest)
             self._full = True  # until someone leaves
-
-
-def _commit(request: _Request, verdict: Verdict) -> Commit:
-    """Takes the verdict's tokens up to the first that ends the output."""
-    params, first = request.params, request.produced
-    tokens = verdict.tokens[: params.max_tokens - first]
-    stop = next((i for i, token in enumerate(tokens) if token in params.stop_token_ids), None)
-    if stop is not None:
-        tokens = tokens[: stop + 1]
-    request.committed.extend(tokens)
-    finish: Finish | None = None
-    if stop is not None:
-        finish = "stop"
-    elif request.produced == params.max_tokens:
-        finish = "length"
-    return Commit(
-        request=request.name,
-        attempt=verdict.attempt,
-        first_index=first,
-        token_ids=tokens,
-        logprobs=None if verdict.logprobs is None else verdict.logprobs[: len(tokens)],
-        finish=finish,
-    )
-
-
-def _validate_prompt(prompt: Sequence[int], max_tokens: int, verifier: Verifier) -> None:
-    if not prompt:
-        raise InvalidRequest("prompt", "is empty; it needs at least one token")
-    for index, token in enumerate(prompt):
-        if not 0 <= token < verifier.vocab_size:
-            raise InvalidRequest(
-                "prompt",
-                f"token {token} at index {index} is outside the vocabulary of "
-                f"{verifier.vocab_size}",
-            )
-    room = verifier.max_context - len(prompt)
-    if room < 1:
-        raise InvalidRequest(
-            "prompt",
-            f"{len(prompt)} tokens leave no room for output in the {verifier.max_context} that "
-            "a request may have here; shorten it",
-        )
-    if max_tokens > room:
-        raise InvalidRequest(
-            "max_tokens",
-            f"{max_tokens} tokens behind a prompt of {len(prompt)} exceed the "
-            f"{verifier.max_context} that a request may have here; ask for at most {room}",
-        )
 
 
 def generate(

@@ -45,6 +45,8 @@ class DraftOrder:
     """At most this many tokens ahead; 0 only catches up."""
     width: int = 1
     """Nodes kept at each depth; 1 drafts a chain."""
+    score: bool = False
+    """Also say which of the delta's tokens this drafter would have drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class Draft:
     attempt: int
     round: int
     tree: DraftTree
+    matched: tuple[bool, ...] = ()
+    """Asked for by `score`: for each token of the delta's output part that was new to the drafter,
+    whether its own first choice there was that token. Empty where the drafter cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)

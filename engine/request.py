@@ -1,0 +1,135 @@
+"""One accepted request as its server keeps it: the truth that every host's soft state follows."""
+
+import operator
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.committed import CommittedTokens
+from engine.errors import InvalidRequest
+from engine.params import SamplingParams, validate_params
+from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs
+
+VERIFIER = ""
+"""The verifier among a request's hosts; drafters have names, which are never empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLimits:
+    """What admission must know of the target."""
+
+    vocab_size: int
+    max_context: int
+    """Tokens of prompt and output that one request may have."""
+    stop_token_ids: tuple[int, ...]
+    """By which the model itself ends an output."""
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    name: str
+    committed: CommittedTokens
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    attempt: int = 0
+    round: int = 0
+    known: dict[str, int] = field(default_factory=dict)
+    """How many of the committed tokens each host has; absent or 0: it needs a start."""
+
+    @property
+    def produced(self) -> int:
+        return len(self.committed) - self.prompt_len
+
+    def prefix_for(self, host: str, at_most: int | None = None) -> Prefix:
+        """What the host lacks, or the first `at_most` tokens of it."""
+        base = self.known.get(host, 0)
+        end = None if at_most is None else base + at_most
+        return Prefix(
+            request=self.name,
+            attempt=self.attempt,
+            round=self.round,
+            base=base,
+            base_hash=self.committed.hash_at(base),
+            delta=tuple(self.committed.ids[base:end]),
+            start=None if base else Start(self.params, self.seed, self.prompt_len),
+        )
+
+    def commit(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
+    ) -> Commit:
+        """Takes a verdict's tokens up to the first that ends the output."""
+        first = self.produced
+        tokens = tokens[: self.params.max_tokens - first]
+        stops = self.params.stop_token_ids
+        stop = next((i for i, token in enumerate(tokens) if token in stops), None)
+        if stop is not None:
+            tokens = tokens[: stop + 1]
+        self.committed.extend(tokens)
+        finish: Finish | None = None
+        if stop is not None:
+            finish = "stop"
+        elif self.produced == self.params.max_tokens:
+            finish = "length"
+        return Commit(
+            request=self.name,
+            attempt=self.attempt,
+            first_index=first,
+            token_ids=tuple(tokens),
+            logprobs=None if logprobs is None else tuple(logprobs[: len(tokens)]),
+            finish=finish,
+        )
+
+
+def admit(
+    name: str,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    target: TargetLimits,
+    *,
+    output: Sequence[int] = (),
+    attempt: int = 0,
+) -> ServedRequest:
+    """Raises InvalidRequest naming the field.
+
+    `output`: tokens that an earlier attempt has committed. They stay outputs, so positions,
+    penalties and max_tokens go on where they were.
+    """
+    validate_params(params, target.vocab_size)
+    # numpy's integers would overflow in the hash.
+    prompt = [operator.index(token) for token in prompt]
+    _validate_prompt(prompt, params.max_tokens, target)
+    if len(output) >= params.max_tokens:
+        raise InvalidRequest("output_ids", f"{len(output)} tokens leave none to generate")
+    seed = secrets.randbits(64) if params.seed is None else params.seed
+    if not params.ignore_eos:
+        stops = {*params.stop_token_ids, *target.stop_token_ids}
+        params = replace(params, stop_token_ids=tuple(sorted(stops)))
+    committed = CommittedTokens()
+    committed.extend(prompt)
+    committed.extend(output)
+    return ServedRequest(name, committed, len(prompt), params, seed, attempt)
+
+
+def _validate_prompt(prompt: Sequence[int], max_tokens: int, target: TargetLimits) -> None:
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty; it needs at least one token")
+    for index, token in enumerate(prompt):
+        if not 0 <= token < target.vocab_size:
+            raise InvalidRequest(
+                "prompt",
+                f"token {token} at index {index} is outside the vocabulary of {target.vocab_size}",
+            )
+    room = target.max_context - len(prompt)
+    if room < 1:
+        raise InvalidRequest(
+            "prompt",
+            f"{len(prompt)} tokens leave no room for output in the {target.max_context} that "
+            "a request may have here; shorten it",
+        )
+    if max_tokens > room:
+        raise InvalidRequest(
+            "max_tokens",
+            f"{max_tokens} tokens behind a prompt of {len(prompt)} exceed the "
+            f"{target.max_context} that a request may have here; ask for at most {room}",
+        )
