@@ -29,6 +29,22 @@ class DraftJob:
     depth: int
     """Levels that may be drafted; 0 only catches up."""
     width: int
+    scored: bool = False
+    """Also compare the committed tokens with what this drafter would have drafted."""
+
+    def scored_rows(self, first: int, count: int) -> list[Row]:
+        """What decides the token behind each of `count` committed tokens from `first` on."""
+        params, committed = self.start.params, self.committed
+        return [
+            Row(
+                params,
+                self.start.seed,
+                position,
+                self.start.prompt_len,
+                committed[:position] if params.has_penalties else committed,
+            )
+            for position in range(first + 1, first + 1 + count)
+        ]
 
 
 class TreeArrays(NamedTuple):

@@ -97,13 +97,14 @@ class ModelDrafter:
         ]
         wanted = [number for number, job in enumerate(trees.jobs) if job.depth > 0]
         wanted = _ask(go_on, trees, 0, wanted)
-        refused = self._enter(trees, have, set(wanted))
+        matched: list[list[bool]] = [[] for _ in trees.jobs]
+        refused = self._enter(trees, have, set(wanted), matched)
         self._grow(trees, [job for job in wanted if job not in refused], go_on)
 
         answers = iter(
             NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
             if number in refused
-            else self._answer(order, trees, number)
+            else self._answer(order, trees, number, matched[number])
             for number, (order, _) in enumerate(followed)
         )
         return [held if isinstance(held, Missing) else next(answers) for held in states]
@@ -116,7 +117,7 @@ class ModelDrafter:
         # A level's last tokens are proposed without rows of their own, hence one more level.
         room = self._runner.max_context - len(tokens) + 1
         depth = max(0, min(order.depth, room))
-        return DraftJob(order.prefix.request, held.start, tokens, depth, order.width)
+        return DraftJob(order.prefix.request, held.start, tokens, depth, order.width, order.score)
 
     def _resume(self, job: DraftJob, unchanged: int) -> int:
         """Brings a request's rows in line with its committed tokens; how many there are now.
@@ -138,7 +139,13 @@ class ModelDrafter:
         self._draft_rows[job.request] = DraftTree.empty()
         return have + len(path)
 
-    def _enter(self, trees: GrowingTrees, have: list[int], wanted: set[int]) -> set[int]:
+    def _enter(
+        self,
+        trees: GrowingTrees,
+        have: list[int],
+        wanted: set[int],
+        matched: list[list[bool]],
+    ) -> set[int]:
         """Runs all committed tokens in chunks, those wanted to their last one, which grows their
         first level. Returns the jobs that the pool has no room for."""
         refused: set[int] = set()
@@ -156,18 +163,20 @@ class ModelDrafter:
                 tokens = trees.jobs[number].committed[have[number] : need[number]][:budget]
                 ends = have[number] + len(tokens) == need[number]
                 if tokens:
-                    pieces.append(Piece(number, tokens, grows=ends and number in wanted))
+                    grows = ends and number in wanted
+                    pieces.append(Piece(number, tokens, grows, have[number]))
                 budget -= len(tokens)
             try:
-                self._runner.extend(trees, pieces)
+                chosen = self._runner.extend(trees, pieces)
             except OutOfBlocks:
                 if not self._evict_idle(trees):
                     last = running.pop()
                     refused.add(last)
                     self._drop_rows(trees.jobs[last].request)
                 continue
-            for piece in pieces:
+            for piece, tokens in zip(pieces, chosen, strict=True):
                 have[piece.job] += len(piece.tokens)
+                matched[piece.job] += _matches(trees.jobs[piece.job], piece.first, tokens)
             running = [number for number in running if have[number] < need[number]]
         return refused
 
@@ -190,13 +199,16 @@ class ModelDrafter:
             if not drafting:
                 return
 
-    def _answer(self, order: DraftOrder, trees: GrowingTrees, job: int) -> Draft:
+    def _answer(
+        self, order: DraftOrder, trees: GrowingTrees, job: int, matched: Sequence[bool]
+    ) -> Draft:
         tree = trees.tree(job)
         if len(tree):
             # The deepest level has been proposed, not run.
             rows = trees.frontier(job).start
             self._draft_rows[order.prefix.request] = trees.tree(job, rows)
-        return Draft(order.prefix.request, order.prefix.attempt, order.prefix.round, tree)
+        prefix = order.prefix
+        return Draft(prefix.request, prefix.attempt, prefix.round, tree, tuple(matched))
 
     def _evict_idle(self, trees: GrowingTrees) -> bool:
         """Drops the rows of the least recently used request that is not in this batch."""
@@ -212,6 +224,17 @@ class ModelDrafter:
 
     def _release(self, request: str, _held: HeldRequest) -> None:
         self._drop_rows(request)
+
+
+def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:
+    """Whether each choice behind committed token first, first + 1, ... is the token that was
+    committed next; of the output alone, and as far as it goes."""
+    following = job.committed[first + 1 : first + 1 + len(chosen)]
+    return [
+        token == choice
+        for place, (token, choice) in enumerate(zip(following, chosen, strict=False), first + 1)
+        if place >= job.start.prompt_len
+    ]
 
 
 def _ask(

@@ -1,6 +1,7 @@
 """What a model drafter needs of its model; two runners, equal in result (tested)."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from engine.drafters.growing import GrowingTrees
 from engine.model import PackedModel, Segment
-from engine.sampling import candidates
+from engine.sampling import candidates, choose
 
 
 class Piece(NamedTuple):
@@ -18,6 +19,13 @@ class Piece(NamedTuple):
     tokens: Sequence[int]
     grows: bool
     """These are its last committed tokens, and a tree is to grow from them."""
+    first: int
+    """The place of the first of them in the request."""
+
+    def wanted(self, scored: bool) -> range:
+        """The rows whose logits matter."""
+        rows = len(self.tokens)
+        return range(0 if scored else rows - 1 if self.grows else rows, rows)
 
 
 class DraftRunner(Protocol):
@@ -45,15 +53,34 @@ class DraftRunner(Protocol):
         """Drops all rows of a request; an unknown one is no error."""
         ...
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> None:
-        """Adds committed rows, and level 1 to the trees of pieces that grow. OutOfBlocks leaves
-        everything as it was."""
+    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
+        """Adds committed rows, and level 1 to the trees of pieces that grow. Returns for each
+        piece the tokens that the model would have chosen behind its own, for those of scored
+        jobs. OutOfBlocks leaves everything as it was."""
         ...
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         """Adds the deepest levels' rows, and one level more, to the trees of these jobs.
         OutOfBlocks leaves everything as it was."""
         ...
+
+
+def growing(trees: GrowingTrees, pieces: Sequence[Piece]) -> list[int]:
+    """Among the wanted rows of all pieces, those from which trees grow."""
+    ends = accumulate(len(piece.wanted(trees.jobs[piece.job].scored)) for piece in pieces)
+    return [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.grows]
+
+
+def choices(trees: GrowingTrees, pieces: Sequence[Piece], logits: Tensor) -> list[list[int]]:
+    """Of scored pieces the token chosen behind each row; `logits` of all pieces' wanted rows."""
+    chosen: list[list[int]] = []
+    end = 0
+    for piece in pieces:
+        job = trees.jobs[piece.job]
+        begin, end = end, end + len(piece.wanted(job.scored))
+        rows = job.scored_rows(piece.first, len(piece.tokens)) if job.scored else []
+        chosen.append(choose(logits[begin:end], rows) if rows else [])
+    return chosen
 
 
 class PackedRunner:
@@ -83,25 +110,27 @@ class PackedRunner:
     def release(self, request: str) -> None:
         self._model.kv.release(request)
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> None:
+    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
         kv = self._model.kv
         segments = []
         for piece in pieces:
-            request, rows = trees.jobs[piece.job].request, len(piece.tokens)
-            first = kv.length(request)
+            job, rows = trees.jobs[piece.job], len(piece.tokens)
             segments.append(
                 Segment(
-                    request,
+                    job.request,
                     np.array(piece.tokens, np.int32),
-                    np.arange(first, first + rows, dtype=np.int32),
+                    np.arange(piece.first, piece.first + rows, dtype=np.int32),
                     mask=None,
-                    logits=np.array([rows - 1] if piece.grows else [], np.int32),
+                    logits=np.array(piece.wanted(job.scored), np.int32),
                 )
             )
         logits = self._model.forward(segments)
         for segment, piece in zip(segments, pieces, strict=True):
             kv.commit(segment.request, range(len(piece.tokens)), piece.tokens)
-        self._grow(trees, [piece.job for piece in pieces if piece.grows], logits)
+        self._grow(
+            trees, [piece.job for piece in pieces if piece.grows], logits[growing(trees, pieces)]
+        )
+        return choices(trees, pieces, logits)
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         segments = []

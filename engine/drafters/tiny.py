@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from engine.drafters import tiny_steps
 from engine.drafters.growing import GrowingTrees
-from engine.drafters.runner import Piece
+from engine.drafters.runner import Piece, choices, growing
 from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import pack
@@ -55,13 +55,17 @@ class TinyRunner:
         if paged is not None:
             self._pool.remove(paged)
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> None:
+    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
         requests = [self._requests[trees.jobs[piece.job].request] for piece in pieces]
         counts = [len(piece.tokens) for piece in pieces]
         self._pool.reserve(
             requests, [one.length + count for one, count in zip(requests, counts, strict=True)]
         )
-        last_rows = np.cumsum(counts) - 1
+        wanted = [
+            offset + row
+            for piece, offset in zip(pieces, np.cumsum([0, *counts[:-1]]).tolist(), strict=True)
+            for row in piece.wanted(trees.jobs[piece.job].scored)
+        ]
         logits = tiny_steps.extend(
             self._weights,
             self._pool.kv,
@@ -70,11 +74,17 @@ class TinyRunner:
             np.array([one.length for one in requests]),
             np.array(list(chain.from_iterable(piece.tokens for piece in pieces)), np.int32),
             np.array(counts),
-            last_rows[[piece.grows for piece in pieces]],
+            np.array(wanted, np.int64),
         )
         for one, count in zip(requests, counts, strict=True):
             one.length += count
-        self._grow(trees, [piece.job for piece in pieces if piece.grows], logits)
+        rows = growing(trees, pieces)
+        self._grow(
+            trees,
+            [piece.job for piece in pieces if piece.grows],
+            logits if len(rows) == len(logits) else logits[rows],
+        )
+        return choices(trees, pieces, torch.from_numpy(logits[:, : self._vocab_size]))
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         requests = [self._requests[trees.jobs[job].request] for job in drafting]

@@ -11,8 +11,16 @@ from policies.tree import DraftTree
 class Stream:
     """One request's committed tokens, of which a host is sent what it has not seen."""
 
-    def __init__(self, name: str, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        seed: int = 0,
+    ) -> None:
         self.name = name
+        self.params = params or SamplingParams()
+        self.seed = seed
         self.prompt_len = len(prompt)
         self.committed = CommittedTokens()
         self.committed.extend(prompt)
@@ -20,7 +28,7 @@ class Stream:
         self.round = 0
 
     def prefix(self) -> Prefix:
-        start = Start(SamplingParams(), 0, self.prompt_len) if self.seen == 0 else None
+        start = Start(self.params, self.seed, self.prompt_len) if self.seen == 0 else None
         self.round += 1
         return Prefix(
             request=self.name,

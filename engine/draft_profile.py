@@ -1,0 +1,72 @@
+"""What one draft step of a drafter costs on this device: SpecServe's analyzer, drafter side.
+
+Whole draft calls are timed, as they are served, with sampling and bookkeeping; a call of `depth`
+levels counts as so many equal steps.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from engine.committed import CommittedTokens
+from engine.params import SamplingParams
+from engine.protocol import Drafter, DraftOrder, Prefix, Start
+from policies.cost import ForwardSample, LinearCost, fit_linear
+
+REQUESTS = (1, 4, 16)
+CONTEXT = (32, 128, 512)
+DEPTH = 4
+ROUNDS = 5
+
+
+def profile_drafter(
+    drafter: Drafter, vocab_size: int, max_context: int, contexts: Sequence[int] = CONTEXT
+) -> LinearCost:
+    """Measure while nothing else runs on the device. Leaves nothing behind in the drafter."""
+    samples = [
+        ForwardSample(
+            requests * context,
+            requests,
+            _seconds_per_step(drafter, vocab_size, requests, context),
+        )
+        for requests, context in product(REQUESTS, contexts)
+        if context + DEPTH <= max_context
+    ]
+    return fit_linear(samples)
+
+
+def _seconds_per_step(drafter: Drafter, vocab_size: int, requests: int, context: int) -> float:
+    """The first call reads the prompts (and compiles); later ones have one new token each."""
+    rng = np.random.default_rng(0)
+    names = [f"profile-{number}" for number in range(requests)]
+    committed = {name: CommittedTokens() for name in names}
+    start = Start(SamplingParams(temperature=0), 0, context)
+    for tokens in committed.values():
+        tokens.extend(rng.integers(vocab_size, size=context).tolist())
+    known = dict.fromkeys(names, 0)
+    times = []
+    for number in range(1 + ROUNDS):
+        orders = []
+        for name, tokens in committed.items():
+            base = known[name]
+            prefix = Prefix(
+                name,
+                attempt=0,
+                round=number,
+                base=base,
+                base_hash=tokens.hash_at(base),
+                delta=tuple(tokens.ids[base:]),
+                start=None if base else start,
+            )
+            orders.append(DraftOrder(prefix, DEPTH))
+            known[name] = len(tokens)
+        begun = perf_counter()
+        drafter.draft(orders)
+        times.append((perf_counter() - begun) / DEPTH)
+        for tokens in committed.values():
+            tokens.extend([int(rng.integers(vocab_size))])
+    drafter.forget(names)
+    return median(times[1:])

@@ -1,0 +1,468 @@
+"""The model drafter against beam search from scratch, and what it keeps, recomputes and refuses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from engine.drafters.growing import GrowingTrees
+from engine.drafters.model import ModelDrafter, check_tokenizer, make_runner
+from engine.drafters.runner import DraftRunner, PackedRunner, Piece
+from engine.drafters.tiny import TinyRunner
+from engine.errors import IncompatibleDrafter
+from engine.model import PackedModel
+from engine.params import SamplingParams
+from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
+from policies.tree import ROOT, DraftTree
+from tests import reference
+from tests.checkpoints import CONTEXT, VOCAB, llama
+from tests.engine.drafters.orders import Stream, token_paths
+
+GREEDY = SamplingParams(temperature=0)
+SEEDED = SamplingParams(temperature=1.0)
+FILTERED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01)
+PENALISED = SamplingParams(
+    temperature=0.8,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=0.7,
+    logit_bias={7: 3.0, 8: -4.0},
+    min_tokens=4,
+    stop_token_ids=(7,),
+)
+PROMPT = [5, 9, 2, 6, 5, 3]
+KV_TOKENS = 1024
+CONFIDENCE = 0.02
+"""Raw confidence leaves out the noise of tokens that hardly count (engine/sampling_kernels.py)."""
+
+
+class Watched:
+    """A runner that notes which rows each forward adds."""
+
+    def __init__(self, runner: DraftRunner) -> None:
+        self.real = runner
+        self.entered: list[dict[str, list[int]]] = []
+        """Committed tokens by request, one dict per forward."""
+        self.steps = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self.real.vocab_size
+
+    @property
+    def max_context(self) -> int:
+        return self.real.max_context
+
+    def open(self, request: str, tokens: Sequence[int]) -> int:
+        return self.real.open(request, tokens)
+
+    def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self.real.keep(request, length, path, tokens)
+
+    def release(self, request: str) -> None:
+        self.real.release(request)
+
+    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
+        chosen = self.real.extend(trees, pieces)
+        self.entered.append({trees.jobs[one.job].request: list(one.tokens) for one in pieces})
+        return chosen
+
+    def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
+        self.real.step(trees, drafting)
+        self.steps += 1
+
+    def take_entered(self) -> dict[str, list[int]]:
+        """What entered since the last call, forwards put together."""
+        entered: dict[str, list[int]] = {}
+        for forward in self.entered:
+            for request, tokens in forward.items():
+                entered.setdefault(request, []).extend(tokens)
+        self.entered = []
+        return entered
+
+
+MakeRunner = Callable[..., Watched]
+
+
+def tiny_runner(kv_tokens: int = KV_TOKENS) -> Watched:
+    return Watched(TinyRunner(llama(), kv_tokens=kv_tokens))
+
+
+def packed_runner(kv_tokens: int = KV_TOKENS) -> Watched:
+    return Watched(PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens)))
+
+
+@pytest.fixture(params=[tiny_runner, packed_runner], ids=["tiny", "packed"])
+def runner_of(request: pytest.FixtureRequest) -> MakeRunner:
+    return request.param
+
+
+@pytest.fixture
+def runner(runner_of: MakeRunner) -> Watched:
+    return runner_of()
+
+
+@pytest.fixture(scope="module")
+def eager() -> PreTrainedModel:
+    model = llama()
+    model.set_attn_implementation("eager")
+    return model
+
+
+def drafter_on(runner: DraftRunner, chunk: int = 512) -> ModelDrafter:
+    return ModelDrafter("drafter", runner, target_vocab_size=VOCAB, chunk=chunk)
+
+
+def trees_of(
+    drafter: ModelDrafter,
+    orders: Sequence[DraftOrder],
+    go_on: Callable[[DraftStep], Sequence[bool]] = to_ordered_depth,
+) -> list[DraftTree]:
+    answers = drafter.draft(orders, go_on)
+    assert [answer.request for answer in answers] == [order.prefix.request for order in orders]
+    drafts = [answer for answer in answers if isinstance(answer, Draft)]
+    assert len(drafts) == len(answers)
+    return [draft.tree for draft in drafts]
+
+
+def beam_search(model: PreTrainedModel, stream: Stream, depth: int, width: int) -> DraftTree:
+    """The definition, one path at a time: of all children of a level the `width` likeliest."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    confidence: list[float] = []
+    frontier: list[tuple[int, list[int], float]] = [(ROOT, [], 1.0)]
+    for _ in range(depth):
+        children = []
+        for node, path, believed in frontier:
+            before = stream.committed.ids + path
+            logits = reference.forward(model, before)[-1]
+            scores = reference.perturbed(
+                logits, before, stream.prompt_len, stream.params, stream.seed
+            )
+            raw = reference.softmax(scores * (stream.params.temperature or 1.0))
+            for token in np.argsort(-scores)[:width].tolist():
+                if raw[token] > 0:
+                    children.append((believed * raw[token], node, path, token, raw[token]))
+        children.sort(key=lambda child: -child[0])
+        frontier = []
+        for believed, node, path, token, raw_confidence in children[:width]:
+            frontier.append((len(tokens), [*path, token], believed))
+            tokens.append(token)
+            parents.append(node)
+            confidence.append(raw_confidence)
+    return DraftTree.build(tokens, parents, confidence)
+
+
+def assert_equal(tree: DraftTree, expected: DraftTree, tolerance: float = 1e-4) -> None:
+    assert token_paths(tree) == token_paths(expected)
+    assert tree.parents.tolist() == expected.parents.tolist()
+    assert tree.depth.tolist() == expected.depth.tolist()
+    np.testing.assert_allclose(tree.confidence, expected.confidence, atol=tolerance)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED])
+@pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
+def test_a_tree_is_the_beam_search_of_the_request(
+    runner: Watched, eager: PreTrainedModel, params: SamplingParams, depth: int, width: int
+) -> None:
+    """Its noise at each node's own position, penalties along each node's own path."""
+    for seed in range(4):
+        stream = Stream(f"seed {seed}", [*PROMPT, seed], params, seed)
+        stream.committed.extend([7, 11])  # output, that presence and frequency count
+        expected = beam_search(eager, stream, depth, width)
+        tree = stream.draft(drafter_on(runner), depth, width)
+        assert len(tree) >= depth
+        assert_equal(tree, expected, CONFIDENCE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafting_in_deltas_equals_drafting_at_once(runner_of: MakeRunner, seed: int) -> None:
+    """Whatever was accepted or rewritten, and whoever else is in the batch."""
+    rng = np.random.default_rng(seed)
+    drafter = drafter_on(runner_of())
+    streams = [
+        Stream(str(number), rng.integers(VOCAB, size=int(rng.integers(1, 90))).tolist(), params, 3)
+        for number, params in enumerate((GREEDY, SEEDED, FILTERED, PENALISED, GREEDY))
+    ]
+    for _ in range(6):
+        batch = [stream for stream in streams if rng.random() < 0.7]
+        shapes = [(int(rng.integers(0, 5)), int(rng.integers(1, 5))) for _ in batch]
+        orders = [stream.order(*shape) for stream, shape in zip(batch, shapes, strict=True)]
+        fresh = drafter_on(runner_of())
+        for stream, shape, tree in zip(batch, shapes, trees_of(drafter, orders), strict=True):
+            assert len(tree) <= shape[0] * shape[1]
+            copy = Stream(stream.name, stream.committed.ids, stream.params, stream.seed)
+            copy.prompt_len = stream.prompt_len
+            assert_equal(tree, copy.draft(fresh, *shape))
+            accept_some(stream, tree, rng)
+        for stream in streams:
+            if stream not in batch:  # another drafter's turn
+                stream.committed.extend(rng.integers(VOCAB, size=3).tolist())
+
+
+def accept_some(stream: Stream, tree: DraftTree, rng: np.random.Generator) -> None:
+    """A verdict, or now and then committed tokens that turn out to be others."""
+    if rng.random() < 0.2:
+        stream.committed.truncate(int(rng.integers(len(stream.committed))))
+        stream.seen = min(stream.seen, len(stream.committed))
+    elif len(tree):
+        path = tree.path(int(rng.integers(len(tree))))
+        stream.committed.extend(tree.tokens[path].tolist())
+    stream.committed.extend([int(rng.integers(VOCAB))])
+
+
+def test_rows_of_an_accepted_draft_are_not_computed_again(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    stream = Stream("a", PROMPT, GREEDY)
+    tree = stream.draft(drafter, depth=4)
+    assert runner.take_entered() == {"a": PROMPT}
+    other = (int(tree.tokens[2]) + 1) % VOCAB
+    stream.committed.extend([*tree.tokens[:2].tolist(), other])
+    tree = stream.draft(drafter, depth=4)
+    assert runner.take_entered() == {"a": [other]}
+
+    # The last drafted token has no row yet.
+    accepted = tree.tokens.tolist()
+    stream.committed.extend([*accepted, 50])
+    stream.draft(drafter, depth=1)
+    assert runner.take_entered() == {"a": [accepted[-1], 50]}
+
+
+def test_rows_of_an_accepted_branch_are_not_computed_again(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    stream = Stream("a", PROMPT, SEEDED)
+    tree = stream.draft(drafter, depth=3, width=4)
+    runner.take_entered()
+    # A path that is not the first one, to a node of the last level.
+    path = max((tree.path(node) for node in range(len(tree))), key=lambda path: (len(path), path))
+    assert path != list(range(len(path)))
+    *with_rows, without = tree.tokens[path].tolist()
+    stream.committed.extend([*with_rows, without, 50])
+    again = stream.draft(drafter, depth=3, width=4)
+    assert runner.take_entered() == {"a": [without, 50]}
+    fresh = Stream("fresh", stream.committed.ids, SEEDED)
+    assert_equal(again, fresh.draft(drafter, depth=3, width=4))
+
+
+def test_a_draft_below_rewritten_tokens_is_not_reused(runner_of: MakeRunner) -> None:
+    """The same tokens behind another history have other rows."""
+    drafter = drafter_on(runner_of())
+    stream = Stream("a", PROMPT, GREEDY)
+    drafted = stream.draft(drafter, depth=4).tokens.tolist()
+    stream.committed.truncate(3)
+    stream.seen = 3
+    stream.committed.extend([50, *PROMPT[4:], *drafted])
+    fresh = Stream("fresh", stream.committed.ids, GREEDY)
+    assert_equal(stream.draft(drafter, depth=3), fresh.draft(drafter_on(runner_of()), depth=3))
+
+
+def test_the_same_prefix_again_runs_only_its_last_token(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    stream = Stream("a", PROMPT, GREEDY)
+    tree = stream.draft(drafter, depth=2)
+    runner.take_entered()
+    assert_equal(stream.draft(drafter, depth=2), tree)
+    assert runner.take_entered() == {"a": PROMPT[-1:]}
+
+
+def test_depth_zero_only_catches_up(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    stream = Stream("a", PROMPT, GREEDY)
+    assert len(stream.draft(drafter, depth=0)) == 0
+    # The last token's row proposes a first level, which nobody asked for.
+    assert runner.take_entered() == {"a": PROMPT[:-1]}
+    tree = stream.draft(drafter, depth=3)
+    assert runner.take_entered() == {"a": PROMPT[-1:]}
+    assert_equal(tree, Stream("b", PROMPT, GREEDY).draft(drafter, depth=3))
+
+
+def test_the_policy_is_asked_before_each_level_and_obeyed(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    whole = Stream("whole", PROMPT, GREEDY).draft(drafter, depth=3, width=2)
+    steps: list[DraftStep] = []
+
+    def policy(step: DraftStep) -> list[bool]:
+        steps.append(step)
+        stops_at = {"none": 0, "one": 1, "all": 9}
+        return [step.depth < stops_at[request] for request in step.requests]
+
+    streams = [Stream(name, PROMPT, GREEDY) for name in ("none", "one", "all", "catch-up")]
+    depths = (3, 3, 3, 0)
+    runner.steps = 0
+    orders = [stream.order(depth, 2) for stream, depth in zip(streams, depths, strict=True)]
+    nothing, one, everything, _ = trees_of(drafter, orders, policy)
+    assert len(nothing) == 0
+    assert_equal(one, whole.prune(range(2)))
+    assert_equal(everything, whole)
+    assert [(step.depth, list(step.requests)) for step in steps] == [
+        (0, ["none", "one", "all"]),
+        (1, ["one", "all"]),
+        (2, ["all"]),
+    ]
+    assert [len(frontier) for frontier in steps[0].frontier] == [0, 0, 0]
+    path = everything.path_confidence()
+    assert steps[1].frontier[1].tolist() == path[:2].tolist()
+    assert steps[2].frontier[0].tolist() == path[2:4].tolist()
+    assert runner.steps == 2, "no forward for those who stopped"
+
+
+def test_a_prompt_longer_than_a_chunk_enters_in_chunks(runner: Watched) -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(VOCAB, size=size).tolist() for size in (50, 3, 21)]
+    streams = [Stream(str(size), prompt, SEEDED) for size, prompt in enumerate(prompts)]
+    trees = trees_of(drafter_on(runner, chunk=16), [stream.order(3, 2) for stream in streams])
+    forwards = [sum(len(tokens) for tokens in forward.values()) for forward in runner.entered]
+    assert forwards == [16, 16, 16, 16, 10]
+    assert runner.take_entered() == {str(i): prompt for i, prompt in enumerate(prompts)}
+    for tree, prompt in zip(trees, prompts, strict=True):
+        assert_equal(tree, Stream("whole", prompt, SEEDED).draft(drafter_on(runner), 3, 2))
+        runner.release("whole")
+
+
+def test_a_request_beyond_the_context_gets_an_empty_tree(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    rng = np.random.default_rng(0)
+    lengths = (CONTEXT - 2, CONTEXT, CONTEXT + 1, 5)
+    streams = [Stream(str(n), rng.integers(VOCAB, size=n).tolist(), GREEDY) for n in lengths]
+    trees = trees_of(drafter, [stream.order(depth=6) for stream in streams])
+    # The last level is proposed at position CONTEXT and needs no row of its own.
+    assert [len(tree) for tree in trees] == [3, 1, 0, 6]
+    streams[1].committed.extend([1])
+    assert len(streams[1].draft(drafter, depth=6)) == 0
+    streams[1].committed.truncate(CONTEXT - 1)
+    streams[1].seen = CONTEXT - 1
+    assert len(streams[1].draft(drafter, depth=6)) == 2
+
+
+def test_a_pool_smaller_than_the_context_bounds_a_request_alike(runner_of: MakeRunner) -> None:
+    runner = runner_of(kv_tokens=64)
+    assert runner.max_context == 64
+    long, short = (Stream(str(size), [5] * size, GREEDY) for size in (65, 60))
+    trees = trees_of(drafter_on(runner), [long.order(depth=9), short.order(depth=9)])
+    assert [len(tree) for tree in trees] == [0, 5]
+
+
+def test_a_request_without_room_beside_its_batch_is_told_so(runner_of: MakeRunner) -> None:
+    drafter = drafter_on(runner_of(kv_tokens=128))
+    first, second = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
+    answers = drafter.draft([first.order(depth=2), second.order(depth=2)])
+    assert isinstance(answers[0], Draft)
+    assert len(answers[0].tree) == 2
+    assert answers[1] == NoRoom("b", 0, 1)
+    # Its tokens are known: once the other one leaves, the next order needs no more of them.
+    drafter.forget(["a"])
+    assert_equal(
+        second.draft(drafter, depth=2),
+        Stream("b", [6] * 100, GREEDY).draft(drafter_on(runner_of()), depth=2),
+    )
+
+
+def test_a_tree_stays_as_deep_as_there_is_room(runner_of: MakeRunner) -> None:
+    """Two requests of 62 tokens leave each other two rows."""
+    drafter = drafter_on(runner_of(kv_tokens=128))
+    streams = [Stream("a", [5] * 62, GREEDY), Stream("b", [6] * 62, GREEDY)]
+    fresh = drafter_on(runner_of())
+    for stream, tree in zip(
+        streams, trees_of(drafter, [stream.order(depth=6) for stream in streams]), strict=True
+    ):
+        expected = Stream(stream.name, stream.committed.ids, GREEDY).draft(fresh, depth=6)
+        # The third level needs no row of its own.
+        assert_equal(tree, expected.prune(range(3)))
+
+
+def test_the_least_recently_used_request_makes_room(runner_of: MakeRunner) -> None:
+    runner = runner_of(kv_tokens=192)
+    drafter = drafter_on(runner)
+    streams = {name: Stream(name, [ord(name) % 90] * 50, GREEDY) for name in "abc"}
+    for name in "abca":
+        streams[name].draft(drafter, depth=2)
+    newcomer = Stream("new", [4] * 50, GREEDY)
+    newcomer.draft(drafter, depth=2)
+    runner.take_entered()
+    for name in "acb":
+        streams[name].committed.extend([1])
+        streams[name].draft(drafter, depth=1)
+    entered = runner.take_entered()
+    assert entered["a"] == entered["c"] == [1]
+    assert entered["b"] == streams["b"].committed.ids
+
+
+def test_missing_prefixes_are_named_and_the_rest_goes_on(runner: Watched) -> None:
+    drafter = drafter_on(runner)
+    known, unknown, changed = (Stream(name, PROMPT, GREEDY) for name in ("k", "u", "c"))
+    for stream in (known, changed):
+        stream.draft(drafter, depth=2)
+    for stream in (known, unknown, changed):
+        stream.seen = len(PROMPT)
+        stream.committed.extend([4, 5])
+    wrong = changed.order(depth=2)
+    wrong = replace(wrong, prefix=replace(wrong.prefix, base_hash=1))
+    lacks, draft, differs = drafter.draft([unknown.order(depth=2), known.order(depth=2), wrong])
+    assert lacks == Missing("u", 0, 1, have=0)
+    assert differs == Missing("c", 0, 2, have=0)
+    assert isinstance(draft, Draft)
+    for stream in (unknown, changed):  # the whole, as answered
+        stream.seen = 0
+        assert_equal(stream.draft(drafter, depth=2), draft.tree)
+
+
+def test_equal_prompts_share_rows_where_the_pool_can() -> None:
+    runner = packed_runner()
+    drafter = drafter_on(runner)
+    prompt = list(range(40))
+    first = Stream("a", prompt, SEEDED).draft(drafter, depth=3)
+    runner.take_entered()
+    assert_equal(Stream("b", prompt, SEEDED).draft(drafter, depth=3), first)
+    assert runner.take_entered() == {"b": prompt[32:]}
+
+
+def test_forgotten_requests_leave_nothing_behind() -> None:
+    model = PackedModel(llama(), kv_tokens=KV_TOKENS)
+    drafter = drafter_on(PackedRunner(model))
+    streams = [Stream(name, PROMPT, SEEDED) for name in "abc"]
+    trees_of(drafter, [stream.order(depth=3, width=3) for stream in streams])
+    drafter.forget(["a", "b", "c", "unknown"])
+    model.kv.check()
+    assert model.kv.used_blocks == 0
+
+
+def test_a_drafter_of_another_vocabulary_is_refused() -> None:
+    runner = tiny_runner()
+    with pytest.raises(IncompatibleDrafter, match="'other': vocab_size: 97 tokens, but the target"):
+        ModelDrafter("other", runner, target_vocab_size=VOCAB + 1)
+    target = {"a": 0, "b": 1, "c": 2}
+    check_tokenizer("same", dict(reversed(target.items())), target)
+    for entries in ({"a": 0, "b": 2, "c": 1}, {"a": 0, "b": 1}, target | {"d": 3}):
+        with pytest.raises(IncompatibleDrafter, match=r"'other': tokenizer: \d entries differ"):
+            check_tokenizer("other", entries, target)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_score_says_where_the_drafter_would_have_drafted_the_committed_token(
+    runner_of: MakeRunner, temperature: float
+) -> None:
+    """Of the output alone, through chunks, and beside a job that grows."""
+    params = SamplingParams(temperature=temperature, presence_penalty=0.3)
+    stream = Stream("scored", [3, 4, 5], params, seed=6)
+    other = Stream("other", [9, 8], params)
+    expected = []
+    witness = drafter_on(runner_of())
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        drafted = int(stream.draft(witness, 1).tokens[0])
+        committed = drafted if rng.random() < 0.5 else int(rng.integers(VOCAB))
+        expected.append(committed == drafted)
+        stream.committed.extend([committed])
+    stream.seen = 0
+    order = replace(stream.order(0), score=True)
+    scored, _grown = drafter_on(runner_of(), chunk=7).draft([order, other.order(2)])
+    assert isinstance(scored, Draft)
+    assert scored.matched == tuple(expected)
+    assert 4 < sum(expected) < 20
+
+
+def test_tiny_models_get_the_compiled_runner() -> None:
+    assert isinstance(make_runner(llama(), kv_tokens=64), TinyRunner)
+    assert isinstance(make_runner(llama().bfloat16(), kv_tokens=64), PackedRunner)
