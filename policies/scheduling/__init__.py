@@ -1,0 +1,1 @@
+"""Who runs: schedules by name, and what composes with each of them."""

@@ -1,0 +1,153 @@
+"""Priorities, fairness between tenants and a bound on waiting, around any schedule.
+
+The inner schedule says whom it prefers; this one keeps its order inside each tenant's part of a
+priority class. The bound comes before both: no request waits for longer than
+`starve_after_s + 2·gap + N · (turn_s / (turn_share · slots) + 2·gap)`, whatever the inner schedule
+prefers, N being the requests in the system and gap the longest time between two picks.
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.protocols import Schedule
+from policies.request import RequestView, RoundOutcome
+from policies.scheduling.estimates import by_arrival
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessParams:
+    starve_after_s: float = 30.0
+    """Who has waited for this long is given a turn, in the order of waiting."""
+    turn_s: float = 1.0
+    """How long a turn lasts, from its first step on."""
+    turn_share: float = 0.1
+    """Share of all slot time that goes to turns. Under overload everyone waits for long: the
+    inner schedule keeps the rest."""
+    tenant_slack_s: float = 1.0
+    """Slot time by which a tenant may be ahead of another before it loses a slot to it, so that
+    equals do not swap at every round."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.turn_share <= 1:
+            raise ValueError(f"turn_share is above 0 and at most 1, not {self.turn_share}")
+        if min(self.starve_after_s, self.turn_s, self.tenant_slack_s) <= 0:
+            raise ValueError("starve_after_s, turn_s and tenant_slack_s are above 0")
+
+
+class FairSchedule:
+    """Wraps any schedule; see the module's text."""
+
+    def __init__(self, inner: Schedule, params: FairnessParams = FairnessParams()) -> None:
+        self._inner = inner
+        self._params = params
+        self._tenants: dict[str, str] = {}
+        self._served: dict[str, float] = {}
+        """Slot time of each tenant that has a request here."""
+        self._waiting_since: dict[str, float] = {}
+        self._turns: dict[str, float | None] = {}
+        """Who has a turn, and when it ends; None: it has not run yet."""
+        self._next_turn_s = -math.inf
+
+    def arrive(self, request: RequestView, now: float) -> None:
+        if request.tenant not in self._served:
+            # Level with the least served: absence earns no credit, and forgets debt.
+            self._served[request.tenant] = min(self._served.values(), default=0.0)
+        self._tenants[request.name] = request.tenant
+        self._inner.arrive(request, now)
+
+    def pick(
+        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
+    ) -> list[str]:
+        holding = set(running)
+        self._keep_time(requests, holding, now)
+        self._give_turns(requests, slots, now)
+        preferred = self._inner.pick(requests, running, len(requests), now)
+        placed = Counter(self._tenants[name] for name in self._turns)
+        held = Counter(self._tenants[name] for name in running if name in self._tenants)
+        by_name = {view.name: view for view in requests}
+        classes: dict[int, list[str]] = {}
+        for name in preferred:
+            if name not in self._turns:
+                classes.setdefault(by_name[name].priority, []).append(name)
+        order = list(self._turns)
+        for priority in sorted(classes, reverse=True):
+            order += self._share_out(classes[priority], placed, held)
+        return order[:slots]
+
+    def observe(self, outcome: RoundOutcome, now: float) -> None:
+        tenant = self._tenants.get(outcome.request)
+        if tenant is not None:
+            self._served[tenant] += outcome.seconds
+        self._inner.observe(outcome, now)
+
+    def forget(self, request: str) -> None:
+        tenant = self._tenants.pop(request, None)
+        if tenant is not None and tenant not in self._tenants.values():
+            del self._served[tenant]
+        self._waiting_since.pop(request, None)
+        self._turns.pop(request, None)
+        self._inner.forget(request)
+
+    def _keep_time(self, requests: Sequence[RequestView], holding: set[str], now: float) -> None:
+        """A request that is not offered (its reader is slow) does not wait for us."""
+        self._waiting_since = {
+            view.name: now if view.name in holding else self._waiting_since.get(view.name, now)
+            for view in requests
+        }
+        turns: dict[str, float | None] = {}
+        for name, end in self._turns.items():
+            if end is None and name in holding:
+                end = now + self._params.turn_s
+            if name in self._waiting_since and (end is None or now < end):
+                turns[name] = end
+        self._turns = turns
+
+    def _give_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
+        """One turn after another, at the rate at which they use up their share."""
+        latest = now - self._params.starve_after_s
+        starving = [
+            view
+            for view in requests
+            if self._waiting_since[view.name] <= latest and view.name not in self._turns
+        ]
+        if not starving:
+            self._next_turn_s = max(self._next_turn_s, now)
+        starving.sort(key=lambda view: (self._waiting_since[view.name], *by_arrival(view)))
+        for view in starving:
+            if now < self._next_turn_s:
+                break
+            self._turns[view.name] = None
+            self._next_turn_s += self._params.turn_s / (self._params.turn_share * max(1, slots))
+
+    def _share_out(
+        self, preferred: Sequence[str], placed: Counter[str], held: Counter[str]
+    ) -> list[str]:
+        """One slot after another to the tenant that is least served, each slot that it has been
+        given counting as `tenant_slack_s`; slots that it holds already count one less."""
+        queues: dict[str, list[str]] = {}
+        for name in reversed(preferred):
+            queues.setdefault(self._tenants[name], []).append(name)
+        if len(queues) == 1:
+            return list(preferred)
+        place = {name: index for index, name in enumerate(preferred)}
+
+        def entry(tenant: str) -> tuple[float, int, str]:
+            given = placed[tenant] - (placed[tenant] < held[tenant])
+            level = self._served[tenant] + self._params.tenant_slack_s * given
+            return (level, place[queues[tenant][-1]], tenant)
+
+        order: list[str] = []
+        heap = [entry(tenant) for tenant in queues]
+        heapq.heapify(heap)
+        while heap:
+            tenant = heap[0][-1]
+            order.append(queues[tenant].pop())
+            placed[tenant] += 1
+            if queues[tenant]:
+                heapq.heapreplace(heap, entry(tenant))
+            else:
+                heapq.heappop(heap)
+        return order

@@ -1,0 +1,146 @@
+"""Our default schedule: SLO slack before time left, FCFS while nothing is predicted."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.request import RequestView, RoundOutcome, Slo
+from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
+from policies.scheduling.simple import edf, fcfs, lp_sjf
+from tests.policies.scheduling.server import Job, Served, serve
+from tests.policies.scheduling.workload import mixed_jobs
+
+PARAMS = DefaultScheduleParams(urgent_s=0.2, hold_s=0.5, token_s=0.1)
+
+
+def view(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
+    request = RequestView(name, arrival_s, prompt_len=10, max_tokens=1000)
+    for field, value in fields.items():
+        setattr(request, field, value)
+    return request
+
+
+def order(now: float, *requests: RequestView, running: tuple[str, ...] = ()) -> list[str]:
+    schedule = DefaultSchedule(PARAMS)
+    for request in requests:
+        schedule.arrive(request, request.arrival_s)
+    return schedule.pick(requests, running, len(requests), now)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.floats(0, 3), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(1, 3),
+)
+def test_without_predictions_and_promises_it_is_fcfs(
+    arrivals: list[tuple[float, int]], slots: int
+) -> None:
+    jobs = [Job(f"{i:02}", arrival, tokens) for i, (arrival, tokens) in enumerate(arrivals)]
+    assert serve(DefaultSchedule(), jobs, slots).ran == serve(fcfs(), jobs, slots).ran
+
+
+def test_the_least_time_left_runs_first_and_not_the_least_length() -> None:
+    nearly = view("nearly", predicted_len=100.0, generated=90)
+    assert order(0.0, view("short", predicted_len=20.0), nearly) == ["nearly", "short"]
+
+
+def test_a_request_without_prediction_stands_in_the_middle_of_the_predicted() -> None:
+    short, long = view("short", 1.0, predicted_len=10.0), view("long", 0.0, predicted_len=90.0)
+    assert order(2.0, long, short, view("unknown", 3.0)) == ["short", "unknown", "long"]
+
+
+def test_pace_counts_besides_length() -> None:
+    """LAPS-SD's point (Fig. 1): the shorter output may take longer, at a low acceptance."""
+    fast, slow = view("fast", predicted_len=60.0), view("slow", predicted_len=50.0)
+    schedule = DefaultSchedule(PARAMS)
+    for request in (fast, slow):
+        schedule.arrive(request, 0.0)
+        for _ in range(10):
+            committed = 5 if request is fast else 1
+            schedule.observe(
+                RoundOutcome(request.name, "a", 4, 4, committed - 1, committed, seconds=0.1), 0.0
+            )
+    assert schedule.pick([slow, fast], [], 2, 1.0) == ["fast", "slow"]
+
+
+@pytest.mark.parametrize(("length", "first"), [(16.0, "running"), (14.0, "new")])
+def test_a_running_request_gives_way_only_to_a_clearly_shorter_one(
+    length: float, first: str
+) -> None:
+    running = view("running", predicted_len=20.0)  # 2 s left, less the 0.5 s that hold it
+    new = view("new", 1.0, predicted_len=length)
+    assert order(1.0, running, new, running=("running",))[0] == first
+
+
+def test_who_would_miss_its_first_token_by_waiting_goes_before_the_shortest() -> None:
+    urgent = view("urgent", 0.0, slo=Slo(ttft_s=1.0), predicted_len=500.0)
+    short = view("short", 0.0, predicted_len=1.0)
+    assert order(0.5, short, urgent)[0] == "short"
+    assert order(0.9, short, urgent)[0] == "urgent"
+
+
+def test_a_promise_that_is_lost_takes_no_slot_from_one_that_can_be_kept() -> None:
+    lost = view("lost", 0.0, slo=Slo(ttft_s=1.0), predicted_len=500.0)
+    kept = view("kept", 0.4, slo=Slo(ttft_s=1.0), predicted_len=500.0)
+    assert order(1.3, lost, kept)[0] == "kept"
+
+
+def test_slack_of_a_running_answer_is_what_its_own_pace_leaves_until_its_end() -> None:
+    """At 0.1 s a token, 50 more take 5 s; 0.15 s each were promised."""
+    slo = Slo(tpot_s=0.15)
+    answer = view("answer", slo=slo, first_token_s=10.0, generated=51, predicted_len=101.0)
+    short = view("short", predicted_len=1.0)
+    due_s = 10.0 + 0.15 * 100
+    assert order(due_s - 5.0 - 0.3, short, answer)[0] == "short"
+    assert order(due_s - 5.0 - 0.1, short, answer)[0] == "answer"
+    assert order(due_s - 5.0 + 0.1, short, answer)[0] == "short"
+
+
+def test_an_answer_of_unknown_length_is_taken_to_go_on_for_as_long_again() -> None:
+    answer = view("answer", 1.0, slo=Slo(tpot_s=0.15), first_token_s=10.0, generated=10)
+    short = view("short", predicted_len=1.0)
+    due_s = 10.0 + 0.15 * 19
+    assert order(due_s - 1.0 - 0.3, short, answer)[0] == "short"
+    assert order(due_s - 1.0 - 0.1, short, answer)[0] == "answer"
+
+
+def kept_promises(served: Served, jobs: list[Job]) -> int:
+    kept = 0
+    for job in jobs:
+        first_s, finish_s = served.first_token_s[job.name], served.finish_s[job.name]
+        assert job.slo.ttft_s is not None
+        assert job.slo.tpot_s is not None
+        kept += (
+            first_s - job.arrival_s <= job.slo.ttft_s
+            and (finish_s - first_s) / (job.tokens - 1) <= job.slo.tpot_s
+        )
+    return kept
+
+
+def test_under_overload_more_promises_are_kept_than_by_earliest_deadline() -> None:
+    """EDF serves those first who are late already, and so makes everyone late."""
+    slo = Slo(ttft_s=2.0, tpot_s=0.15)
+    jobs = [Job(f"{i:02}", 1.0 * i, 20, predicted_len=20, slo=slo) for i in range(40)]  # load 1.4
+    ours = kept_promises(serve(DefaultSchedule(), jobs), jobs)
+    assert ours > 1.5 * kept_promises(serve(edf(), jobs), jobs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mean_latency_is_below_fcfs_and_lp_sjf(seed: int) -> None:
+    jobs = mixed_jobs(seed, 80, rate=2.0, length_error=0.4)
+    ours = serve(DefaultSchedule(), jobs, slots=4, switch_s=0.02).mean_latency_s(jobs)
+    assert ours < serve(fcfs(), jobs, slots=4).mean_latency_s(jobs)
+    assert ours < serve(lp_sjf(), jobs, slots=4).mean_latency_s(jobs)
+
+
+def test_forgetting_drops_the_pace() -> None:
+    schedule = DefaultSchedule(PARAMS)
+    a, b = view("a", predicted_len=10.0), view("b", predicted_len=9.0)
+    schedule.arrive(a, 0.0)
+    for _ in range(10):
+        schedule.observe(RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01), 0.0)
+    schedule.forget("a")
+    schedule.observe(RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01), 0.0)  # a late verdict
+    schedule.arrive(a, 1.0)
+    schedule.arrive(b, 1.0)
+    assert schedule.pick([a, b], [], 2, 1.0) == ["b", "a"]

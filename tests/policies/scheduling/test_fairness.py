@@ -1,0 +1,239 @@
+"""Priorities, tenants and the bound on waiting, around every schedule."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.protocols import Schedule
+from policies.request import RequestView, RoundOutcome, Slo
+from policies.scheduling.default import DefaultSchedule
+from policies.scheduling.fairness import FairnessParams, FairSchedule
+from policies.scheduling.laps_sd import LapsSd
+from policies.scheduling.self_ranked import SelfRanked
+from policies.scheduling.simple import Las, edf, fcfs, lp_sjf
+from tests.policies.scheduling.server import Job, Served, serve
+
+SCHEDULES: dict[str, Callable[[], Schedule]] = {
+    "fcfs": fcfs,
+    "lp_sjf": lp_sjf,
+    "las": Las,
+    "edf": edf,
+    "laps_sd": LapsSd,
+    "self_ranked": SelfRanked,
+    "default": DefaultSchedule,
+}
+each_schedule = pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+
+
+@st.composite
+def job_lists(draw: st.DrawFn) -> list[Job]:
+    """With priorities, tenants, promises and predictions of any kind."""
+    unnamed = st.builds(
+        Job,
+        name=st.just(""),
+        arrival_s=st.floats(0, 4),
+        tokens=st.integers(1, 40),
+        predicted_len=st.none() | st.floats(1, 60),
+        acceptance=st.sampled_from([0.0, 0.5, 0.95]),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from("xyz"),
+        slo=st.sampled_from([Slo(), Slo(ttft_s=0.3, tpot_s=0.08)]),
+    )
+    jobs = draw(st.lists(unnamed, min_size=1, max_size=14))
+    return [replace(job, name=f"{index:02}") for index, job in enumerate(jobs)]
+
+
+def bound_s(params: FairnessParams, served: Served, slots: int) -> float:
+    """As the module's text says."""
+    gap_s = served.longest_round_s
+    turn_s = params.turn_s / (params.turn_share * slots) + 2 * gap_s
+    return params.starve_after_s + 2 * gap_s + served.most_live * turn_s
+
+
+# The bound on waiting
+
+
+@each_schedule
+@settings(deadline=None, derandomize=True)
+@given(jobs=job_lists(), slots=st.integers(1, 5), share=st.sampled_from([0.25, 0.5, 1.0]))
+def test_nobody_waits_beyond_the_bound(
+    make: Callable[[], Schedule], jobs: list[Job], slots: int, share: float
+) -> None:
+    params = FairnessParams(starve_after_s=0.5, turn_s=0.2, turn_share=share, tenant_slack_s=0.3)
+    served = serve(FairSchedule(make(), params), jobs, slots, switch_s=0.01)
+    assert max(served.longest_wait_s.values()) <= bound_s(params, served, slots) + 1e-9
+
+
+def endless_short_ones(victim: Job) -> list[Job]:
+    """A request every 0.2 s that takes 0.21 s (3 rounds), for a minute: they leave no gap."""
+    return [victim, *(Job(f"s{i:03}", 0.2 * i, 3, predicted_len=3) for i in range(300))]
+
+
+@pytest.mark.parametrize("name", ["lp_sjf", "las", "laps_sd", "default"])
+def test_what_starves_alone_does_not_inside(name: str) -> None:
+    victim = Job("victim", 0.1, 100, predicted_len=100)
+    params = FairnessParams(starve_after_s=2.0, turn_s=0.5, turn_share=0.5)
+    alone = serve(SCHEDULES[name](), endless_short_ones(victim))
+    inside = serve(FairSchedule(SCHEDULES[name](), params), endless_short_ones(victim))
+    assert alone.longest_wait_s["victim"] > 30
+    assert inside.longest_wait_s["victim"] <= bound_s(params, inside, 1)
+    assert inside.longest_wait_s["victim"] < 12
+
+
+def test_the_lowest_priority_and_an_outnumbered_tenant_do_not_starve() -> None:
+    urgent = [Job(f"u{i:03}", 0.2 * i, 4, priority=9, tenant="crowd") for i in range(200)]
+    jobs = [Job("low", 0.1, 10, priority=-9, tenant="one"), *urgent]
+    params = FairnessParams(starve_after_s=1.0, turn_s=0.3, turn_share=1.0)
+    served = serve(FairSchedule(fcfs(), params), jobs)
+    assert served.longest_wait_s["low"] < 5
+    assert served.finish_s["low"] < 15
+
+
+def test_turns_take_only_their_share_of_the_slots() -> None:
+    """Under overload everyone starves: then the inner schedule still has three slots of four."""
+    schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0, turn_share=0.25))
+    requests = [request(f"{i}", predicted_len=100.0 - i) for i in range(10)]
+    for each in requests:
+        schedule.arrive(each, 0.0)
+    for now in (0.0, 0.99):
+        assert schedule.pick(requests, [], 4, now) == ["9", "8", "7", "6"]
+    running = schedule.pick(requests, [], 4, 1.0)
+    assert running == ["0", "9", "8", "7"]
+    # A turn lasts for a second, and one a second is a quarter of four slots.
+    for now, turns in ((1.4, ["0"]), (1.9, ["0"]), (2.1, ["0", "1"])):
+        running = schedule.pick(requests, running, 4, now)
+        assert running[: len(turns)] == turns
+        assert set(running[len(turns) :]) <= {"9", "8", "7"}
+
+
+def test_a_turn_lasts_from_its_first_step() -> None:
+    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=1.0, turn_s=0.5))
+    both = [request("high", priority=1), request("low")]
+    for each in both:
+        schedule.arrive(each, 0.0)
+    assert schedule.pick(both, [], 1, 0.0) == ["high"]
+    assert schedule.pick(both, ["high"], 1, 1.0) == ["low"]
+    # At 1.2 it is seen to have begun, so it lasts until 1.7.
+    assert schedule.pick(both, ["low"], 1, 1.2) == ["low"]
+    assert schedule.pick(both, ["low"], 1, 1.6) == ["low"]
+    assert schedule.pick(both, ["low"], 1, 1.8) == ["high"]
+
+
+def test_a_request_that_is_not_offered_does_not_count_as_waiting() -> None:
+    """The coordinator holds it back, for a slow reader: no turn is due for that time."""
+    schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0))
+    paused, other = request("paused", predicted_len=9.0), request("other", predicted_len=1.0)
+    for each in (paused, other):
+        schedule.arrive(each, 0.0)
+    schedule.pick([paused, other], ["other"], 1, 0.0)
+    schedule.pick([other], ["other"], 1, 5.0)
+    assert schedule.pick([paused, other], ["other"], 1, 9.0) == ["other"]
+    assert schedule.pick([paused, other], ["other"], 1, 10.0) == ["paused"]
+
+
+# Priorities and tenants
+
+
+def request(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
+    view = RequestView(name, arrival_s, prompt_len=10, max_tokens=1000)
+    for field, value in fields.items():
+        setattr(view, field, value)
+    return view
+
+
+@each_schedule
+@settings(deadline=None, derandomize=True)
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 2), st.floats(1, 50)), max_size=10),
+)
+def test_a_class_keeps_the_inner_order_and_a_higher_one_goes_first(
+    make: Callable[[], Schedule], requests: list[tuple[int, float]]
+) -> None:
+    views = [
+        request(f"{i}", priority=priority, predicted_len=length)
+        for i, (priority, length) in enumerate(requests)
+    ]
+    inner, outer = make(), FairSchedule(make())
+    for view in views:
+        inner.arrive(view, 0.0)
+        outer.arrive(view, 0.0)
+    alone = inner.pick(views, [], len(views), 0.0)
+    priorities = {view.name: -view.priority for view in views}
+    assert outer.pick(views, [], len(views), 0.0) == sorted(alone, key=priorities.__getitem__)
+
+
+@each_schedule
+def test_two_tenants_share_the_slots_however_many_requests_each_has(
+    make: Callable[[], Schedule],
+) -> None:
+    crowd = [Job(f"c{i:02}", 0.0, 100, 100.0, tenant="crowd") for i in range(30)]
+    few = [Job(f"f{i}", 1.0, 100, 100.0, tenant="few") for i in range(4)]
+    served = serve(FairSchedule(make(), FairnessParams(starve_after_s=math.inf)), crowd + few, 4)
+    last = max(served.finish_s[job.name] for job in few)
+    shares = Counter(
+        name[0] for index, ran in enumerate(served.ran) if 0.07 * index <= last for name in ran
+    )
+    # Alone in the first second, then half of the four slots each.
+    assert 0.4 <= shares["f"] / shares.total() <= 0.55
+
+
+def test_a_turn_counts_as_a_slot_of_its_tenant() -> None:
+    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=1.0))
+    requests = [request(name, tenant=name[0], priority=name == "a2") for name in ("a1", "a2", "b1")]
+    for each in requests:
+        schedule.arrive(each, 0.0)
+    schedule.pick(requests, [], 1, 0.0)
+    # a1 has a turn; of the other two, a2 is urgent: tenants share what is left in a class.
+    assert schedule.pick(requests, ["a2", "b1"], 2, 1.0) == ["a1", "a2"]
+    requests[1].priority = 0
+    assert schedule.pick(requests, ["a1"], 2, 1.1) == ["a1", "b1"]
+
+
+def test_tenants_do_not_swap_at_every_round() -> None:
+    jobs = [Job("a", 0.0, 100, tenant="a"), Job("b", 0.0, 100, tenant="b")]
+    served = serve(FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.7)), jobs)
+    assert 5 <= served.preemptions <= 15  # 200 rounds of 70 ms, ten or more between two swaps
+
+
+def test_a_tenant_that_comes_back_starts_level_with_the_others() -> None:
+    """Neither its absence nor its past counts: only tenants with a request are remembered."""
+    schedule = FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.1))
+    busy, guest = request("busy", tenant="busy"), request("guest", 1.0, tenant="guest")
+    schedule.arrive(busy, 0.0)
+    schedule.observe(RoundOutcome("busy", None, 0, 0, 0, 1, seconds=100.0), 100.0)
+    schedule.arrive(guest, 100.0)
+    assert schedule.pick([busy, guest], [], 2, 100.0) == ["busy", "guest"]
+    schedule.observe(RoundOutcome("guest", None, 0, 0, 0, 1, seconds=9.0), 100.0)
+    schedule.forget("guest")
+    schedule.arrive(guest, 101.0)
+    schedule.observe(RoundOutcome("busy", None, 0, 0, 0, 1, seconds=1.0), 101.0)
+    assert schedule.pick([busy, guest], [], 2, 101.0) == ["guest", "busy"]
+
+
+@each_schedule
+def test_the_inner_schedule_hears_every_event(make: Callable[[], Schedule]) -> None:
+    """With one class, one tenant and no turns it decides as the inner one does alone."""
+    jobs = [
+        Job(f"{i:02}", 0.3 * i, 10 + 7 * (i % 5), float(10 + 7 * (i % 5)), 0.5) for i in range(20)
+    ]
+    wrapped = FairSchedule(make(), FairnessParams(starve_after_s=math.inf))
+    assert serve(wrapped, jobs, 2).ran == serve(make(), jobs, 2).ran
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FairnessParams(turn_share=0.0),
+        lambda: FairnessParams(turn_share=1.1),
+        lambda: FairnessParams(turn_s=0.0),
+        lambda: FairnessParams(starve_after_s=-1.0),
+    ],
+)
+def test_parameters_without_meaning_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        make()

@@ -1,0 +1,268 @@
+"""Self-scheduling's Algorithm 1, line by line, and the batching of its rank prompts."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.request import RequestView
+from policies.scheduling.fairness import FairnessParams, FairSchedule
+from policies.scheduling.rank_queue import RankBatch, RankQueue
+from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
+from tests.policies.scheduling.server import Job, serve
+
+
+def view(name: str, arrival_s: float = 0.0) -> RequestView:
+    return RequestView(name, arrival_s, prompt_len=10, max_tokens=100)
+
+
+def arrived(params: SelfRankedParams, count: int, now: float = 0.0) -> SelfRanked:
+    schedule = SelfRanked(params)
+    for index in range(count):
+        schedule.arrive(view(f"{index:02}", now), now)
+    return schedule
+
+
+def views(count: int) -> list[RequestView]:
+    return [view(f"{index:02}") for index in range(count)]
+
+
+def due(schedule: SelfRanked, now: float) -> RankBatch:
+    batch = schedule.due(now)
+    assert batch is not None
+    return batch
+
+
+# Batching (lines 3-8)
+
+
+def test_a_full_batch_is_due_at_once() -> None:
+    schedule = arrived(SelfRankedParams(batch=3, timeout_s=1.0), 3)
+    batch = due(schedule, 0.0)
+    assert batch.requests == ("00", "01", "02")
+    assert batch.form == "length_only"
+    assert schedule.due(9.0) is None
+
+
+def test_what_there_is_is_due_once_the_oldest_has_waited_for_the_timeout() -> None:
+    schedule = SelfRanked(SelfRankedParams(batch=3, timeout_s=1.0))
+    schedule.arrive(view("a"), 0.0)
+    schedule.arrive(view("b"), 0.9)
+    assert schedule.due(0.99) is None
+    assert due(schedule, 1.0).requests == ("a", "b")
+    schedule.arrive(view("c"), 5.0)  # the timer starts anew
+    assert schedule.due(5.9) is None
+
+
+@given(st.floats(0, 1e6), st.floats(0.001, 10))
+def test_a_timer_that_was_set_on_arrival_finds_the_batch_due(now: float, timeout_s: float) -> None:
+    """Else nobody would ask again: (now + timeout) - now may round to less than the timeout."""
+    schedule = SelfRanked(SelfRankedParams(rank="length", timeout_s=timeout_s))
+    schedule.arrive(view("a"), now)
+    assert schedule.due(now + timeout_s) is not None
+
+
+def test_a_burst_fills_several_batches_with_names_of_their_own() -> None:
+    schedule = arrived(SelfRankedParams(batch=2), 5)
+    first, second = due(schedule, 0.0), due(schedule, 0.0)
+    assert (first.requests, second.requests) == (("00", "01"), ("02", "03"))
+    assert first.name != second.name
+    assert schedule.due(0.0) is None
+
+
+def test_a_request_that_ends_before_it_is_asked_about_is_left_out() -> None:
+    schedule = arrived(SelfRankedParams(batch=3, timeout_s=1.0), 2)
+    schedule.forget("00")
+    schedule.arrive(view("02"), 0.0)
+    assert schedule.due(0.0) is None
+    schedule.arrive(view("03"), 0.0)
+    assert due(schedule, 0.0).requests == ("01", "02", "03")
+
+
+def test_one_request_alone_needs_no_prompt_for_its_rank_but_one_for_its_length() -> None:
+    by_rank = arrived(SelfRankedParams(timeout_s=1.0), 1)
+    assert by_rank.due(1.0) is None
+    by_rank.arrive(view("01"), 1.0)
+    assert by_rank.pick([view("01", 0.0), view("00", 1.0)], [], 2, 1.0) == ["00", "01"]
+    by_length = arrived(SelfRankedParams(timeout_s=1.0, rank="length"), 1)
+    assert due(by_length, 1.0).requests == ("00",)
+
+
+def test_lengths_can_be_asked_for_by_any_schedule() -> None:
+    """The queue alone, without the order: whoever wants `predicted_len` uses it."""
+    queue = RankQueue("length_only", batch=1)
+    queue.arrive("a", 0.0)
+    queue.arrive("b", 0.0)
+    batches = [queue.due(0.0), queue.due(0.0), queue.due(0.0)]
+    assert [batch and batch.requests for batch in batches] == [("a",), ("b",), None]
+
+
+@pytest.mark.parametrize("batch", [0, 11])
+def test_batches_are_as_large_as_a_prompt_takes(batch: int) -> None:
+    with pytest.raises(ValueError, match="1 to 10"):
+        RankQueue("length_only", batch=batch)
+
+
+# Order (line 12)
+
+
+def test_requests_run_at_once_in_the_order_of_arrival_until_they_are_ranked() -> None:
+    schedule = arrived(SelfRankedParams(), 3)
+    assert schedule.pick(views(3), [], 3, 0.0) == ["00", "01", "02"]
+
+
+def test_the_ranked_go_before_the_others() -> None:
+    schedule = arrived(SelfRankedParams(batch=3), 4)
+    schedule.answer(due(schedule, 0.0), [300.0, 20.0, 100.0])
+    assert schedule.pick(views(4), [], 4, 0.1) == ["01", "02", "00", "03"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "order"),
+    [
+        # Ranks 1, 2 of one batch against 1, 2 of another: the paper compares them as they are.
+        ("batch", ["00", "02", "01", "03"]),
+        ("length", ["00", "01", "02", "03"]),
+    ],
+)
+def test_ranks_and_lengths_compare_across_batches(
+    rank: Literal["batch", "length"], order: list[str]
+) -> None:
+    schedule = arrived(SelfRankedParams(batch=2, rank=rank), 4)
+    short, long = due(schedule, 0.0), due(schedule, 0.0)
+    schedule.answer(long, [500.0, 600.0])
+    schedule.answer(short, [10.0, 20.0])
+    assert schedule.pick(views(4), [], 4, 0.0) == order
+
+
+def test_what_an_answer_does_not_place_stands_in_its_middle() -> None:
+    schedule = arrived(SelfRankedParams(batch=5), 5)
+    schedule.answer(due(schedule, 0.0), [None, 30.0, 10.0, None, 20.0])
+    assert schedule.pick(views(5), [], 5, 0.0) == ["02", "00", "03", "04", "01"]
+
+
+def test_an_answer_without_any_value_leaves_the_order_of_arrival() -> None:
+    schedule = arrived(SelfRankedParams(batch=3), 3)
+    schedule.answer(due(schedule, 0.0), [None, None, None])
+    assert schedule.pick(views(3), [], 3, 0.0) == ["00", "01", "02"]
+
+
+def test_an_answer_about_requests_that_have_ended_is_harmless() -> None:
+    schedule = arrived(SelfRankedParams(batch=2), 2)
+    batch = due(schedule, 0.0)
+    schedule.forget("00")
+    schedule.answer(batch, [1.0, 2.0])
+    assert schedule.pick(views(2)[1:], [], 2, 0.0) == ["01"]
+
+
+@given(st.lists(st.none() | st.floats(allow_nan=False), min_size=6, max_size=6))
+def test_whatever_a_prompt_makes_the_model_say_only_the_order_changes(
+    values: list[float | None],
+) -> None:
+    schedule = arrived(SelfRankedParams(batch=6), 6)
+    schedule.answer(due(schedule, 0.0), values)
+    assert sorted(schedule.pick(views(6), [], 6, 0.0)) == [each.name for each in views(6)]
+
+
+# Starvation (lines 9-11 and 13-25); a step is a call of pick
+
+
+def ranked(params: SelfRankedParams, ranks: Sequence[float]) -> SelfRanked:
+    schedule = arrived(params, len(ranks))
+    schedule.answer(due(schedule, math.inf), list(ranks))
+    return schedule
+
+
+def steps(schedule: SelfRanked, count: int, requests: int, slots: int = 1) -> list[list[str]]:
+    picked: list[list[str]] = []
+    for _ in range(count):
+        running = picked[-1] if picked else []
+        picked.append(schedule.pick(views(requests), running, slots, 0.0))
+    return picked
+
+
+def test_who_starves_for_the_threshold_is_promoted_for_a_quantum_of_steps() -> None:
+    params = SelfRankedParams(starvation_steps=4, quantum_steps=3)
+    picked = steps(ranked(params, [1.0, 2.0]), 20, requests=2)
+    order = [names[0] for names in picked]
+    # 01 waits for 4 steps and runs for 3; 00 waits for those 3 and is first again by its rank.
+    assert order == (["00"] * 4 + ["01"] * 3) * 2 + ["00"] * 4 + ["01"] * 2
+
+
+def test_at_most_so_many_are_promoted_in_one_step_the_most_starved_first() -> None:
+    params = SelfRankedParams(starvation_steps=2, quantum_steps=50, max_promotions=1)
+    schedule = ranked(params, [1.0, 4.0, 3.0, 2.0])
+    picked = steps(schedule, 5, requests=4, slots=3)
+    assert picked[:2] == [["00", "03", "02"], ["00", "03", "02"]]
+    assert picked[2] == ["01", "00", "03"]  # promoted; now 02 waits
+    assert picked[4] == ["02", "01", "00"]  # promoted as well, and of better rank
+
+
+def test_who_has_starved_longest_is_promoted_before_who_came_first() -> None:
+    params = SelfRankedParams(starvation_steps=2, quantum_steps=50, max_promotions=1)
+    schedule = ranked(params, [1.0, 2.0, 3.0])
+    picked = [schedule.pick(views(3), ran, 3, 0.0) for ran in ([], ["00"], [], [])]
+    assert picked[2] == ["01", "00", "02"]
+    assert picked[3] == ["01", "02", "00"]  # 02 has waited for three steps, 00 for two
+
+
+def test_promoted_requests_run_in_the_order_of_their_ranks() -> None:
+    params = SelfRankedParams(starvation_steps=2, quantum_steps=50)
+    picked = steps(ranked(params, [1.0, 4.0, 3.0]), 3, requests=3, slots=1)
+    assert picked == [["00"], ["00"], ["02"]]
+
+
+def test_steps_that_a_wrapper_gave_to_others_count_as_waiting() -> None:
+    """`running` says who ran, not what this schedule would have picked."""
+    schedule = ranked(SelfRankedParams(starvation_steps=2, quantum_steps=50), [1.0, 2.0])
+    for _ in range(2):
+        assert schedule.pick(views(2), ["01"], 2, 0.0) == ["00", "01"]
+    for _ in range(4):
+        assert schedule.pick(views(2), ["01"], 2, 0.0)[0] == "00"
+    assert schedule.pick(views(2), ["00"], 2, 0.0) == ["00", "01"]
+
+
+class Clairvoyant(SelfRanked):
+    """Asked about every request at once, and answered with its true place in the order."""
+
+    def arrive(self, request: RequestView, now: float) -> None:
+        super().arrive(request, now)
+        self.answer(due(self, now), [float(request.max_tokens)])
+
+
+def test_the_printed_promotion_alone_is_no_bound() -> None:
+    """Line 12 sorts the promoted by rank: short ones that starve, too, pass a long one forever.
+    FairSchedule's turns go by waiting time, and bound it."""
+    params = SelfRankedParams(batch=1, rank="length")
+    jobs = [Job("long", 0.0, 50), *(Job(f"s{i:03}", 0.1 + 0.2 * i, 3) for i in range(150))]
+    alone = serve(Clairvoyant(params), jobs)
+    turns = FairnessParams(starve_after_s=1.0, turn_share=0.5)
+    inside = serve(FairSchedule(Clairvoyant(params), turns), jobs)
+    assert alone.longest_wait_s["long"] > 30
+    assert inside.longest_wait_s["long"] < 4
+
+
+def test_forgetting_drops_rank_and_starvation() -> None:
+    schedule = ranked(SelfRankedParams(starvation_steps=3), [1.0, 2.0])
+    steps(schedule, 3, requests=2)
+    schedule.forget("01")
+    schedule.forget("00")
+    for each in views(2):
+        schedule.arrive(each, 0.0)
+    assert steps(schedule, 3, requests=2) == [["00"]] * 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelfRankedParams(rank="length", form="rank_only"),
+        lambda: SelfRankedParams(quantum_steps=0),
+        lambda: SelfRankedParams(max_promotions=0),
+    ],
+)
+def test_parameters_that_contradict_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"needs form: length_only|start at 1"):
+        make()

@@ -1,0 +1,166 @@
+"""Micro-batches: the predicted pipeline against hand-made ones, the heuristic against search."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.cost import LinearCost
+from policies.microbatch import LaneLoad, MicroBatchParams, Mode, cut, split, throughput
+
+BARRIER = MicroBatchParams(mode="barrier")
+ASYNCHRONOUS = MicroBatchParams(mode="asynchronous")
+
+
+def lane(requests: int, step_s: float, depth: int = 4, gain: float = 2.0) -> LaneLoad:
+    """Drafts in `step_s` per step, however many requests there are."""
+    return LaneLoad(requests, 100 * requests, depth, gain, LinearCost(0.0, 0.0, step_s))
+
+
+def fixed(seconds: float) -> LinearCost:
+    """A verifier that waits for its weights only."""
+    return LinearCost(0.0, 0.0, seconds)
+
+
+def per_row(seconds: float) -> LinearCost:
+    return LinearCost(0.0, seconds, 0.0)
+
+
+@given(st.lists(st.integers(), max_size=20), st.integers(1, 8))
+def test_cutting_keeps_order_and_nearly_equal_sizes(batch: list[int], parts: int) -> None:
+    pieces = cut(batch, parts)
+    assert [item for piece in pieces for item in piece] == batch
+    assert len(pieces) == min(parts, len(batch))
+    sizes = [len(piece) for piece in pieces]
+    assert not sizes or (min(sizes) >= 1 and max(sizes) - min(sizes) <= 1)
+
+
+# The pipeline
+
+
+@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
+def test_one_batch_drafts_and_verifies_in_turn(mode: Mode) -> None:
+    """8 requests gain 2 tokens each in 4·5 ms of drafting and 30 ms of verifying."""
+    assert throughput([lane(8, 0.005)], [1], fixed(0.03), mode) == pytest.approx(16 / 0.05)
+
+
+@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
+def test_two_micro_batches_hide_the_shorter_stage(mode: Mode) -> None:
+    """Fig. 6(b): the lane drafts 4·5 ms for each, the verifier takes 20 ms for its 20 rows."""
+    assert throughput([lane(8, 0.005)], [2], per_row(0.001), mode) == pytest.approx(16 / 0.04)
+    assert throughput([lane(8, 0.005)], [1], per_row(0.001), mode) == pytest.approx(16 / 0.06)
+
+
+def test_the_barrier_waits_for_the_slowest_lane() -> None:
+    fast, slow = lane(4, 0.001), lane(4, 0.010)
+    both = throughput([fast, slow], [1, 1], fixed(0.01), "barrier")
+    assert both == pytest.approx(16 / (0.04 + 0.01))
+
+
+def test_asynchronous_lanes_do_not_wait_for_each_other() -> None:
+    """The fast one is verified while the slow one drafts: a round each 14 ms, not each 50."""
+    fast, slow = lane(4, 0.001), lane(4, 0.010)
+    ours = throughput([fast, slow], [1, 1], fixed(0.01), "asynchronous")
+    assert ours > throughput([fast, slow], [1, 1], fixed(0.01), "barrier")
+
+
+def test_what_is_ready_of_several_lanes_is_verified_in_one_forward() -> None:
+    """Alike lanes are ready together; a forward for each would take 2·30 ms."""
+    twins = [lane(4, 0.005), lane(4, 0.005)]
+    assert throughput(twins, [1, 1], fixed(0.03), "asynchronous") == pytest.approx(16 / 0.05)
+
+
+@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
+def test_requests_that_decode_plainly_ride_along(mode: Mode) -> None:
+    plain = LaneLoad(requests=3, context=300, depth=0, gain=1.0)
+    assert throughput([plain], [1], fixed(0.03), mode) == pytest.approx(3 / 0.03)
+    assert throughput([], [], fixed(0.03), mode) == 0.0
+    assert throughput([LaneLoad(0, 0, 4, 2.0)], [1], fixed(0.03), mode) == 0.0
+
+
+# The number of micro-batches
+
+
+def random_loads(rng: np.random.Generator) -> tuple[list[LaneLoad], LinearCost]:
+    loads = []
+    for _ in range(rng.integers(1, 4)):
+        requests = int(rng.integers(1, 7))
+        draft = LinearCost(1e-8, rng.choice([2e-5, 2e-4]), rng.choice([3e-4, 1e-3, 4e-3]))
+        loads.append(
+            LaneLoad(
+                requests,
+                context=requests * int(rng.integers(50, 800)),
+                depth=int(rng.integers(1, 7)),
+                gain=float(rng.uniform(1.2, 3.5)),
+                draft=draft if rng.random() < 0.7 else None,
+            )
+        )
+    return loads, LinearCost(1e-8, rng.choice([1e-4, 1e-3]), rng.choice([2e-3, 2e-2]))
+
+
+def test_spins_heuristic_is_within_epsilon_of_exhaustive_search() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        loads, verify = random_loads(rng)
+        most = max(load.requests for load in loads)
+        predicted = [
+            throughput(loads, [count] * len(loads), verify, "barrier")
+            for count in range(1, most + 1)
+        ]
+        chosen = split(loads, verify, BARRIER)
+        assert chosen.tokens_per_s >= 0.97 * max(predicted)
+        # The last one before the first fall by more than epsilon.
+        count = chosen.parts[0]
+        falls = [
+            index + 1
+            for index, value in enumerate(predicted)
+            if value < 0.97 * max(predicted[: index + 1])
+        ]
+        assert count == (falls[0] - 1 if falls else most)
+
+
+def test_the_lane_wise_split_is_near_exhaustive_search() -> None:
+    rng = np.random.default_rng(0)
+    shortfalls = []
+    for _ in range(100):
+        loads, verify = random_loads(rng)
+        best = max(
+            throughput(loads, parts, verify, "asynchronous")
+            for parts in product(*(range(1, load.requests + 1) for load in loads))
+        )
+        chosen = split(loads, verify, ASYNCHRONOUS)
+        assert chosen.tokens_per_s == throughput(loads, chosen.parts, verify, "asynchronous")
+        shortfalls.append(1 - chosen.tokens_per_s / best)
+    assert np.mean(shortfalls) < 0.01
+    assert max(shortfalls) < 0.2
+
+
+def test_no_split_where_two_lose_already() -> None:
+    """Nearly free drafting, and a verifier whose weights cost all the time."""
+    assert split([lane(8, 0.0001)], fixed(0.05), BARRIER).parts == [1]
+    assert split([lane(8, 0.0001)], fixed(0.05), ASYNCHRONOUS).parts == [1]
+
+
+def test_splitting_ends_at_its_limit() -> None:
+    """Nothing is lost by more parts here; a lane with one request stays whole."""
+    free = LaneLoad(20, 2000, 4, 2.0)
+    assert split([free, lane(1, 0.001)], per_row(0.001), BARRIER).parts == [8, 8]
+    assert split([free], per_row(0.001), MicroBatchParams("barrier", max_parts=3)).parts == [3]
+
+
+def test_the_faster_mode_is_taken() -> None:
+    """A barrier for twins, whose forwards cost much; none where one lane is far slower."""
+    rng = np.random.default_rng(1)
+    modes = set()
+    for _ in range(50):
+        loads, verify = random_loads(rng)
+        chosen = split(loads, verify)
+        other = max(
+            split(loads, verify, BARRIER).tokens_per_s,
+            split(loads, verify, ASYNCHRONOUS).tokens_per_s,
+        )
+        assert chosen.tokens_per_s == other
+        modes.add(chosen.mode)
+    assert modes == {"barrier", "asynchronous"}
