@@ -1,0 +1,202 @@
+"""What experiments are made of: models, machines, datasets, workloads and compared systems."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import model_validator as checked
+
+from actors.settings import Limits
+from benchmarks.papers.row import Source
+from benchmarks.simulator import hardware
+from benchmarks.simulator.acceptance import DrafterModel, synthetic
+from benchmarks.simulator.workload import Lengths
+from policies.catalogue import make_schedule, make_selection, make_speculation
+from policies.microbatch import MicroBatchParams
+
+Made = TypeVar("Made")
+
+
+class Block(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _made_by(make: Callable[..., Made]) -> BeforeValidator:
+    """A mapping of keyword arguments becomes what `make` returns for them."""
+
+    def validate(given: Mapping[str, object] | Made) -> Made:
+        if not isinstance(given, Mapping):
+            return given
+        try:
+            return make(**given)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(validate)
+
+
+def _constant(kind: type) -> BeforeValidator:
+    """A name becomes the constant of benchmarks/simulator/hardware.py that bears it."""
+
+    def validate(given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        found = getattr(hardware, given, None)
+        if not isinstance(found, kind):
+            raise ValueError(f"hardware.py has no {kind.__name__} named {given!r}")
+        return found
+
+    return BeforeValidator(validate)
+
+
+class Model(Block):
+    paper: str
+    """As the paper calls it."""
+    shape: Annotated[hardware.Shape, _made_by(hardware.Shape), _constant(hardware.Shape)]
+    """A constant of hardware.py, or parameters, layers, hidden and kv_width."""
+    source: Source
+
+
+class Drafter(Block):
+    model: str
+    capacity: int = Field(ge=1)
+    """B_j: requests at once on one lane."""
+    lanes: int = Field(1, ge=1)
+    step_s: float | None = None
+    """Of one draft step, where the paper prints it; else the roofline says."""
+
+
+class Machine(Block):
+    target: str
+    gpu: Annotated[hardware.Gpu, _constant(hardware.Gpu)]
+    gpus: int = Field(1, ge=1)
+    """Of the target, tensor-parallel; a drafter's lane has one."""
+    drafters: tuple[Drafter, ...] = ()
+    max_batch: int = Field(ge=1)
+    source: Source
+
+
+class Dataset(Block):
+    paper: str
+    lengths: Annotated[Lengths, _made_by(Lengths)] | None = None
+    acceptance: Mapping[str, Annotated[DrafterModel, _made_by(synthetic)]] = {}
+    """By drafter model; arguments of `synthetic`, mostly the mean and how it spreads."""
+    predictor_tau: Mapping[str, float] = {}
+    """Kendall's τ-b of each thing that predicts lengths or ranks: an input of the simulator."""
+    mix_of: Mapping[str, float] = {}
+    """Shares of other datasets, instead of lengths and acceptance of its own."""
+    source: Source
+
+    @checked(mode="after")
+    def _lengths_or_mix(self) -> Self:
+        if (self.lengths is None) == (not self.mix_of):
+            raise ValueError("give either lengths or mix_of")
+        if self.mix_of and abs(sum(self.mix_of.values()) - 1.0) > 1e-9:
+            raise ValueError("the shares of mix_of do not add up to 1")
+        return self
+
+
+class Slo(Block):
+    tpot_s: float | None = None
+    ttft_s: float | None = None
+    tpot_idle_multiple: float | None = None
+    """TPOT as a multiple of the machine's latency per token when idle."""
+
+
+_NEEDS = {
+    "together": ("requests",),
+    "poisson": ("requests", "rate"),
+    "bursty": ("requests", "rate"),
+    "replay": ("trace", "end_s"),
+    "closed": ("requests", "clients"),
+}
+
+
+class Workload(Block):
+    """What its arrivals need and it does not say is an axis of every figure that runs it."""
+
+    arrivals: Literal["together", "poisson", "bursty", "replay", "closed"]
+    requests: int | None = None
+    rate: float | None = None
+    """Per second."""
+    variation: float = 3.0
+    """Of the gaps of bursty arrivals."""
+    trace: str | None = None
+    """A file of shared/data; lengths are the dataset's, only times are replayed."""
+    begin_s: float = 0.0
+    """In the trace's own time, like `end_s`."""
+    end_s: float | None = None
+    clients: int | None = None
+    """That ask again as soon as they are answered."""
+    peaks: Mapping[str, float] = {}
+    """By dataset of a mix: when its rate peaks, as a share of the run."""
+    slo: Mapping[str, Slo] = {}
+    """By dataset."""
+    source: Source
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What its arrivals need and it leaves to the figure."""
+        return tuple(name for name in _NEEDS[self.arrivals] if getattr(self, name) is None)
+
+
+class Choice(Block):
+    name: str
+    options: Mapping[str, object] = {}
+
+
+def _choice(given: object) -> object:
+    """`fcfs`, or `{las: {options}}`."""
+    if isinstance(given, str):
+        return {"name": given}
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((name, options),) = given.items()
+        return {"name": name, "options": options}
+    raise ValueError(f"a policy is a name, or one name with its options, not {given!r}")
+
+
+def _checked_by(make: Callable[..., object]) -> AfterValidator:
+    def validate(choice: Choice) -> Choice:
+        make(choice.name, choice.options)
+        return choice
+
+    return AfterValidator(validate)
+
+
+def _selection_or_oracle(name: str, options: Mapping[str, object]) -> None:
+    """The oracle exists in the simulator only, so the catalogue does not list it."""
+    if name != "oracle":
+        make_selection(name, options)
+
+
+_Choice = Annotated[Choice, BeforeValidator(_choice)]
+
+
+class Arm(Block):
+    """One system that a figure compares, in our policies' names."""
+
+    schedule: Annotated[_Choice, _checked_by(make_schedule)]
+    selection: Annotated[_Choice, _checked_by(_selection_or_oracle)]
+    speculation: Annotated[_Choice, _checked_by(make_speculation)]
+    pipeline: Annotated[MicroBatchParams, _made_by(MicroBatchParams)]
+    limits: Mapping[str, float] = {}
+    """Those of actors.settings.Limits that differ from its defaults."""
+    attention: Literal["packed", "padded", "decomposed"] = "packed"
+    priorities: Mapping[str, int] = {}
+    """By dataset."""
+    source: Source
+
+    @checked(mode="after")
+    def _known_limits(self) -> Self:
+        try:
+            Limits(**{name: int(value) for name, value in self.limits.items()})
+        except TypeError as error:
+            raise ValueError(f"limits: {error}") from error
+        return self
+
+
+class Metric(Block):
+    means: str
+    unit: str
+    better: Literal["lower", "higher"] | None = None
+    source: Source
