@@ -56,8 +56,8 @@ class DraftTree:
         return cls.build(tokens, list(parents), confidence or [1.0] * len(tokens))
 
     @classmethod
-    def empty(cls) -> Self:
-        return cls.build([], [], [])
+    def empty(cls) -> "DraftTree":
+        return _EMPTY
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -120,6 +120,10 @@ class DraftTree:
             self.depth[kept],
             self.confidence[kept],
         )
+
+
+_EMPTY = DraftTree.build([], [], [])
+"""Trees are never changed, so one will do for everyone."""
 
 
 def merge(trees: Sequence[DraftTree]) -> DraftTree:

@@ -1,0 +1,106 @@
+"""AdaServe: trees as wide as each request's SLO asks, the rest of the budget for throughput.
+
+Speculate (beam search, eq. 8-9) and Algorithm 2: SLO-customised selection, then
+throughput-optimised selection, within the verifier's token budget B₁.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.request import RequestView
+from policies.speculation.forest import Floats, Forest, Ints, depth_left, room, tokens_read
+from policies.speculation.memoryless import Memoryless
+from policies.speculation.slo import need
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """How deep and wide candidates are drafted under load (eq. 8 and 9)."""
+
+    min_depth: int = 1
+    max_depth: int = 8
+    max_width: int = 4
+    c1: int = 0
+    c2: int = 0
+    """The paper tunes c₁ and c₂ by grid search and gives no values."""
+
+    def limits(self, batch: Sequence[RequestView], context: RoundContext) -> list[DraftLimit]:
+        active = len(batch)
+        depth = context.verify_budget // max(1, active + self.c1) - 1
+        depth = min(self.max_depth, max(self.min_depth, depth))
+        width = context.draft_budget // max(1, active) + self.c2
+        width = min(self.max_width, max(1, width))
+        return [DraftLimit(min(depth, depth_left(request)), width) for request in batch]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaServeParams:
+    shape: TreeShape = field(default_factory=TreeShape)
+    most_for_slo: int = 8
+    """n_max: draft tokens that one request may take in the SLO step. The paper gives no value."""
+    throughput_step: bool = True
+    """Off: SLO-customised selection alone, the second bar of AdaServe's Fig. 16."""
+
+
+class AdaServe(Memoryless):
+    def __init__(self, params: AdaServeParams | None = None) -> None:
+        self._params = params or AdaServeParams()
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        return DraftPlan(self._params.shape.limits(batch, context))
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        forest = Forest.of(candidates)
+        budget = room(len(candidates), context)
+        needs = self._needs(candidates, forest, context, now, min(budget, len(forest)))
+        for_slo = slo_customized(forest, needs, self._params.most_for_slo, budget)
+        if not self._params.throughput_step:
+            return forest.masks(for_slo)
+        rest = forest.best_first()
+        rest = rest[~np.isin(rest, for_slo)]
+        return forest.masks(np.concatenate([for_slo, rest[: budget - len(for_slo)]]))
+
+    def _needs(
+        self,
+        candidates: Sequence[Candidate],
+        forest: Forest,
+        context: RoundContext,
+        now: float,
+        drafts: int,
+    ) -> Floats:
+        """A(r), where the next verdict comes after this verification and the usual waits."""
+        requests = [candidate.request for candidate in candidates]
+        tokens = len(requests) + drafts + context.other_tokens
+        verdict_s = now + context.waiting_s
+        verdict_s += context.verify.predict(tokens_read(requests), tokens)
+        return np.array([need(request, verdict_s) for request in requests])
+
+
+def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Ints:
+    """Step 2 of Algorithm 2: requests by descending A(r), each its best nodes until 1 + Σ f
+    reaches A_cap = min(A, d + 1), at most `most` each and `budget` together."""
+    by_tree = np.lexsort((-forest.path, forest.owner))
+    gains = np.cumsum(forest.path[by_tree])
+    kept: list[Ints] = []
+    ends = np.cumsum(forest.sizes)
+    for request in np.argsort(-needs, kind="stable").tolist():
+        size = int(forest.sizes[request])
+        if needs[request] <= 1.0 or budget <= 0:
+            break
+        if not size:
+            continue
+        first, end = int(ends[request]) - size, int(ends[request])
+        capped = min(float(needs[request]), float(forest.depth[first:end].max()) + 1.0)
+        before = gains[first - 1] if first else 0.0
+        wanted = int(np.searchsorted(gains[first:end] - before, capped - 1.0)) + 1
+        wanted = min(wanted, size, most, budget)
+        kept.append(by_tree[first : first + wanted])
+        budget -= wanted
+    return np.concatenate(kept) if kept else np.zeros(0, np.int64)

@@ -1,0 +1,35 @@
+"""Equal scheduling: AdaServe's ablation baseline (section 6.3, Fig. 16)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.protocols import Candidate, DraftPlan, Mask, RoundContext
+from policies.request import RequestView
+from policies.speculation.adaserve import TreeShape
+from policies.speculation.forest import Forest, room
+from policies.speculation.memoryless import Memoryless
+from policies.speculation.specinfer import best_of_each
+
+
+@dataclass(frozen=True, slots=True)
+class EqualParams:
+    shape: TreeShape = field(default_factory=TreeShape)
+
+
+class Equal(Memoryless):
+    """The budget evenly over the requests, SLO or not; each tree greedily by path confidence."""
+
+    def __init__(self, params: EqualParams | None = None) -> None:
+        self._params = params or EqualParams()
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        return DraftPlan(self._params.shape.limits(batch, context))
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        forest = Forest.of(candidates)
+        each = room(len(candidates), context) // max(1, len(candidates))
+        return forest.masks(best_of_each(forest, each))

@@ -1,0 +1,50 @@
+"""SpecInfer as the papers compare with it: one static tree for everyone, whatever the load."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.request import RequestView
+from policies.speculation.forest import Forest, Ints, depth_left, room
+from policies.speculation.memoryless import Memoryless
+
+
+@dataclass(frozen=True, slots=True)
+class SpecInferParams:
+    width: int = 3
+    """1 is SpecInfer* of SpecServe's evaluation, a chain."""
+    depth: int = 8
+    nodes: int = 23
+    """AdaServe, section 6.2: each tree holds 23 tokens. Which ones is not said: the best by path
+    confidence of a beam of `width` and `depth`."""
+
+
+class SpecInfer(Memoryless):
+    """No budget shapes the trees; the verifier's own limit still holds, shallow nodes first."""
+
+    def __init__(self, params: SpecInferParams | None = None) -> None:
+        self._params = params or SpecInferParams()
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        depth, width = self._params.depth, self._params.width
+        return DraftPlan([DraftLimit(min(depth, depth_left(one)), width) for one in batch])
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        forest = Forest.of(candidates)
+        kept = best_of_each(forest, self._params.nodes)
+        by_level = kept[np.argsort(forest.depth[kept], kind="stable")]
+        return forest.masks(by_level[: room(len(candidates), context)])
+
+
+def best_of_each(forest: Forest, nodes: int) -> Ints:
+    """Of each tree the `nodes` best by path confidence, in the forest's order."""
+    by_tree = np.lexsort((-forest.path, forest.owner))
+    first = np.cumsum(forest.sizes) - forest.sizes
+    place = np.arange(len(forest)) - first[forest.owner]
+    return np.sort(by_tree[place < nodes])

@@ -1,0 +1,179 @@
+"""SpecServe: draft while it pays, verify what pays, and never break the TPOT by speculating.
+
+Algorithm 1 runs in the drafter's loop (`SpecServeRule`), Algorithm 2 in `select`, Algorithm 3 is
+the estimator of both. Where the printed algorithms differ from eq. 1-8 and the text, the latter
+hold: docs/policies/speculation.md lists the places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.cost import CostModel
+from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.request import RequestView, RoundOutcome
+from policies.speculation.forest import (
+    Floats,
+    Forest,
+    depth_left,
+    room,
+    tokens_read,
+    verify_seconds,
+)
+from policies.speculation.slo import tightest_tpot
+
+VIOLATES = -1.0
+"""Algorithm 3's estimate of what breaks the TPOT."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecServeParams:
+    max_length: int = 8
+    """Draft steps at most. The paper's own limit is the efficiency alone."""
+    initial_confidence: float = 0.7
+    """The historical mean before there is history."""
+    memory: float = 4096.0
+    """Draft tokens over which the mean is taken."""
+    eliminate: bool = True
+    """Off: SpecServe- of Table 2, the adaptive drafter alone."""
+
+
+def goodput(tokens: float, seconds: float, waiting_s: float, tpot_s: float) -> float:
+    """Algorithm 3. A request may gain only one token, so the whole time between two of its
+    verdicts counts against its TPOT; the throughput is eq. 1's: drafting and verification."""
+    return VIOLATES if seconds + waiting_s > tpot_s else tokens / seconds
+
+
+@dataclass(slots=True)
+class SpecServeRule:
+    """Algorithm 1: predict, execute, correct. One decision for the batch, before each step."""
+
+    verify: CostModel
+    draft: CostModel | None
+    read: int
+    """Committed tokens of the whole batch."""
+    context: dict[str, int]
+    """And of each request."""
+    roots: int
+    """Requests of the batch, drafting or not, and the tokens that ride along."""
+    requests: int
+    mean_confidence: float
+    waiting_s: float
+    tpot_s: float
+    accepted: float = 0.0
+    """NAT of eq. 7: the bonus of each request, and the path confidences so far."""
+    drafts: int = 0
+    drafting_s: float = 0.0
+
+    def __call__(
+        self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
+    ) -> Sequence[bool]:
+        if depth == 0:
+            self.accepted, self.drafts, self.drafting_s = float(self.requests), 0, 0.0
+            reach = float(len(requests))
+        else:
+            reach = float(sum(float(level.sum()) for level in frontier))
+            self.accepted += reach
+            self.drafts += sum(len(level) for level in frontier)
+        # "Correct": the efficiency of what is drafted, with its true confidences.
+        now = self._goodput(self.accepted, self.drafts, self.drafting_s)
+        # "Predict": each path goes on with the historical mean.
+        step_s = self._step_seconds(depth, requests)
+        more = self._goodput(
+            self.accepted + reach * self.mean_confidence,
+            self.drafts + len(requests),
+            self.drafting_s + step_s,
+        )
+        self.drafting_s += step_s
+        return [more > now] * len(requests)
+
+    def _step_seconds(self, depth: int, requests: Sequence[str]) -> float:
+        if self.draft is None:
+            return 0.0
+        read = sum(self.context[request] + depth for request in requests)
+        return self.draft.predict(read, len(requests))
+
+    def _goodput(self, tokens: float, drafts: int, drafting_s: float) -> float:
+        seconds = drafting_s + self.verify.predict(self.read, self.roots + drafts)
+        return goodput(tokens, seconds, self.waiting_s, self.tpot_s)
+
+
+class SpecServe:
+    def __init__(self, params: SpecServeParams | None = None) -> None:
+        self._params = params or SpecServeParams()
+        self._tokens = 0.0
+        self._confidence = 0.0
+
+    @property
+    def mean_confidence(self) -> float:
+        """`prev_conf` of Algorithm 1."""
+        if not self._tokens:
+            return self._params.initial_confidence
+        return self._confidence / self._tokens
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        length = self._params.max_length
+        limits = [DraftLimit(min(length, depth_left(request))) for request in batch]
+        rule = SpecServeRule(
+            verify=context.verify,
+            draft=context.draft.get(lane),
+            read=tokens_read(batch),
+            context={request.name: request.context for request in batch},
+            roots=len(batch) + context.other_tokens,
+            requests=len(batch),
+            mean_confidence=self.mean_confidence,
+            waiting_s=context.waiting_s,
+            tpot_s=tightest_tpot(batch),
+        )
+        return DraftPlan(limits, rule)
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        self._remember(candidates)
+        forest = Forest.of(candidates)
+        # A leaf is never more probable than what it hangs from, so removing leaves in ascending
+        # acceptance, the deepest first on ties, leaves the best nodes in this order.
+        best_first = np.lexsort((forest.depth, -forest.path))
+        most = min(len(forest), room(len(candidates), context))
+        if self._params.eliminate:
+            most = self._eliminate(candidates, forest.path[best_first[:most]], context)
+        return forest.masks(best_first[:most])
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        """Its history is of confidences, which `select` sees."""
+
+    def forget(self, request: str) -> None:
+        """Its history is of all requests."""
+
+    def _eliminate(
+        self, candidates: Sequence[Candidate], path: Floats, context: RoundContext
+    ) -> int:
+        """Algorithm 2: how many nodes are left, `path` holding their acceptance, descending."""
+        requests = [candidate.request for candidate in candidates]
+        drafting_s = max((candidate.drafting_s for candidate in candidates), default=0.0)
+        tpot_s = tightest_tpot(requests)
+        seconds = drafting_s + verify_seconds(
+            context, tokens_read(requests), len(requests), len(path)
+        )
+        accepted = len(requests) + np.concatenate([[0.0], np.cumsum(path)])
+        estimates = [
+            goodput(tokens, time, context.waiting_s, tpot_s)
+            for tokens, time in zip(accepted.tolist(), seconds.tolist(), strict=True)
+        ]
+        left = len(path)
+        while left and (estimates[left] == VIOLATES or estimates[left - 1] > estimates[left]):
+            left -= 1
+        return left
+
+    def _remember(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            self._tokens += len(candidate.tree)
+            self._confidence += float(candidate.tree.confidence.sum())
+        if self._tokens > self._params.memory:
+            self._tokens /= 2
+            self._confidence /= 2

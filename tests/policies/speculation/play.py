@@ -1,0 +1,113 @@
+"""Rounds in virtual time: a policy plans, chains are drafted, a target accepts by chance."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.protocols import Candidate, DraftPlan, RoundContext, Speculation
+from policies.request import RequestView, RoundOutcome
+from policies.tree import DraftTree
+
+
+@dataclass
+class Played:
+    """What the requests have got of their rounds."""
+
+    seconds: float = 0.0
+    drafting_s: float = 0.0
+    plain_s: float = 0.0
+    """What as many rounds of plain decoding would have taken."""
+    tokens: dict[str, int] = field(default_factory=dict)
+    drafted: dict[str, int] = field(default_factory=dict)
+    slowest_s: float = 0.0
+
+    def speed(self, request: str, rounds: int) -> float:
+        """Tokens per second against plain decoding of the same batch."""
+        return self.tokens[request] / self.seconds * self.plain_s / rounds
+
+    @property
+    def goodput(self) -> float:
+        return sum(self.tokens.values()) / self.seconds
+
+
+Acceptance = Callable[[str, int], float]
+"""(request, round) → how likely each draft token is accepted, which the drafter knows."""
+
+
+def play(
+    policy: Speculation,
+    batch: Sequence[RequestView],
+    acceptance: Acceptance,
+    around: RoundContext,
+    rounds: int,
+    seed: int = 0,
+) -> Played:
+    rng = np.random.default_rng(seed)
+    played = Played(tokens={one.name: 0 for one in batch}, drafted={one.name: 0 for one in batch})
+    now = 1.0
+    for number in range(rounds):
+        accepts = {one.name: acceptance(one.name, number) for one in batch}
+        plan = policy.plan(batch, "lane", around, now)
+        chains, drafting_s = draft(plan, batch, accepts, around)
+        now += drafting_s
+        candidates = [
+            Candidate(one, DraftTree.chain(list(range(n)), [accepts[one.name]] * n), drafting_s)
+            for one, n in zip(batch, chains, strict=True)
+        ]
+        kept = [int(mask.sum()) for mask in policy.select(candidates, around, now)]
+        read = sum(one.context for one in batch)
+        fixed = len(batch) + around.other_tokens
+        verify_s = around.verify.predict(read, fixed + sum(kept))
+        plain_s = around.verify.predict(read, fixed) + around.waiting_s
+        seconds = drafting_s + verify_s + around.waiting_s
+        now += verify_s + around.waiting_s
+        outcomes = []
+        for one, drafted, verified in zip(batch, chains, kept, strict=True):
+            hits = rng.random(verified) < accepts[one.name]
+            accepted = int(np.argmin(hits)) if not hits.all() else verified
+            one.generated += accepted + 1
+            played.tokens[one.name] += accepted + 1
+            played.drafted[one.name] += drafted
+            outcomes.append(
+                RoundOutcome(
+                    one.name, "lane", verified, drafted, accepted, accepted + 1, seconds, verify_s
+                )
+            )
+        policy.observe(outcomes, now)
+        played.seconds += seconds
+        played.drafting_s += drafting_s
+        played.plain_s += plain_s
+        played.slowest_s = max(played.slowest_s, seconds)
+    return played
+
+
+def draft(
+    plan: DraftPlan,
+    batch: Sequence[RequestView],
+    accepts: dict[str, float],
+    around: RoundContext,
+) -> tuple[list[int], float]:
+    """The drafter's loop over chains: how long each got, and the seconds that it took."""
+    length = dict.fromkeys(accepts, 0)
+    going = [
+        (one, limit.depth) for one, limit in zip(batch, plan.limits, strict=True) if limit.depth > 0
+    ]
+    seconds, depth = 0.0, 0
+    while going := [(one, limit) for one, limit in going if limit > depth]:
+        if plan.rule is not None:
+            names = [one.name for one, _ in going]
+            frontier = [
+                np.array([accepts[name] ** depth] if depth else [], np.float32) for name in names
+            ]
+            asked = plan.rule(depth, names, frontier)
+            going = [one for one, more in zip(going, asked, strict=True) if more]
+        if not going:
+            break
+        if "lane" in around.draft:
+            read = sum(one.context + depth for one, _ in going)
+            seconds += around.draft["lane"].predict(read, len(going))
+        for one, _ in going:
+            length[one.name] += 1
+        depth += 1
+    return [length[one.name] for one in batch], seconds

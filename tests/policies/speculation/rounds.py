@@ -1,0 +1,115 @@
+"""Small rounds to plan: trees that stay distinct in probability, and brute force over them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from policies.cost import CostModel, LinearCost
+from policies.protocols import Candidate, Mask, RoundContext
+from policies.request import RequestView, Slo
+from policies.tree import ROOT, DraftTree
+
+SEEDED = settings(deadline=None, derandomize=True)
+"""For every hypothesis test here: the same examples everywhere, however slow the machine."""
+
+VERIFY = LinearCost(alpha=1e-6, gamma=4e-4, delta=8e-3)
+DRAFT = LinearCost(alpha=0.0, gamma=2e-5, delta=5e-4)
+
+
+def view(
+    name: str,
+    *,
+    tpot_s: float | None = None,
+    generated: int = 1,
+    first_token_s: float | None = 0.0,
+    prompt_len: int = 100,
+    max_tokens: int = 1000,
+) -> RequestView:
+    return RequestView(
+        name,
+        arrival_s=0.0,
+        prompt_len=prompt_len,
+        max_tokens=max_tokens,
+        slo=Slo(tpot_s=tpot_s),
+        generated=generated,
+        first_token_s=first_token_s,
+    )
+
+
+def context(
+    *,
+    verify: CostModel = VERIFY,
+    draft: CostModel | None = DRAFT,
+    verify_budget: int = 10_000,
+    draft_budget: int = 10_000,
+    other_tokens: int = 0,
+    waiting_s: float = 0.0,
+) -> RoundContext:
+    return RoundContext(
+        verify=verify,
+        draft={} if draft is None else {"lane": draft},
+        verify_budget=verify_budget,
+        draft_budget=draft_budget,
+        other_tokens=other_tokens,
+        waiting_s=waiting_s,
+    )
+
+
+def candidates(
+    trees: Sequence[DraftTree], tpots: Sequence[float | None] = (), drafting_s: float = 0.0
+) -> list[Candidate]:
+    promised = list(tpots) or [None] * len(trees)
+    return [
+        Candidate(view(f"r{number}", tpot_s=tpot), tree, drafting_s)
+        for number, (tree, tpot) in enumerate(zip(trees, promised, strict=True))
+    ]
+
+
+@st.composite
+def trees(draw: st.DrawFn, *, nodes: int = 6) -> DraftTree:
+    """Confidences are drawn from a continuum by a seed, so path probabilities are distinct."""
+    parents = [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, nodes)))]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return random_tree(rng, parents)
+
+
+def random_tree(rng: np.random.Generator, parents: Sequence[int]) -> DraftTree:
+    """Siblings share what the ones before them have left over."""
+    confidence = []
+    left: dict[int, float] = {}
+    for parent in parents:
+        confidence.append(left.get(parent, 1.0) * float(rng.uniform(0.05, 0.95)))
+        left[parent] = left.get(parent, 1.0) - confidence[-1]
+    return DraftTree.build(list(range(len(parents))), list(parents), confidence)
+
+
+def random_trees(rng: np.random.Generator, count: int, nodes: int) -> list[DraftTree]:
+    return [
+        random_tree(rng, [int(rng.integers(ROOT, node)) for node in range(nodes)])
+        for _ in range(count)
+    ]
+
+
+def is_whole(tree: DraftTree, mask: Mask) -> bool:
+    """Every kept node's parent is kept."""
+    return all(
+        tree.parents[node] == ROOT or mask[tree.parents[node]] for node in np.flatnonzero(mask)
+    )
+
+
+def whole_subsets(tree: DraftTree) -> Iterator[Mask]:
+    for bits in product([False, True], repeat=len(tree)):
+        mask = np.array(bits, np.bool_)
+        if is_whole(tree, mask):
+            yield mask
+
+
+def all_selections(trees: Sequence[DraftTree]) -> Iterator[tuple[Mask, ...]]:
+    yield from product(*[list(whole_subsets(tree)) for tree in trees])
+
+
+def gain(tree: DraftTree, mask: Mask) -> float:
+    return float(tree.path_confidence()[mask].sum())

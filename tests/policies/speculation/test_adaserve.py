@@ -1,0 +1,238 @@
+"""AdaServe: Algorithm 2 against Algorithm 1, against brute force, and against its own text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from policies.cost import LinearCost
+from policies.protocols import Candidate, Mask, RoundContext, Speculation
+from policies.request import RequestView
+from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
+from policies.speculation.adaserve_optimal import optimal_trees
+from policies.speculation.slo import need
+from policies.tree import DraftTree
+from tests.policies.speculation.rounds import (
+    SEEDED,
+    all_selections,
+    candidates,
+    context,
+    gain,
+    is_whole,
+    random_trees,
+    trees,
+    view,
+)
+
+ROUND_S = 0.05
+FLAT = LinearCost(alpha=0.0, gamma=0.0, delta=ROUND_S)
+"""t_spec is the same whatever is verified, so that a test can choose A(r)."""
+
+
+def with_needs(drafted: Sequence[DraftTree], needs: Sequence[float]) -> list[Candidate]:
+    """Requests whose A(r) at time 0 is as given: only the first token is out, ROUND_S / t_TPOT."""
+    return candidates(drafted, [ROUND_S / wanted if wanted > 0 else None for wanted in needs])
+
+
+def run(
+    drafted: Sequence[DraftTree], needs: Sequence[float], budget: int, params: AdaServeParams
+) -> list[Mask]:
+    around = context(verify=FLAT, verify_budget=budget)
+    return AdaServe(params).select(with_needs(drafted, needs), around, 0.0)
+
+
+UNLIMITED = AdaServeParams(most_for_slo=10_000)
+
+
+@SEEDED
+@given(st.lists(trees(), min_size=1, max_size=4), st.data())
+def test_algorithm_2_is_algorithm_1_under_its_conditions(
+    drafted: list[DraftTree], data: st.DataObject
+) -> None:
+    """PAPERS.md: f is the draft's own, every A is feasible and ≤ d + 1, n_max = ∞, distinct f."""
+    needs = [
+        1.0 + data.draw(st.floats(0, 1)) * min(float(t.path_confidence().sum()), t.depth.max())
+        if len(t)
+        else 0.0
+        for t in drafted
+    ]
+    budget = data.draw(st.integers(len(drafted), len(drafted) + 20))
+    optimal = optimal_trees(drafted, needs, budget)
+    assume(optimal is not None)
+    assert optimal is not None
+    masks = run(drafted, needs, budget, UNLIMITED)
+    assert [mask.tolist() for mask in masks] == [mask.tolist() for mask in optimal]
+
+
+@settings(SEEDED, max_examples=40)
+@given(st.lists(trees(nodes=4), min_size=1, max_size=3), st.data())
+def test_algorithm_1_is_optimal(drafted: list[DraftTree], data: st.DataObject) -> None:
+    """Appendix C, by brute force: feasible exactly when it says so, and nothing is better."""
+    needs = [data.draw(st.floats(0.5, 2.5)) for _ in drafted]
+    budget = data.draw(st.integers(len(drafted), len(drafted) + 8))
+    best = -1.0
+    for selection in all_selections(drafted):
+        if sum(int(mask.sum()) for mask in selection) > budget - len(drafted):
+            continue
+        gains = [gain(tree, mask) for tree, mask in zip(drafted, selection, strict=True)]
+        if all(1 + gained >= wanted for gained, wanted in zip(gains, needs, strict=True)):
+            best = max(best, sum(gains))
+    optimal = optimal_trees(drafted, needs, budget)
+    if optimal is None:
+        assert best == -1.0
+    else:
+        found = sum(gain(tree, mask) for tree, mask in zip(drafted, optimal, strict=True))
+        assert found == pytest.approx(best, rel=1e-5)
+
+
+def test_theorem_4_1_a_beam_as_wide_as_the_budget_holds_the_optimum() -> None:
+    """T_opt ⊆ T_cand, on complete trees of 3 tokens and 3 levels."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        infinite = complete_tree(rng, branching=3, levels=3)
+        budget = int(rng.integers(2, 8))
+        optimal = optimal_trees([infinite], [1.0], budget)
+        assert optimal is not None
+        depth = int(infinite.depth[optimal[0]].max(initial=0))
+        for node in np.flatnonzero(optimal[0]):
+            assert node in beam_nodes(infinite, depth, budget)
+
+
+def complete_tree(rng: np.random.Generator, branching: int, levels: int) -> DraftTree:
+    parents: list[int] = []
+    confidence: list[float] = []
+    below = [-1]
+    for _ in range(levels):
+        above, below = below, []
+        for parent in above:
+            shares = rng.dirichlet(np.ones(branching))
+            below += range(len(parents), len(parents) + branching)
+            parents += [parent] * branching
+            confidence += shares.tolist()
+    return DraftTree.build(list(range(len(parents))), parents, confidence)
+
+
+def beam_nodes(tree: DraftTree, depth: int, width: int) -> set[int]:
+    path = tree.path_confidence()
+    kept: set[int] = set()
+    level = [-1]
+    for _ in range(depth):
+        children = [node for node in range(len(tree)) if tree.parents[node] in level]
+        level = sorted(children, key=lambda node: -path[node])[:width]
+        kept |= set(level)
+    return kept
+
+
+# -- the printed text and where we leave it ----------------------------------------------------
+
+
+def test_need_is_the_paper_s_formula() -> None:
+    """A(r) = (l + t_spec) / t_TPOT - o. 10 tokens behind the first in 0.8 s, 0.1 s to come."""
+    request = view("a", tpot_s=0.06, generated=11, first_token_s=2.0)
+    assert need(request, verdict_s=2.9) == pytest.approx(0.9 / 0.06 - 10)
+    assert need(view("b"), verdict_s=2.9) == -np.inf
+    assert need(view("c", tpot_s=0.06, first_token_s=None), verdict_s=2.9) == -np.inf
+
+
+def test_deviation_t_spec_includes_waits_between_verdicts() -> None:
+    """One draft token of 0.5 is just enough for A = 1.4; 0.1 s of queueing asks for more."""
+    drafted = [DraftTree.build([1, 2], [-1, -1], [0.5, 0.3])]
+    chosen = with_needs(drafted, [1.4])
+    params = AdaServeParams(throughput_step=False)
+    [mask] = AdaServe(params).select(chosen, context(verify=FLAT), 0.0)
+    assert mask.tolist() == [True, False]
+    around = context(verify=FLAT, waiting_s=0.01)
+    [mask] = AdaServe(params).select(chosen, around, 0.0)
+    assert mask.tolist() == [True, True]
+
+
+def test_deviation_the_accepted_count_adds_path_probabilities() -> None:
+    """Line 15 adds the conditional one: 1 + 0.5 + 0.9 would meet A = 2.2 with two tokens."""
+    drafted = [DraftTree.chain([1, 2, 3, 4], [0.5, 0.9, 0.9, 0.9])]
+    [mask] = run(drafted, [2.2], 100, AdaServeParams(throughput_step=False))
+    assert mask.tolist() == [True, True, True, False]  # 0.5 + 0.45 + 0.405
+
+
+def test_deviation_roots_are_debited_and_the_budget_is_never_overdrawn() -> None:
+    """Line 12 and 18 run at B = 0, too, and would take one token more."""
+    drafted = random_trees(np.random.default_rng(0), 3, 8)
+    for budget in range(3, 20):
+        masks = run(drafted, [3.0, 0.0, 2.0], budget, AdaServeParams())
+        assert sum(int(mask.sum()) for mask in masks) == budget - 3
+        optimal = optimal_trees(drafted, [0.0] * 3, budget)
+        assert optimal is not None
+        assert sum(int(mask.sum()) for mask in optimal) == budget - 3
+
+
+def test_a_cap_leaves_the_unreachable_to_others() -> None:
+    """A = 100 counts as d + 1: two sure tokens meet it, the rest is for throughput."""
+    drafted = [
+        DraftTree.build([1, 2, 3, 4], [-1, 0, -1, -1], [1.0, 1.0, 1e-9, 1e-9]),
+        DraftTree.chain([1, 2], [0.9, 0.9]),
+    ]
+    masks = run(drafted, [100.0, 0.0], 2 + 4, AdaServeParams())
+    assert [mask.tolist() for mask in masks] == [[True, True, False, False], [True, True]]
+
+
+def test_n_max_bounds_the_slo_step_only() -> None:
+    drafted = [DraftTree.chain([1, 2, 3, 4], [0.3] * 4), DraftTree.chain([1], [0.2])]
+    params = AdaServeParams(most_for_slo=2)
+    masks = run(drafted, [5.0, 0.0], 2 + 3, params)
+    assert [mask.tolist() for mask in masks] == [[True, True, False, False], [True]]
+    masks = run(drafted, [5.0, 0.0], 2 + 5, params)
+    assert [mask.all() for mask in masks] == [True, True]
+
+
+def test_slower_requests_are_served_first() -> None:
+    drafted = [DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.chain([1, 2], [0.5, 0.5])]
+    masks = run(drafted, [1.5, 1.6], 2 + 2, AdaServeParams())
+    assert [mask.tolist() for mask in masks] == [[False, False], [True, True]]
+
+
+def test_without_the_throughput_step_the_budget_is_left_over() -> None:
+    """Fig. 16's second bar: 'SLO-customized selection does not fully utilize the budget'."""
+    drafted = [DraftTree.chain([1, 2, 3], [0.9] * 3)] * 2
+    only_slo = run(drafted, [1.5, 0.0], 100, AdaServeParams(throughput_step=False))
+    assert [int(mask.sum()) for mask in only_slo] == [1, 0]
+    both = run(drafted, [1.5, 0.0], 100, AdaServeParams())
+    assert [int(mask.sum()) for mask in both] == [3, 3]
+
+
+@SEEDED
+@given(st.lists(trees(), max_size=5), st.integers(0, 30), st.integers(0, 5), st.data())
+def test_every_selection_is_whole_and_within_the_budget(
+    drafted: list[DraftTree], budget: int, other: int, data: st.DataObject
+) -> None:
+    needs = [data.draw(st.floats(0, 6)) for _ in drafted]
+    around = context(verify=FLAT, verify_budget=budget, other_tokens=other)
+    masks = AdaServe().select(with_needs(drafted, needs), around, 0.0)
+    kept = sum(int(mask.sum()) for mask in masks)
+    space = max(0, budget - other - len(drafted))
+    assert kept == min(space, sum(len(tree) for tree in drafted))
+    assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
+
+
+# -- depth and width ---------------------------------------------------------------------------
+
+
+def limits(requests: int, around: RoundContext, shape: TreeShape) -> set[tuple[int, int]]:
+    batch: list[RequestView] = [view(f"r{number}") for number in range(requests)]
+    policy: Speculation = AdaServe(AdaServeParams(shape))
+    return {(one.depth, one.width) for one in policy.plan(batch, "lane", around, 0.0).limits}
+
+
+def test_depth_and_width_follow_the_load() -> None:
+    """Eq. 8 and 9 with their two budgets."""
+    shape = TreeShape(min_depth=1, max_depth=6, max_width=5, c1=2, c2=1)
+    around = context(verify_budget=64, draft_budget=24)
+    assert limits(1, around, shape) == {(6, 5)}  # clipped: 64 / 3 - 1, 24 + 1
+    assert limits(10, around, shape) == {(64 // 12 - 1, 24 // 10 + 1)}
+    assert limits(100, around, shape) == {(1, 1)}  # clipped from below
+
+
+def test_no_request_drafts_beyond_its_output() -> None:
+    batch = [view("a", generated=98, max_tokens=100)]
+    plan = AdaServe().plan(batch, "lane", context(), 0.0)
+    assert plan.limits[0].depth == 1

@@ -1,0 +1,81 @@
+"""The flat view of a round's trees is the trees."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.cost import RooflineCost
+from policies.online_cost import RefinedCost
+from policies.speculation.forest import Forest, depth_left, room, verify_seconds
+from policies.tree import DraftTree
+from tests.policies.speculation.rounds import SEEDED, candidates, context, is_whole, trees, view
+
+FORESTS = st.lists(trees(), max_size=5)
+
+
+@SEEDED
+@given(FORESTS)
+def test_path_confidence_is_the_tree_s_own(drafted: list[DraftTree]) -> None:
+    forest = Forest.of(candidates(drafted))
+    expected = [path for tree in drafted for path in tree.path_confidence()]
+    assert forest.path == pytest.approx(expected, rel=1e-5)
+    assert forest.depth.tolist() == [depth for tree in drafted for depth in tree.depth]
+
+
+@SEEDED
+@given(FORESTS, st.integers(0, 20))
+def test_every_beginning_of_either_order_is_whole(drafted: list[DraftTree], kept: int) -> None:
+    forest = Forest.of(candidates(drafted))
+    for order in (forest.best_first(), forest.shallow_first()):
+        masks = forest.masks(order[:kept])
+        assert sum(int(mask.sum()) for mask in masks) == min(kept, len(forest))
+        assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
+        for tree, mask in zip(drafted, masks, strict=True):
+            assert is_whole(tree, mask)
+
+
+def test_equal_confidences_keep_parents_first() -> None:
+    sure = DraftTree.chain([1, 2, 3, 4], [1.0] * 4)
+    forest = Forest.of(candidates([sure, sure]))
+    for kept in range(9):
+        assert all(is_whole(sure, mask) for mask in forest.masks(forest.best_first()[:kept]))
+
+
+def test_room_leaves_place_for_roots_and_prefill() -> None:
+    assert room(4, context(verify_budget=32, other_tokens=10)) == 18
+    assert room(4, context(verify_budget=8, other_tokens=10)) == 0
+
+
+@SEEDED
+@given(st.integers(0, 300), st.integers(1, 400), st.floats(0, 1e-3), st.floats(0, 1e-3))
+def test_verify_seconds_is_the_cost_of_each_number_of_drafts(
+    most: int, knee: int, gamma: float, gamma_more: float
+) -> None:
+    """As if each had been asked for; refined models, too."""
+    bent = RooflineCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
+    refined = RefinedCost(bent)
+    refined.observe(500, 20, 0.02)
+    for cost in (bent, refined):
+        seconds = verify_seconds(context(verify=cost, other_tokens=3), 500, 4, most)
+        each = [cost.predict(500, 7 + drafts) for drafts in range(most + 1)]
+        assert seconds == pytest.approx(each, rel=1e-7)
+
+
+def test_a_curve_is_told_by_a_few_points() -> None:
+    """Of 1,025 points."""
+    asked: list[float] = []
+
+    class Counting:
+        def predict(self, context: float, tokens: float) -> float:
+            asked.append(tokens)
+            return 5e-3 + 1e-4 * max(0.0, tokens - 77)
+
+    verify_seconds(context(verify=Counting()), 0, 1, 1024)
+    assert len(asked) < 50
+
+
+def test_no_draft_goes_beyond_the_output() -> None:
+    assert depth_left(view("r", generated=7, max_tokens=10)) == 2
+    assert depth_left(view("r", generated=9, max_tokens=10)) == 0
+    assert np.all([depth_left(view("r", generated=n, max_tokens=10)) >= 0 for n in range(12)])

@@ -1,0 +1,82 @@
+"""SpecInfer's static trees, and equal scheduling."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.protocols import Speculation
+from policies.speculation.adaserve import TreeShape
+from policies.speculation.equal import Equal, EqualParams
+from policies.speculation.specinfer import SpecInfer, SpecInferParams
+from policies.tree import ROOT, DraftTree
+from tests.policies.speculation.rounds import (
+    SEEDED,
+    candidates,
+    context,
+    gain,
+    is_whole,
+    random_trees,
+    trees,
+    view,
+    whole_subsets,
+)
+
+
+def beam(depth: int, width: int, rng: np.random.Generator) -> DraftTree:
+    parents = [ROOT] * width
+    for level in range(1, depth):
+        below = range((level - 1) * width, level * width)
+        parents += sorted(int(rng.choice(below)) for _ in range(width))
+    return DraftTree.build(
+        list(range(len(parents))), parents, rng.uniform(0.1, 0.5, len(parents)).tolist()
+    )
+
+
+@pytest.mark.parametrize("requests", [1, 64])
+def test_its_tree_holds_23_tokens_whatever_the_load(requests: int) -> None:
+    """AdaServe 6.2: 'each draft token tree contains 23 tokens with no upper limit'."""
+    policy: Speculation = SpecInfer()
+    batch = [view(f"r{number}") for number in range(requests)]
+    plan = policy.plan(batch, "lane", context(verify_budget=100_000), 0.0)
+    assert {(limit.depth, limit.width) for limit in plan.limits} == {(8, 3)}
+    rng = np.random.default_rng(0)
+    drafted = [beam(8, 3, rng) for _ in range(requests)]
+    masks = policy.select(candidates(drafted), context(verify_budget=100_000), 0.0)
+    assert {int(mask.sum()) for mask in masks} == {23}
+    assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
+
+
+def test_width_1_is_a_chain() -> None:
+    """SpecInfer* of SpecServe's section 7.1."""
+    plan = SpecInfer(SpecInferParams(width=1)).plan([view("a")], "lane", context(), 0.0)
+    assert [(limit.depth, limit.width) for limit in plan.limits] == [(8, 1)]
+
+
+def test_the_verifier_s_limit_holds_nevertheless() -> None:
+    """Deviation: no budget shapes its trees, but no forward takes more than it can."""
+    drafted = random_trees(np.random.default_rng(0), 3, 8)
+    masks = SpecInfer().select(candidates(drafted), context(verify_budget=3 + 10), 0.0)
+    assert sum(int(mask.sum()) for mask in masks) == 10
+    assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
+
+
+@SEEDED
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 24))
+def test_equal_gives_each_request_the_same_and_the_best_of_its_tree(
+    drafted: list[DraftTree], budget: int
+) -> None:
+    promised = [0.001 * (number + 1) for number in range(len(drafted))]  # it does not look
+    masks = Equal().select(candidates(drafted, promised), context(verify_budget=budget), 0.0)
+    each = max(0, budget - len(drafted)) // len(drafted)
+    for tree, mask in zip(drafted, masks, strict=True):
+        assert mask.sum() == min(each, len(tree))
+        best = max(gain(tree, other) for other in whole_subsets(tree) if other.sum() <= each)
+        assert gain(tree, mask) == pytest.approx(best, rel=1e-5)
+
+
+def test_equal_drafts_as_adaserve_does() -> None:
+    plan = Equal(EqualParams(TreeShape(max_depth=5))).plan(
+        [view("a")] * 4, "lane", context(verify_budget=16, draft_budget=8), 0.0
+    )
+    assert {(limit.depth, limit.width) for limit in plan.limits} == {(3, 2)}

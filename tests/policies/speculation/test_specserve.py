@@ -1,0 +1,233 @@
+"""SpecServe: the paper's properties, and every place where our reading leaves its pseudocode."""
+
+import pickle
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.cost import CostModel, LinearCost
+from policies.protocols import Candidate, Mask, RoundContext, Speculation
+from policies.speculation.specserve import SpecServe, SpecServeParams, SpecServeRule
+from policies.tree import DraftTree
+from tests.policies.speculation.rounds import (
+    DRAFT,
+    SEEDED,
+    VERIFY,
+    all_selections,
+    candidates,
+    context,
+    gain,
+    is_whole,
+    trees,
+    view,
+)
+
+STEEP = LinearCost(alpha=0.0, gamma=8e-3, delta=8e-3)
+"""A verifier for which every token costs as much as the forward itself."""
+
+
+def draft_chains(
+    rule: SpecServeRule, names: Sequence[str], confidence: float, most: int = 50
+) -> int:
+    """The drafter's loop over chains of one confidence; how many steps were taken."""
+    path = 1.0
+    for depth in range(most):
+        frontier = [np.array([path] if depth else [], np.float32)] * len(names)
+        if not all(rule(depth, names, frontier)):
+            return depth
+        path *= confidence
+    return most
+
+
+def plan_length(
+    requests: int,
+    confidence: float,
+    verify: CostModel = VERIFY,
+    draft: CostModel = DRAFT,
+    tpot_s: float | None = None,
+    waiting_s: float = 0.0,
+) -> int:
+    policy = SpecServe(SpecServeParams(max_length=50, initial_confidence=confidence))
+    batch = [view(f"r{number}", tpot_s=tpot_s) for number in range(requests)]
+    around = context(verify=verify, draft=draft, waiting_s=waiting_s)
+    plan = policy.plan(batch, "lane", around, 0.0)
+    rule = pickle.loads(pickle.dumps(plan.rule))
+    return draft_chains(rule, [request.name for request in batch], confidence)
+
+
+def throughput(
+    requests: int, length: int, confidence: float, verify: CostModel, draft: CostModel
+) -> float:
+    """Eq. 1, 4, 6, 7 and 8 for chains of one confidence and requests of 101 tokens."""
+    accepted = requests * sum(confidence**j for j in range(length + 1))
+    drafting_s = sum(draft.predict(requests * (101 + j), requests) for j in range(length))
+    return accepted / (drafting_s + verify.predict(101 * requests, requests * (1 + length)))
+
+
+@pytest.mark.parametrize("confidence", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("requests", [1, 8, 64])
+@pytest.mark.parametrize("verify", [VERIFY, STEEP, LinearCost(1e-6, 1e-5, 2e-2)])
+def test_drafts_to_the_unique_peak_of_the_throughput(
+    requests: int, confidence: float, verify: CostModel
+) -> None:
+    """Section 4.3; where history predicts rightly, stopping at the first loss finds the peak."""
+    best = max(range(51), key=lambda n: throughput(requests, n, confidence, verify, DRAFT))
+    assert plan_length(requests, confidence, verify) == best
+
+
+def test_lengths_fall_as_batches_grow() -> None:
+    """Section 7.4: the speculative length is inverse to the batch size."""
+    lengths = [plan_length(requests, 0.8) for requests in (1, 4, 16, 64)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]
+
+
+def test_deviation_starts_from_length_0_so_plain_decoding_can_win() -> None:
+    """The printed best_thpt = -1 always takes the first step."""
+    assert plan_length(64, 0.3, verify=STEEP) == 0
+
+
+def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
+    """The printed algorithm appends the bare mean: a conditional, not a path probability.
+
+    The first token was nearly hopeless; whatever follows it is too, however high the mean.
+    """
+    policy = SpecServe(SpecServeParams(initial_confidence=0.9))
+    rule = policy.plan([view("a")], "lane", context(), 0.0).rule
+    assert rule is not None
+    assert rule(0, ["a"], [np.array([], np.float32)]) == [True]
+    assert rule(1, ["a"], [np.array([0.01], np.float32)]) == [False]
+    rule(0, ["a"], [np.array([], np.float32)])
+    assert rule(1, ["a"], [np.array([0.9], np.float32)]) == [True]
+
+
+def test_one_decision_for_the_batch() -> None:
+    policy = SpecServe()
+    names = ["a", "b"]
+    rule = policy.plan([view(name) for name in names], "lane", context(), 0.0).rule
+    assert rule is not None
+    assert rule(0, names, [np.array([], np.float32)] * 2) == [True, True]
+    sure, lost = np.array([0.99], np.float32), np.array([0.01], np.float32)
+    assert rule(1, names, [sure, lost]) == [True, True]
+
+
+def test_deviation_the_bonus_is_one_of_the_accepted_tokens() -> None:
+    """Alg. 1 sums the drafts' acceptance only. Counting the bonus halves what a first draft adds,
+    so a step that costs 60% more time for 50% more tokens is not taken."""
+    verify, draft = LinearCost(0.0, 0.0, 10e-3), LinearCost(0.0, 0.0, 6e-3)
+    assert plan_length(1, 0.5, verify, draft) == 0
+    assert plan_length(1, 0.7, verify, draft) > 0
+
+
+# -- TPOT --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tpot_s", [9e-3, 12e-3, 20e-3])
+def test_no_round_is_drafted_beyond_the_tpot(tpot_s: float) -> None:
+    length = plan_length(1, 0.95, tpot_s=tpot_s)
+    took = length * DRAFT.predict(0, 1) + VERIFY.predict(101, 1 + length)
+    assert took <= tpot_s
+    assert plan_length(1, 0.95) > length
+
+
+def test_the_tightest_tpot_of_the_batch_counts() -> None:
+    batch = [view("a", tpot_s=1.0), view("b", tpot_s=5e-3), view("c")]
+    rule = SpecServe().plan(batch, "lane", context(), 0.0).rule
+    assert rule is not None
+    assert rule(0, ["a", "b", "c"], [np.array([], np.float32)] * 3) == [False] * 3
+
+
+def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
+    """Not only drafting and verification: queueing behind other micro-batches, transport."""
+    assert plan_length(1, 0.95, tpot_s=15e-3) > plan_length(1, 0.95, tpot_s=15e-3, waiting_s=5e-3)
+
+
+# -- elimination -------------------------------------------------------------------------------
+
+
+def estimate(
+    chosen: Sequence[Candidate], masks: Sequence[Mask], around: RoundContext, tpot_s: float
+) -> float:
+    """Algorithm 3 by definition."""
+    read = sum(one.request.context for one in chosen)
+    tokens = len(chosen) + sum(int(mask.sum()) for mask in masks)
+    seconds = max(one.drafting_s for one in chosen) + around.verify.predict(read, tokens)
+    if seconds + around.waiting_s > tpot_s:
+        return -1.0
+    gained = sum(gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True))
+    return (len(chosen) + gained) / seconds
+
+
+CHAINS = st.lists(
+    st.lists(st.floats(0.05, 0.99), max_size=4).map(
+        lambda confidence: DraftTree.chain(list(range(len(confidence))), confidence)
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@SEEDED
+@given(CHAINS, st.sampled_from([1e-4, 1e-3, 4e-3, 1e-2]))
+def test_elimination_finds_the_best_set_of_all(drafted: list[DraftTree], gamma: float) -> None:
+    """Section 4.3's unique peak: with a linear cost no other set of drafts does better."""
+    chosen = candidates(drafted, drafting_s=2e-3)
+    around = context(verify=LinearCost(0.0, gamma, 8e-3))
+    masks = SpecServe().select(chosen, around, 0.0)
+    best = max(estimate(chosen, selection, around, np.inf) for selection in all_selections(drafted))
+    assert estimate(chosen, masks, around, np.inf) == pytest.approx(best, rel=1e-5)
+
+
+@SEEDED
+@given(st.lists(trees(nodes=5), min_size=1, max_size=3), st.floats(6e-3, 16e-3), st.integers(0, 12))
+def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
+    drafted: list[DraftTree], tpot_s: float, budget: int
+) -> None:
+    """The printed loop stops at the first removal that brings nothing: from -1 to -1."""
+    chosen = candidates(drafted, [tpot_s] * len(drafted), drafting_s=1e-3)
+    around = context(verify_budget=budget, waiting_s=1e-3)
+    masks = SpecServe().select(chosen, around, 0.0)
+    assert sum(int(mask.sum()) for mask in masks) <= max(0, budget - len(drafted))
+    assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
+    plain = [np.zeros(len(tree), np.bool_) for tree in drafted]
+    if estimate(chosen, plain, around, tpot_s) < 0:
+        # Not even plain decoding keeps it: decode plainly.
+        assert not any(mask.any() for mask in masks)
+    else:
+        assert estimate(chosen, masks, around, tpot_s) > 0
+
+
+def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
+    """Alg. 2 line 4 removes before it asks, and never puts the last one back."""
+    drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
+    [mask] = SpecServe().select(candidates(drafted), context(), 0.0)
+    assert mask.tolist() == [True, True]
+
+
+def test_equal_acceptance_removes_the_deepest_first() -> None:
+    """Otherwise a chain of certain tokens could lose its head and keep its tail."""
+    drafted = [DraftTree.chain([1, 2, 3], [1.0, 1.0, 1.0])]
+    for budget in range(1, 5):
+        [mask] = SpecServe().select(candidates(drafted), context(verify_budget=budget), 0.0)
+        assert mask.tolist() == [True] * (budget - 1) + [False] * (4 - budget)
+
+
+def test_specserve_minus_verifies_all_that_was_drafted() -> None:
+    """Table 2's ablation: the adaptive drafter without the confidence prior verifier."""
+    policy: Speculation = SpecServe(SpecServeParams(eliminate=False))
+    drafted = [DraftTree.chain([1, 2], [0.01, 0.01])]
+    assert policy.select(candidates(drafted), context(verify=STEEP), 0.0)[0].all()
+    assert not SpecServe().select(candidates(drafted), context(verify=STEEP), 0.0)[0].any()
+
+
+def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
+    policy = SpecServe(SpecServeParams(initial_confidence=0.7, memory=100))
+    assert policy.mean_confidence == 0.7
+    policy.select(candidates([DraftTree.chain([1, 2], [0.4, 0.6])]), context(), 0.0)
+    assert policy.mean_confidence == pytest.approx(0.5)
+    for _ in range(200):
+        policy.select(candidates([DraftTree.chain([1], [0.9])]), context(), 0.0)
+    assert policy.mean_confidence == pytest.approx(0.9, abs=0.02)
