@@ -1,0 +1,133 @@
+"""Policies by the names under which a config chooses them, with their options.
+
+Each option is a field of the policy's parameter dataclass, documented there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from policies.calibration import Calibration
+from policies.protocols import Schedule, Selection, Speculation
+from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
+from policies.scheduling.fairness import FairnessParams, FairSchedule
+from policies.scheduling.laps_sd import LapsSd, LapsSdParams
+from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
+from policies.scheduling.simple import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
+from policies.selection.hedge import Hedge, HedgeParams
+from policies.selection.lbss import Lbss, LbssParams
+from policies.selection.simple import (
+    EpsilonGreedy,
+    EpsilonGreedyParams,
+    Fixed,
+    FixedParams,
+    Greedy,
+    SpinEpsilonGreedyParams,
+)
+from policies.speculation import simple
+from policies.speculation.adaserve import AdaServe, AdaServeParams
+from policies.speculation.equal import Equal, EqualParams
+from policies.speculation.planner import Planner, PlannerParams
+from policies.speculation.specinfer import SpecInfer, SpecInferParams
+from policies.speculation.specserve import SpecServe, SpecServeParams
+
+Options = Mapping[str, Any]
+Calibrations = Mapping[str, Calibration]
+"""By lane; the coordinator's own, which go on learning."""
+Make = TypeVar("Make", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class NoParams:
+    """Of a policy without options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[Make]):
+    params: type
+    make: Make
+
+
+SELECTIONS: Mapping[str, Entry[Callable[[Any, int], Selection]]] = {
+    "fixed": Entry(FixedParams, lambda params, seed: Fixed(params)),
+    "greedy": Entry(NoParams, lambda params, seed: Greedy()),
+    "epsilon_greedy": Entry(EpsilonGreedyParams, EpsilonGreedy),
+    "spin_epsilon_greedy": Entry(SpinEpsilonGreedyParams, EpsilonGreedy),
+    "lbss": Entry(LbssParams, Lbss),
+    "hedge": Entry(HedgeParams, Hedge),
+}
+
+SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = {
+    "off": Entry(NoParams, lambda params, calibrations: simple.Off()),
+    "fixed": Entry(simple.FixedParams, lambda params, calibrations: simple.Fixed(params)),
+    "threshold": Entry(
+        simple.ThresholdParams, lambda params, calibrations: simple.Threshold(params)
+    ),
+    "specserve": Entry(SpecServeParams, lambda params, calibrations: SpecServe(params)),
+    "adaserve": Entry(AdaServeParams, lambda params, calibrations: AdaServe(params)),
+    "specinfer": Entry(SpecInferParams, lambda params, calibrations: SpecInfer(params)),
+    "equal": Entry(EqualParams, lambda params, calibrations: Equal(params)),
+    "planner": Entry(PlannerParams, Planner),
+}
+
+SCHEDULES: Mapping[str, Entry[Callable[[Any], Schedule]]] = {
+    "fcfs": Entry(NoParams, lambda params: fcfs()),
+    "lp_sjf": Entry(NoParams, lambda params: lp_sjf()),
+    "las": Entry(LasParams, Las),
+    "edf": Entry(EdfParams, edf),
+    "laps_sd": Entry(LapsSdParams, LapsSd),
+    "self_ranked": Entry(SelfRankedParams, SelfRanked),
+    "default": Entry(DefaultScheduleParams, DefaultSchedule),
+}
+
+
+def make_selection(name: str, options: Options | None = None, seed: int = 0) -> Selection:
+    entry = _entry("selection", SELECTIONS, name)
+    return entry.make(_params(f"selection.{name}", entry.params, options or {}), seed)
+
+
+def make_speculation(
+    name: str, options: Options | None = None, calibrations: Calibrations | None = None
+) -> Speculation:
+    entry = _entry("speculation", SPECULATIONS, name)
+    params: object = _params(f"speculation.{name}", entry.params, options or {})
+    return entry.make(params, calibrations if calibrations is not None else {})
+
+
+def make_schedule(name: str, options: Options | None = None) -> Schedule:
+    """Bare: `fair` below adds priorities, tenants and the bound on waiting."""
+    entry = _entry("schedule", SCHEDULES, name)
+    return entry.make(_params(f"schedule.{name}", entry.params, options or {}))
+
+
+def fair(schedule: Schedule, options: Options | None = None) -> FairSchedule:
+    return FairSchedule(schedule, _params("fairness", FairnessParams, options or {}))
+
+
+_Entry = TypeVar("_Entry")
+
+
+def _entry(kind: str, entries: Mapping[str, _Entry], name: str) -> _Entry:
+    if name not in entries:
+        raise ValueError(f"{kind}: there is no {name!r}; choose one of {', '.join(entries)}")
+    return entries[name]
+
+
+_Params = TypeVar("_Params")
+
+
+def _params(where: str, kind: type[_Params], options: Options) -> _Params:
+    """The parameter dataclass with these options, nested ones as mappings."""
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all are dataclasses
+    hints = get_type_hints(kind)
+    values = {}
+    for name, value in options.items():
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"{where}: there is no option {name!r}; {has}")
+        nested = is_dataclass(hints[name]) and isinstance(value, Mapping)
+        values[name] = _params(f"{where}.{name}", hints[name], value) if nested else value
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error

@@ -1,0 +1,1 @@
+"""Which lane drafts for which request: policies by name."""

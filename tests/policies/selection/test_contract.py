@@ -1,0 +1,138 @@
+"""What every selection promises, whoever comes and goes."""
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.protocols import Selection
+from policies.request import LaneView
+from policies.selection.hedge import Hedge
+from policies.selection.lbss import Lbss
+from policies.selection.oracle import Oracle
+from policies.selection.simple import (
+    EpsilonGreedy,
+    Fixed,
+    Greedy,
+    SpinEpsilonGreedyParams,
+)
+from tests.policies.selection.play import lane, outcome, request, requests, slot
+
+
+def goodput(name: str, drafter: str | None) -> float:
+    """Differs from request to request and from lane to lane."""
+    return 20.0 if drafter is None else 30.0 + (7 * len(name) + 3 * ord(drafter[-1])) % 11
+
+
+POLICIES: dict[str, Callable[[], Selection]] = {
+    "fixed": Fixed,
+    "greedy": Greedy,
+    "epsilon_greedy": EpsilonGreedy,
+    "spin_epsilon_greedy": lambda: EpsilonGreedy(SpinEpsilonGreedyParams()),
+    "lbss": Lbss,
+    "hedge": Hedge,
+    "oracle": lambda: Oracle(goodput),
+}
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+
+def visit(policy: Selection, seed: int, turns: int) -> list[dict[str, str | None]]:
+    """Requests and lanes come, go, and come back; some rounds take longer than others."""
+    rng = np.random.default_rng(seed)
+    here = requests("r0", "r1")
+    away = []
+    fleet = [LaneView(f"lane {i}", "ab"[i % 2], capacity=1 + i) for i in range(4)]
+    lanes = fleet[:2]
+    born = 2
+    mappings = []
+    for _ in range(turns):
+        event = rng.integers(8)
+        if event == 0:
+            here.append(request(f"r{born}", prompt_len=int(rng.integers(1, 200))))
+            born += 1
+        elif event == 1 and here:
+            policy.forget(here.pop(int(rng.integers(len(here)))).name)
+        elif event == 2 and here:
+            away.append(here.pop())
+        elif event == 3 and away:
+            here.append(away.pop())
+        elif event == 4:
+            lanes = [one for one in fleet if rng.random() < 0.6]
+        chosen = dict(policy.assign(here, lanes, 0.0))
+        mappings.append(chosen)
+        assert chosen.keys() == {view.name for view in here}
+        load = Counter(name for name in chosen.values() if name is not None)
+        room = {one.name: one.capacity for one in lanes}
+        assert all(load[name] <= room.get(name, 0) for name in load)
+        for view in here:
+            assert policy.likely_next(view.name) in [*room, None]
+        ended = [view.name for view in here if rng.random() < 0.7]
+        slot(policy, here, lanes, goodput, ended)
+        for view in here:
+            if rng.random() < 0.3:
+                policy.observe_score(view.name, fleet[int(rng.integers(4))].name, 2.0, 0.05)
+    return mappings
+
+
+@every_policy
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000))
+def test_everyone_is_mapped_to_a_lane_that_is_here_and_has_room(name: str, seed: int) -> None:
+    visit(POLICIES[name](), seed, turns=60)
+
+
+@every_policy
+def test_the_same_seed_decides_the_same(name: str) -> None:
+    assert visit(POLICIES[name](), 5, 200) == visit(POLICIES[name](), 5, 200)
+
+
+@every_policy
+def test_requests_and_lanes_that_are_gone_leave_nothing_behind(name: str) -> None:
+    policy = POLICIES[name]()
+
+    def size_after(generations: range) -> int:
+        for generation in generations:
+            here = requests(f"{generation:04}a", f"{generation:04}b")
+            lanes = [LaneView(f"{generation:04}{d}", d, capacity=2) for d in "xyz"]
+            for _ in range(20):
+                slot(policy, here, lanes, goodput)
+                policy.observe_score(here[0].name, lanes[1].name, 2.0, 0.05)
+            policy.assign([], [], 0.0)
+            for view in here:
+                policy.forget(view.name)
+        return len(pickle.dumps(policy))
+
+    few = size_after(range(20))
+    many = size_after(range(20, 100))
+    assert many <= few + 100  # counters grow by digits
+
+
+@every_policy
+def test_a_late_outcome_or_score_of_a_forgotten_request_is_ignored(name: str) -> None:
+    policy = POLICIES[name]()
+    here, lanes = requests("a", "b"), [lane("x"), lane("y")]
+    for _ in range(30):
+        slot(policy, here, lanes, goodput)
+    policy.forget("a")
+    before = len(pickle.dumps(policy))
+    policy.observe(outcome("a", "x", 30.0))
+    policy.observe_score("a", "x", 2.0, 0.05)
+    assert len(pickle.dumps(policy)) <= before + 10
+    assert policy.likely_next("a") is None
+    assert policy.assign(here[1:], lanes, 0.0).keys() == {"b"}
+
+
+@every_policy
+def test_a_mapping_is_kept_while_no_slot_ends_and_nobody_comes_or_goes(name: str) -> None:
+    policy = POLICIES[name]()
+    here, lanes = requests(*"abcdefgh"), [lane("x", 3), lane("y", 3)]
+    for _ in range(7):
+        slot(policy, here, lanes, goodput)
+    first = dict(policy.assign(here, lanes, 0.0))
+    dearer = [LaneView(one.name, one.drafter, one.capacity, catch_up_s=1.0) for one in lanes]
+    for _ in range(20):
+        assert policy.assign(here[::-1], dearer, 0.0) == first

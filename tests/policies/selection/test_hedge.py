@@ -1,0 +1,205 @@
+"""Hedge learns from every score there is, shares it, and switches only where that pays."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from policies.request import LaneView, RequestView, RoundOutcome
+from policies.selection.hedge import Hedge, HedgeParams
+from tests.policies.selection.play import lane, outcome, request, requests, slot, table
+
+AB = [lane("a"), lane("b")]
+SURE = HedgeParams(doubt=0.0)
+"""Without random draws, where a test is about something else."""
+
+
+def warm(policy: Hedge, a: float, b: float, plain: float = 1.0) -> None:
+    """Requests before this one, each scored on both lanes."""
+    for number in range(20):
+        view = request(f"before {number}")
+        policy.assign([view], AB, 0.0)
+        for _ in range(5):
+            policy.observe(outcome(view.name, "a", a))
+            policy.observe_score(view.name, "b", b * 0.05, 0.05)
+            policy.observe(outcome(view.name, None, plain))
+        policy.forget(view.name)
+
+
+def settle(
+    policy: Hedge,
+    here: list[RequestView],
+    truth: dict[tuple[str, str], float],
+    lanes: list[LaneView],
+) -> dict[str, str | None]:
+    """Forty slots in which idle lanes score whom `likely_next` names."""
+    for _ in range(40):
+        slot(policy, here, lanes, table(truth))
+        for view in here:
+            scored = policy.likely_next(view.name)
+            if scored is not None:
+                policy.observe_score(view.name, scored, truth[view.name, scored] * 0.05, 0.05)
+    return dict(policy.assign(here, lanes, 0.0))
+
+
+def test_a_lane_that_never_drafted_is_found_by_its_scores_alone() -> None:
+    policy = Hedge(SURE)
+    warm(policy, a=50.0, b=40.0)
+    here, truth = requests("r"), table({("r", "a"): 40.0, ("r", "b"): 80.0})
+    assert slot(policy, here, AB, truth)["r"] == "a"
+    lanes = []
+    for _ in range(20):
+        policy.observe_score("r", "b", 80.0 * 0.05, 0.05)
+        lanes.append(slot(policy, here, AB, truth)["r"])
+    assert lanes[-1] == "b"
+    assert lanes == sorted(lanes, key=str)  # one move, and no way back
+
+
+def test_idle_catch_up_is_led_to_every_drafter_until_the_best_is_known() -> None:
+    lanes = [lane(name) for name in "abcd"]
+    values = {"a": 40.0, "b": 42.0, "c": 38.0, "d": 70.0}
+    truth = {("r", name): value for name, value in values.items()}
+    assert settle(Hedge(), requests("r"), truth, lanes) == {"r": "d"}
+
+
+def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() -> None:
+    """b is the better of the two by all that is known, and still c gets its turn."""
+    lanes = [lane("a"), lane("b"), lane("c")]
+    policy = Hedge(SURE)
+    policy.assign(requests("before"), lanes, 0.0)
+    for _ in range(100):
+        for name, goodput in (("a", 60.0), ("b", 50.0), ("c", 45.0)):
+            policy.observe_score("before", name, goodput * 0.05, 0.05)
+    here = requests("r")
+    assert policy.assign(here, lanes, 0.0) == {"r": "a"}
+    asked = []
+    for _ in range(10):
+        scored = policy.likely_next("r")
+        asked.append(scored)
+        policy.observe_score("r", scored or "", 50.0 * 0.05, 0.05)
+    assert asked[0] == "b"
+    assert "c" in asked
+
+
+@pytest.mark.parametrize(("stay", "choice"), [(0.0, "b"), (0.02, "a")])
+def test_a_gain_within_the_noise_moves_nobody(stay: float, choice: str) -> None:
+    policy = Hedge(replace(SURE, stay=stay))
+    here = requests("r")
+    policy.assign(here, AB[:1], 0.0)
+    for _ in range(200):
+        policy.observe(outcome("r", "a", 50.0))
+        policy.observe_score("r", "a", 50.0 * 0.05, 0.05)
+    policy.assign(here, AB, 0.0)
+    for _ in range(200):
+        policy.observe_score("r", "b", 50.5 * 0.05, 0.05)
+    policy.observe(outcome("r", "a", 50.0))
+    for _ in range(10):
+        slot(policy, here, AB, table({("r", "a"): 50.0, ("r", "b"): 50.5}))
+    assert policy.assign(here, AB, 0.0) == {"r": choice}
+
+
+def test_nor_away_from_plain_decoding() -> None:
+    for stay, choice in ((0.0, "a"), (0.02, None)):
+        policy = Hedge(replace(SURE, stay=stay))
+        here = requests("r")
+        policy.assign(here, [], 0.0)
+        for _ in range(2000):
+            policy.observe(outcome("r", None, 50.0))
+        policy.assign(here, AB[:1], 0.0)
+        for _ in range(2000):
+            policy.observe_score("r", "a", 50.5 * 0.05, 0.05)
+        policy.observe(outcome("r", None, 50.0))
+        policy.assign(here, [], 0.0)
+        assert policy.assign(here, AB[:1], 0.0) == {"r": choice}
+
+
+def test_what_requests_before_have_taught_is_where_a_new_one_begins() -> None:
+    policy = Hedge(SURE)
+    warm(policy, a=30.0, b=60.0)
+    assert policy.assign(requests("new"), AB, 0.0) == {"new": "b"}
+
+
+def test_lanes_of_one_drafter_share_what_is_known() -> None:
+    policy = Hedge(SURE)
+    warm(policy, a=30.0, b=60.0)
+    lanes = [LaneView("new a", "a", 4), LaneView("new b", "b", 4)]
+    assert policy.assign(requests("new"), lanes, 0.0) == {"new": "new b"}
+
+
+def test_while_nothing_is_known_requests_try_different_drafters() -> None:
+    lanes = [lane(name, 40) for name in "abcd"]
+    tried = Counter(Hedge().assign(requests(*map(str, range(40))), lanes, 0.0).values())
+    assert all(tried[name] >= 3 for name in "abcd")
+
+
+@pytest.mark.parametrize(("plain", "choice"), [(30.0, "a"), (60.0, None)])
+def test_decodes_plainly_where_that_has_been_measured_to_be_better(
+    plain: float, choice: str | None
+) -> None:
+    policy = Hedge(SURE)
+    warm(policy, a=40.0, b=35.0, plain=plain)
+    assert policy.assign(requests("r"), AB, 0.0) == {"r": choice}
+
+
+def test_plain_decoding_is_tried_where_drafting_takes_most_of_the_slot() -> None:
+    """Nothing has been decoded plainly yet; a slot less its drafting bounds what that takes."""
+    policy = Hedge(SURE)
+    here, lanes = requests("r"), [lane("a")]
+    plain = RoundOutcome("r", None, 0, 0, 0, 1, seconds=0.02)
+    drafted = RoundOutcome("r", "a", 4, 4, 1, 2, seconds=0.1, draft_s=0.08)
+    chosen = []
+    for _ in range(30):
+        where = policy.assign(here, lanes, 0.0)["r"]
+        chosen.append(where)
+        policy.observe(drafted if where else plain)
+    assert chosen[0] == "a"
+    assert set(chosen[-10:]) == {None}
+
+
+def test_a_plain_request_returns_once_scores_say_that_drafting_pays() -> None:
+    policy = Hedge(SURE)
+    warm(policy, a=40.0, b=35.0, plain=60.0)
+    here = requests("r")
+    assert policy.assign(here, AB, 0.0) == {"r": None}
+    truth = {("r", "a"): 120.0, ("r", "b"): 30.0}
+    assert settle(policy, here, truth, AB) == {"r": "a"}
+
+
+def test_scarce_places_go_to_those_whom_they_bring_most() -> None:
+    lanes = [lane("a", 1), lane("b", 1)]
+    truth = {("r", "a"): 90.0, ("r", "b"): 20.0, ("s", "a"): 100.0, ("s", "b"): 80.0}
+    assert settle(Hedge(), requests("r", "s"), truth, lanes) == {"r": "a", "s": "b"}
+
+
+@pytest.mark.parametrize(("left", "choice"), [(1000, "b"), (100, "a")])
+def test_a_switch_must_pay_before_the_request_ends(left: int, choice: str) -> None:
+    """2,000 tokens at 1 ms are 2 s; 300 tokens on b instead of a win them back."""
+    lanes = [lane("a"), lane("b", catch_up_s=1e-3)]
+    policy = Hedge(replace(SURE, horizon_tokens=1000))
+    view = request("r", prompt_len=2000, max_tokens=left)
+    policy.assign([view], lanes[:1], 0.0)
+    warm(policy, a=50.0, b=75.0)
+    assert policy.assign([view], lanes, 0.0) == {"r": choice}
+
+
+def test_catch_up_in_idle_time_makes_the_switch_free() -> None:
+    """The same long context, but the score says that b has caught up."""
+    lanes = [lane("a"), lane("b", catch_up_s=1e-3)]
+    policy = Hedge(SURE)
+    view = request("r", prompt_len=2000, max_tokens=100)
+    policy.assign([view], lanes[:1], 0.0)
+    policy.assign([view], lanes, 0.0)
+    for _ in range(30):
+        policy.observe(outcome("r", "a", 50.0))
+        policy.observe_score("r", "b", 75.0 * 0.05, 0.05)
+    assert policy.assign([view], lanes, 0.0) == {"r": "b"}
+
+
+def test_old_evidence_fades_so_that_a_text_that_changes_is_followed() -> None:
+    policy = Hedge(SURE)
+    here = requests("r")
+    first = {("r", "a"): 80.0, ("r", "b"): 40.0}
+    for _ in range(5):
+        assert settle(policy, here, first, AB) == {"r": "a"}
+    then = {("r", "a"): 40.0, ("r", "b"): 80.0}
+    assert settle(policy, here, then, AB) == {"r": "b"}
