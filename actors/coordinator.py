@@ -1,0 +1,321 @@
+"""The round loop (DESIGN section 6): who runs, draft, select, verify, commit.
+
+Requests move through the stages of actors/jobs.py. Whenever something has changed, one pass
+starts whatever can be started: drafting on idle lanes, then a verification if the verifier is
+idle. So lanes draft the next micro-batch while the verifier is busy with the last one, and
+requests join and leave at any round.
+
+The event loop's time is the only clock, and in a round only hosts are awaited: the simulator
+runs this very code in virtual time.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from actors.drafting import Drafting
+from actors.events import Arrived, Event, Left, Preempted
+from actors.hosts import VerifierHost
+from actors.jobs import Cancelled, Job, Overloaded, Stage, Stream
+from actors.knowledge import Knowledge
+from actors.pipelining import Pipelining
+from actors.settings import Lane, Limits, Policies
+from actors.verifying import Verifying
+from engine.errors import InvalidRequest, SpindleError
+from engine.params import SamplingParams
+from engine.protocol import Commit
+from engine.request import admit
+from policies.microbatch import MicroBatchParams
+from policies.request import RequestView, Slo
+
+_DEFAULT_LIMITS = Limits()
+_DEFAULT_PIPELINE = MicroBatchParams()
+_NO_SLO = Slo()
+_KV_BLOCK = 16
+"""A running request is given so many tokens of KV more than it has: its next round."""
+
+
+class Coordinator:
+    """Made on the event loop that it lives on. `close` ends it and every stream."""
+
+    def __init__(
+        self,
+        verifier: VerifierHost,
+        lanes: Sequence[Lane],
+        policies: Policies,
+        knowledge: Knowledge,
+        limits: Limits = _DEFAULT_LIMITS,
+        pipeline: MicroBatchParams = _DEFAULT_PIPELINE,
+        observe: Callable[[Event], None] = lambda _event: None,
+    ) -> None:
+        self._target = verifier.limits
+        if limits.kv_tokens < self._target.max_context:
+            raise ValueError(
+                f"limits.kv_tokens is {limits.kv_tokens}, less than the {self._target.max_context} "
+                "tokens that one request may have: a request could wait for ever"
+            )
+        self._policies = policies
+        self._limits = limits
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._jobs: dict[str, Job] = {}
+        self._running: dict[str, Job] = {}
+        """Those with a batch slot, in the order in which they got it."""
+        self._stalls: dict[str, asyncio.TimerHandle] = {}
+        self._kv_room = limits.kv_tokens
+        self._gone: list[str] = []
+        self._failure: SpindleError | None = None
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pipelining = Pipelining(pipeline, knowledge)
+        self._drafting = Drafting(lanes, limits, knowledge, observe, self._spawn, self._wake.set)
+        self._verifying = Verifying(
+            verifier, limits, knowledge, observe, self._spawn, self._wake.set, self._commit
+        )
+        self._spawn(self._run())
+
+    @property
+    def alive(self) -> bool:
+        return self._failure is None
+
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        slo: Slo = _NO_SLO,
+        priority: int = 0,
+        tenant: str = "",
+        output: Sequence[int] = (),
+        attempt: int = 0,
+        speculate: bool = True,
+        max_depth: int | None = None,
+        internal: bool = False,
+    ) -> Stream:
+        """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
+        request that another coordinator has begun. `internal`: of the system itself."""
+        if self._failure is not None:
+            raise self._failure
+        if name in self._jobs:
+            raise InvalidRequest("request", f"{name!r} is already being served")
+        most = self._limits.max_batch + self._limits.max_waiting
+        if len(self._jobs) >= most and not internal:
+            raise Overloaded(
+                f"{len(self._jobs)} requests run and wait, the most that limits.max_batch and "
+                "limits.max_waiting allow; try again later"
+            )
+        served = admit(name, prompt, params, self._target, output=output, attempt=attempt)
+        now = self._loop.time()
+        view = RequestView(
+            name=name,
+            arrival_s=now,
+            prompt_len=served.prompt_len,
+            max_tokens=params.max_tokens,
+            slo=slo,
+            priority=priority,
+            tenant=tenant,
+            generated=served.produced,
+        )
+        stream = Stream(name, self.cancel, self._wake.set)
+        self._jobs[name] = Job(
+            served,
+            view,
+            stream,
+            internal=internal,
+            speculate=speculate and not internal,
+            max_depth=max_depth,
+            pending=len(served.committed),
+            since_s=now,
+        )
+        if not internal:
+            self._policies.schedule.arrive(view, now)
+            self._observe(Arrived(now, view, tuple(prompt)))
+        self._wake.set()
+        return stream
+
+    def cancel(self, name: str) -> None:
+        """Unknown requests are no error: they may have just finished."""
+        job = self._jobs.get(name)
+        if job is not None:
+            job.cancelled = True
+            if job.stage is Stage.WAITING:
+                self._leave(job, self._loop.time())
+            self._wake.set()
+
+    def predict(self, name: str, output_tokens: float) -> None:
+        """A length predictor has spoken."""
+        if name in self._jobs:
+            self._jobs[name].view.predicted_len = output_tokens
+            self._wake.set()
+
+    def use(self, policies: Policies) -> None:
+        """From the next pass on; new policies get to know the requests that are there."""
+        now = self._loop.time()
+        if policies.schedule is not self._policies.schedule:
+            for job in self._jobs.values():
+                if not job.internal:
+                    policies.schedule.arrive(job.view, now)
+        self._policies = policies
+        self._wake.set()
+
+    async def close(self) -> None:
+        self._end(Cancelled("the coordinator is closing"))
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._pass(self._loop.time())
+            if self._gone:
+                gone, self._gone = self._gone, []
+                self._spawn(self._forget(gone))
+
+    def _pass(self, now: float) -> None:
+        for job in [job for job in self._running.values() if job.ends and not job.with_host]:
+            self._leave(job, now)
+        self._choose_who_runs(now)
+        running = list(self._running.values())
+        cutting = self._pipelining.cutting(running)
+        if cutting.barrier:
+            _form_cohorts(running, cutting.cohorts)
+        self._drafting.start(running, self._policies, cutting, now)
+        if self._verifying.start(running, self._policies, cutting, now):
+            self._drafting.catch_up(running, self._policies)
+
+    def _choose_who_runs(self, now: float) -> None:
+        """Gives out batch slots and KV in the schedule's order. A request on its way through a
+        round keeps what it has; one between rounds that is not reached is preempted."""
+        between = [job for job in self._running.values() if job.stage is Stage.READY]
+        within = [job for job in self._running.values() if job.stage is not Stage.READY]
+        if any(job.cramped for job in between):
+            # The KV holds less than was thought: what the others need is all there is.
+            others = [*within, *(job for job in between if not job.cramped)]
+            self._kv_room = sum(map(_kv_need, others))
+        slots = self._limits.max_batch - len(within)
+        room = self._kv_room - sum(map(_kv_need, within))
+        paused = self._paused(between)
+        some_wait = len(self._jobs) > len(self._running)
+        all_fit = sum(map(_kv_need, between)) <= room
+        if not paused and (slots == 0 or (all_fit and not some_wait)):
+            return
+        kept: list[Job] = []
+        for job in self._in_order(now):
+            if job.in_flight or job.name in paused:
+                continue
+            # Alone any request fits: limits.kv_tokens is at least a whole context.
+            if len(kept) == slots or (_kv_need(job) > room and (kept or within)):
+                break
+            kept.append(job)
+            room -= _kv_need(job)
+        names = {job.name for job in kept}
+        for job in between:
+            if job.name not in names:
+                self._preempt(job, now)
+        for job in kept:
+            if job.stage is Stage.WAITING:
+                job.stage = Stage.READY
+                job.since_s = now
+                self._running[job.name] = job
+
+    def _paused(self, between: Sequence[Job]) -> set[str]:
+        """Requests too far ahead of their readers; in the end they are cancelled."""
+        for job in (*between, *(self._jobs[name] for name in list(self._stalls))):
+            ahead = job.stream.unread_tokens > self._limits.unread_tokens
+            if ahead and job.name not in self._stalls:
+                timer = self._loop.call_later(self._limits.stalled_s, self.cancel, job.name)
+                self._stalls[job.name] = timer
+            elif not ahead:
+                self._unstall(job.name)
+        return set(self._stalls)
+
+    def _in_order(self, now: float) -> list[Job]:
+        """The system's own requests, then users' as the schedule prefers them."""
+        internal = [job for job in self._jobs.values() if job.internal]
+        users = [job for job in self._jobs.values() if not job.internal]
+        if not users:
+            return internal
+        names = self._policies.schedule.pick(
+            [job.view for job in users],
+            [name for name, job in self._running.items() if not job.internal],
+            self._limits.max_batch,
+            now,
+        )
+        return [*internal, *(self._jobs[name] for name in names)]
+
+    def _preempt(self, job: Job, now: float) -> None:
+        """Its KV stays until the verifier needs the room, then moves to host memory or goes."""
+        job.stage = Stage.WAITING
+        job.cohort = -1
+        del self._running[job.name]
+        self._observe(Preempted(now, job.name))
+
+    def _commit(self, job: Job, commit: Commit) -> None:
+        job.stream.deliver(commit)
+        job.finish = commit.finish
+
+    def _leave(self, job: Job, now: float) -> None:
+        """Finished or cancelled: nothing of it stays anywhere."""
+        if job.finish is None:
+            job.stream.deliver(Cancelled(f"request {job.name!r} was cancelled"))
+        job.stage = Stage.GONE
+        del self._jobs[job.name]
+        self._running.pop(job.name, None)
+        self._unstall(job.name)
+        self._kv_room = self._limits.kv_tokens
+        if not job.internal:
+            policies = self._policies
+            for policy in (policies.schedule, policies.selection, policies.speculation):
+                policy.forget(job.name)
+        self._gone.append(job.name)
+        self._observe(Left(now, job.view, job.finish, job.statistics, job.internal))
+
+    async def _forget(self, requests: Sequence[str]) -> None:
+        await asyncio.gather(self._verifying.forget(requests), self._drafting.forget(requests))
+
+    def _unstall(self, name: str) -> None:
+        timer = self._stalls.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A failure here is a defect of ours or of a host: nothing may wait for it in silence."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(SpindleError(f"the coordinator stopped: {error!r}"))
+
+    def _end(self, failure: SpindleError) -> None:
+        if self._failure is None:
+            self._failure = failure
+            for job in self._jobs.values():
+                job.stream.deliver(failure)
+            self._jobs.clear()
+
+
+def _form_cohorts(running: Sequence[Job], count: int) -> None:
+    """Micro-batches of equal size; a request changes over only between its rounds."""
+    size = -(-len(running) // count)
+    members = [0] * count
+    moving = []
+    for job in running:
+        settled = 0 <= job.cohort < count and members[job.cohort] < size
+        if job.stage is Stage.READY and not settled:
+            moving.append(job)
+        else:
+            job.cohort = min(max(job.cohort, 0), count - 1)
+            members[job.cohort] += 1
+    for job in moving:
+        job.cohort = members.index(min(members))
+        members[job.cohort] += 1
+
+
+def _kv_need(job: Job) -> int:
+    return -(-job.view.context // _KV_BLOCK) * _KV_BLOCK + _KV_BLOCK

@@ -1,0 +1,170 @@
+"""A request on its way through the coordinator, and the stream that its reader holds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.errors import SpindleError
+from engine.protocol import Commit, Finish
+from engine.request import ServedRequest
+from policies.request import RequestView, RoundOutcome
+from policies.tree import DraftTree
+
+
+class Overloaded(SpindleError):
+    """As many requests run and wait as the limits allow; try again later."""
+
+
+class Cancelled(SpindleError):
+    """The request was cancelled before it had finished."""
+
+
+class Stage(Enum):
+    """A request is in one stage at a time; only WAITING and READY ones can be moved."""
+
+    WAITING = auto()
+    """Holds no batch slot; its KV may leave the device."""
+    READY = auto()
+    """Runs; its next round has not begun."""
+    DRAFTING = auto()
+    DRAFTED = auto()
+    """Waits for the verifier, perhaps with an empty tree."""
+    VERIFYING = auto()
+    GONE = auto()
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Of one request, told to its client in the end."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    by_lane: dict[str, int] = field(default_factory=dict)
+    """Rounds in which each lane drafted."""
+
+    def add(self, outcome: RoundOutcome) -> None:
+        self.rounds += 1
+        self.drafted += outcome.drafted
+        self.accepted += outcome.accepted
+        if outcome.lane is not None:
+            self.by_lane[outcome.lane] = self.by_lane.get(outcome.lane, 0) + 1
+
+
+@dataclass(slots=True)
+class Job:
+    served: ServedRequest
+    view: RequestView
+    stream: "Stream"
+    stage: Stage = Stage.WAITING
+    internal: bool = False
+    """Of the system itself (a rank prompt): before all others, in nobody's statistics."""
+    speculate: bool = True
+    max_depth: int | None = None
+    """The request's own bound on drafting."""
+    cancelled: bool = False
+    """Leaves as soon as no host is working on it."""
+    finish: Finish | None = None
+    cohort: int = -1
+    """The micro-batch that it belongs to; -1: none yet."""
+    pending: int = 0
+    """Committed tokens that the verifier's KV still lacks, as far as is known; the last one always
+    runs and does not count."""
+    prefilled: bool = False
+    """The verifier's KV holds everything but the last token, so a draft can be verified."""
+    cramped: bool = False
+    """The last order found no room in the KV: the next one goes without a draft."""
+    since_s: float = 0.0
+    """Its last verdict, or when it began to run."""
+    lane: str | None = None
+    tree: DraftTree = field(default_factory=DraftTree.empty)
+    """All drafters' proposals merged, confidences calibrated."""
+    proposals: list[tuple[str, DraftTree]] = field(default_factory=list)
+    """(lane, its own tree), from which calibration learns."""
+    draft_s: float = 0.0
+    depth: int = 0
+    caught_up: int = 0
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def name(self) -> str:
+        return self.served.name
+
+    @property
+    def in_flight(self) -> bool:
+        return self.stage in (Stage.DRAFTING, Stage.DRAFTED, Stage.VERIFYING)
+
+    @property
+    def with_host(self) -> bool:
+        return self.stage in (Stage.DRAFTING, Stage.VERIFYING)
+
+    @property
+    def ends(self) -> bool:
+        return self.cancelled or self.finish is not None
+
+    @property
+    def draft_room(self) -> int:
+        """Tokens worth drafting: the target's own token always comes on top."""
+        if not self.speculate:
+            return 0
+        room = self.served.params.max_tokens - self.served.produced - 1
+        return room if self.max_depth is None else min(room, self.max_depth)
+
+    def propose_nothing(self) -> None:
+        """The next verification decodes this request plainly."""
+        self.tree = DraftTree.empty()
+        self.proposals = []
+        self.draft_s = 0.0
+        self.depth = 0
+        self.stage = Stage.DRAFTED
+
+
+class Stream:
+    """One request's commits for its reader. Leaving it (`aclose`) cancels the request."""
+
+    def __init__(
+        self, request: str, leave: Callable[[str], None], read: Callable[[], None]
+    ) -> None:
+        self.request = request
+        self._leave = leave
+        self._read = read
+        # Bounded by limits.unread_tokens: the coordinator pauses a request that is ahead.
+        self._events: asyncio.Queue[Commit | SpindleError] = asyncio.Queue()
+        self._delivered = 0
+        self._acknowledged = 0
+        self._done = False
+
+    @property
+    def unread_tokens(self) -> int:
+        return self._delivered - self._acknowledged
+
+    def deliver(self, event: Commit | SpindleError) -> None:
+        if isinstance(event, Commit):
+            self._delivered += len(event.token_ids)
+        self._events.put_nowait(event)
+
+    def acknowledge(self, tokens: int) -> None:
+        """`tokens` of the output have reached the client."""
+        self._acknowledged = max(self._acknowledged, tokens)
+        self._read()
+
+    def __aiter__(self) -> AsyncIterator[Commit]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Commit]:
+        try:
+            while not self._done:
+                event = await self._events.get()
+                if isinstance(event, SpindleError):
+                    self._done = True
+                    raise event
+                self._done = event.finish is not None
+                yield event
+                self.acknowledge(event.first_index + len(event.token_ids))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._done = True
+        self._leave(self.request)

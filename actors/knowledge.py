@@ -1,0 +1,136 @@
+"""What a coordinator has learned while serving: costs, calibrations, and waits between rounds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from actors.events import Verified
+from actors.jobs import Job
+from engine.protocol import DraftOrder
+from policies.calibration import Calibration, cap_siblings
+from policies.cost import CostModel
+from policies.microbatch import LaneLoad
+from policies.online_cost import RefinedCost
+from policies.protocols import RoundContext
+from policies.request import LaneView
+from policies.tree import DraftTree, merge
+
+_WAIT_MEMORY = 0.1
+"""Of the running mean of waits: the last ten or so rounds count."""
+_DEEPEST_SCORED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """As profiled, before anything was served."""
+
+    verify: CostModel
+    draft: Mapping[str, CostModel]
+    """By lane; lanes without one draft for nothing."""
+    verify_budget: int
+    draft_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a lane would have gained on tokens that others have committed."""
+
+    tokens: float
+    """Per round."""
+    seconds: float
+
+
+class Knowledge:
+    def __init__(self, costs: Costs, lanes: Sequence[LaneView]) -> None:
+        self._verify = RefinedCost(costs.verify)
+        self._draft = {lane: RefinedCost(cost) for lane, cost in costs.draft.items()}
+        self._verify_budget = costs.verify_budget
+        self._draft_budget = costs.draft_budget
+        by_drafter = {lane.drafter: Calibration() for lane in lanes}
+        self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
+        """By lane; lanes with the same drafter share theirs."""
+        self._waiting_s = 0.0
+
+    def context(self, prefill_tokens: int = 0) -> RoundContext:
+        return RoundContext(
+            verify=self._verify,
+            draft=self._draft,
+            verify_budget=self._verify_budget,
+            draft_budget=self._draft_budget,
+            other_tokens=prefill_tokens,
+            waiting_s=self._waiting_s,
+        )
+
+    def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[DraftTree]:
+        """Per request, its (lane, tree) proposals as one tree, with probabilities for
+        confidences."""
+        by_lane: dict[str, list[DraftTree]] = {}
+        for proposed in proposals:
+            for lane, tree in proposed:
+                by_lane.setdefault(lane, []).append(tree)
+        calibrated = {
+            lane: iter(self.calibrations[lane].calibrate(trees)) for lane, trees in by_lane.items()
+        }
+        parts = [[next(calibrated[lane]) for lane, _ in proposed] for proposed in proposals]
+        united = [part[0] if len(part) == 1 else merge(part) for part in parts]
+        return cap_siblings(united) if len(by_lane) > 1 else united
+
+    def learn_drafts(self, judged: Iterable[tuple[str, DraftTree, Sequence[int]]]) -> None:
+        """(lane, its tree, the tokens that were then committed): which nodes were right."""
+        by_lane: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {}
+        for lane, tree, committed in judged:
+            by_lane.setdefault(lane, []).append((tree, committed))
+        for lane, drafted in by_lane.items():
+            self.calibrations[lane].observe(drafted)
+
+    def learn_draft_cost(
+        self, lane: str, orders: Sequence[DraftOrder], trees: Sequence[DraftTree], seconds: float
+    ) -> None:
+        """A draft call as that many equal forwards as its deepest tree has levels."""
+        if lane not in self._draft:
+            return
+        levels = max(1, max(int(tree.depth[-1]) if len(tree) else 0 for tree in trees))
+        context = sum(order.prefix.base for order in orders)
+        tokens = sum(len(order.prefix.delta) for order in orders) + sum(map(len, trees))
+        self._draft[lane].observe(context, tokens / levels, seconds / levels)
+
+    def learn_verify(self, verified: Verified) -> None:
+        self._verify.observe(verified.context, verified.tokens, verified.seconds)
+        for outcome in verified.outcomes:
+            wait = outcome.seconds - outcome.verify_s - outcome.draft_s
+            self._waiting_s += _WAIT_MEMORY * (max(0.0, wait) - self._waiting_s)
+
+    def score(self, lane: LaneView, context: int, matched: Sequence[bool]) -> Score:
+        """The lane's best goodput over all depths, replayed on committed tokens."""
+        draft = self._draft.get(lane.name)
+        step_s = draft.predict(context, 1) if draft else 0.0
+        best = Score(1.0, self._verify.predict(context, 1) + self._waiting_s)
+        for depth in range(1, _DEEPEST_SCORED + 1):
+            seconds = depth * step_s + self._verify.predict(context, 1 + depth) + self._waiting_s
+            tokens = len(matched) / _rounds(matched, depth)
+            if tokens * best.seconds > best.tokens * seconds:
+                best = Score(tokens, seconds)
+        return best
+
+    def load(self, lane: str | None, jobs: Sequence[Job]) -> LaneLoad:
+        """What a round of these requests is like, as far as is known."""
+        rounds = max(1, sum(job.statistics.rounds for job in jobs))
+        drafted = sum(job.statistics.drafted for job in jobs)
+        accepted = sum(job.statistics.accepted for job in jobs)
+        return LaneLoad(
+            requests=len(jobs),
+            context=sum(job.view.context for job in jobs),
+            depth=0 if lane is None else max(1, round(drafted / rounds)),
+            gain=1 + accepted / rounds,
+            draft=None if lane is None else self._draft.get(lane),
+        )
+
+
+def _rounds(matched: Sequence[bool], depth: int) -> int:
+    """Rounds that drafting `depth` tokens at a time would have taken for these tokens."""
+    rounds = position = 0
+    while position < len(matched):
+        drafted = matched[position : position + depth]
+        accepted = drafted.index(False) if False in drafted else len(drafted)
+        position += accepted + 1
+        rounds += 1
+    return rounds

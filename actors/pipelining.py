@@ -1,0 +1,55 @@
+"""How the running requests are cut into micro-batches; policies/microbatch.py decides."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actors.jobs import Job
+from actors.knowledge import Knowledge
+from policies.microbatch import MicroBatchParams, Mode, split
+
+_REVISED_EVERY = 32
+"""Passes for which a plan stays, although requests move: planning costs more than a round may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """The number of micro-batches by lane; None is the lane of those that decode plainly."""
+
+    mode: Mode = "barrier"
+    parts: Mapping[str | None, int] = field(default_factory=dict)
+
+    @property
+    def barrier(self) -> bool:
+        return self.mode == "barrier"
+
+    @property
+    def cohorts(self) -> int:
+        """In Spin's mode all lanes are cut alike."""
+        return max(self.parts.values(), default=1)
+
+
+class Pipelining:
+    def __init__(self, params: MicroBatchParams, knowledge: Knowledge) -> None:
+        self._params = params
+        self._knowledge = knowledge
+        self._cutting = Cutting()
+        self._members: Counter[str | None] = Counter()
+        self._passes = _REVISED_EVERY
+
+    def cutting(self, running: Sequence[Job]) -> Cutting:
+        self._passes += 1
+        members = Counter(job.lane for job in running)
+        if self._passes >= _REVISED_EVERY and members != self._members:
+            self._passes = 0
+            self._members = members
+            self._cutting = self._plan(running)
+        return self._cutting
+
+    def _plan(self, running: Sequence[Job]) -> Cutting:
+        by_lane: dict[str | None, list[Job]] = {}
+        for job in running:
+            by_lane.setdefault(job.lane, []).append(job)
+        loads = [self._knowledge.load(lane, jobs) for lane, jobs in by_lane.items()]
+        best = split(loads, self._knowledge.context().verify, self._params)
+        return Cutting(best.mode, dict(zip(by_lane, best.parts, strict=True)))

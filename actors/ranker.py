@@ -1,0 +1,132 @@
+"""Self-scheduling for real: the target itself is asked how long its answers will be.
+
+Ranking prompts (policies/ranking.py) run as internal requests through the same rounds as
+everyone's. Users' text in them can only affect an order.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from actors.coordinator import Coordinator
+from actors.events import Arrived, Event, Left
+from actors.hosts import VerifierHost
+from engine.errors import SpindleError
+from engine.params import SamplingParams
+from policies.rank_answers import Values, ranks_from_logits, read_lengths, read_ranks
+from policies.ranking import FORMS, Message
+from policies.scheduling.rank_queue import RankBatch, RankQueue
+
+_TOKENS_PER_REQUEST = 8
+"""Of an answer: `[7]` and three digits, a comma, and one to spare."""
+_ASKED_AT_ONCE = 4
+_LABELS = "0123456789"
+
+
+class Ranked(Protocol):
+    """Who wants to know: the self-ranked schedule, or LengthPredictor below."""
+
+    def due(self, now: float) -> RankBatch | None: ...
+
+    def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
+class Text(Protocol):
+    """The target's tokenizer, as far as it is needed here."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Without special tokens."""
+        ...
+
+
+class LengthPredictor:
+    """Predicted output lengths for the schedules that use them."""
+
+    def __init__(self, queue: RankQueue, predict: Callable[[str, float], None]) -> None:
+        self._queue = queue
+        self._predict = predict
+        self.due = queue.due
+        self.forget = queue.forget
+        self.arrive = queue.arrive
+
+    def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None:
+        for request, value in zip(batch.requests, values, strict=True):
+            if value is not None:
+                self._predict(request, value)
+
+
+class Ranker:
+    """Give its `observe` to the coordinator's events, then `start` it."""
+
+    def __init__(
+        self, ranked: Ranked, verifier: VerifierHost, text: Text, timeout_s: float
+    ) -> None:
+        self._ranked = ranked
+        self._verifier = verifier
+        self._text = text
+        self._timeout_s = timeout_s
+        self._labels = [text.encode(label)[0] for label in _LABELS]
+        self._prompts: dict[str, str] = {}
+        """Of the requests that are being served."""
+        self._wake = asyncio.Event()
+        self._tickets = asyncio.Semaphore(_ASKED_AT_ONCE)
+        self.unplaced = 0
+        """Requests that an answer did not place; they stay in the order of arrival."""
+        self.asked = 0
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            self._prompts[event.view.name] = self._text.decode(event.prompt)
+            if isinstance(self._ranked, LengthPredictor):
+                self._ranked.arrive(event.view.name, event.at_s)
+            self._wake.set()
+            asyncio.get_running_loop().call_later(self._timeout_s, self._wake.set)
+        elif isinstance(event, Left) and not event.internal:
+            self._prompts.pop(event.view.name, None)
+            self._ranked.forget(event.view.name)
+
+    async def run(self, coordinator: Coordinator) -> None:
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                now = asyncio.get_running_loop().time()
+                while (batch := self._ranked.due(now)) is not None:
+                    await self._tickets.acquire()
+                    asking.create_task(self._ask(batch, coordinator))
+
+    async def _ask(self, batch: RankBatch, coordinator: Coordinator) -> None:
+        try:
+            # Who has left meanwhile keeps its position: the answer counts by them.
+            requests = [self._prompts.get(name, "") for name in batch.requests]
+            prompt = self._text.encode_chat(FORMS[batch.form](requests))
+            values = await self._values(batch, prompt, coordinator)
+        except SpindleError:
+            values = [None] * len(batch.requests)
+        finally:
+            self._tickets.release()
+        self.asked += len(values)
+        self.unplaced += values.count(None)
+        self._ranked.answer(batch, values)
+
+    async def _values(
+        self, batch: RankBatch, prompt: Sequence[int], coordinator: Coordinator
+    ) -> Values:
+        size = len(batch.requests)
+        if batch.form == "prefill_only":
+            logits = await self._verifier.score(prompt, self._labels[:size])
+            return ranks_from_logits(logits.tolist())
+        params = SamplingParams(temperature=0, max_tokens=_TOKENS_PER_REQUEST * size)
+        tokens: list[int] = []
+        cut = False
+        async for commit in coordinator.submit(batch.name, prompt, params, internal=True):
+            tokens += commit.token_ids
+            cut = commit.finish == "length"
+        read = read_lengths if batch.form == "length_only" else read_ranks
+        return read(self._text.decode(tokens), size, cut)

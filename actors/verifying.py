@@ -1,0 +1,220 @@
+"""The verifying side of a round: what goes into the next forward, and what its verdicts mean."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+import numpy as np
+
+from actors.events import Event, Verified, VerifierDown
+from actors.hosts import HostLost, VerifierHost
+from actors.jobs import Job, Stage
+from actors.knowledge import Knowledge
+from actors.pipelining import Cutting
+from actors.settings import Limits, Policies
+from engine.protocol import Commit, Missing, NoRoom, Verdict, VerifyOrder
+from engine.request import VERIFIER
+from policies.protocols import Candidate
+from policies.request import RoundOutcome
+from policies.tree import DraftTree
+
+_PREFILL_SHARE = 4
+"""Prompts get at least this fraction (a quarter) of a forward, however much is drafted."""
+
+
+class Verifying:
+    def __init__(
+        self,
+        host: VerifierHost,
+        limits: Limits,
+        knowledge: Knowledge,
+        observe: Callable[[Event], None],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        changed: Callable[[], None],
+        commit: Callable[[Job, Commit], None],
+    ) -> None:
+        self._host = host
+        self._limits = limits
+        self._knowledge = knowledge
+        self._observe = observe
+        self._spawn = spawn
+        self._changed = changed
+        self._commit = commit
+        self._busy = False
+        self._free_since = 0.0
+
+    def start(
+        self, running: Sequence[Job], policies: Policies, cutting: Cutting, now: float
+    ) -> bool:
+        """One forward over what is ready, unless one is on its way or the pipeline waits."""
+        if self._busy:
+            return False
+        batch = _ready(running, cutting)
+        if not batch:
+            return False
+        decoding = [job for job in batch if job.prefilled]
+        drafted = sum(len(job.tree) for job in decoding)
+        left = self._limits.forward_tokens - len(decoding)
+        chunks = _chunks(
+            [job for job in batch if not job.prefilled],
+            max(left - drafted, left // _PREFILL_SHARE),
+        )
+        prefill_tokens = sum(chunk for _, chunk in chunks)
+        trees = self._selected(decoding, policies, prefill_tokens, now)
+        orders = [
+            VerifyOrder(job.served.prefix_for(VERIFIER), tree, self._limits.forward_tokens)
+            for job, tree in zip(decoding, trees, strict=True)
+        ] + [
+            VerifyOrder(job.served.prefix_for(VERIFIER), DraftTree.empty(), chunk)
+            for job, chunk in chunks
+        ]
+        jobs = decoding + [job for job, _ in chunks]
+        for job in jobs:
+            job.stage = Stage.VERIFYING
+        self._busy = True
+        self._spawn(self._verify(jobs, orders, policies, prefill_tokens, now))
+        return True
+
+    def _selected(
+        self, jobs: Sequence[Job], policies: Policies, prefill_tokens: int, now: float
+    ) -> list[DraftTree]:
+        """The trees cut down to what the speculation policy has verified."""
+        if not any(len(job.tree) for job in jobs):
+            return [job.tree for job in jobs]
+        masks = policies.speculation.select(
+            [Candidate(job.view, job.tree, job.draft_s) for job in jobs],
+            self._knowledge.context(prefill_tokens),
+            now,
+        )
+        return [
+            job.tree if mask.all() else job.tree.prune(np.flatnonzero(mask))
+            for job, mask in zip(jobs, masks, strict=True)
+        ]
+
+    async def _verify(
+        self,
+        jobs: Sequence[Job],
+        orders: Sequence[VerifyOrder],
+        policies: Policies,
+        prefill_tokens: int,
+        begun: float,
+    ) -> None:
+        idle_s = begun - self._free_since
+        try:
+            answers = await self._host.verify(orders)
+        except HostLost as error:
+            await self._recover(jobs, error)
+            return
+        now = asyncio.get_running_loop().time()
+        context = sum(job.view.prefilled for job in jobs)
+        tokens = prefill_tokens + sum(
+            1 + len(order.tree) for job, order in zip(jobs, orders, strict=True) if job.prefilled
+        )
+        self._knowledge.learn_drafts(
+            (lane, tree, answer.tokens)
+            for job, answer in zip(jobs, answers, strict=True)
+            if isinstance(answer, Verdict)
+            for lane, tree in job.proposals
+        )
+        outcomes = [
+            outcome
+            for job, order, answer in zip(jobs, orders, answers, strict=True)
+            if (outcome := self._conclude(job, order, answer, now, now - begun)) is not None
+        ]
+        self._busy = False
+        self._free_since = now
+        internal = {job.name for job in jobs if job.internal}
+        outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
+        policies.speculation.observe(outcomes, now)
+        for outcome in outcomes:
+            policies.selection.observe(outcome)
+            policies.schedule.observe(outcome, now)
+        verified = Verified(
+            now, now - begun, idle_s, context, tokens, prefill_tokens, tuple(outcomes)
+        )
+        self._knowledge.learn_verify(verified)
+        self._observe(verified)
+        self._changed()
+
+    def _conclude(
+        self,
+        job: Job,
+        order: VerifyOrder,
+        answer: Verdict | Missing | NoRoom,
+        now: float,
+        verify_s: float,
+    ) -> RoundOutcome | None:
+        """What the answer means for one request; None where it brought no token."""
+        job.served.round += 1
+        job.stage = Stage.READY
+        job.cramped = isinstance(answer, NoRoom)
+        if isinstance(answer, Missing):
+            job.served.known[VERIFIER] = answer.have
+            job.prefilled = False
+            job.pending = len(job.served.committed)
+        if not isinstance(answer, Verdict):
+            return None
+        committed = len(job.served.committed)
+        job.served.known[VERIFIER] = committed + len(answer.tokens)
+        job.prefilled = not answer.pending
+        job.pending = answer.pending
+        job.view.prefilled = committed - answer.pending + len(answer.accepted)
+        if not answer.tokens:
+            return None
+        commit = job.served.commit(answer.tokens, answer.logprobs)
+        outcome = RoundOutcome(
+            request=job.name,
+            lane=job.lane if job.depth else None,
+            drafted=len(order.tree),
+            depth=job.depth,
+            accepted=len(answer.accepted),
+            committed=len(commit.token_ids),
+            seconds=now - job.since_s,
+            verify_s=verify_s,
+            draft_s=job.draft_s,
+            caught_up=job.caught_up,
+        )
+        job.since_s = now
+        job.statistics.add(outcome)
+        job.view.generated = job.served.produced
+        if job.view.first_token_s is None:
+            job.view.first_token_s = now
+        self._commit(job, commit)
+        return outcome
+
+    async def _recover(self, jobs: Sequence[Job], error: HostLost) -> None:
+        """The new verifier is empty: it answers Missing and gets the committed tokens again."""
+        self._observe(VerifierDown(asyncio.get_running_loop().time(), str(error)))
+        await self._host.recover()
+        for job in jobs:
+            job.stage = Stage.READY
+        self._busy = False
+        self._changed()
+
+    async def forget(self, requests: Sequence[str]) -> None:
+        try:
+            await self._host.forget(requests)
+        except HostLost:
+            """It has forgotten everything; the next verification brings it back."""
+
+
+def _ready(running: Sequence[Job], cutting: Cutting) -> list[Job]:
+    """Spin's barrier: one whole micro-batch of all lanes. Otherwise everything that is ready
+    from any lane, never one forward per lane."""
+    ready = [job for job in running if job.stage is Stage.DRAFTED]
+    if not ready or not cutting.barrier:
+        return ready
+    incomplete = {job.cohort for job in running if job.stage in (Stage.READY, Stage.DRAFTING)}
+    first = next((job.cohort for job in ready if job.cohort not in incomplete), None)
+    return [job for job in ready if job.cohort == first]
+
+
+def _chunks(prefilling: Sequence[Job], room: int) -> list[tuple[Job, int]]:
+    """Prompt tokens for this forward, in the schedule's order."""
+    chunks = []
+    for job in prefilling:
+        if room <= 0:
+            break
+        chunk = min(job.pending, room)
+        chunks.append((job, chunk))
+        room -= chunk
+    return chunks

@@ -1,0 +1,171 @@
+"""The coordinator's own time per round: `python -m benchmarks.coordinator [--json FILE]`.
+
+Hosts here answer from tables, in virtual time, and what they compute is taken off. What is left is
+our own code: round loop, policies, calibration, orders and streams. Exits with an error where a
+bound is missed.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.coordinator import Coordinator
+from actors.events import Event, Verified
+from actors.knowledge import Costs, Knowledge
+from actors.settings import Lane, Limits, Policies
+from benchmarks.report import Record, parser, publish
+from benchmarks.simulator.clock import run
+from engine.params import SamplingParams
+from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
+from engine.request import TargetLimits
+from policies.catalogue import fair, make_schedule, make_selection, make_speculation
+from policies.cost import LinearCost, RooflineCost
+from policies.protocols import StepRule
+from policies.request import LaneView
+from policies.tree import DraftTree
+
+BOUNDS_MS = {("chain", 32): 1.0, ("tree of 16", 32): 3.0}
+"""CONTRACTS: our own code per round."""
+REQUESTS = (8, 32, 64)
+WARM_UP_ROUNDS = 50
+ROUNDS = 300
+VERIFY_S, DRAFT_S = 0.02, 0.0004
+PROMPT = [1] * 64
+CHAIN = DraftTree.chain([5, 5, 5, 5], [0.9, 0.8, 0.8, 0.7])
+TREE = DraftTree.build(
+    [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6, 7, 5],
+    [-1, -1, -1, 0, 0, 1, 3, 3, 4, 6, 6, 7, 9, 9, 10, 12],
+    [0.7, 0.2, 0.1, 0.7, 0.2, 0.5, 0.7, 0.2, 0.4, 0.7, 0.2, 0.3, 0.7, 0.2, 0.3, 0.7],
+)
+DRAFTS = {"chain": CHAIN, "tree of 16": TREE}
+
+
+@dataclass
+class Clock:
+    """Seconds spent inside hosts."""
+
+    hosts_s: float = 0.0
+
+
+@dataclass
+class TableDrafter:
+    tree: DraftTree
+    clock: Clock
+
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom]:
+        begun = time.perf_counter()
+        answers: list[Draft | Missing | NoRoom] = [
+            Draft(order.prefix.request, order.prefix.attempt, order.prefix.round, self.tree)
+            for order in orders
+        ]
+        self.clock.hosts_s += time.perf_counter() - begun
+        await asyncio.sleep(DRAFT_S)
+        return answers
+
+    async def forget(self, requests: Collection[str]) -> None: ...
+
+    async def recover(self) -> None: ...
+
+
+@dataclass
+class TableVerifier:
+    """Accepts two tokens of every draft that has them."""
+
+    clock: Clock
+    limits: TargetLimits = field(default_factory=lambda: TargetLimits(100, 1 << 20, ()))
+
+    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        begun = time.perf_counter()
+        answers: list[Verdict | Missing | NoRoom] = []
+        for order in orders:
+            prefix, path = order.prefix, order.tree.follow((5, 5))
+            tokens = (5, 5, 9)[-1 - len(path) :]
+            answers.append(
+                Verdict(prefix.request, prefix.attempt, prefix.round, tuple(path), tokens)
+            )
+        self.clock.hosts_s += time.perf_counter() - begun
+        await asyncio.sleep(VERIFY_S)
+        return answers
+
+    async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return np.zeros(len(token_ids), np.float32)
+
+    async def forget(self, requests: Collection[str]) -> None: ...
+
+    async def recover(self) -> None: ...
+
+
+async def own_ms(draft: str, requests: int, speculation: str) -> float:
+    """Milliseconds of our own code per round of all requests."""
+    clock = Clock()
+    rounds = 0.0
+
+    def observe(event: Event) -> None:
+        nonlocal rounds
+        if isinstance(event, Verified):
+            rounds += len(event.outcomes) / requests
+
+    lanes = [
+        Lane(LaneView(name, name, requests), TableDrafter(DRAFTS[draft], clock)) for name in "ab"
+    ]
+    costs = Costs(
+        RooflineCost(1e-7, 1e-4, 0.02, 128, 3e-4),
+        {lane.view.name: LinearCost(0, 1e-6, 1e-4) for lane in lanes},
+        verify_budget=2048,
+        draft_budget=2048,
+    )
+    knowledge = Knowledge(costs, [lane.view for lane in lanes])
+    coordinator = Coordinator(
+        TableVerifier(clock),
+        lanes,
+        Policies(
+            fair(make_schedule("default")),
+            make_selection("hedge"),
+            make_speculation(speculation, calibrations=knowledge.calibrations),
+        ),
+        knowledge,
+        Limits(
+            max_batch=requests, kv_tokens=1 << 30, forward_tokens=1 << 14, unread_tokens=1 << 20
+        ),
+        observe=observe,
+    )
+    endless = SamplingParams(temperature=0, max_tokens=1 << 19)
+    streams = [coordinator.submit(str(n), PROMPT, endless) for n in range(requests)]
+    while rounds < WARM_UP_ROUNDS:
+        await asyncio.sleep(VERIFY_S)
+    first, hosts_s, begun = rounds, clock.hosts_s, time.process_time()
+    while rounds < first + ROUNDS:
+        await asyncio.sleep(VERIFY_S)
+    spent = time.process_time() - begun - (clock.hosts_s - hosts_s)
+    assert len(streams) == requests
+    await coordinator.close()
+    return 1000 * spent / ROUNDS
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    records, missed = [], []
+    for draft in DRAFTS:
+        for requests in REQUESTS:
+            for speculation in ("fixed", "planner"):
+                name = f"coordinator/{draft}/{requests}/{speculation}"
+                bound = BOUNDS_MS.get((draft, requests))
+                spent = run(own_ms(draft, requests, speculation))
+                records.append(
+                    Record(name, spent, "ms", bound, None if bound is None else spent / bound)
+                )
+                if bound is not None and spent > bound:
+                    missed.append(name)
+    publish(records, arguments.json)
+    if missed:
+        raise SystemExit(f"above the bound: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The zoo served in one process: `python -m benchmarks.local [--clients 1 4 16] [--json FILE]`.
+
+Closed-loop clients send the same held-out requests twice, decoded plainly and with speculation, in
+alternating segments of one run. Names: local/CLIENTS/...; `reference` is plain decoding.
+"""
+
+import argparse
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+import torch
+
+from actors.coordinator import Coordinator
+from actors.events import Event, Verified
+from actors.fleet import DrafterSpec, Fleet, TargetSpec, load
+from actors.knowledge import Knowledge
+from actors.settings import Limits, Policies
+from benchmarks.report import Record, paired_ratio, parser, publish
+from benchmarks.requests import Request, mixed_requests
+from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
+from engine.params import SamplingParams
+from policies.catalogue import make_schedule, make_selection, make_speculation
+
+KV_TOKENS = 32_768
+MAX_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    domain: str
+    tokens: int
+    ttft_s: float
+    seconds: float
+    """From submission to the last token."""
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The same requests, served one way."""
+
+    served: list[Served]
+    seconds: float
+    events: list[Event]
+
+    @property
+    def goodput(self) -> float:
+        return sum(one.tokens for one in self.served) / self.seconds
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    arguments.add_argument("--requests", type=int, default=24, help="in each segment")
+    arguments.add_argument("--segments", type=int, default=3, help="pairs of segments")
+    arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
+    arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
+    arguments.add_argument("--selection", default="hedge")
+    arguments.add_argument("--speculation", default="planner")
+    arguments.add_argument("--schedule", default="default")
+    chosen = arguments.parse_args()
+    torch.set_num_threads(2)
+    target = TargetSpec(inflated_target(chosen.params), torch.bfloat16, KV_TOKENS)
+    fleet = load(target, [drafter(name) for name in chosen.drafters], cache_dir() / "profiles")
+    records = asyncio.run(compare(fleet, chosen))
+    publish(records, chosen.json)
+
+
+def drafter(name: str) -> DrafterSpec:
+    if name in DRAFTERS:
+        return DrafterSpec(name, checkpoint=model_path(name))
+    if name in ("ngram", "suffix"):
+        return DrafterSpec(name, kind=name)  # type: ignore[arg-type]  # checked just above
+    raise SystemExit(f"--drafters: no {name!r}; there are {', '.join(DRAFTERS)}, ngram, suffix")
+
+
+async def compare(fleet: Fleet, chosen: argparse.Namespace) -> list[Record]:
+    events: list[Event] = []
+    names = itertools.count()
+    largest = max(chosen.clients)
+    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    coordinator = Coordinator(
+        fleet.verifier,
+        fleet.lanes,
+        Policies(
+            make_schedule(chosen.schedule),
+            make_selection(chosen.selection),
+            make_speculation(chosen.speculation, calibrations=knowledge.calibrations),
+        ),
+        knowledge,
+        Limits(max_batch=largest, max_waiting=largest, kv_tokens=KV_TOKENS),
+        observe=events.append,
+    )
+
+    async def segment(requests: Sequence[Request], clients: int, speculate: bool) -> Segment:
+        events.clear()
+        waiting = list(enumerate(requests))
+        served: dict[int, Served] = {}
+
+        async def client() -> None:
+            while waiting:
+                number, request = waiting.pop(0)
+                served[number] = await serve(coordinator, str(next(names)), request, speculate)
+
+        begun = asyncio.get_running_loop().time()
+        await asyncio.gather(*(client() for _ in range(clients)))
+        seconds = asyncio.get_running_loop().time() - begun
+        return Segment([served[n] for n in sorted(served)], seconds, list(events))
+
+    requests = mixed_requests(chosen.requests * chosen.segments)
+    await segment(mixed_requests(chosen.requests, seed=2), largest, True)  # learns and compiles
+    records = []
+    for clients in chosen.clients:
+        plain: list[Segment] = []
+        drafted: list[Segment] = []
+        for number in range(chosen.segments):
+            part = requests[number * chosen.requests : (number + 1) * chosen.requests]
+            for speculate in (True, False) if number % 2 else (False, True):
+                (drafted if speculate else plain).append(await segment(part, clients, speculate))
+        records += report(f"local/{clients}", plain, drafted)
+    await coordinator.close()
+    return records
+
+
+async def serve(coordinator: Coordinator, name: str, request: Request, speculate: bool) -> Served:
+    clock = asyncio.get_running_loop().time
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    begun = clock()
+    first_s, tokens = 0.0, 0
+    async for commit in coordinator.submit(name, request.prompt, params, speculate=speculate):
+        first_s = first_s or clock() - begun
+        tokens += len(commit.token_ids)
+    return Served(request.domain, tokens, first_s, clock() - begun)
+
+
+def report(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> list[Record]:
+    ours = [one for segment in drafted for one in segment.served]
+    theirs = [one for segment in plain for one in segment.served]
+    goodput, reference = (mean(s.goodput for s in segments) for segments in (drafted, plain))
+    records = [
+        Record(f"{name}/goodput", goodput, "tokens/s", reference, goodput / reference),
+        _compared(f"{name}/ttft_p50", [s.ttft_s for s in ours], [s.ttft_s for s in theirs]),
+    ]
+    for domain in sorted({one.domain for one in ours}):
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.domain == domain]
+        speeds = (
+            [1 / a.seconds_per_token for a, _ in pairs],
+            [1 / b.seconds_per_token for _, b in pairs],
+        )
+        ratio = paired_ratio(*speeds)
+        records.append(
+            Record(f"{name}/{domain}", mean(speeds[0]), "tokens/s", mean(speeds[1]), ratio.median)
+        )
+    forwards = [e for segment in drafted for e in segment.events if isinstance(e, Verified)]
+    rounds = [outcome for forward in forwards for outcome in forward.outcomes]
+    with_drafts = [outcome for outcome in rounds if outcome.drafted]
+    busy = sum(forward.seconds for forward in forwards)
+    idle = sum(forward.idle_s for forward in forwards)
+    records += [
+        Record(f"{name}/tokens_per_round", mean(o.committed for o in rounds), "tokens"),
+        Record(f"{name}/drafted_per_round", mean(o.drafted for o in rounds), "tokens"),
+        Record(
+            f"{name}/acceptance",
+            sum(o.accepted for o in with_drafts) / max(1, sum(o.drafted for o in with_drafts)),
+            "share",
+        ),
+        Record(f"{name}/bubbles", idle / (busy + idle), "share"),
+    ]
+    return records
+
+
+def _compared(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Record:
+    return Record(name, median(ours), "s", median(theirs), median(ours) / median(theirs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What a drafter's proposals are worth, without running it.
+
+At each position of each request every drafter has a latent *ease* u, uniform in [0, 1]. It decides
+both how confident the first choice is and how probably it is right, so drafters are as badly
+calibrated as they were recorded to be. Ease is correlated within a request, drifts at its
+beginning and settles (LAPS-SD, Fig. 3), comes in streaks, and is shared between drafters to a
+degree: what is hard for one is mostly hard for all.
+
+    z(n) = √request_share · G + √early_share · e^(-n / early_tokens) · H + √(the rest) · ε(n)
+    u(n) = Φ(z(n))       G, H: per request; ε: autoregressive noise per position; all N(0, 1)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+from scipy.special import expit, logit, ndtr
+from scipy.stats import beta
+
+from benchmarks.simulator.randomness import BLOCK, generator
+
+Floats = NDArray[np.float64]
+
+WRONG = -1
+"""The rank of the target's token where no sibling carries it."""
+QUANTILES = 65
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterModel:
+    """One drafter in one domain."""
+
+    confidence: tuple[float, ...]
+    """Of the first choice, at even steps of ease from 0 to 1."""
+    accepted: tuple[float, ...]
+    """How probably the first choice is right, at the same steps."""
+    silent: float = 0.0
+    """Share of positions, the least easy ones, at which it proposes nothing (lookup)."""
+    request_share: float = 0.0
+    """Of the variance of ease, what lies between requests."""
+    early_share: float = 0.0
+    """And what a request begins with and then loses."""
+    early_tokens: float = 32.0
+    persistence: float = 0.0
+    """Correlation of ε between neighbouring positions."""
+    residual: float = 0.0
+    """Standard deviation between requests of the acceptance's logit, at equal confidence."""
+    rank_shares: tuple[float, ...] = ()
+    """Where the first choice is wrong: how often the second, the third, ... is right."""
+    sibling_confidence: tuple[float, ...] = ()
+    """Of the second, the third, ... choice, as shares of what the first leaves."""
+
+    def __post_init__(self) -> None:
+        if len(self.confidence) != len(self.accepted) or len(self.confidence) < 2:
+            raise ValueError("confidence and accepted need the same steps of ease, at least two")
+        if len(self.rank_shares) != len(self.sibling_confidence):
+            raise ValueError("rank_shares and sibling_confidence differ in length")
+        if self.request_share + self.early_share > 1.0:
+            raise ValueError("request_share and early_share together exceed 1")
+
+    @property
+    def acceptance(self) -> float:
+        """Mean over all positions, of the first choice alone."""
+        return (1.0 - self.silent) * float(np.trapezoid(self.accepted) / (len(self.accepted) - 1))
+
+
+def synthetic(
+    acceptance: float,
+    *,
+    concentration: float = 1.5,
+    distortion: float = 1.0,
+    request_share: float = 0.2,
+    early_share: float = 0.0,
+    early_tokens: float = 32.0,
+    persistence: float = 0.0,
+    residual: float = 0.0,
+    rank_shares: tuple[float, ...] = (0.3, 0.12, 0.08),
+    sibling_confidence: tuple[float, ...] = (0.45, 0.2, 0.1),
+) -> DrafterModel:
+    """A drafter of which only its mean acceptance is known.
+
+    Its probabilities of being right are Beta-distributed with `concentration` = a + b (below 2
+    most positions are plainly easy or plainly hard); its confidence is that probability to the
+    power of `distortion` (1: calibrated; 3: as under-confident as the zoo's drafters).
+    """
+    steps = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    right = beta.ppf(steps, concentration * acceptance, concentration * (1 - acceptance))
+    right = np.clip(right * acceptance / right.mean(), 0.0, 1.0)
+    return DrafterModel(
+        confidence=tuple((right**distortion).tolist()),
+        accepted=tuple(right.tolist()),
+        request_share=request_share,
+        early_share=early_share,
+        early_tokens=early_tokens,
+        persistence=persistence,
+        residual=residual,
+        rank_shares=rank_shares,
+        sibling_confidence=sibling_confidence,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """A drafter's choices at BLOCK positions that follow the right prefix."""
+
+    confidence: NDArray[np.float32]  # [positions, siblings], descending; 0: proposes nothing
+    rank: NDArray[np.int64]  # [positions]: which sibling is the target's token, or WRONG
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """All drafters in all domains."""
+
+    models: Mapping[tuple[str, str], DrafterModel]
+    """By (domain, drafter)."""
+    request_agreement: float = 0.5
+    """Of a request's ease, what drafters share."""
+    position_agreement: float = 0.5
+    """And of a position's."""
+
+    def draws(self, seed: int, domain: str, drafter: str, block: int) -> Draws:
+        """Of the request with this sampling seed, at output positions from block · BLOCK on."""
+        model = self.models[domain, drafter]
+        request = _mixed(
+            generator(seed, "request").standard_normal(2),
+            generator(seed, drafter, "request").standard_normal(3),
+            self.request_agreement,
+        )
+        own = generator(seed, drafter, block)
+        noise, luck = _mixed(
+            generator(seed, block).standard_normal((2, BLOCK)),
+            own.standard_normal((2, BLOCK)),
+            self.position_agreement,
+        )
+        ease = ndtr(_ease(model, request, noise, block))
+        spoken = ease >= model.silent
+        ease = np.where(spoken, (ease - model.silent) / (1.0 - model.silent), 0.0)
+        steps = np.linspace(0.0, 1.0, len(model.confidence))
+        first = np.where(spoken, np.interp(ease, steps, model.confidence), 0.0)
+        probability = _shifted(np.interp(ease, steps, model.accepted), model.residual, request[2])
+        right = spoken & (ndtr(luck) < probability)
+        rank = np.searchsorted(np.cumsum(model.rank_shares), own.random(BLOCK), "right") + 1
+        rank[(rank > len(model.rank_shares)) | ~spoken] = WRONG
+        rank[right] = 0
+        return Draws(_with_siblings(first, model.sibling_confidence), rank)
+
+
+def _mixed(shared: Floats, own: Floats, agreement: float) -> Floats:
+    """N(0, 1) again; what has nothing shared beside it stays as it is."""
+    mixed = own.copy()
+    mixed[: len(shared)] *= np.sqrt(1.0 - agreement)
+    mixed[: len(shared)] += np.sqrt(agreement) * shared
+    return mixed
+
+
+def _ease(model: DrafterModel, request: Floats, noise: Floats, block: int) -> Floats:
+    """z of the module's formula."""
+    position = block * BLOCK + np.arange(BLOCK)
+    early = np.sqrt(model.early_share) * np.exp(-position / model.early_tokens)
+    if model.persistence:
+        kept, fresh = model.persistence, np.sqrt(1.0 - model.persistence**2)
+        before = [kept * noise[-1]]
+        noise, _ = lfilter([fresh], [1.0, -kept], noise, zi=before)
+    rest = np.sqrt(1.0 - model.request_share - early**2)
+    return np.sqrt(model.request_share) * request[0] + early * request[1] + rest * noise
+
+
+def _shifted(probability: Floats, residual: float, request: float) -> Floats:
+    """The logit shifted by the request's own luck, stretched so that the mean stays (the usual
+    approximation of a logistic-normal mean)."""
+    if not residual:
+        return probability
+    stretched = logit(np.clip(probability, 1e-6, 1 - 1e-6)) * np.sqrt(1 + np.pi / 8 * residual**2)
+    return expit(stretched + residual * request)
+
+
+def _with_siblings(first: Floats, shares: tuple[float, ...]) -> NDArray[np.float32]:
+    columns = [first, *((1.0 - first) * (first > 0) * share for share in shares)]
+    return np.minimum.accumulate(np.stack(columns, axis=1), axis=1).astype(np.float32)

@@ -1,0 +1,144 @@
+"""Policies that know what the simulated target will say, to measure the others against.
+
+They see the draws that no policy sees. `true_goodput` is for policies/selection/oracle.py;
+`Clairvoyant` drafts exactly as far as it pays in the round at hand and verifies nothing that is
+wrong. It does not look beyond the round: a policy that does can beat it by a little.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.simulator.run import Cluster, request_seed
+from benchmarks.simulator.scripts import DrafterScript, Target
+from benchmarks.simulator.workload import Arrival
+from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.request import RequestView
+from policies.selection.oracle import Goodput
+from policies.speculation.forest import room
+from policies.speculation.memoryless import Memoryless
+
+DEEPEST = 16
+"""Draft levels that an oracle looks ahead."""
+
+
+class Foresight:
+    """The draws and the target of one run."""
+
+    def __init__(self, arrivals: Sequence[Arrival], cluster: Cluster, seed: int) -> None:
+        """As `simulate` gets them."""
+        self.arrivals = {arrival.name: arrival for arrival in arrivals}
+        self._cluster = cluster
+        self._seed = seed
+        self._target = Target({one.name: one.output_tokens for one in arrivals})
+        self._right: dict[tuple[str, str], list[int]] = {}
+
+    def truth(self, request: str) -> list[int]:
+        return self._target.output(request, request_seed(self._seed, request))
+
+    def right(self, request: str, drafter: str) -> list[int]:
+        """At each output position: how many of the drafter's next first choices are right."""
+        if (request, drafter) not in self._right:
+            arrival = self.arrivals[request]
+            script = DrafterScript(
+                self._target,
+                self._cluster.acceptance,
+                request,
+                request_seed(self._seed, request),
+                arrival.domain,
+                drafter,
+            )
+            script.write(arrival.output_tokens + DEEPEST)
+            self._right[request, drafter] = script.right
+        return self._right[request, drafter]
+
+    def forget(self, request: str) -> None:
+        for key in [key for key in self._right if key[0] == request]:
+            del self._right[key]
+
+
+def true_goodput(foresight: Foresight, cluster: Cluster, batch: int) -> Goodput:
+    """Tokens per second of a request under a drafter, at its best fixed depth, as if `batch`
+    requests did like it in every round."""
+    costs = {spec.drafter: spec.cost for spec in cluster.drafters}
+    known: dict[tuple[str, str | None], float] = {}
+
+    def replay(request: str, drafter: str | None) -> float:
+        arrival = foresight.arrivals[request]
+        context = batch * (arrival.prompt_tokens + arrival.output_tokens / 2)
+        best = 1.0 / cluster.verify.predict(context, batch)
+        if drafter is None:
+            return best
+        cost = costs[drafter]
+        step_s = 0.0 if cost is None else cost.predict(context, batch)
+        right = foresight.right(request, drafter)
+        for depth in range(1, DEEPEST + 1):
+            seconds = depth * step_s + cluster.verify.predict(context, batch * (1 + depth))
+            rounds = _rounds(right, arrival.output_tokens, depth)
+            best = max(best, arrival.output_tokens / rounds / seconds)
+        return best
+
+    def goodput(request: str, drafter: str | None) -> float:
+        if (request, drafter) not in known:
+            known[request, drafter] = replay(request, drafter)
+        return known[request, drafter]
+
+    return goodput
+
+
+def _rounds(right: Sequence[int], tokens: int, depth: int) -> int:
+    rounds = position = 0
+    while position < tokens:
+        position += min(right[position], depth) + 1
+        rounds += 1
+    return rounds
+
+
+class Clairvoyant(Memoryless):
+    """Speculation for the throughput of the round at hand; chains only."""
+
+    def __init__(self, foresight: Foresight, cluster: Cluster) -> None:
+        self._foresight = foresight
+        self._drafters: Mapping[str, str] = {spec.lane: spec.drafter for spec in cluster.drafters}
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        right = [self._right(view, self._drafters[lane]) for view in batch]
+        read = sum(view.context for view in batch)
+        draft = context.draft.get(lane)
+        best, best_depth, drafting_s = 0.0, 0, 0.0
+        for depth in range(max(right, default=0) + 1):
+            going = [view.context for view, run in zip(batch, right, strict=True) if run >= depth]
+            if depth and draft is not None:
+                drafting_s += draft.predict(sum(going), len(going))
+            tokens = len(batch) + sum(min(run, depth) for run in right)
+            rows = tokens + context.other_tokens
+            seconds = drafting_s + context.verify.predict(read, rows) + context.waiting_s
+            if tokens / seconds > best:
+                best, best_depth = tokens / seconds, depth
+        return DraftPlan([DraftLimit(min(run, best_depth)) for run in right])
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        """What is right, shallow nodes first where the budget binds."""
+        masks = [np.zeros(len(one.tree), np.bool_) for one in candidates]
+        paths = [one.tree.follow(self._ahead(one.request)) for one in candidates]
+        left = room(len(candidates), context)
+        for level in range(max(map(len, paths), default=0)):
+            for mask, path in zip(masks, paths, strict=True):
+                if left > 0 and level < len(path):
+                    mask[path[level]] = True
+                    left -= 1
+        return masks
+
+    def forget(self, request: str) -> None:
+        self._foresight.forget(request)
+
+    def _right(self, view: RequestView, drafter: str) -> int:
+        most = min(DEEPEST, view.max_tokens - view.generated - 1)
+        return min(self._foresight.right(view.name, drafter)[view.generated], most)
+
+    def _ahead(self, view: RequestView) -> list[int]:
+        return self._foresight.truth(view.name)[view.generated : view.generated + DEEPEST]

@@ -1,0 +1,196 @@
+"""The simulator against reality: `python -m benchmarks.simulator.reality [--clients 4]`.
+
+In one command: profiles the zoo, records its drafters on some held-out requests (which refines the
+profiled costs as it does in service), serves others for real, and simulates just these with what
+was recorded. Names: reality/CLIENTS/{plain,drafted}/...; `value` is simulated, `reference` real.
+Exits with an error where goodput or mean latency is off by more than 10%.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import torch
+
+from actors.coordinator import Coordinator
+from actors.fleet import Fleet, TargetSpec, load
+from actors.knowledge import Knowledge
+from actors.settings import Lane, Limits, Policies
+from benchmarks.local import KV_TOKENS, MAX_TOKENS, Served, drafter, serve
+from benchmarks.report import Record, parser, publish
+from benchmarks.requests import Request, mixed_requests
+from benchmarks.simulator.fit import fit_acceptance
+from benchmarks.simulator.recorder import Recorder, Trace
+from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, simulate
+from benchmarks.simulator.verifier import KvMemory
+from benchmarks.simulator.workload import Arrival
+from cluster.zoo.paths import cache_dir, inflated_target
+from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+
+MOST_OFF = 0.10
+RECORDED_DEPTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    served: Sequence[Served]
+    seconds: float
+
+    @property
+    def goodput(self) -> float:
+        return sum(one.tokens for one in self.served) / self.seconds
+
+    @property
+    def mean_latency_s(self) -> float:
+        return mean(one.seconds for one in self.served)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    make_policies: MakePolicies
+    knowledge: Knowledge
+    clients: int
+
+
+def policies(
+    speculation: str, selection: str = "hedge", drafter: str | None = None
+) -> MakePolicies:
+    options = {"length": RECORDED_DEPTH} if speculation == "fixed" else {}
+
+    def make(calibrations: Calibrations) -> Policies:
+        return Policies(
+            make_schedule("default"),
+            make_selection(selection, {"drafter": drafter} if drafter else {}),
+            make_speculation(speculation, options, calibrations),
+        )
+
+    return make
+
+
+def limits(clients: int) -> Limits:
+    return Limits(max_batch=clients, max_waiting=clients, kv_tokens=KV_TOKENS)
+
+
+async def run_for_real(
+    fleet: Fleet, lanes: Sequence[Lane], requests: Sequence[Request], serving: Serving
+) -> Run:
+    """Closed loop; requests are named by their place."""
+    coordinator = Coordinator(
+        fleet.verifier,
+        lanes,
+        serving.make_policies(serving.knowledge.calibrations),
+        serving.knowledge,
+        limits(serving.clients),
+    )
+    clock = asyncio.get_running_loop().time
+    waiting = iter(enumerate(requests))
+    served: dict[int, Served] = {}
+
+    async def client() -> None:
+        for number, request in waiting:
+            served[number] = await serve(coordinator, f"r{number}", request, speculate=True)
+
+    begun = clock()
+    await asyncio.gather(*(client() for _ in range(serving.clients)))
+    seconds = clock() - begun
+    await coordinator.close()
+    return Run([served[number] for number in range(len(requests))], seconds)
+
+
+async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Cluster:
+    """Each model drafts for all requests; lookups beside all of them."""
+    traces: list[Trace] = []
+    lanes = [
+        replace(
+            lane,
+            host=Recorder(
+                lane.host,
+                lane.view.drafter,
+                lambda name: requests[int(name[1:])].domain,
+                traces.append,
+            ),
+        )
+        for lane in fleet.lanes
+    ]
+    knowledge = Knowledge(fleet.costs, [lane.view for lane in lanes])
+    for lane in lanes:
+        if not lane.free:
+            make = policies("fixed", "fixed", lane.view.drafter)
+            await run_for_real(fleet, lanes, requests, Serving(make, knowledge, clients))
+    learned = knowledge.context()
+    return Cluster(
+        learned.verify,
+        KvMemory(KV_TOKENS),
+        [
+            DrafterSpec(
+                lane.view.name,
+                lane.view.drafter,
+                learned.draft.get(lane.view.name),
+                lane.view.capacity,
+            )
+            for lane in lanes
+        ],
+        fit_acceptance(traces),
+        learned.verify_budget,
+        learned.draft_budget,
+    )
+
+
+def simulated(
+    cluster: Cluster, requests: Sequence[Request], real: Run, clients: int, make: MakePolicies
+) -> tuple[float, float]:
+    """Goodput and mean latency of the same requests."""
+    arrivals = [
+        Arrival(f"r{n}", 0.0, len(request.prompt), one.tokens, MAX_TOKENS, request.domain)
+        for n, (request, one) in enumerate(zip(requests, real.served, strict=True))
+    ]
+    report = simulate(arrivals, cluster, make, limits(clients), clients=clients)
+    return report.throughput, report.mean_latency_s
+
+
+def compare(
+    fleet: Fleet, recorded: Sequence[Request], requests: Sequence[Request], clients: Sequence[int]
+) -> list[Record]:
+    """Simulated over real, from what the `recorded` ones show, for the others."""
+    cluster = asyncio.run(record(fleet, recorded, max(clients)))
+    records = []
+    for count in clients:
+        for name, make in (("plain", policies("off", "fixed")), ("drafted", policies("planner"))):
+            knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+            serving = Serving(make, knowledge, count)
+            real = asyncio.run(run_for_real(fleet, fleet.lanes, requests, serving))
+            goodput, latency_s = simulated(cluster, requests, real, count, make)
+            prefix = f"reality/{count}/{name}"
+            records += [
+                _compared(f"{prefix}/goodput", goodput, real.goodput, "tokens/s"),
+                _compared(f"{prefix}/mean_latency", latency_s, real.mean_latency_s, "s"),
+            ]
+    return records
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--clients", type=int, nargs="+", default=[4])
+    arguments.add_argument("--requests", type=int, default=24)
+    arguments.add_argument("--recorded", type=int, default=48)
+    arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
+    arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
+    chosen = arguments.parse_args()
+    torch.set_num_threads(2)
+    target = TargetSpec(inflated_target(chosen.params), torch.bfloat16, KV_TOKENS)
+    fleet = load(target, [drafter(name) for name in chosen.drafters], cache_dir() / "profiles")
+    recorded, requests = mixed_requests(chosen.recorded, seed=2), mixed_requests(chosen.requests)
+    records = compare(fleet, recorded, requests, chosen.clients)
+    publish(records, chosen.json)
+    off = [one.name for one in records if one.ratio and abs(one.ratio - 1) > MOST_OFF]
+    if off:
+        raise SystemExit(f"off by more than {MOST_OFF:.0%}: {', '.join(off)}")
+
+
+def _compared(name: str, simulated: float, real: float, unit: str) -> Record:
+    return Record(name, simulated, unit, real, simulated / real)
+
+
+if __name__ == "__main__":
+    main()

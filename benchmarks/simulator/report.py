@@ -1,0 +1,164 @@
+"""What a run was worth: per request, and of the whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.events import CaughtUp, Drafted, Event, Left, Preempted, Switched, Verified
+from actors.jobs import Statistics
+from benchmarks.report import Record
+from benchmarks.simulator.workload import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One finished request."""
+
+    arrival: Arrival
+    begun_s: float
+    first_token_s: float
+    finished_s: float
+    tokens: int
+
+    @property
+    def latency_s(self) -> float:
+        return self.finished_s - self.begun_s
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_token_s - self.begun_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean over the tokens behind the first."""
+        return (self.finished_s - self.first_token_s) / max(1, self.tokens - 1)
+
+    @property
+    def meets_slo(self) -> bool:
+        slo = self.arrival.slo
+        return (slo.ttft_s is None or self.ttft_s <= slo.ttft_s) and (
+            slo.tpot_s is None or self.tpot_s <= slo.tpot_s
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of the coordinator's events."""
+
+    verify_s: float = 0.0
+    forwards: int = 0
+    committed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    request_rounds: int = 0
+    switches: int = 0
+    late_tokens: int = 0
+    """That a drafter had to catch up on after a switch, before it could draft."""
+    idle_tokens: int = 0
+    """That drafters caught up on in idle time."""
+    preemptions: int = 0
+    draft_s: dict[str, float] = field(default_factory=dict)
+    """By lane."""
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """By request."""
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Verified():
+                self.verify_s += event.seconds
+                self.forwards += 1
+                self.request_rounds += len(event.outcomes)
+                for outcome in event.outcomes:
+                    self.committed += outcome.committed
+                    self.drafted += outcome.drafted
+                    self.accepted += outcome.accepted
+            case Drafted():
+                self.draft_s[event.lane] = self.draft_s.get(event.lane, 0.0) + event.seconds
+            case CaughtUp():
+                self.idle_tokens += event.tokens
+            case Switched():
+                self.switches += 1
+                self.late_tokens += event.caught_up
+            case Preempted():
+                self.preemptions += 1
+            case Left():
+                self.statistics[event.view.name] = event.statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    served: Sequence[Served]
+    refused: int
+    """Requests that found the waiting room full."""
+    tally: Tally
+
+    @property
+    def duration_s(self) -> float:
+        begun = min(one.begun_s for one in self.served)
+        return max(one.finished_s for one in self.served) - begun
+
+    @property
+    def throughput(self) -> float:
+        """Committed output tokens per second."""
+        return sum(one.tokens for one in self.served) / self.duration_s
+
+    @property
+    def goodput(self) -> float:
+        """As throughput, but only of requests that met their SLO."""
+        good = sum(one.tokens for one in self.served if one.meets_slo)
+        return good / self.duration_s
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests that met their SLO; refused ones did not."""
+        return sum(one.meets_slo for one in self.served) / (len(self.served) + self.refused)
+
+    @property
+    def acceptance(self) -> float:
+        """Of verified draft tokens."""
+        return self.tally.accepted / max(1, self.tally.drafted)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tally.committed / max(1, self.tally.request_rounds)
+
+    @property
+    def verifier_busy(self) -> float:
+        return self.tally.verify_s / self.duration_s
+
+    @property
+    def mean_latency_s(self) -> float:
+        return float(np.mean([one.latency_s for one in self.served]))
+
+    @property
+    def p99_latency_s(self) -> float:
+        return float(np.percentile([one.latency_s for one in self.served], 99))
+
+    @property
+    def mean_ttft_s(self) -> float:
+        return float(np.mean([one.ttft_s for one in self.served]))
+
+    @property
+    def p99_ttft_s(self) -> float:
+        return float(np.percentile([one.ttft_s for one in self.served], 99))
+
+    @property
+    def mean_tpot_s(self) -> float:
+        return float(np.mean([one.tpot_s for one in self.served]))
+
+    def records(self, prefix: str) -> list[Record]:
+        units = {
+            "goodput": "tokens/s",
+            "throughput": "tokens/s",
+            "attainment": "share",
+            "acceptance": "share",
+            "tokens_per_round": "tokens",
+            "verifier_busy": "share",
+            "mean_latency_s": "s",
+            "p99_latency_s": "s",
+            "mean_ttft_s": "s",
+            "p99_ttft_s": "s",
+            "mean_tpot_s": "s",
+        }
+        return [Record(f"{prefix}/{name}", getattr(self, name), u) for name, u in units.items()]

@@ -1,0 +1,36 @@
+"""Selections that force what a test wants to see."""
+
+from collections.abc import Mapping, Sequence
+
+from policies.request import LaneView, RequestView, RoundOutcome
+
+
+class Touring:
+    """Every request moves to the next lane after `stay` tokens, and says so beforehand."""
+
+    def __init__(self, stay: int = 6) -> None:
+        self._stay = stay
+        self._next: dict[str, str] = {}
+        self.scores: list[tuple[str, str, float, float]] = []
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        chosen: dict[str, str | None] = {}
+        for request in requests:
+            turn = request.generated // self._stay + len(request.name)
+            chosen[request.name] = lanes[turn % len(lanes)].name if lanes else None
+            if lanes:
+                self._next[request.name] = lanes[(turn + 1) % len(lanes)].name
+        return chosen
+
+    def likely_next(self, request: str) -> str | None:
+        return self._next.get(request)
+
+    def observe(self, outcome: RoundOutcome) -> None: ...
+
+    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+        self.scores.append((request, lane, tokens, seconds))
+
+    def forget(self, request: str) -> None:
+        self._next.pop(request, None)

@@ -1,0 +1,364 @@
+"""The coordinator over a real engine, in virtual time: streams, limits, losses and readers."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from actors.coordinator import Coordinator
+from actors.events import (
+    CaughtUp,
+    Event,
+    LaneDown,
+    Left,
+    Preempted,
+    Switched,
+    Verified,
+    VerifierDown,
+)
+from actors.inline import DirectDrafter
+from actors.jobs import Cancelled, Overloaded, Stream
+from actors.knowledge import Costs, Knowledge
+from actors.settings import Lane, Limits, Policies
+from benchmarks.simulator.clock import run
+from engine.drafters.lookup import NgramDrafter
+from engine.drafters.model import ModelDrafter
+from engine.drafters.runner import PackedRunner
+from engine.errors import InvalidRequest, SpindleError
+from engine.generate import generate
+from engine.model import PackedModel
+from engine.params import SamplingParams
+from engine.protocol import Commit
+from engine.verifiers.native import NativeVerifier
+from policies.cost import LinearCost
+from policies.microbatch import MicroBatchParams
+from policies.protocols import Schedule
+from policies.request import LaneView
+from policies.scheduling.simple import Las, LasParams, fcfs
+from policies.speculation.simple import Fixed
+from tests.actors.hosts import Lost, PacedDrafter, PacedVerifier, never
+from tests.actors.policies import Touring
+from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
+
+Kind = TypeVar("Kind", bound=Event)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+WARM = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=11, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [9] * 30, [3], [11, 12] * 20, [40, 41, 42, 43], [8] * 3]
+PARAMS = [GREEDY, WARM, replace(WARM, seed=12), GREEDY, replace(WARM, temperature=0.7), GREEDY]
+
+
+def make_verifier() -> NativeVerifier:
+    return NativeVerifier(PackedModel(llama(), kv_tokens=2048))
+
+
+def make_drafter(name: str, noise: float) -> ModelDrafter:
+    runner = PackedRunner(PackedModel(blurred(llama(), noise), kv_tokens=2048))
+    return ModelDrafter(name, runner, target_vocab_size=VOCAB)
+
+
+@dataclass
+class Service:
+    """A coordinator with two model lanes and a lookup, and all that can be looked at."""
+
+    schedule: Schedule = field(default_factory=fcfs)
+    limits: Limits = field(default_factory=lambda: Limits(max_batch=4, kv_tokens=1024))
+    pipeline: MicroBatchParams = field(default_factory=MicroBatchParams)
+    kv_tokens: int = 2048
+    swap_tokens: int = 0
+    verifier_lost: Lost = never
+    drafter_lost: Lost = never
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.selection = Touring()
+        self.targets: list[PackedModel] = []
+        self.verifier = PacedVerifier(self.make_verifier, lost=self.verifier_lost)
+        self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
+        self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
+        lanes = [
+            Lane(LaneView("near", "near", capacity=8), self.near),
+            Lane(LaneView("far", "far", capacity=8), self.far),
+            Lane(LaneView("ngram", "ngram", 64), DirectDrafter(NgramDrafter("ngram")), free=True),
+        ]
+        draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
+        self.coordinator = Coordinator(
+            self.verifier,
+            lanes,
+            Policies(self.schedule, self.selection, Fixed()),
+            Knowledge(
+                Costs(LinearCost(0, 1e-5, 0.01), draft, 64, 64), [lane.view for lane in lanes]
+            ),
+            self.limits,
+            self.pipeline,
+            self.events.append,
+        )
+
+    def make_verifier(self) -> NativeVerifier:
+        model = PackedModel(llama(), kv_tokens=self.kv_tokens, swap_tokens=self.swap_tokens)
+        self.targets.append(model)
+        return NativeVerifier(model)
+
+    def seen(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def end(self) -> None:
+        """Nothing is held for anyone who has left."""
+        await asyncio.sleep(1)
+        for model in self.targets:
+            model.kv.check()
+        assert self.targets[-1].kv.used_blocks == 0
+        await self.coordinator.close()
+
+
+async def read(stream: Stream, pause_s: float = 0.0) -> list[int]:
+    tokens: list[int] = []
+    async for commit in stream:
+        assert commit.first_index == len(tokens)
+        tokens += commit.token_ids
+        if pause_s:
+            await asyncio.sleep(pause_s)
+    return tokens
+
+
+def plainly(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    streams: list[list[int]] = [[] for _ in prompts]
+    for event in generate(make_verifier(), prompts, params):
+        assert isinstance(event, Commit)
+        streams[int(event.request)] += event.token_ids
+    return streams
+
+
+async def serve_all(service: Service) -> list[list[int]]:
+    """All of PROMPTS, arriving one after the other while the first ones run."""
+
+    async def client(number: int) -> list[int]:
+        await asyncio.sleep(0.015 * number)
+        return await read(service.coordinator.submit(str(number), PROMPTS[number], PARAMS[number]))
+
+    streams = await asyncio.gather(*map(client, range(len(PROMPTS))))
+    await service.end()
+    return list(streams)
+
+
+@pytest.mark.parametrize("mode", ["barrier", "asynchronous", "faster"])
+def test_streams_are_plain_decoding_s_while_requests_tour_the_lanes(mode: Any) -> None:
+    async def main() -> None:
+        service = Service(pipeline=MicroBatchParams(mode))
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        accepted = sum(o.accepted for e in service.seen(Verified) for o in e.outcomes)
+        assert accepted > 20, "the drafters were of no use: nothing was tested"
+        assert service.seen(Switched)
+
+    run(main())
+
+
+def test_preempted_and_swapped_requests_go_on_where_they_were() -> None:
+    async def main() -> None:
+        service = Service(
+            schedule=Las(LasParams(quantum_s=0.05)),
+            limits=Limits(max_batch=2, kv_tokens=CONTEXT),
+            kv_tokens=CONTEXT,
+            swap_tokens=CONTEXT,
+        )
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        assert service.seen(Preempted)
+
+    run(main())
+
+
+def test_a_memory_that_holds_less_than_was_thought_delays_but_loses_nothing() -> None:
+    async def main() -> None:
+        long = replace(GREEDY, max_tokens=180)
+        prompts = [[number] * 40 for number in range(2, 6)]
+        service = Service(limits=Limits(max_batch=4, kv_tokens=4 * CONTEXT), kv_tokens=CONTEXT)
+        streams = [
+            read(service.coordinator.submit(str(number), prompt, long))
+            for number, prompt in enumerate(prompts)
+        ]
+        assert await asyncio.gather(*streams) == plainly(prompts, [long] * 4)
+        assert service.seen(Preempted)
+        await service.end()
+
+    run(main())
+
+
+def test_forwards_stay_within_their_tokens_and_prompts_come_in_pieces() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=24)
+        service = Service(limits=limits)
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        sizes = [event.tokens for event in service.seen(Verified)]
+        assert max(sizes) <= 24 + 4, "roots may come on top"
+
+    run(main())
+
+
+def test_a_cancelled_request_frees_its_memory_and_the_others_go_on() -> None:
+    async def main() -> None:
+        service = Service()
+        doomed = service.coordinator.submit("doomed", [7] * 20, replace(GREEDY, max_tokens=200))
+        other = asyncio.create_task(read(service.coordinator.submit("other", PROMPTS[0], GREEDY)))
+        await asyncio.sleep(0.1)
+        service.coordinator.cancel("doomed")
+        with pytest.raises(Cancelled):
+            await read(doomed)
+        assert await other == plainly(PROMPTS[:1], [GREEDY])[0]
+        assert [event.finish for event in service.seen(Left)] == [None, "length"]
+        await service.end()
+
+    run(main())
+
+
+def test_leaving_the_stream_cancels_the_request() -> None:
+    async def main() -> None:
+        service = Service()
+        stream = service.coordinator.submit("one", [7], replace(GREEDY, max_tokens=200))
+        async for _commit in stream:
+            break
+        stream.close()
+        await service.end()
+        assert [event.finish for event in service.seen(Left)] == [None]
+
+    run(main())
+
+
+def test_one_more_than_the_limits_allow_is_refused_until_someone_leaves() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=1, max_waiting=1, kv_tokens=1024))
+        streams = [service.coordinator.submit(str(i), [5], GREEDY) for i in range(2)]
+        with pytest.raises(Overloaded, match="max_waiting"):
+            service.coordinator.submit("third", [5], GREEDY)
+        assert await read(streams[0]) == await read(streams[1])
+        await asyncio.sleep(0.1)
+        assert await read(service.coordinator.submit("third", [5], GREEDY))
+        await service.end()
+
+    run(main())
+
+
+def test_a_reader_that_stalls_holds_up_nobody_and_is_cancelled_in_the_end() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=30, stalled_s=5.0)
+        service = Service(limits=limits)
+        stalled = service.coordinator.submit("first", [7], replace(GREEDY, max_tokens=200))
+        other = service.coordinator.submit("second", PROMPTS[0], GREEDY)
+        assert await read(other) == plainly(PROMPTS[:1], [GREEDY])[0]
+        assert 30 < stalled.unread_tokens < 30 + 10
+        await asyncio.sleep(6)
+        with pytest.raises(Cancelled):
+            await read(stalled)
+        await service.end()
+
+    run(main())
+
+
+def test_a_slow_reader_gets_everything() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=4, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+        service = Service(limits=limits)
+        long = replace(GREEDY, max_tokens=60)
+        stream = service.coordinator.submit("slow", [7], long)
+        assert await read(stream, pause_s=0.2) == plainly([[7]], [long])[0]
+        await service.end()
+
+    run(main())
+
+
+def test_a_lost_drafter_is_done_without_until_it_is_back() -> None:
+    async def main() -> None:
+        service = Service(drafter_lost=lambda call: call == 3)
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        assert len(service.seen(LaneDown)) == 1
+        assert service.near.calls > 4, "the lane never came back"
+
+    run(main())
+
+
+def test_a_lost_verifier_gets_everything_again() -> None:
+    async def main() -> None:
+        service = Service(verifier_lost=lambda call: call in (4, 9))
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        assert len(service.seen(VerifierDown)) == 2
+
+    run(main())
+
+
+def test_a_defect_ends_every_stream_with_an_error() -> None:
+    async def main() -> None:
+        service = Service()
+
+        async def broken(*_: object) -> list[object]:
+            raise RuntimeError("out of order")
+
+        service.verifier.verify = broken  # type: ignore[assignment,method-assign]
+        stream = service.coordinator.submit("one", [5], GREEDY)
+        with pytest.raises(SpindleError, match="out of order"):
+            await read(stream)
+        assert not service.coordinator.alive
+        with pytest.raises(SpindleError, match="out of order"):
+            service.coordinator.submit("two", [5], GREEDY)
+
+    run(main())
+
+
+def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
+    async def main() -> None:
+        service = Service()
+        await serve_all(service)
+        assert service.seen(CaughtUp)
+        late = [event.caught_up for event in service.seen(Switched)]
+        alone = Service()
+        alone.selection.likely_next = lambda request: None  # type: ignore[method-assign]
+        await serve_all(alone)
+        assert sum(late) < sum(event.caught_up for event in alone.seen(Switched)) / 2
+
+    run(main())
+
+
+def test_a_resubmitted_request_continues_its_own_output() -> None:
+    async def main() -> None:
+        service = Service()
+        whole = plainly([PROMPTS[1]], [WARM])[0]
+        stream = service.coordinator.submit("again", PROMPTS[1], WARM, output=whole[:9], attempt=1)
+        tokens: list[int] = []
+        async for commit in stream:
+            assert (commit.attempt, commit.first_index) == (1, 9 + len(tokens))
+            tokens += commit.token_ids
+        assert tokens == whole[9:]
+        await service.end()
+
+    run(main())
+
+
+def test_plain_requests_are_never_drafted_for() -> None:
+    async def main() -> None:
+        service = Service()
+        stream = service.coordinator.submit("plain", PROMPTS[0], GREEDY, speculate=False)
+        await read(stream)
+        assert all(o.drafted == 0 for e in service.seen(Verified) for o in e.outcomes)
+        assert service.near.calls == service.far.calls == 0
+        await service.end()
+
+    run(main())
+
+
+def test_limits_that_could_never_hold_a_request_are_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match=r"limits\.kv_tokens"):
+            Service(limits=Limits(kv_tokens=CONTEXT - 1))
+
+    run(main())
+
+
+def test_names_are_unique_while_they_are_served() -> None:
+    async def main() -> None:
+        service = Service()
+        stream = service.coordinator.submit("one", [5], GREEDY)
+        with pytest.raises(InvalidRequest, match="already"):
+            service.coordinator.submit("one", [5], GREEDY)
+        await read(stream)
+        await service.end()
+
+    run(main())

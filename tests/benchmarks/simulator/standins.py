@@ -1,0 +1,88 @@
+"""The simplest policies that serve, so that the simulator's tests stand on nothing else."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from actors.settings import Policies
+from benchmarks.simulator.run import MakePolicies
+from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
+from policies.request import LaneView, RequestView, RoundOutcome
+
+
+class ArrivalOrder:
+    def arrive(self, request: RequestView, now: float) -> None: ...
+
+    def pick(
+        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
+    ) -> list[str]:
+        return [view.name for view in requests][:slots]
+
+    def observe(self, outcome: RoundOutcome, now: float) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
+class TakeTurns:
+    """Requests r0, r1, ... are dealt out to the lanes, anew after every `period` rounds."""
+
+    def __init__(self, period: int) -> None:
+        self._period = period
+        self._rounds = 0
+        self._next: dict[str, str] = {}
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        if not lanes:
+            return {view.name: None for view in requests}
+        chosen: dict[str, str | None] = {}
+        for view in requests:
+            turn = int(view.name[1:]) + self._rounds // self._period
+            chosen[view.name] = lanes[turn % len(lanes)].name
+            self._next[view.name] = lanes[(turn + 1) % len(lanes)].name
+        return chosen
+
+    def likely_next(self, request: str) -> str | None:
+        return self._next.get(request)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self._rounds += 1
+
+    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        self._next.pop(request, None)
+
+
+class FixedLength:
+    def __init__(self, depth: int, width: int = 1, rule: StepRule | None = None) -> None:
+        self._limit = DraftLimit(depth, width)
+        self._rule = rule
+
+    def plan(
+        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+    ) -> DraftPlan:
+        return DraftPlan([self._limit] * len(batch), self._rule)
+
+    def select(
+        self, candidates: Sequence[Candidate], context: RoundContext, now: float
+    ) -> list[Mask]:
+        return [np.ones(len(one.tree), np.bool_) for one in candidates]
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
+def policies(
+    depth: int = 4,
+    width: int = 1,
+    rule: StepRule | None = None,
+    period: int = 1 << 30,
+    schedule: type[ArrivalOrder] = ArrivalOrder,
+) -> MakePolicies:
+    return lambda _calibrations: Policies(
+        schedule(), TakeTurns(period), FixedLength(depth, width, rule)
+    )

@@ -1,0 +1,113 @@
+"""What the acceptance model promises of its draws, jointly and marginally."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.simulator.acceptance import Acceptance, DrafterModel, Draws, synthetic
+from benchmarks.simulator.randomness import BLOCK
+
+REQUESTS = 300
+
+
+def draws(
+    model: DrafterModel, drafter: str = "ssm", position_agreement: float = 0.5
+) -> list[Draws]:
+    models = {("", name): model for name in ("ssm", "other")}
+    acceptance = Acceptance(models, position_agreement=position_agreement)
+    return [acceptance.draws(seed, "", drafter, 0) for seed in range(REQUESTS)]
+
+
+def accepted(drawn: list[Draws]) -> NDArray[np.bool_]:
+    """[requests, positions]: the first choice is right."""
+    return np.stack([one.rank == 0 for one in drawn])
+
+
+def confidence(drawn: list[Draws]) -> NDArray[np.float32]:
+    return np.stack([one.confidence[:, 0] for one in drawn])
+
+
+@pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
+def test_the_mean_is_the_given_one(mean: float) -> None:
+    model = synthetic(mean, residual=0.5, persistence=0.5, early_share=0.3)
+    assert model.acceptance == pytest.approx(mean, abs=0.01)
+    assert accepted(draws(model)).mean() == pytest.approx(mean, abs=0.03)
+
+
+@pytest.mark.parametrize("distortion", [1.0, 3.0])
+def test_confidence_is_worth_what_the_distortion_says(distortion: float) -> None:
+    drawn = draws(synthetic(0.6, distortion=distortion))
+    believed, right = confidence(drawn), accepted(drawn)
+    for low in (0.2, 0.4, 0.6, 0.8):
+        there = (believed > low) & (believed < low + 0.1)
+        expected = (believed[there] ** (1 / distortion)).mean()
+        assert right[there].mean() == pytest.approx(expected, abs=0.03)
+
+
+def test_siblings_are_ranked_and_catch_their_share_of_the_misses() -> None:
+    drawn = draws(synthetic(0.6, rank_shares=(0.3, 0.1), sibling_confidence=(0.5, 0.2)))
+    rank = np.stack([one.rank for one in drawn])
+    misses = rank[rank != 0]
+    assert (misses == 1).mean() == pytest.approx(0.3, abs=0.02)
+    assert (misses == 2).mean() == pytest.approx(0.1, abs=0.02)
+    beliefs = np.stack([one.confidence for one in drawn])
+    assert (np.diff(beliefs, axis=2) <= 0).all()
+    assert (beliefs.sum(axis=2) <= 1 + 1e-6).all()
+
+
+def test_requests_differ_by_the_share_that_is_theirs() -> None:
+    def spread(request_share: float) -> float:
+        return float(accepted(draws(synthetic(0.6, request_share=request_share))).mean(1).std())
+
+    independent = np.sqrt(0.6 * 0.4 / BLOCK)
+    assert spread(0.0) < 1.3 * independent
+    assert spread(0.3) > 3 * independent
+
+
+def test_acceptance_drifts_at_first_and_settles() -> None:
+    """LAPS-SD, Fig. 3: how a request begins says less of its end than its middle does."""
+    drawn = accepted(draws(synthetic(0.6, request_share=0.2, early_share=0.7, early_tokens=40.0)))
+    begin, middle, end = (drawn[:, part].mean(1) for part in np.split(np.arange(192), 3))
+    assert np.corrcoef(begin, end)[0, 1] < np.corrcoef(middle, end)[0, 1] - 0.1
+
+
+def test_streaks_are_as_long_as_persistence_makes_them() -> None:
+    def neighbours(persistence: float) -> float:
+        model = synthetic(0.6, request_share=0.0, persistence=persistence)
+        drawn = confidence(draws(model))
+        return float(np.corrcoef(drawn[:, 1:].ravel(), drawn[:, :-1].ravel())[0, 1])
+
+    assert neighbours(0.0) == pytest.approx(0.0, abs=0.03)
+    assert neighbours(0.6) == pytest.approx(0.6, abs=0.06)
+
+
+def test_drafters_share_what_is_hard() -> None:
+    model = synthetic(0.6, request_share=0.0)
+    for agreement, low, high in ((0.0, -0.03, 0.03), (0.8, 0.6, 0.9)):
+        one, other = (
+            confidence(draws(model, name, agreement)).ravel() for name in ("ssm", "other")
+        )
+        assert low < np.corrcoef(one, other)[0, 1] < high
+
+
+def test_a_silent_drafter_is_silent_as_often_as_it_is() -> None:
+    drawn = draws(DrafterModel((0.4, 0.9), (0.5, 0.9), silent=0.4))
+    believed = confidence(drawn)
+    assert (believed == 0).mean() == pytest.approx(0.4, abs=0.02)
+    assert not accepted(drawn)[believed == 0].any()
+
+
+def test_the_same_position_has_the_same_draw_whoever_asks_and_when() -> None:
+    acceptance = Acceptance({("", "ssm"): synthetic(0.6), ("", "other"): synthetic(0.4)})
+    later_first = acceptance.draws(7, "", "ssm", 3), acceptance.draws(7, "", "ssm", 0)
+    again = acceptance.draws(7, "", "ssm", 0), acceptance.draws(7, "", "ssm", 3)
+    assert np.array_equal(later_first[0].rank, again[1].rank)
+    assert np.array_equal(later_first[1].confidence, again[0].confidence)
+    assert not np.array_equal(again[0].rank, again[1].rank)
+    assert not np.array_equal(again[0].rank, acceptance.draws(8, "", "ssm", 0).rank)
+    assert not np.array_equal(again[0].rank, acceptance.draws(7, "", "other", 0).rank)
+
+
+def test_shares_beyond_the_whole_are_refused() -> None:
+    with pytest.raises(ValueError, match="exceed 1"):
+        synthetic(0.5, request_share=0.7, early_share=0.4)

@@ -1,0 +1,66 @@
+"""Virtual time: exact, in order, and never silent about a program that cannot go on."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.simulator import clock
+
+
+def test_hours_pass_at_once_and_exactly() -> None:
+    async def main() -> float:
+        await asyncio.sleep(3600.0)
+        await asyncio.sleep(0.25)
+        return asyncio.get_running_loop().time()
+
+    assert clock.run(main()) == 3600.25
+
+
+def test_tasks_interleave_by_their_timers_and_ties_by_their_order() -> None:
+    async def ticks(name: str, every: float, seen: list[tuple[float, str]]) -> None:
+        for _ in range(3):
+            await asyncio.sleep(every)
+            seen.append((asyncio.get_running_loop().time(), name))
+
+    async def main() -> list[tuple[float, str]]:
+        seen: list[tuple[float, str]] = []
+        await asyncio.gather(*(ticks(n, s, seen) for n, s in (("a", 2.0), ("b", 3.0), ("c", 2.0))))
+        return seen
+
+    assert clock.run(main()) == [
+        (2.0, "a"),
+        (2.0, "c"),
+        (3.0, "b"),
+        (4.0, "a"),
+        (4.0, "c"),
+        (6.0, "b"),
+        (6.0, "a"),
+        (6.0, "c"),
+        (9.0, "b"),
+    ]
+
+
+def test_a_timeout_fires_in_virtual_time() -> None:
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 30.0)
+        return asyncio.get_running_loop().time()
+
+    assert clock.run(main()) == 30.0
+
+
+def test_a_program_that_cannot_go_on_is_told_which_task_waits() -> None:
+    async def waits_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(clock.Deadlock, match="waits_for_ever"):
+        clock.run(waits_for_ever())
+
+
+def test_errors_of_the_program_come_through() -> None:
+    async def main() -> None:
+        await asyncio.sleep(1.0)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        clock.run(main())

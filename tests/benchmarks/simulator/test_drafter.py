@@ -1,0 +1,273 @@
+"""The simulated drafter: the protocol of real ones, the cost model's time, acceptance's truth."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from actors.hosts import HostLost
+from benchmarks.simulator import clock
+from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
+from benchmarks.simulator.device import NO_FAULTS, Faults
+from benchmarks.simulator.drafter import SimulatedDrafter
+from benchmarks.simulator.scripts import Target
+from engine.protocol import Draft, DraftOrder, Missing
+from policies.cost import LinearCost
+from policies.tree import DraftTree
+from tests.engine.drafters.orders import Stream
+
+PROMPT = [5, 6, 7]
+FORWARDS = LinearCost(0.0, 0.0, 1.0)
+"""Counts forwards."""
+OF = {"a": "", "b": ""}
+MODEL = synthetic(0.7)
+TARGET = Target({})
+
+
+def drafter(
+    cost: LinearCost | None = FORWARDS,
+    model: DrafterModel = MODEL,
+    faults: Faults = NO_FAULTS,
+) -> SimulatedDrafter:
+    return SimulatedDrafter(
+        "ssm", cost, TARGET, Acceptance({("", "ssm"): model}), OF, faults=faults
+    )
+
+
+def tree_of(answer: object) -> DraftTree:
+    assert isinstance(answer, Draft)
+    return answer.tree
+
+
+def truth(request: str, seed: int = 0) -> list[int]:
+    return TARGET.block(request, seed, 0).tolist()
+
+
+def test_a_delta_without_its_beginning_is_missing_and_the_rest_goes_on() -> None:
+    async def main() -> None:
+        host = drafter()
+        known, unknown = Stream("a", PROMPT), Stream("b", PROMPT)
+        unknown.seen = 2
+        answers = await host.draft([known.order(2), unknown.order(2)], None)
+        assert len(tree_of(answers[0])) == 2
+        assert answers[1] == Missing("b", 0, 1, have=0)
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "depth", "forwards"),
+    [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)],
+)
+def test_a_draft_takes_the_forwards_that_a_real_one_takes(
+    prompt: int, depth: int, forwards: int
+) -> None:
+    """Committed tokens in chunks of 512, the last one proposing level 1; then one per level. To
+    catch up, the last token need not run."""
+
+    async def main() -> float:
+        await drafter().draft([Stream("a", [1] * prompt).order(depth)], None)
+        return asyncio.get_running_loop().time()
+
+    assert clock.run(main()) == forwards
+
+
+def test_rows_that_turn_out_committed_are_not_run_again() -> None:
+    rows = LinearCost(0.0, 1.0, 0.0)
+
+    async def main(accepted: int) -> float:
+        host = drafter(rows, DrafterModel((1.0, 1.0), (1.0, 1.0)))
+        stream = Stream("a", PROMPT)
+        await host.draft([stream.order(3)], None)
+        begun = asyncio.get_running_loop().time()
+        stream.committed.extend(truth("a")[: accepted + 1])
+        await host.draft([stream.order(1)], None)
+        return asyncio.get_running_loop().time() - begun
+
+    assert clock.run(main(accepted=0)) == 1  # the target's own token
+    assert clock.run(main(accepted=2)) == 1
+    assert clock.run(main(accepted=3)) == 2  # and the deepest one, which was proposed, not run
+
+
+def test_requests_draft_in_one_batch_to_their_own_depths() -> None:
+    async def main() -> tuple[list[int], float]:
+        orders = [Stream("a", PROMPT).order(1), Stream("b", PROMPT).order(4)]
+        answers = await drafter(LinearCost(0.0, 1.0, 10.0)).draft(orders, None)
+        return [len(tree_of(one)) for one in answers], asyncio.get_running_loop().time()
+
+    sizes, seconds = clock.run(main())
+    assert sizes == [1, 4]
+    assert seconds == (10 + 6) + 3 * (10 + 1)
+
+
+def test_calls_wait_for_each_other() -> None:
+    async def main() -> list[float]:
+        host, ends = drafter(), []
+
+        async def call(name: str) -> None:
+            await host.draft([Stream(name, PROMPT).order(2)], None)
+            ends.append(asyncio.get_running_loop().time())
+
+        await asyncio.gather(call("a"), call("b"))
+        return ends
+
+    assert clock.run(main()) == [2.0, 4.0]
+
+
+@dataclass
+class _UpTo:
+    """Lets each request draft to a level of its own, and notes what it is shown."""
+
+    levels: dict[str, int]
+    seen: list[tuple[int, list[str], list[list[float]]]] = field(default_factory=list)
+
+    def __call__(
+        self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
+    ) -> Sequence[bool]:
+        self.seen.append((depth, list(requests), [level.tolist() for level in frontier]))
+        return [depth < self.levels[request] for request in requests]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_rule_stops_each_request_at_its_level(width: int) -> None:
+    async def main(rule: _UpTo) -> tuple[list[DraftTree], float]:
+        orders = [Stream(name, PROMPT).order(5, width) for name in ("a", "b")]
+        answers = await drafter().draft(orders, rule)
+        return [tree_of(one) for one in answers], asyncio.get_running_loop().time()
+
+    rule = _UpTo({"a": 1, "b": 3})
+    (first, second), seconds = clock.run(main(rule))
+    assert [int(first.depth.max()), int(second.depth.max())] == [1, 3]
+    assert seconds == 3
+    assert [(depth, requests) for depth, requests, _ in rule.seen] == [
+        (0, ["a", "b"]),
+        (1, ["a", "b"]),
+        (2, ["b"]),
+        (3, ["b"]),
+    ]
+    assert rule.seen[0][2] == [[], []]
+    path = second.path_confidence()
+    for depth, _, frontier in rule.seen[1:]:
+        assert frontier[-1] == pytest.approx(path[second.depth == depth].tolist())
+
+
+def test_a_rule_may_refuse_to_draft_at_all() -> None:
+    async def main() -> tuple[int, float]:
+        (answer,) = await drafter().draft([Stream("a", PROMPT).order(5)], _UpTo({"a": 0}))
+        return len(tree_of(answer)), asyncio.get_running_loop().time()
+
+    assert clock.run(main()) == (0, 1.0)  # the prompt is read up to its last token
+
+
+def test_trees_are_trees_and_hold_the_chain_of_first_choices() -> None:
+    async def main() -> list[DraftTree]:
+        trees = []
+        for width in (1, 2, 4):
+            (answer,) = await drafter().draft([Stream("a", PROMPT).order(4, width)], None)
+            trees.append(tree_of(answer))
+        return trees
+
+    chain, *wider = clock.run(main())
+    assert chain.is_chain
+    for width, tree in zip((2, 4), wider, strict=True):
+        rebuilt = DraftTree.build(tree.tokens, tree.parents, tree.confidence)
+        assert np.array_equal(rebuilt.depth, tree.depth)
+        assert max(np.bincount(tree.depth)) == width
+        assert tree.follow(chain.tokens.tolist()[:1])
+
+
+def test_wider_trees_catch_more_of_the_target() -> None:
+    async def accepted(width: int) -> int:
+        host = SimulatedDrafter(
+            "ssm",
+            None,
+            TARGET,
+            Acceptance({("", "ssm"): synthetic(0.5)}),
+            {str(seed): "" for seed in range(300)},
+        )
+        orders = [Stream(str(seed), PROMPT, seed=seed).order(3, width) for seed in range(300)]
+        answers = await host.draft(orders, None)
+        return sum(
+            len(tree_of(answer).follow(truth(str(seed), seed)))
+            for seed, answer in enumerate(answers)
+        )
+
+    narrow, wide = clock.run(accepted(1)), clock.run(accepted(4))
+    assert wide > 1.2 * narrow
+
+
+def test_matched_says_what_the_drafter_would_have_drafted() -> None:
+    """Counterfactual scores agree with drafts really made at every position."""
+
+    async def main() -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+        said = truth("a")[:40]
+        stream = Stream("a", PROMPT)
+        stream.committed.extend(said)
+        prefix = stream.prefix()
+        (answer,) = await drafter().draft([DraftOrder(prefix, depth=0, score=True)], None)
+        assert isinstance(answer, Draft)
+        tried = []
+        for position, token in enumerate(said):
+            other = Stream("a", PROMPT)
+            other.committed.extend(said[:position])
+            (one,) = await drafter().draft([other.order(1)], None)
+            tried.append(tree_of(one).tokens.tolist() == [token])
+        return answer.matched, tuple(tried)
+
+    matched, tried = clock.run(main())
+    assert matched == tried
+    assert {True, False} == set(matched)
+
+
+def test_matched_covers_only_output_that_was_new() -> None:
+    async def main() -> int:
+        host, stream = drafter(), Stream("a", PROMPT)
+        stream.committed.extend(truth("a")[:4])
+        await host.draft([stream.order(0)], None)
+        stream.committed.extend(truth("a")[4:10])
+        (answer,) = await host.draft([DraftOrder(stream.prefix(), 0, score=True)], None)
+        assert isinstance(answer, Draft)
+        return len(answer.matched)
+
+    assert clock.run(main()) == 6
+
+
+def test_a_lookup_drafter_may_say_nothing_and_takes_no_time() -> None:
+    silent = DrafterModel((0.5, 0.9), (0.5, 0.9), silent=0.5)
+
+    async def main() -> tuple[int, float]:
+        host = SimulatedDrafter(
+            "ssm",
+            None,
+            TARGET,
+            Acceptance({("", "ssm"): silent}),
+            {str(seed): "" for seed in range(400)},
+        )
+        orders = [Stream(str(seed), PROMPT, seed=seed).order(4) for seed in range(400)]
+        empty = [len(tree_of(one)) == 0 for one in await host.draft(orders, None)]
+        return sum(empty), asyncio.get_running_loop().time()
+
+    empty, seconds = clock.run(main())
+    assert 160 < empty < 240
+    assert seconds == 0.0
+
+
+def test_a_drafter_that_dies_forgets_and_comes_back() -> None:
+    async def main() -> None:
+        clock_s = asyncio.get_running_loop().time
+        host, stream = drafter(faults=Faults((1.5,), recovery_s=2.0)), Stream("a", PROMPT)
+        with pytest.raises(HostLost):
+            await host.draft([stream.order(4)], None)
+        assert clock_s() == 1.5
+        with pytest.raises(HostLost):
+            await host.forget(["a"])
+        await host.recover()
+        assert clock_s() == 3.5
+        stream.committed.extend([1])
+        (answer,) = await host.draft([stream.order(1)], None)
+        assert answer == Missing("a", 0, 2, have=0)
+
+    clock.run(main())

@@ -1,0 +1,47 @@
+"""Roofline costs: where published peaks put real forwards, and how they scale."""
+
+import pytest
+
+from benchmarks.simulator.hardware import (
+    A100,
+    L20,
+    LLAMA_7B,
+    LLAMA_31_70B,
+    LLAMA_32_1B,
+    LLAMA_68M,
+    V100,
+    kv_tokens,
+    roofline,
+    swap_s_per_token,
+)
+
+
+def test_a_70b_model_on_four_a100_decodes_at_some_25_ms() -> None:
+    cost = roofline(LLAMA_31_70B, A100, 4)
+    assert 0.020 < cost.predict(1024, 1) < 0.032
+
+
+def test_a_token_more_is_nearly_free_before_the_knee_and_costs_arithmetic_behind_it() -> None:
+    cost = roofline(LLAMA_7B, A100)
+    assert 64 < cost.knee < 512
+    before = cost.predict(0, cost.knee) - cost.predict(0, 1)
+    behind = cost.predict(0, 3 * cost.knee) - cost.predict(0, 2 * cost.knee)
+    assert before < 0.01 * cost.predict(0, 1)
+    assert behind == pytest.approx(2 * 6.74e9 * cost.knee / (0.6 * 312e12), rel=0.01)
+
+
+def test_gpus_share_the_weights_but_pay_for_talking() -> None:
+    one, four = roofline(LLAMA_7B, V100).predict(0, 1), roofline(LLAMA_7B, V100, 4).predict(0, 1)
+    assert one / 4 < four < one / 2
+
+
+def test_small_drafters_are_bound_by_launches_not_by_their_size() -> None:
+    tiny, small = roofline(LLAMA_68M, A100).predict(0, 1), roofline(LLAMA_32_1B, A100).predict(0, 1)
+    assert 5 < small / tiny < 1.24e9 / 68e6
+
+
+def test_memory_holds_what_the_weights_leave() -> None:
+    # 48 GB less 13.5 GB of weights, half a MiB of KV per token.
+    assert kv_tokens(LLAMA_7B, L20) == pytest.approx((0.9 * 48e9 - 13.48e9) / 524_288, abs=1)
+    assert kv_tokens(LLAMA_31_70B, A100) == 0
+    assert swap_s_per_token(LLAMA_7B, L20) * 500 == pytest.approx(0.0117, rel=0.01)

@@ -1,0 +1,79 @@
+"""The oracles are right about the run that they foresee."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from actors.settings import Limits, Policies
+from benchmarks.simulator.acceptance import Acceptance, synthetic
+from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
+from benchmarks.simulator.report import Report
+from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
+from benchmarks.simulator.verifier import KvMemory
+from benchmarks.simulator.workload import Lengths, draw
+from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.cost import LinearCost, RooflineCost
+from policies.protocols import Selection, Speculation
+from policies.selection.oracle import Oracle
+
+DRAFT = LinearCost(0.0, 1e-6, 0.002)
+CLUSTER = Cluster(
+    RooflineCost(1e-8, 1e-5, 0.02, 32, 4e-4),
+    KvMemory(100_000),
+    [DrafterSpec("one", "one", DRAFT), DrafterSpec("two", "two", DRAFT)],
+    Acceptance(
+        {
+            ("code", "one"): synthetic(0.85),
+            ("code", "two"): synthetic(0.4),
+            ("prose", "one"): synthetic(0.4),
+            ("prose", "two"): synthetic(0.75),
+        }
+    ),
+)
+ARRIVALS = draw([0.0] * 100, 0, Lengths(64, 0.5, 80, 0.5, 256), ("code", "prose"))
+LIMITS = Limits(max_batch=8, max_waiting=100, kv_tokens=100_000)
+
+
+def served(selection: Selection, speculation: Speculation) -> Report:
+    def make(_calibrations: Calibrations) -> Policies:
+        return Policies(make_schedule("fcfs"), selection, speculation)
+
+    return simulate(ARRIVALS, CLUSTER, make, LIMITS, clients=8, seed=5)
+
+
+@pytest.fixture
+def foresight() -> Foresight:
+    return Foresight(ARRIVALS, CLUSTER, seed=5)
+
+
+def test_a_clairvoyant_never_verifies_a_wrong_token(foresight: Foresight) -> None:
+    report = served(make_selection("fixed"), Clairvoyant(foresight, CLUSTER))
+    assert report.acceptance == 1.0
+    assert report.tally.drafted > 2000
+
+
+def test_a_clairvoyant_length_beats_every_fixed_one(foresight: Foresight) -> None:
+    clairvoyant = served(make_selection("fixed"), Clairvoyant(foresight, CLUSTER)).throughput
+    for length in (1, 2, 4):
+        fixed = make_speculation("fixed", {"length": length})
+        assert served(make_selection("fixed"), fixed).throughput < clairvoyant
+
+
+def test_true_goodput_names_the_better_drafter_of_each_domain(foresight: Foresight) -> None:
+    goodput = true_goodput(foresight, CLUSTER, batch=8)
+    better: Mapping[str, str] = {"code": "one", "prose": "two"}
+    right = [
+        goodput(one.name, better[one.domain]) == max(goodput(one.name, d) for d in ("one", "two"))
+        for one in ARRIVALS
+    ]
+    assert sum(right) >= 90
+    assert all(goodput(one.name, "one") >= goodput(one.name, None) for one in ARRIVALS)
+
+
+def test_an_oracles_selection_beats_either_drafter_for_all(foresight: Foresight) -> None:
+    def throughput(selection: Selection) -> float:
+        return served(selection, make_speculation("fixed", {"length": 4})).throughput
+
+    best = throughput(Oracle(true_goodput(foresight, CLUSTER, batch=8)))
+    for drafter in ("one", "two"):
+        assert best > 1.05 * throughput(make_selection("fixed", {"drafter": drafter}))

@@ -1,0 +1,162 @@
+"""The simulated verifier: the target's own tokens, chunked prefill, and KV memory that runs out."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from actors.hosts import HostLost
+from benchmarks.simulator import clock
+from benchmarks.simulator.device import NO_FAULTS, Faults
+from benchmarks.simulator.scripts import STOP, Target
+from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
+from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from policies.cost import LinearCost
+from policies.tree import ROOT, DraftTree
+from tests.engine.drafters.orders import Stream
+
+TARGET = Target({"a": 6})
+FORWARDS = LinearCost(0.0, 0.0, 1.0)
+"""Counts forwards."""
+
+
+def verifier(
+    cost: LinearCost = FORWARDS,
+    tokens: int = 4096,
+    swap_s_per_token: float | None = 0.0,
+    faults: Faults = NO_FAULTS,
+) -> SimulatedVerifier:
+    memory = KvMemory(tokens, swap_s_per_token)
+    return SimulatedVerifier(cost, TARGET, max_context=1024, memory=memory, faults=faults)
+
+
+def order(stream: Stream, tree: DraftTree | None = None, chunk: int = 512) -> VerifyOrder:
+    one = VerifyOrder(stream.prefix(), tree or DraftTree.empty(), chunk)
+    stream.seen = len(stream.committed)
+    return one
+
+
+async def verify(host: SimulatedVerifier, stream: Stream, tree: DraftTree | None = None) -> Verdict:
+    (answer,) = await host.verify([order(stream, tree)])
+    assert isinstance(answer, Verdict)
+    stream.committed.extend(answer.tokens)
+    stream.seen = len(stream.committed)
+    return answer
+
+
+def test_the_output_is_the_targets_whatever_is_drafted() -> None:
+    async def main(trees: list[DraftTree]) -> list[int]:
+        host, stream, said = verifier(), Stream("a", [1, 2]), list[int]()
+        for tree in trees:
+            said += (await verify(host, stream, tree)).tokens
+        return said
+
+    out = TARGET.output("a", 0)
+    assert out[-1] == STOP
+    assert STOP not in out[:-1]
+    plain = clock.run(main([DraftTree.empty()] * 6))
+    chain = clock.run(
+        main([DraftTree.chain(out[:2]), DraftTree.chain([9, 9]), DraftTree.chain(out[4:5])])
+    )
+    wrong, right = 1 + out[0] % 31_999, out[0]
+    branched = DraftTree.build([wrong, right, out[1], out[1]], [ROOT, ROOT, 0, 1], [0.5] * 4)
+    tree = clock.run(main([branched, DraftTree.empty(), DraftTree.chain(out[4:6])]))
+    assert plain == out
+    assert chain == out
+    assert tree[:6] == out
+
+
+def test_accepted_nodes_are_the_path_of_the_target() -> None:
+    async def main() -> Verdict:
+        out = TARGET.output("a", 0)
+        wrong = 1 + out[0] % 31_999
+        tree = DraftTree.build([wrong, out[0], out[1], out[1]], [ROOT, ROOT, 0, 1], [0.5] * 4)
+        return await verify(verifier(), Stream("a", [1, 2]), tree)
+
+    verdict = clock.run(main())
+    assert verdict.accepted == (1, 3)
+    assert verdict.tokens == tuple(TARGET.output("a", 0)[:3])
+
+
+def test_a_long_prompt_enters_in_chunks_and_says_nothing_until_its_end() -> None:
+    async def main() -> tuple[list[Verdict], list[float]]:
+        host, stream = verifier(LinearCost(0.001, 1.0, 0.0)), Stream("a", [1] * 10)
+        verdicts, ends = [], []
+        for _ in range(3):
+            (answer,) = await host.verify([order(stream, DraftTree.chain([3]), chunk=4)])
+            assert isinstance(answer, Verdict)
+            verdicts.append(answer)
+            ends.append(asyncio.get_running_loop().time())
+        return verdicts, ends
+
+    verdicts, ends = clock.run(main())
+    assert [one.pending for one in verdicts] == [6, 2, 0]
+    assert [len(one.tokens) for one in verdicts] == [0, 0, 1]
+    # Rows, and KV rows that are read; the draft runs once the whole prompt is in.
+    assert ends == pytest.approx([4.0, 8.004, 8.004 + 3.008])
+
+
+def test_a_batch_that_does_not_fit_sends_its_last_ones_away() -> None:
+    async def main() -> list[object]:
+        host = verifier(tokens=64)
+        orders = [order(Stream(name, [1] * 20)) for name in ("a", "b", "c")]
+        return list(await host.verify(orders))
+
+    first, second, third = clock.run(main())
+    assert isinstance(first, Verdict)
+    assert isinstance(second, Verdict)
+    assert third == NoRoom("c", 0, 1)
+
+
+def test_idle_requests_give_way_and_the_copies_take_time() -> None:
+    async def main() -> list[float]:
+        host = verifier(tokens=64, swap_s_per_token=0.5)
+        streams = {name: Stream(name, [1] * 40) for name in ("a", "b")}
+        ends = [0.0]
+        for name in ("a", "b", "a"):
+            await verify(host, streams[name])
+            ends.append(asyncio.get_running_loop().time())
+        return np.diff(ends).tolist()
+
+    # 40 rows of `a` out; then 40 of `b` out and those of `a` in.
+    assert clock.run(main()) == [1.0, 1.0 + 20.0, 1.0 + 40.0]
+
+
+def test_without_swap_what_gave_way_is_missing_and_computed_anew() -> None:
+    async def main() -> None:
+        host = verifier(tokens=64, swap_s_per_token=None)
+        first, second = Stream("a", [1] * 40), Stream("b", [1] * 40)
+        await verify(host, first)
+        await verify(host, second)
+        (answer,) = await host.verify([order(first)])
+        assert answer == Missing("a", 0, 2, have=0)
+        first.seen = 0
+        again = await verify(host, first)
+        assert again.tokens == tuple(TARGET.output("a", 0)[1:2])
+
+    clock.run(main())
+
+
+def test_forgotten_requests_leave_their_room() -> None:
+    async def main() -> None:
+        host = verifier(tokens=64, swap_s_per_token=1e9)
+        for name in ("a", "b", "c"):
+            await verify(host, Stream(name, [1] * 40))
+            await host.forget([name])
+        assert asyncio.get_running_loop().time() == 3.0
+
+    clock.run(main())
+
+
+def test_a_verifier_that_dies_forgets_what_it_held() -> None:
+    async def main() -> None:
+        host, stream = verifier(faults=Faults((1.5,), recovery_s=3.0)), Stream("a", [1] * 20)
+        await verify(host, stream)
+        with pytest.raises(HostLost):
+            await host.verify([order(stream)])
+        await host.recover()
+        assert asyncio.get_running_loop().time() == 4.5
+        (answer,) = await host.verify([order(stream)])
+        assert answer == Missing("a", 0, 3, have=0)
+
+    clock.run(main())
