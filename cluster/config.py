@@ -4,11 +4,12 @@ Imports nothing heavy, so that a config can be checked without a model or a clus
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cluster.zoo.paths import MODELS, inflated_target, model_path
+from policies import catalogue
 
 ZOO = "zoo/"
 
@@ -37,6 +38,14 @@ class TargetConfig(Section):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     kv_tokens: Annotated[int, Field(ge=64)] = 16_384
     """Tokens that the KV memory holds, over all requests."""
+    swap_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens of preempted requests that host memory holds beside it."""
+
+    @model_validator(mode="after")
+    def _inflates_the_zoo(self) -> Self:
+        if self.inflate_to is not None and self.model != "zoo/target":
+            raise ValueError(f"inflate_to: only zoo/target can be inflated, not {self.model}")
+        return self
 
     def path(self) -> Path:
         if self.inflate_to is not None:
@@ -45,25 +54,91 @@ class TargetConfig(Section):
 
 
 class DrafterConfig(Section):
-    model: ModelName = "zoo/tiny"
+    name: Annotated[str, Field(min_length=1)]
+    """As it appears in statistics, and in a request's `speculation`."""
+    kind: Literal["model", "ngram", "suffix"] = "model"
+    """ngram and suffix look tokens up in the prompt and in past outputs, and cost nothing."""
+    model: ModelName | None = None
+    """Of kind model: a checkpoint's directory, or a built-in model as zoo/NAME."""
+    max_batch: Annotated[int, Field(ge=1)] = 16
+    """Requests that it drafts for at once (B_j of Spin)."""
     kv_tokens: Annotated[int, Field(ge=64)] = 32_768
-    depth: Annotated[int, Field(ge=1, le=16)] = 4
-    """Tokens drafted per round."""
 
-    def path(self) -> Path:
-        return resolve(self.model)
+    @model_validator(mode="after")
+    def _has_a_model(self) -> Self:
+        if (self.kind == "model") != (self.model is not None):
+            raise ValueError("model: a drafter of kind model has one, the other kinds have none")
+        return self
+
+    def path(self) -> Path | None:
+        return None if self.model is None else resolve(self.model)
 
 
-class AppConfig(Section):
-    target: TargetConfig = TargetConfig()
-    drafter: DrafterConfig | None = DrafterConfig()
-    """null: plain decoding."""
+class Choice(Section):
+    """A policy by name, with options as its parameters in policies/ document them."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class PoliciesConfig(Section):
+    selection: Choice = Choice(name="hedge")
+    speculation: Choice = Choice(name="planner")
+    schedule: Choice = Choice(name="default")
+    fairness: dict[str, Any] = {}
+    """Priorities, tenants and the bound on waiting, around any schedule."""
+    seed: int = 0
+    """Of the policies' own random draws."""
+
+    @model_validator(mode="after")
+    def _exist(self) -> Self:
+        catalogue.make_selection(self.selection.name, self.selection.options)
+        catalogue.make_speculation(self.speculation.name, self.speculation.options)
+        schedule = catalogue.make_schedule(self.schedule.name, self.schedule.options)
+        catalogue.fair(schedule, self.fairness)
+        return self
+
+
+class LimitsConfig(Section):
+    """Every queue and wait ends here."""
+
     max_batch: Annotated[int, Field(ge=1)] = 16
     """Requests that run at once."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that wait for their turn; one more is answered with 429."""
+    forward_tokens: Annotated[int, Field(ge=2)] = 512
+    """New tokens in one forward of the target: roots, drafts and pieces of prompts."""
+    unread_tokens: Annotated[int, Field(ge=1)] = 256
+    """A request that is further ahead of its reader pauses."""
+    stalled_s: Annotated[float, Field(gt=0)] = 30.0
+    """A request that has paused for so long is cancelled."""
+
+    @model_validator(mode="after")
+    def _roots_fit(self) -> Self:
+        if self.forward_tokens < self.max_batch:
+            raise ValueError(
+                f"forward_tokens: {self.forward_tokens} leave no room for one token of each of "
+                f"max_batch = {self.max_batch} requests"
+            )
+        return self
+
+
+class AppConfig(Section):
+    target: TargetConfig = TargetConfig()
+    drafters: tuple[DrafterConfig, ...] = ()
+    """None: plain decoding."""
+    policies: PoliciesConfig = PoliciesConfig()
+    limits: LimitsConfig = LimitsConfig()
     threads: Annotated[int, Field(ge=1)] = 2
     """Of the process that runs the models."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [drafter.name for drafter in self.drafters]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"drafters: two of them are named {name!r}")
+        return self
 
 
 def resolve(model: str) -> Path:

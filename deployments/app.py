@@ -12,8 +12,8 @@ from deployments.ingress import Ingress
 def build(args: dict[str, Any]) -> Application:
     """Refuses a bad config before anything starts, naming the field."""
     config = AppConfig.model_validate(args)
-    # Admission is decided by the engine loop (429); Serve's own limit stays above it.
-    limit = config.max_batch + config.max_waiting + 16
+    # Admission is decided by the coordinator (429); Serve's own limit stays above it.
+    limit = config.limits.max_batch + config.limits.max_waiting + 16
     deployment = serve.deployment(
         Ingress, ray_actor_options={"num_cpus": 0.05}, max_ongoing_requests=limit
     )

@@ -1,5 +1,6 @@
 """The HTTP face: one model behind OpenAI's completions API."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,9 +12,10 @@ from ray import serve
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
+from actors.jobs import Overloaded
 from cluster.config import AppConfig
-from deployments.engine_loop import EngineLoop, TooManyRequests
 from deployments.openai import CompletionRequest, completion, new_identity, refusal
+from deployments.service import Service
 from engine.errors import InvalidRequest
 from engine.protocol import Commit
 
@@ -32,8 +34,8 @@ async def refuse_values(_request: Request, error: InvalidRequest) -> JSONRespons
     return refusal(400, str(error), error.field)
 
 
-@http.exception_handler(TooManyRequests)
-async def refuse_load(_request: Request, error: TooManyRequests) -> JSONResponse:
+@http.exception_handler(Overloaded)
+async def refuse_load(_request: Request, error: Overloaded) -> JSONResponse:
     return refusal(429, str(error), None)
 
 
@@ -43,16 +45,21 @@ class Ingress:
         self._name = Path(config.target.model).name
         path = config.target.path()
         self._tokenizer = AutoTokenizer.from_pretrained(path)
-        self._engine = EngineLoop(config)
+        self._service = Service(config)
+        self._warm_up = asyncio.get_running_loop().create_task(self._service.warm_up())
 
     def check_health(self) -> None:
-        if not self._engine.alive:
-            raise RuntimeError("the engine's thread has ended")
+        if not self._service.alive:
+            raise RuntimeError("the coordinator has stopped")
 
     @http.get("/health")
-    async def health(self) -> dict[str, str]:
+    async def health(self) -> JSONResponse:
+        """200 once the first reader would not wait for anything to compile."""
         self.check_health()
-        return {"status": "ok"}
+        if not self._warm_up.done():
+            return JSONResponse({"status": "starting"}, 503, {"Retry-After": "1"})
+        self._warm_up.result()
+        return JSONResponse({"status": "ok"})
 
     @http.get("/v1/models")
     async def models(self) -> dict[str, object]:
@@ -66,7 +73,7 @@ class Ingress:
             return refusal(404, message, "model")
         prompt = request.prompt
         ids: list[int] = self._tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
-        commits = self._engine.stream(ids, request.params())
+        commits = self._service.stream(ids, request.params())
         first = await anext(commits)  # refusals come here, while the status can still tell
         if request.stream:
             events = self._events(first, commits)

@@ -33,7 +33,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     config["http_options"]["port"] = PORT
     (application,) = config["applications"]
-    application["args"] |= {"target": {"dtype": "float32"}, "max_batch": 4, "max_waiting": 2}
+    limits = {"max_batch": 4, "max_waiting": 2}
+    application["args"] |= {"target": {"dtype": "float32"}, "limits": limits}
     path = tmp_path_factory.mktemp("serve") / "cluster.yaml"
     path.write_text(yaml.safe_dump(config))
     log = (path.parent / "log").open("w+")
@@ -149,7 +150,15 @@ def test_a_client_that_goes_away_frees_its_place(app: str) -> None:
         ("targett", {"targett": {}}),
         ("target.model", {"target": {"model": "zoo/nothing"}}),
         ("target.model", {"target": {"model": "/no/such/folder"}}),
-        ("drafter.depth", {"drafter": {"depth": 0}}),
+        ("drafters.0.model", {"drafters": [{"name": "a", "model": "zoo/nothing"}]}),
+        ("drafters", {"drafters": [{"name": "a", "kind": "ngram"}] * 2}),
+        ("model: a drafter", {"drafters": [{"name": "a"}]}),
+        (
+            "speculation.planner",
+            {"policies": {"speculation": {"name": "planner", "options": {"x": 1}}}},
+        ),
+        ("selection: there is no 'best'", {"policies": {"selection": {"name": "best"}}}),
+        ("forward_tokens", {"limits": {"max_batch": 8, "forward_tokens": 4}}),
         ("target.dtype", {"target": {"dtype": "int8"}}),
     ],
 )
