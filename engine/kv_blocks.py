@@ -6,7 +6,7 @@ request with the same prefix until its room is needed.
 """
 
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -37,7 +37,7 @@ class BlockPool:
     """Reference counts, free list and prefix cache of a fixed number of blocks."""
 
     def __init__(self, blocks: int) -> None:
-        self._free = deque(range(blocks))
+        self._free = list(range(blocks))
         self._users = [0] * blocks
         self._digests: list[Digest | None] = [None] * blocks
         self._published: dict[Digest, int] = {}
@@ -59,7 +59,7 @@ class BlockPool:
         return len(self) - self.free - self.cached
 
     def take(self, count: int) -> list[int]:
-        """Blocks for the caller alone; the least recently used cached ones are given up last.
+        """Blocks for the caller alone: free ones first, then the least recently used cached ones.
 
         Takes all or, raising OutOfBlocks, none.
         """

@@ -16,13 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kv_blocks import (
-    NO_PARENT,
-    BlockPool,
-    Digest,
-    block_digest,
-    chain_digests,
-)
+from engine.errors import OutOfBlocks
+from engine.kv_blocks import NO_PARENT, BlockPool, Digest, block_digest, chain_digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +67,6 @@ class KVCache:
         self._host_pool = BlockPool(swap_blocks)
         self._storage = _allocate(shape, blocks * block_size, shape.device)
         self._host_storage = _allocate(shape, swap_blocks * block_size, torch.device("cpu"))
-        if shape.device.type == "cuda" and swap_blocks:
-            self._host_storage = self._host_storage.pin_memory()
         heads = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
         self.k: list[Tensor] = list(heads[0::2])
         """Per layer: [slots, kv_heads, head_dim]."""
@@ -97,10 +90,6 @@ class KVCache:
     @property
     def used_blocks(self) -> int:
         return self._pool.used
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a request of that many rows could ever be held, if it were alone."""
-        return tokens <= self.capacity
 
     def __contains__(self, request: str) -> bool:
         return request in self._entries
@@ -142,6 +131,8 @@ class KVCache:
         Raises OutOfBlocks and changes nothing when neither free nor cached blocks are left.
         """
         entry = self._resident(request)
+        if rows < 0:
+            raise ValueError(f"{rows} rows to reserve")
         first = entry.rows
         end = first + rows
         # A truncated request may end inside a block that others read: they keep the original.
@@ -176,7 +167,7 @@ class KVCache:
         if count != len(tokens):
             raise ValueError(f"{count} rows to keep for {len(tokens)} tokens")
         if count:
-            if keep[0] < 0 or keep[-1] >= entry.tail or any(np.diff(keep) <= 0):
+            if keep[0] < 0 or keep[-1] >= entry.tail or list(keep) != sorted(set(keep)):
                 raise ValueError(f"rows {keep} are not ascending in a tail of {entry.tail}")
             if keep[-1] >= count:  # ascending, so otherwise they are where they belong
                 self._move(entry, len(entry.tokens), keep)
@@ -233,7 +224,7 @@ class KVCache:
         shared = self._pool.adopt(entry.digests)
         try:
             fresh = self._pool.take(len(entry.blocks) - len(shared))
-        except Exception:
+        except OutOfBlocks:
             self._pool.give_back(shared)
             raise
         first = len(shared) * self.block_size

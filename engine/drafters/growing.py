@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from engine.protocol import DraftStep, Start
 from engine.sampling import Row, knobs_of
-from engine.sampling_kernels import Knobs
 from policies.tree import ROOT, DraftTree
 
 
@@ -61,6 +61,39 @@ class TreeArrays(NamedTuple):
     width: NDArray[np.int64]  # [requests]
 
 
+class PackedTrees(NamedTuple):
+    """The same in three arrays, which numba unboxes in 0.4 µs instead of 4."""
+
+    nodes: NDArray[np.int32]  # [tokens, parents, node_depth]
+    beliefs: NDArray[np.float32]  # [confidence, path_confidence]
+    counts: NDArray[np.int64]  # [size, level, depth, width]
+
+
+@register_jitable
+def named(
+    nodes: NDArray[np.int32], beliefs: NDArray[np.float32], counts: NDArray[np.int64]
+) -> TreeArrays:
+    """Views of what PackedTrees holds."""
+    return TreeArrays(
+        nodes[0],
+        nodes[1],
+        beliefs[0],
+        beliefs[1],
+        nodes[2],
+        counts[0],
+        counts[1],
+        counts[2],
+        counts[3],
+    )
+
+
+class PackedKnobs(NamedTuple):
+    """What sampling must know of each job, at its first draft token."""
+
+    integers: NDArray[np.int64]  # [top_k, seed_low, seed_high, position]
+    reals: NDArray[np.float64]  # [temperature, top_p, min_p]
+
+
 class GrowingTrees:
     """The trees of all jobs of one draft call, empty at first."""
 
@@ -68,22 +101,18 @@ class GrowingTrees:
         self.jobs = jobs
         count = len(jobs)
         nodes = max((job.depth * job.width for job in jobs), default=0)
-        self.arrays = TreeArrays(
-            np.zeros((count, nodes), np.int32),
-            np.zeros((count, nodes), np.int32),
-            np.zeros((count, nodes), np.float32),
-            np.zeros((count, nodes), np.float32),
-            np.zeros((count, nodes), np.int32),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-            np.array([job.width for job in jobs], np.int64),
+        self.packed = PackedTrees(
+            np.zeros((3, count, nodes), np.int32),
+            np.zeros((2, count, nodes), np.float32),
+            np.zeros((4, count), np.int64),
         )
+        self.arrays = named(*self.packed)
+        self.arrays.width[:] = [job.width for job in jobs]
 
     @cached_property
-    def knobs(self) -> Knobs:
-        """Of each job's first draft token; deeper ones only add to the position."""
-        return knobs_of(
+    def knobs(self) -> PackedKnobs:
+        """Deeper tokens only add to the position."""
+        knobs = knobs_of(
             [
                 Row(
                     job.start.params,
@@ -94,6 +123,10 @@ class GrowingTrees:
                 )
                 for job in self.jobs
             ]
+        )
+        return PackedKnobs(
+            np.stack([knobs.top_k, knobs.seed_low, knobs.seed_high, knobs.position]),
+            np.stack([knobs.temperature.astype(np.float64), knobs.top_p, knobs.min_p]),
         )
 
     @cached_property

@@ -21,12 +21,13 @@ class TinyRunner:
 
     def __init__(self, model: LlamaForCausalLM, *, kv_tokens: int) -> None:
         self._vocab_size: int = model.config.vocab_size
+        self._context: int = model.config.max_position_embeddings
         self._weights = pack(model)
         self._pool = PagePool(
             pages=-(-kv_tokens // PAGE),
-            layers=len(model.model.layers),
-            kv_heads=self._weights.kv_heads,
-            head_dim=self._weights.head_dim,
+            layers=model.config.num_hidden_layers,
+            kv_heads=model.config.num_key_value_heads,
+            head_dim=model.config.head_dim,
         )
         self._requests: dict[str, PagedRequest] = {}
 
@@ -36,7 +37,7 @@ class TinyRunner:
 
     @property
     def max_context(self) -> int:
-        return min(len(self._weights.rope_cos), self._pool.capacity)
+        return min(self._context, self._pool.capacity)
 
     def open(self, request: str, tokens: Sequence[int]) -> int:
         if request not in self._requests:
@@ -67,7 +68,7 @@ class TinyRunner:
             for row in piece.wanted(trees.jobs[piece.job].scored)
         ]
         logits = tiny_steps.extend(
-            self._weights,
+            *self._weights,
             self._pool.kv,
             self._pool.tables,
             np.array([one.line for one in requests]),
@@ -79,11 +80,8 @@ class TinyRunner:
         for one, count in zip(requests, counts, strict=True):
             one.length += count
         rows = growing(trees, pieces)
-        self._grow(
-            trees,
-            [piece.job for piece in pieces if piece.grows],
-            logits if len(rows) == len(logits) else logits[rows],
-        )
+        if rows:
+            self._grow(trees, [piece.job for piece in pieces if piece.grows], logits[rows])
         return choices(trees, pieces, torch.from_numpy(logits[:, : self._vocab_size]))
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
@@ -93,25 +91,29 @@ class TinyRunner:
             requests,
             [one.length + int(sizes[job]) for one, job in zip(requests, drafting, strict=True)],
         )
-        logits = tiny_steps.step(
-            self._weights,
+        arrays = (
+            *self._weights,
             self._pool.kv,
             self._pool.tables,
             np.array([one.line for one in requests]),
             np.array([one.length for one in requests]),
-            trees.arrays,
+            *trees.packed,
             np.array(drafting),
         )
-        self._grow(trees, drafting, logits)
+        if trees.plain:
+            tiny_steps.step_and_grow(*arrays, self._vocab_size, *trees.knobs)
+        else:
+            self._sample(trees, drafting, tiny_steps.step(*arrays))
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
-        if not drafting:
-            return
         if trees.plain:
-            tiny_steps.grow_from_logits(
-                logits, self._vocab_size, trees.knobs, trees.arrays, np.array(drafting)
+            tiny_steps.grow(
+                logits, self._vocab_size, *trees.knobs, *trees.packed, np.array(drafting)
             )
-            return
+        else:
+            self._sample(trees, drafting, logits)
+
+    def _sample(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
         rows = [row for job in drafting for row in trees.rows(job)]
         width = max(trees.jobs[job].width for job in drafting)
         # The last weight tile may reach beyond the vocabulary.

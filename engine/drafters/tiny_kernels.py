@@ -47,7 +47,7 @@ class KVPages(NamedTuple):
     """Rows lie across their page, so that sums over rows run along memory."""
 
     keys: Floats  # [layers, pages, kv_heads, head_dim, PAGE]
-    values: Floats
+    values: Floats  # lie behind the keys, in one array
 
 
 class NewRows(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.drafters.tiny_kernels import PAGE, KVPages
+from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.errors import OutOfBlocks
 
 
@@ -23,9 +23,8 @@ class PagePool:
     """Pages are taken as rows come and given back as requests shrink or leave."""
 
     def __init__(self, pages: int, layers: int, kv_heads: int, head_dim: int) -> None:
-        shape = (layers, pages, kv_heads, head_dim, PAGE)
         # Zeros: rows that nobody wrote are masked, and 0 · NaN would be NaN.
-        self.kv = KVPages(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        self.kv: Floats = np.zeros((2, layers, pages, kv_heads, head_dim, PAGE), np.float32)
         self.tables: NDArray[np.int32] = np.zeros((1, 1), np.int32)
         self._free_pages = list(range(pages))
         self._free_lines = [0]
@@ -33,7 +32,7 @@ class PagePool:
     @property
     def capacity(self) -> int:
         """Rows of all pages together."""
-        return self.kv.keys.shape[1] * PAGE
+        return self.kv.shape[2] * PAGE
 
     @property
     def free_pages(self) -> int:

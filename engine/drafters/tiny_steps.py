@@ -1,12 +1,16 @@
-"""Draft steps of a whole batch in compiled calls: forward, then sampling and beam."""
+"""Draft steps of a whole batch in compiled calls: forward, then sampling and beam.
+
+What Python calls takes few, plain arrays: numba unboxes TinyWeights in 5 µs, two arrays in 0.3.
+"""
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.drafters.growing import TreeArrays, grow_level
-from engine.drafters.tiny_kernels import Floats, KVPages, NewRows, TinyWeights, forward
-from engine.sampling_kernels import Knobs, perturbed_top
+from engine.drafters.growing import TreeArrays, grow_level, named
+from engine.drafters.tiny_kernels import Floats, KVPages, NewRows, forward
+from engine.drafters.tiny_weights import unpacked
+from engine.sampling_kernels import perturbed_top
 from policies.tree import ROOT
 
 
@@ -69,14 +73,14 @@ def frontier_rows(
 
 
 @njit(cache=True, nogil=True)
-def grow_from_logits(
+def _grow(
     logits: Floats,
     vocab_size: int,
-    knobs: Knobs,
+    integers: NDArray[np.int64],
+    reals: NDArray[np.float64],
     trees: TreeArrays,
     drafting: NDArray[np.int64],
 ) -> None:
-    """One level more from the logits of the jobs' frontier rows, in the order of `drafting`."""
     width = 0
     for job in drafting:
         width = max(width, trees.width[job])
@@ -86,15 +90,17 @@ def grow_from_logits(
     row = 0
     for job in drafting:
         for _ in range(max(trees.size[job] - trees.level[job], 1)):
+            top_k, seed_low, seed_high, position = integers[:, job]
+            temperature, top_p, min_p = reals[:, job]
             perturbed_top(
                 logits[row, :vocab_size],
-                knobs.temperature[job],
-                knobs.top_k[job],
-                knobs.top_p[job],
-                knobs.min_p[job],
-                knobs.seed_low[job],
-                knobs.seed_high[job],
-                knobs.position[job] + trees.depth[job],
+                np.float32(temperature),
+                top_k,
+                top_p,
+                min_p,
+                seed_low,
+                seed_high,
+                position + trees.depth[job],
                 tokens[row],
                 confidence[row],
             )
@@ -103,9 +109,25 @@ def grow_from_logits(
 
 
 @njit(cache=True, nogil=True)
+def grow(
+    logits: Floats,
+    vocab_size: int,
+    integers: NDArray[np.int64],
+    reals: NDArray[np.float64],
+    nodes: NDArray[np.int32],
+    beliefs: Floats,
+    counts: NDArray[np.int64],
+    drafting: NDArray[np.int64],
+) -> None:
+    """One level more from the logits of the jobs' frontier rows, in the order of `drafting`."""
+    _grow(logits, vocab_size, integers, reals, named(nodes, beliefs, counts), drafting)
+
+
+@njit(cache=True, nogil=True)
 def extend(
-    weights: TinyWeights,
-    kv: KVPages,
+    numbers: Floats,
+    layout: NDArray[np.int64],
+    kv: Floats,
     tables: NDArray[np.int32],
     lines: NDArray[np.int64],
     lengths: NDArray[np.int64],
@@ -114,19 +136,46 @@ def extend(
     wanted: NDArray[np.int64],
 ) -> Floats:
     """Runs committed tokens, counts[i] of the i-th request; the logits of the wanted rows."""
-    return forward(weights, kv, tables, committed_rows(tokens, counts, lines, lengths), wanted)
+    rows = committed_rows(tokens, counts, lines, lengths)
+    return forward(unpacked(numbers, layout), KVPages(kv[0], kv[1]), tables, rows, wanted)
 
 
 @njit(cache=True, nogil=True)
 def step(
-    weights: TinyWeights,
-    kv: KVPages,
+    numbers: Floats,
+    layout: NDArray[np.int64],
+    kv: Floats,
     tables: NDArray[np.int32],
     lines: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    trees: TreeArrays,
+    nodes: NDArray[np.int32],
+    beliefs: Floats,
+    counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
 ) -> Floats:
     """Runs the deepest level of the drafting jobs' trees; the logits of its nodes."""
+    trees = named(nodes, beliefs, counts)
     rows = frontier_rows(trees, drafting, lines, lengths)
-    return forward(weights, kv, tables, rows, np.arange(len(rows.tokens)))
+    wanted = np.arange(len(rows.tokens))
+    return forward(unpacked(numbers, layout), KVPages(kv[0], kv[1]), tables, rows, wanted)
+
+
+@njit(cache=True, nogil=True)
+def step_and_grow(
+    numbers: Floats,
+    layout: NDArray[np.int64],
+    kv: Floats,
+    tables: NDArray[np.int32],
+    lines: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    nodes: NDArray[np.int32],
+    beliefs: Floats,
+    counts: NDArray[np.int64],
+    drafting: NDArray[np.int64],
+    vocab_size: int,
+    integers: NDArray[np.int64],
+    reals: NDArray[np.float64],
+) -> None:
+    """Both in one call, where sampling takes the logits as they are."""
+    logits = step(numbers, layout, kv, tables, lines, lengths, nodes, beliefs, counts, drafting)
+    _grow(logits, vocab_size, integers, reals, named(nodes, beliefs, counts), drafting)

@@ -1,7 +1,10 @@
 """Which models are tiny, and their weights as the compiled loops want them."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -33,8 +36,70 @@ def is_tiny(model: PreTrainedModel) -> bool:
     )
 
 
+class PackedWeights(NamedTuple):
+    """TinyWeights in two arrays, see tiny_steps."""
+
+    numbers: Floats
+    """All arrays one behind the other, then the norms' epsilon."""
+    layout: NDArray[np.int64]
+    """[arrays + 1, 4]: where each begins and its shape, without TILE; then the head counts."""
+
+
+def pack(model: LlamaForCausalLM) -> PackedWeights:
+    weights = tiny_weights(model)
+    arrays = [part for part in weights if isinstance(part, np.ndarray)]
+    layout = np.zeros((len(arrays) + 1, 4), np.int64)
+    layout[1:-1, 0] = np.cumsum([array.size for array in arrays[:-1]])
+    for row, array in zip(layout, arrays, strict=False):
+        row[1 : 1 + min(array.ndim, 3)] = array.shape[:3]
+    layout[-1, :3] = weights.heads, weights.kv_heads, weights.head_dim
+    parts = [array.ravel() for array in arrays]
+    return PackedWeights(np.concatenate([*parts, [np.float32(weights.norm_eps)]]), layout)
+
+
+@njit(cache=True, nogil=True)
+def unpacked(numbers: Floats, layout: NDArray[np.int64]) -> TinyWeights:
+    """Views of what PackedWeights holds."""
+    return TinyWeights(
+        _matrix(numbers, layout[0]),
+        _matrix(numbers, layout[1]),
+        _layers(numbers, layout[2]),
+        _layers(numbers, layout[3]),
+        _matrix(numbers, layout[4]),
+        _layers(numbers, layout[5]),
+        _layers(numbers, layout[6]),
+        numbers[layout[7, 0] : layout[8, 0]],
+        _tiled(numbers, layout[8]),
+        _matrix(numbers, layout[9]),
+        _matrix(numbers, layout[10]),
+        layout[11, 0],
+        layout[11, 1],
+        layout[11, 2],
+        numbers[-1],
+    )
+
+
+@njit(cache=True, nogil=True)
+def _matrix(numbers: Floats, at: NDArray[np.int64]) -> Floats:
+    start, rows, columns, _ = at
+    return numbers[start : start + rows * columns].reshape((rows, columns))
+
+
+@njit(cache=True, nogil=True)
+def _tiled(numbers: Floats, at: NDArray[np.int64]) -> Floats:
+    start, tiles, inputs, _ = at
+    return numbers[start : start + tiles * inputs * TILE].reshape((tiles, inputs, TILE))
+
+
+@njit(cache=True, nogil=True)
+def _layers(numbers: Floats, at: NDArray[np.int64]) -> Floats:
+    start, layers, tiles, inputs = at
+    stop = start + layers * tiles * inputs * TILE
+    return numbers[start:stop].reshape((layers, tiles, inputs, TILE))
+
+
 @torch.inference_mode()
-def pack(model: LlamaForCausalLM) -> TinyWeights:
+def tiny_weights(model: LlamaForCausalLM) -> TinyWeights:
     config, layers = model.config, model.model.layers
     intermediate = _padded(config.intermediate_size)
     positions = torch.arange(config.max_position_embeddings)[None]

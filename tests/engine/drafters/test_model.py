@@ -32,6 +32,8 @@ PENALISED = SamplingParams(
     min_tokens=4,
     stop_token_ids=(7,),
 )
+BIASED = SamplingParams(temperature=0.8, logit_bias={7: 6.0, 8: 5.0, 9: -50.0})
+NOT_YET_STOPPED = SamplingParams(temperature=0, min_tokens=4, stop_token_ids=tuple(range(60)))
 PROMPT = [5, 9, 2, 6, 5, 3]
 KV_TOKENS = 1024
 CONFIDENCE = 0.02
@@ -162,7 +164,7 @@ def assert_equal(tree: DraftTree, expected: DraftTree, tolerance: float = 1e-4) 
     np.testing.assert_allclose(tree.confidence, expected.confidence, atol=tolerance)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED, BIASED, NOT_YET_STOPPED])
 @pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
 def test_a_tree_is_the_beam_search_of_the_request(
     runner: Watched, eager: PreTrainedModel, params: SamplingParams, depth: int, width: int
@@ -336,6 +338,15 @@ def test_a_request_beyond_the_context_gets_an_empty_tree(runner: Watched) -> Non
     assert len(streams[1].draft(drafter, depth=6)) == 2
 
 
+def test_a_request_that_outgrew_the_context_holds_no_memory(runner_of: MakeRunner) -> None:
+    drafter = drafter_on(runner_of(kv_tokens=128))
+    outgrown, other = Stream("a", [5] * 127, GREEDY), Stream("b", [6] * 127, GREEDY)
+    assert len(outgrown.draft(drafter, depth=1)) == 1
+    outgrown.committed.extend([1, 2])
+    trees = trees_of(drafter, [outgrown.order(depth=1), other.order(depth=1)])
+    assert [len(tree) for tree in trees] == [0, 1]
+
+
 def test_a_pool_smaller_than_the_context_bounds_a_request_alike(runner_of: MakeRunner) -> None:
     runner = runner_of(kv_tokens=64)
     assert runner.max_context == 64
@@ -359,17 +370,27 @@ def test_a_request_without_room_beside_its_batch_is_told_so(runner_of: MakeRunne
     )
 
 
-def test_a_tree_stays_as_deep_as_there_is_room(runner_of: MakeRunner) -> None:
-    """Two requests of 62 tokens leave each other two rows."""
-    drafter = drafter_on(runner_of(kv_tokens=128))
+def test_a_request_refused_halfway_leaves_its_room_to_the_others(runner_of: MakeRunner) -> None:
+    drafter = drafter_on(runner_of(kv_tokens=128), chunk=64)
+    goes_on, refused = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
+    draft, no_room = drafter.draft([goes_on.order(depth=8), refused.order(depth=8)])
+    assert no_room == NoRoom("b", 0, 1)
+    assert isinstance(draft, Draft)
+    assert len(draft.tree) == 8
+
+
+@pytest.mark.parametrize(("kv_tokens", "levels"), [(128, (3, 3)), (144, (6, 3)), (256, (6, 6))])
+def test_a_tree_stays_as_deep_as_there_is_room(
+    runner_of: MakeRunner, kv_tokens: int, levels: tuple[int, int]
+) -> None:
+    """Each request of 62 tokens has two rows left in its block; a third level needs none."""
+    drafter = drafter_on(runner_of(kv_tokens=kv_tokens))
     streams = [Stream("a", [5] * 62, GREEDY), Stream("b", [6] * 62, GREEDY)]
+    trees = trees_of(drafter, [stream.order(depth=6) for stream in streams])
     fresh = drafter_on(runner_of())
-    for stream, tree in zip(
-        streams, trees_of(drafter, [stream.order(depth=6) for stream in streams]), strict=True
-    ):
+    for stream, tree, depth in zip(streams, trees, levels, strict=True):
         expected = Stream(stream.name, stream.committed.ids, GREEDY).draft(fresh, depth=6)
-        # The third level needs no row of its own.
-        assert_equal(tree, expected.prune(range(3)))
+        assert_equal(tree, expected.prune(range(depth)))
 
 
 def test_the_least_recently_used_request_makes_room(runner_of: MakeRunner) -> None:

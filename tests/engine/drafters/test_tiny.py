@@ -79,7 +79,8 @@ def test_logits_are_those_of_eager_torch(changes: dict[str, object]) -> None:
     model = tiny_llama(**changes)
     assert is_tiny(model)
     weights = pack(model)
-    pool = PagePool(12, len(model.model.layers), weights.kv_heads, weights.head_dim)
+    config = model.config
+    pool = PagePool(12, config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
     rng = np.random.default_rng(0)
     texts = [rng.integers(model.vocab_size, size=size, dtype=np.int32) for size in (150, 97)]
     requests = [pool.add(), pool.add()]
@@ -91,7 +92,7 @@ def test_logits_are_those_of_eager_torch(changes: dict[str, object]) -> None:
         )
         counts = np.array([len(chunk) for chunk in chunks])
         logits = tiny_steps.extend(
-            weights,
+            *weights,
             pool.kv,
             pool.tables,
             np.array([one.line for one in requests]),
@@ -175,7 +176,7 @@ def rows_of(pool: PagePool, one: PagedRequest, count: int) -> NDArray[np.float32
     """The first number of each row, as a kernel would address it."""
     at = np.arange(count)
     pages = pool.tables[one.line, at // PAGE]
-    return pool.kv.keys[0, pages, 0, 0, at % PAGE]
+    return pool.kv[0, 0, pages, 0, 0, at % PAGE]
 
 
 def write_rows(pool: PagePool, one: PagedRequest, values: list[float]) -> None:
@@ -221,6 +222,7 @@ def test_pages_keep_their_rows_and_come_back() -> None:
         for other, expected in held.values():
             assert rows_of(pool, other, len(expected)).tolist() == expected
     assert refused > 10
+    assert len(pool.tables) == 8, "for five requests at a time, however many have come and gone"
 
 
 def test_pages_for_all_requests_or_for_none() -> None:
