@@ -17,6 +17,9 @@ from policies.request import LaneView
 from policies.tree import DraftTree
 
 Answer = Draft | Missing | NoRoom
+_WORTH_READING = 8
+"""Committed tokens for which an idle lane is asked to catch up: fewer can be read when the request
+comes, and every round of every request would cost an order."""
 
 
 @dataclass(slots=True)
@@ -203,14 +206,16 @@ class Drafting:
         pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._limits.catch_up_tokens)
         for job in running:
-            if job.stage is not Stage.VERIFYING or job.draft_room <= 0:
+            # Who has never been drafted for (speculation is off, or does not pay) stays alone.
+            if job.stage is not Stage.VERIFYING or job.lane is None or job.draft_room <= 0:
                 continue
             lane = policies.selection.likely_next(job.name)
             if lane is None or lane == job.lane or left.get(lane, 0) <= 0:
                 continue
-            # At most limits.catch_up_tokens, so that no micro-batch waits long behind them.
-            prefix = job.served.prefix_for(lane, at_most=left[lane])
-            if prefix.delta:
+            behind = len(job.served.committed) - job.served.known.get(lane, 0)
+            if behind >= _WORTH_READING:
+                # At most limits.catch_up_tokens, so that no micro-batch waits long behind them.
+                prefix = job.served.prefix_for(lane, at_most=left[lane])
                 pieces.setdefault(lane, []).append((job, DraftOrder(prefix, depth=0, score=True)))
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():

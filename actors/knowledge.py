@@ -17,6 +17,8 @@ from policies.tree import DraftTree, merge
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
 _DEEPEST_SCORED = 8
+_TREES_PER_LESSON = 32
+"""Calibrations learn from so many trees at once: one at a time costs several times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Knowledge:
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
+        self._lessons: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {}
         self._waiting_s = 0.0
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
@@ -76,11 +79,12 @@ class Knowledge:
 
     def learn_drafts(self, judged: Iterable[tuple[str, DraftTree, Sequence[int]]]) -> None:
         """(lane, its tree, the tokens that were then committed): which nodes were right."""
-        by_lane: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {}
         for lane, tree, committed in judged:
-            by_lane.setdefault(lane, []).append((tree, committed))
-        for lane, drafted in by_lane.items():
-            self.calibrations[lane].observe(drafted)
+            lesson = self._lessons.setdefault(lane, [])
+            lesson.append((tree, committed))
+            if len(lesson) == _TREES_PER_LESSON:
+                self.calibrations[lane].observe(lesson)
+                lesson.clear()
 
     def learn_draft_cost(
         self, lane: str, orders: Sequence[DraftOrder], trees: Sequence[DraftTree], seconds: float

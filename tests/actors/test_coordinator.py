@@ -64,6 +64,7 @@ class Service:
 
     schedule: Schedule = field(default_factory=fcfs)
     limits: Limits = field(default_factory=lambda: Limits(max_batch=4, kv_tokens=1024))
+    stay: int = 6
     pipeline: MicroBatchParams = field(default_factory=MicroBatchParams)
     kv_tokens: int = 2048
     swap_tokens: int = 0
@@ -72,7 +73,7 @@ class Service:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.selection = Touring()
+        self.selection = Touring(self.stay)
         self.targets: list[PackedModel] = []
         self.verifier = PacedVerifier(self.make_verifier, lost=self.verifier_lost)
         self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
@@ -304,15 +305,20 @@ def test_a_defect_ends_every_stream_with_an_error() -> None:
 
 
 def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
+    async def late_tokens(service: Service) -> int:
+        """That drafters had still to read when requests came to them."""
+        params = replace(GREEDY, max_tokens=90)
+        streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(3)]
+        await asyncio.gather(*map(read, streams))
+        await service.end()
+        return sum(event.caught_up for event in service.seen(Switched))
+
     async def main() -> None:
-        service = Service()
-        await serve_all(service)
-        assert service.seen(CaughtUp)
-        late = [event.caught_up for event in service.seen(Switched)]
-        alone = Service()
+        reading, alone = Service(stay=24), Service(stay=24)
         alone.selection.likely_next = lambda request: None  # type: ignore[method-assign]
-        await serve_all(alone)
-        assert sum(late) < sum(event.caught_up for event in alone.seen(Switched)) / 2
+        assert await late_tokens(reading) < await late_tokens(alone) / 2
+        assert reading.seen(CaughtUp)
+        assert not alone.seen(CaughtUp)
 
     run(main())
 

@@ -156,7 +156,7 @@ def test_the_faster_mode_is_taken() -> None:
     modes = set()
     for _ in range(50):
         loads, verify = random_loads(rng)
-        chosen = split(loads, verify)
+        chosen = split(loads, verify, MicroBatchParams("faster"))
         other = max(
             split(loads, verify, BARRIER).tokens_per_s,
             split(loads, verify, ASYNCHRONOUS).tokens_per_s,
