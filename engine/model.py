@@ -1,14 +1,15 @@
 """One packed forward: the new tokens of many requests through a stock Hugging Face causal LM.
 
 The linear layers see one flat list of rows, without padding; attention sees each request's rows
-against its own KV (DESIGN 4.2). Weights and layers stay the model's own, so they may be replaced
-(prepacked, tensor parallel) before or after they come here.
+against its own KV (DESIGN 4.2). Layers stay the model's own, so they may be replaced (tensor
+parallel) before they come here. On a CPU their weights are prepacked.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,11 +18,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.attention.context import AttentionBatch
-from engine.attention.hook import LayerCall, attention_handled_by
+from engine.attention.hook import Handler, LayerCall, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutName
 from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
+from engine.fused import Forward, fused_forward
 from engine.kv_cache import KVCache, KVShape
+from engine.prepack import prepack
 
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -50,6 +53,8 @@ class Segment:
 class PackedModel:
     """A stock causal LM with a KV pool of ours. Belongs to one thread at a time."""
 
+    kv_type: ClassVar[type[KVCache]] = KVCache
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -69,7 +74,7 @@ class PackedModel:
         self._layout = LAYOUTS[layout]
         shape = prepare(model)
         self._group = shape.heads // shape.kv_heads
-        self.kv = KVCache(
+        self.kv = self.kv_type(
             KVShape(shape.layers, shape.kv_heads, shape.head_dim, model.dtype, self.device),
             blocks=-(-kv_tokens // BLOCK_SIZE),
             block_size=BLOCK_SIZE,
@@ -77,7 +82,10 @@ class PackedModel:
         )
         # Only uncommitted rows are looked up: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
-        self._check_against_stock()
+        stock = self._stock_probe()
+        prepack(model)
+        self._compute: Forward = fused_forward(model) or partial(stock_forward, model)
+        self._check_against(stock)
 
     @classmethod
     def load(
@@ -90,11 +98,7 @@ class PackedModel:
         layout: LayoutName = "packed",
         swap_tokens: int = 0,
     ) -> Self:
-        config = AutoConfig.from_pretrained(path)
-        check_config(config)
-        if type(config) not in AutoModelForCausalLM._model_mapping:
-            raise UnsupportedModel(config.model_type, "transformers has no causal LM of this type")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+        model = load_stock(path, dtype).to(device)
         return cls(model, kv_tokens=kv_tokens, layout=layout, swap_tokens=swap_tokens)
 
     @property
@@ -139,14 +143,10 @@ class PackedModel:
         )
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
-        with attention_handled_by(attend):
-            output = self.hf_model(
-                input_ids=self._tensor(tokens)[None],
-                position_ids=self._tensor(positions)[None],
-                use_cache=False,
-                logits_to_keep=self._tensor(wanted),
-            )
-        return output.logits[0].float()
+        logits = self._compute(
+            self._tensor(tokens), self._tensor(positions), self._tensor(wanted), attend
+        )
+        return logits.float()
 
     def _reserve(self, segments: Sequence[Segment]) -> list[NDArray[np.int64]]:
         """Each segment's slots for its new rows; room for all of them, or for none."""
@@ -189,7 +189,17 @@ class PackedModel:
     def _tensor(self, array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(self.device, torch.int64)
 
-    def _check_against_stock(self) -> None:
+    def _stock_probe(self) -> Tensor:
+        """What the untouched model says behind each probe prompt."""
+        prompts = [torch.arange(prompt.start, prompt.stop) for prompt in PROBE_PROMPTS]
+        return torch.stack(
+            [
+                stock_logits(self.hf_model, (prompt % self.vocab_size).to(self.device))
+                for prompt in prompts
+            ]
+        )
+
+    def _check_against(self, stock: Tensor) -> None:
         """Two requests in one forward must say what each says alone in the untouched model."""
         segments = [
             Segment(
@@ -203,15 +213,41 @@ class PackedModel:
         ]
         for segment in segments:
             self.kv.open(segment.request, [])
-        packed = self.forward(segments)
+        # Not self.forward: tensor-parallel ranks probe side by side, before one of them leads.
+        packed = PackedModel.forward(self, segments)
         for segment in segments:
             self.kv.release(segment.request)
-        stock = torch.stack(
-            [stock_logits(self.hf_model, self._tensor(segment.tokens)) for segment in segments]
+        check_logits(self.hf_model, packed, stock, "packed")
+
+
+def stock_forward(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler
+) -> Tensor:
+    """The model's own forward over one flat list of rows."""
+    with attention_handled_by(attend):
+        output = model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=wanted,
         )
-        error = float((packed - stock).abs().max() / (stock.amax() - stock.amin()))
-        if not error <= MOST_PROBE_ERROR.get(self.hf_model.dtype, MOST_PROBE_ERROR_ROUNDED):
-            raise UnsupportedModel(
-                self.hf_model.config.model_type,
-                f"its packed logits differ from the stock model's by {error:.1%} of their range",
-            )
+    return output.logits[0]
+
+
+def check_logits(model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str) -> None:
+    """Raises UnsupportedModel where they differ by more than rounding."""
+    error = float((logits - stock).abs().max() / (stock.amax() - stock.amin()))
+    if not error <= MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED):
+        raise UnsupportedModel(
+            model.config.model_type,
+            f"its {kind} logits differ from the stock model's by {error:.1%} of their range",
+        )
+
+
+def load_stock(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A checkpoint as transformers reads it, into host memory."""
+    config = AutoConfig.from_pretrained(path)
+    check_config(config)
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(config.model_type, "transformers has no causal LM of this type")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

@@ -153,11 +153,15 @@ class NativeVerifier:
                 self._model.kv.swap_in(work.request)
 
     def _evict_idle(self, running: set[str]) -> bool:
-        """Forgets the least recently used request that is not in this batch and holds KV."""
+        """Moves the KV of the least recently used request outside this batch to host memory, or
+        forgets the request where that is full too."""
+        kv = self._model.kv
         for request in self._state:
-            kv = self._model.kv
             if request not in running and request in kv and not kv.is_swapped(request):
-                self._state.forget([request])
+                try:
+                    kv.swap_out(request)
+                except OutOfBlocks:
+                    self._state.forget([request])
                 return True
         return False
 

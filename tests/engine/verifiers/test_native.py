@@ -1,6 +1,7 @@
 """The verifier alone: what it accepts of any tree, and what it answers when it cannot go on."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -194,3 +195,18 @@ def test_a_swapped_request_comes_back_with_its_next_order() -> None:
     after = verdict(verifier, order("one", committed, base=len(committed)))
     fresh = verdict(make_verifier(), order("one", committed))
     assert after.tokens == fresh.tokens
+
+
+def test_an_idle_request_makes_room_without_losing_its_rows() -> None:
+    """Its KV moves to host memory while there is room, and comes back without a new prefill."""
+    model = PackedModel(llama(vocab=VOCAB), kv_tokens=64, swap_tokens=64)
+    verifier = NativeVerifier(model)
+    first = [token % VOCAB for token in range(40)]
+    answer = verdict(verifier, order("first", first))
+    verdict(verifier, order("second", [token % VOCAB for token in range(3, 43)]))
+    assert model.kv.is_swapped("first")
+    committed = [*first, *answer.tokens]
+    rest = order("first", committed, base=len(committed))
+    again = verdict(verifier, replace(rest, chunk=1))
+    assert not again.pending, "its prompt was computed again"
+    assert again.tokens == verdict(make_verifier(), order("first", committed)).tokens

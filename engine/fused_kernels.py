@@ -1,0 +1,74 @@
+"""Compiled kernels for what lies between the linear layers: norms and rotary positions.
+
+Rows come as the bits of their numbers: of a bfloat16 the upper 16 of an fp32's 32, so shifting
+them into place is exact. Everything is computed in fp32 and rounded once.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Bits = NDArray[np.int16] | NDArray[np.int32]
+
+
+@njit(fastmath=True, cache=True, nogil=True, inline="always")
+def _read(stored: Bits, bits: NDArray[np.int32]) -> None:
+    shift = 32 - 8 * stored.itemsize
+    for e in range(len(bits)):
+        bits[e] = np.int32(stored[e]) << shift
+
+
+@njit(fastmath=True, cache=True, nogil=True, inline="always")
+def _write(bits: NDArray[np.int32], stored: Bits) -> None:
+    """Rounds to nearest, ties to even."""
+    if stored.itemsize == bits.itemsize:
+        for e in range(len(bits)):
+            stored[e] = bits[e]
+    else:
+        for e in range(len(bits)):
+            stored[e] = (bits[e] + 0x7FFF + ((bits[e] >> 16) & 1)) >> 16
+
+
+@njit(fastmath=True, cache=True, nogil=True, inline="always")
+def _normalise(vector: Floats, weight: Floats, epsilon: float) -> None:
+    squares = np.float32(0.0)
+    for e in range(len(vector)):
+        squares += vector[e] * vector[e]
+    scale = np.float32(1.0) / np.sqrt(squares / np.float32(len(vector)) + np.float32(epsilon))
+    for e in range(len(vector)):
+        vector[e] *= scale * weight[e]
+
+
+@njit(fastmath=True, cache=True, nogil=True)
+def rms_norm(rows: Bits, weight: Floats, epsilon: float, normed: Bits) -> None:
+    """rows and normed [n, width]"""
+    bits = np.empty(rows.shape[1], np.int32)
+    vector = bits.view(np.float32)
+    for row in range(len(rows)):
+        _read(rows[row], bits)
+        _normalise(vector, weight, epsilon)
+        _write(bits, normed[row])
+
+
+@njit(fastmath=True, cache=True, nogil=True)
+def rotate(heads: Bits, norms: Floats, epsilon: float, cos: Floats, sin: Floats) -> None:
+    """Turns the first heads of each row by its position, in place; normalises them before.
+
+    heads [rows, heads, width], cos and sin [rows, width]; norms [heads to turn, width], or of
+    width 0 where there are none. Element e turns together with the one half a width away.
+    """
+    width = heads.shape[2]
+    half = width // 2
+    bits = np.empty(width, np.int32)
+    vector = bits.view(np.float32)
+    for row in range(heads.shape[0]):
+        for head in range(norms.shape[0]):
+            _read(heads[row, head], bits)
+            if norms.shape[1]:
+                _normalise(vector, norms[head], epsilon)
+            for e in range(half):
+                low, high = vector[e], vector[e + half]
+                vector[e] = low * cos[row, e] - high * sin[row, e]
+                vector[e + half] = high * cos[row, e + half] + low * sin[row, e + half]
+            _write(bits, heads[row, head])
