@@ -2,7 +2,7 @@
 
 transformers runs some forty small operations in each layer, which together take as long as the
 products of a small batch. Here a layer is five packed linear layers, which do the activation,
-its product and the residual sums on the way out, three compiled kernels, and attention.
+its product and the residual sums on the way out, three calls of compiled kernels, and attention.
 """
 
 from collections.abc import Callable

@@ -20,6 +20,7 @@ from actors.settings import Lane, Limits, Policies
 from benchmarks.local import KV_TOKENS, MAX_TOKENS, Served, drafter, serve
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import Request, mixed_requests
+from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.fit import fit_acceptance
 from benchmarks.simulator.recorder import Recorder, Trace
 from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, simulate
@@ -27,6 +28,7 @@ from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from cluster.zoo.paths import cache_dir, inflated_target
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.protocols import RoundContext
 
 MOST_OFF = 0.10
 RECORDED_DEPTH = 6
@@ -98,7 +100,7 @@ async def run_for_real(
     return Run([served[number] for number in range(len(requests))], seconds)
 
 
-async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Cluster:
+async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acceptance:
     """Each model drafts for all requests; lookups beside all of them."""
     traces: list[Trace] = []
     lanes = [
@@ -118,7 +120,10 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Clu
         if not lane.free:
             make = policies("fixed", "fixed", lane.view.drafter)
             await run_for_real(fleet, lanes, requests, Serving(make, knowledge, clients))
-    learned = knowledge.context()
+    return fit_acceptance(traces)
+
+
+def _cluster(fleet: Fleet, acceptance: Acceptance, learned: RoundContext) -> Cluster:
     return Cluster(
         learned.verify,
         KvMemory(KV_TOKENS),
@@ -129,11 +134,14 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Clu
                 learned.draft.get(lane.view.name),
                 lane.view.capacity,
             )
-            for lane in lanes
+            for lane in fleet.lanes
         ],
-        fit_acceptance(traces),
+        acceptance,
         learned.verify_budget,
         learned.draft_budget,
+        # What a round takes besides its two calls, the coordinator's own work above all: nothing
+        # else in virtual time stands for it.
+        transport_s=learned.waiting_s / 2,
     )
 
 
@@ -153,10 +161,14 @@ def compare(
     fleet: Fleet, recorded: Sequence[Request], requests: Sequence[Request], clients: Sequence[int]
 ) -> list[Record]:
     """Simulated over real, from what the `recorded` ones show, for the others."""
-    cluster = asyncio.run(record(fleet, recorded, max(clients)))
+    acceptance = asyncio.run(record(fleet, recorded, max(clients)))
     records = []
     for count in clients:
         for name, make in (("plain", policies("off", "fixed")), ("drafted", policies("planner"))):
+            # A forward's pace depends on what else the cores do: learn it under these policies.
+            learning = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+            asyncio.run(run_for_real(fleet, fleet.lanes, recorded, Serving(make, learning, count)))
+            cluster = _cluster(fleet, acceptance, learning.context())
             knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
             serving = Serving(make, knowledge, count)
             real = asyncio.run(run_for_real(fleet, fleet.lanes, requests, serving))

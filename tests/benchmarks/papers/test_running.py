@@ -146,6 +146,16 @@ def test_a_row_that_misses_says_why_and_one_without_a_claim_does_not() -> None:
     assert verdict.status == "not specified by the paper"
 
 
+def test_bounds_of_our_own_are_kept_or_missed() -> None:
+    name = "adaserve/fig9/bound/llama/4.8/planner_throughput_vs_oracle"
+    cells = cells_of("adaserve", row(name))
+    assert {one.seed for one in cells} == set(range(5))
+    for ours, status in ((0.86, "kept"), (0.84, "missed")):
+        goodput = {"planner_throughput": ours, "clairvoyant": 1.0}
+        measured = {one: {"goodput": goodput[one.arm]} for one in cells}
+        assert judge("adaserve", row(name), measured).status.partition(":")[0] == status
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_simulated_row_of_ours_and_theirs_knows_its_cells(paper: str) -> None:
     for one in all_rows(paper):

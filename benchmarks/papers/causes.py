@@ -1,0 +1,58 @@
+"""Why a row is not reproduced, found by looking; docs/papers.md has the numbers.
+
+The first pattern that a row's name matches (as file names do) says it. What nobody has looked at
+has no cause yet.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+_FASTER = "the roofline is some ten times as fast as the paper's machine"
+_EXPLORES = "answers of 200 tokens take some 80 slots, of which LBSS explores half"
+_SMALL_GAP = "SSMs differ by less: the best has 1.2 times the goodput of LLaMA-68M, not 2"
+_WEIGHTS = "verification waits for the weights, which each micro-batch reads anew"
+_NO_PRESSURE = "fixed length 1 meets every SLO on the modelled machine: nothing is left to gain"
+_ON_AVERAGE = "just enough on average: half of the urgent requests end at their TPOT or behind it"
+_TURNS = "where KV is short, promotion after 4 steps makes all requests take turns"
+_PREDICTION = "lengths of τ-b 0.6 are wrong by 0.4, and acceptance is judged after four rounds"
+_ROUND = "Algorithm 3 holds a whole round against the TPOT of one token, and decodes plainly"
+_LOAD = "35 requests are no load below a knee of 157 tokens: nobody has to draft less"
+_SUNK = "elimination drops drafts that break the TPOT, although their drafting is paid"
+
+CAUSES: Sequence[tuple[str, str]] = (
+    ("spin/fig1?/*/7b/vanilla_68m", _FASTER),
+    ("spin/fig10/*/7b/selection", _FASTER),
+    ("spin/fig11/*/7b/lbss", _FASTER),
+    ("spin/fig11/*/7b/greedy", _FASTER),
+    ("spin/fig11/*/7b/spin_epsilon_greedy", _FASTER),
+    ("spin/fig1?/*/*_vs_best_ssm", _EXPLORES),
+    ("spin/fig10/*/*_vs_68m", _SMALL_GAP),
+    ("spin/fig10/*/spin_vs_unpiped", _WEIGHTS),
+    ("spin/fig11/*/spin_epsilon_greedy_vs_greedy", "at ε = 0.2 four slots of five explore"),
+    ("spin/fig11/*_printed", _SMALL_GAP),
+    ("spin/fig13/*", _WEIGHTS),
+    ("specserve/fig9/*_vs_best_baseline*", _ROUND),
+    ("specserve/fig9/share_above_best_baseline", _ROUND),
+    ("specserve/table2/*/verifier*", _SUNK),
+    ("specserve/table2/*", _LOAD),
+    ("specserve/fig12/*", _LOAD),
+    ("adaserve/fig8/*", _NO_PRESSURE),
+    ("adaserve/fig9/*", _NO_PRESSURE),
+    ("adaserve/fig14/*", _NO_PRESSURE),
+    ("adaserve/fig16/*slo_selection*", _ON_AVERAGE),
+    ("laps_sd/fig2/500/switch_share", "a swap at PCIe's 22 GB/s; 14% would take 0.5 GB/s"),
+    ("laps_sd/fig2/growth_*", "swap and inference both grow with the tokens"),
+    ("laps_sd/fig5/*_vs_lp_sjf", "acceptance differs too little: true SRPT has 0.8 of LP-SJF's"),
+    ("laps_sd/fig5/*_vs_best_baseline", "as latency_vs_lp_sjf"),
+    ("laps_sd/fig7/*", _PREDICTION),
+    ("self_scheduling/table2/*/extra", "prompts decode alone at batch size 1: 40 steps of 25 ms"),
+    ("self_scheduling/fig6/*", _TURNS),
+    ("self_scheduling/fig8/*", _TURNS),
+    ("self_scheduling/fig10/*", _TURNS),
+)
+
+
+def cause_of(row: str) -> str:
+    return next(
+        (cause for pattern, cause in CAUSES if fnmatchcase(row, pattern)), "cause not found"
+    )

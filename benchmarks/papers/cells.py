@@ -1,0 +1,64 @@
+"""What one run is: a system in a case, with a seed. Rows of several figures may share it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from benchmarks.papers.row import Scalar
+from benchmarks.papers.settings import Paper, load
+from policies.scheduling.laps_sd import LapsSdParams
+
+READ_BY_METRIC = ("window",)
+"""Axes that do not change a run, only what is looked at."""
+ORACLES = {"srpt": "default", "clairvoyant": "planner_throughput"}
+"""Systems that know the future, so no file lists them; each is like this arm in all else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    paper: str
+    arm: str
+    case: tuple[tuple[str, Scalar], ...]
+    seed: int = 0
+
+    @property
+    def at(self) -> dict[str, Scalar]:
+        return dict(self.case)
+
+
+def cell(paper: str, arm: str, case: Mapping[str, Scalar], seed: int = 0) -> Cell:
+    """Without what makes no difference to the run, so that rows share all that they can."""
+    of = settings(paper)
+    relevant = {axis: at for axis, at in case.items() if _matters(of, arm, axis, at, case)}
+    return Cell(paper, _first_alike(paper, arm), tuple(sorted(relevant.items())), seed)
+
+
+@cache
+def settings(paper: str) -> Paper:
+    return load(paper)
+
+
+@cache
+def _first_alike(paper: str, arm: str) -> str:
+    """The simulator's costs know no padding, so arms that differ in `attention` only are one."""
+    arms = settings(paper).arms
+    if arm in ORACLES:
+        return arm
+    same = {"attention": arms[arm].attention, "source": arms[arm].source}
+    return next(name for name, other in arms.items() if other.model_copy(update=same) == arms[arm])
+
+
+def _matters(paper: Paper, arm: str, axis: str, at: Scalar, case: Mapping[str, Scalar]) -> bool:
+    of = paper.arms[ORACLES.get(arm, arm)]
+    match axis:
+        case "parts":
+            # Where splitting never stops by itself. Spin's heuristic, beside it, chooses its own.
+            return of.pipeline.epsilon >= 1.0
+        case "queues":
+            return of.schedule.name == "laps_sd" and at != LapsSdParams().queues
+        case "slo_scale":
+            slos = paper.workloads[str(case["workload"])].slo.values()
+            multiples = [one.tpot_idle_multiple for one in slos if one.tpot_idle_multiple]
+            return at != (multiples[0] if multiples else 1.0)
+        case _:
+            return axis not in READ_BY_METRIC

@@ -1,0 +1,207 @@
+"""A cell made ready: the paper's words as what the simulator takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from actors.settings import Limits, Policies
+from benchmarks.papers.arrivals import arrivals, with_priorities
+from benchmarks.papers.asking import Asking, WithLengths, with_prompts
+from benchmarks.papers.blocks import Arm, Drafter, Machine
+from benchmarks.papers.cells import ORACLES, Cell, settings
+from benchmarks.papers.row import Scalar
+from benchmarks.papers.settings import Paper
+from benchmarks.papers.srpt import srpt
+from benchmarks.papers.watch import Estimates, Timed, Watch
+from benchmarks.simulator import hardware
+from benchmarks.simulator.acceptance import Acceptance
+from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
+from benchmarks.simulator.run import Cluster, DrafterSpec
+from benchmarks.simulator.verifier import KvMemory
+from benchmarks.simulator.workload import Arrival, predict_lengths
+from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
+from policies.cost import RooflineCost, token_budget
+from policies.microbatch import MicroBatchParams
+from policies.protocols import Schedule, Selection, Speculation
+from policies.scheduling.laps_sd import LapsSd
+from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
+from policies.selection.oracle import Oracle
+
+_BUDGETED = ("adaserve", "equal", "planner")
+"""Their drafts end at the profile's knee, as AdaServe's budgets and the product's; the other
+papers know no budget but the largest forward."""
+_BY_ANSWERS = ("self_ranked", "default")
+"""Schedules that a predictor's answers order, where the target itself is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    cell: Cell
+    arm: Arm
+    requests: Sequence[Arrival]
+    """Rank prompts included."""
+    answers: Mapping[str, float]
+    """And what they will say."""
+    cluster: Cluster
+    limits: Limits
+    clients: int | None
+    pipeline: MicroBatchParams
+
+    def policies(self, calibrations: Calibrations, watch: Watch) -> Policies:
+        """Fresh ones for one run."""
+        speculation = Timed(self._speculation(calibrations), watch)
+        return Policies(self._schedule(watch), self._selection(), speculation)
+
+    def _speculation(self, calibrations: Calibrations) -> Speculation:
+        if self.cell.arm == "clairvoyant":
+            return Clairvoyant(self._foresight(), self.cluster)
+        chosen = self.arm.speculation
+        return make_speculation(chosen.name, chosen.options, calibrations)
+
+    def _selection(self) -> Selection:
+        chosen = self.arm.selection
+        if chosen.name == "oracle":
+            batch = self.clients or self.limits.max_batch
+            return Oracle(true_goodput(self._foresight(), self.cluster, batch))
+        return make_selection(chosen.name, chosen.options, self.cell.seed)
+
+    def _schedule(self, watch: Watch) -> Schedule:
+        if self.cell.arm == "srpt":
+            return self._srpt()
+        schedule = make_schedule(self.arm.schedule.name, self._schedule_options())
+        if self.arm.priorities:
+            # Turns for the starving are ours, not the paper's.
+            schedule = fair(schedule, {"starve_after_s": inf})
+        if isinstance(schedule, LapsSd):
+            return Estimates(schedule, watch)
+        if self.answers:
+            asks = schedule if isinstance(schedule, SelfRanked) else WithLengths(schedule)
+            return Asking(asks, self.answers)
+        return schedule
+
+    def _schedule_options(self) -> dict[str, object]:
+        options = dict(self.arm.schedule.options)
+        if "queues" in self.cell.at:
+            options["queues"] = self.cell.at["queues"]
+        return options
+
+    def _srpt(self) -> Schedule:
+        depth = self.arm.speculation.options.get("length", 0)
+        drafters = [spec.drafter for spec in self.cluster.drafters]
+        drafter = drafters[0] if drafters else None
+        return srpt(self._foresight(), drafter, int(str(depth)))
+
+    def _foresight(self) -> Foresight:
+        return Foresight(self.requests, self.cluster, self.cell.seed)
+
+
+def experiment(cell: Cell, traces: Path) -> Experiment:
+    paper, case = settings(cell.paper), cell.at
+    arm = paper.arms[ORACLES.get(cell.arm, cell.arm)]
+    machine = paper.machines[str(case["machine"])]
+    verify = _roofline(paper, machine)
+    requests = arrivals(paper, case, cell.seed, _idle_tpot_s(paper, verify, case), traces)
+    limits = _limits(paper, machine, arm)
+    workload = paper.workloads[str(case["workload"])]
+    clients = case.get("clients", workload.clients)
+    tau = paper.datasets[str(case["dataset"])].predictor_tau
+    requests = with_priorities(requests, arm.priorities)
+    asked, answers = _predicted(tau, cell, arm, requests)
+    return Experiment(
+        cell=cell,
+        arm=arm,
+        requests=asked,
+        answers=answers,
+        cluster=_cluster(paper, machine, arm, limits, verify),
+        limits=limits,
+        clients=None if workload.arrivals != "closed" or clients is None else int(clients),
+        pipeline=replace(arm.pipeline, max_parts=int(case.get("parts", arm.pipeline.max_parts))),
+    )
+
+
+def _roofline(paper: Paper, machine: Machine) -> RooflineCost:
+    return hardware.roofline(paper.models[machine.target].shape, machine.gpu, machine.gpus)
+
+
+def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
+    """Of a lone request that decodes plainly, in the middle of its answer."""
+    dataset = paper.datasets[str(case["dataset"])]
+    parts = [paper.datasets[part] for part in dataset.mix_of] or [dataset]
+    lengths = [part.lengths for part in parts if part.lengths is not None]
+    context = sum(one.prompt_mean + one.output_mean / 2 for one in lengths) / len(lengths)
+    return verify.predict(context, 1)
+
+
+def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
+    kv_tokens = hardware.kv_tokens(paper.models[machine.target].shape, machine.gpu, machine.gpus)
+    chosen = {"max_batch": machine.max_batch, "kv_tokens": kv_tokens, **arm.limits}
+    chosen["max_batch"] = min(machine.max_batch, chosen["max_batch"])
+    return Limits(**{name: int(value) for name, value in chosen.items()})
+
+
+def _cluster(
+    paper: Paper, machine: Machine, arm: Arm, limits: Limits, verify: RooflineCost
+) -> Cluster:
+    shape = paper.models[machine.target].shape
+    models = {
+        (name, model): accepted
+        for name, dataset in paper.datasets.items()
+        for model, accepted in dataset.acceptance.items()
+    }
+    drafters = [spec for drafter in machine.drafters for spec in _lanes(paper, machine, drafter)]
+    verify_budget = draft_budget = limits.forward_tokens
+    if arm.speculation.name in _BUDGETED:
+        verify_budget = token_budget(verify, limits.forward_tokens)
+        knees = [token_budget(cost, draft_budget) for cost in map(_draft_cost, drafters) if cost]
+        draft_budget = min(knees, default=draft_budget)
+    return Cluster(
+        verify,
+        KvMemory(limits.kv_tokens, hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)),
+        drafters,
+        Acceptance(models),
+        verify_budget,
+        draft_budget,
+    )
+
+
+def _lanes(paper: Paper, machine: Machine, drafter: Drafter) -> list[DrafterSpec]:
+    shape = paper.models[drafter.model].shape
+    cost = hardware.roofline(shape, machine.gpu)
+    if drafter.step_s is not None:
+        cost = replace(cost, delta=drafter.step_s)
+    return [
+        DrafterSpec(
+            drafter.model if drafter.lanes == 1 else f"{drafter.model}/{lane}",
+            drafter.model,
+            cost,
+            drafter.capacity,
+            shape.parameters,
+        )
+        for lane in range(drafter.lanes)
+    ]
+
+
+def _draft_cost(spec: DrafterSpec) -> RooflineCost | None:
+    return spec.cost if isinstance(spec.cost, RooflineCost) else None
+
+
+def _predicted(
+    tau: Mapping[str, float], cell: Cell, arm: Arm, requests: Sequence[Arrival]
+) -> tuple[Sequence[Arrival], Mapping[str, float]]:
+    """Predictions of the stated τ-b: at hand as a request arrives, or, where the target itself is
+    asked, with the prompts, beside what these will say."""
+    if len(requests) == 1:
+        return requests, {}
+    if "length" in tau:
+        return predict_lengths(requests, tau["length"], cell.seed), {}
+    if not tau or cell.arm == "srpt" or arm.schedule.name not in _BY_ANSWERS:
+        return requests, {}
+    ranked = arm.schedule.name == "self_ranked"
+    params = TypeAdapter(SelfRankedParams).validate_python(arm.schedule.options if ranked else {})
+    told = predict_lengths(requests, tau[params.form], cell.seed)
+    answers = {one.name: one.predicted_tokens for one in told if one.predicted_tokens is not None}
+    least = 2 if ranked and params.rank == "batch" else 1
+    return with_prompts(requests, params.form, params.batch, params.timeout_s, least), answers
