@@ -39,9 +39,15 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
+	$(RUN)/python -m benchmarks.attention
 	$(RUN)/python -m benchmarks.draft_step
 	$(RUN)/python -m benchmarks.step_time
 	$(RUN)/python -m benchmarks.zoo
+	$(RUN)/python -m benchmarks.local
+	$(RUN)/python -m benchmarks.coordinator
+	$(RUN)/python -m benchmarks.policy_cost
+	$(RUN)/python -m benchmarks.regret --smoke
+	$(RUN)/python -m benchmarks.papers --smoke
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

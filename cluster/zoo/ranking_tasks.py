@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policies.ranking import MAX_BATCH
 
 # A batch of one is how a single request is asked for; larger ones need telling apart.
-_BATCH_SIZES = (*[1] * 4, *range(2, MAX_BATCH + 1))
+_BATCH_SIZES = (*[1] * 12, *range(2, MAX_BATCH + 1))
 LENGTH_BUCKETS = 60
 _BUCKETS_PER_DOUBLING = 6
 

@@ -39,7 +39,7 @@ class Recipe:
 
 
 # The target's head dimension of 64 and two KV heads survive inflation and tensor parallelism.
-TARGET_RECIPE = Recipe(TARGET, hidden=256, layers=6, heads=4, steps=6000, mix=TARGET_MIX)
+TARGET_RECIPE = Recipe(TARGET, hidden=256, layers=6, heads=4, steps=9000, mix=TARGET_MIX)
 
 _GENERAL = TARGET_MIX
 _CODE = Mix(tasks=0.5, ranking=0, code=0.5, prose=0, kinds=("code", "function"))
