@@ -29,12 +29,17 @@ PROMPT = "<|user|>Count to 7.<|end|><|assistant|>"
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The default config but for the target's size and dtype, the port, and small limits."""
+    """The default config but for the target's size and dtype, the port, small limits and fixed
+    policies."""
     config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     config["http_options"]["port"] = PORT
     (application,) = config["applications"]
-    limits = {"max_batch": 4, "max_waiting": 2}
-    application["args"] |= {"target": {"dtype": "float32"}, "limits": limits}
+    application["args"] |= {
+        "target": {"dtype": "float32"},
+        "limits": {"max_batch": 4, "max_waiting": 2},
+        # Our own policies may find that drafting does not pay for so small a target.
+        "policies": {"selection": {"name": "fixed"}, "speculation": {"name": "fixed"}},
+    }
     path = tmp_path_factory.mktemp("serve") / "cluster.yaml"
     path.write_text(yaml.safe_dump(config))
     log = (path.parent / "log").open("w+")
