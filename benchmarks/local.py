@@ -75,8 +75,10 @@ def main() -> None:
 def drafter(name: str) -> DrafterSpec:
     if name in DRAFTERS:
         return DrafterSpec(name, checkpoint=model_path(name))
-    if name in ("ngram", "suffix"):
-        return DrafterSpec(name, kind=name)  # type: ignore[arg-type]  # checked just above
+    if name == "ngram":
+        return DrafterSpec(name, kind="ngram")
+    if name == "suffix":
+        return DrafterSpec(name, kind="suffix")
     raise SystemExit(f"--drafters: no {name!r}; there are {', '.join(DRAFTERS)}, ngram, suffix")
 
 

@@ -4,7 +4,7 @@ Each option is a field of the policy's parameter dataclass, documented there.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from policies.calibration import Calibration
@@ -118,8 +118,8 @@ _Params = TypeVar("_Params")
 
 def _params(where: str, kind: type[_Params], options: Options) -> _Params:
     """The parameter dataclass with these options, nested ones as mappings."""
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all are dataclasses
     hints = get_type_hints(kind)
+    known = list(hints)
     values = {}
     for name, value in options.items():
         if name not in known:

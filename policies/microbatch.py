@@ -30,8 +30,8 @@ _FILLING = 4
 @dataclass(frozen=True, slots=True)
 class MicroBatchParams:
     mode: Literal["faster", "asynchronous", "barrier"] = "barrier"
-    """`faster`: the one of the two that is predicted to be. The default is what won in every
-    simulated setting (docs/policies/microbatch.md)."""
+    """`faster`: the one of the two that is predicted to be. The default beat or equalled both
+    in most simulated settings (docs/policies/microbatch.md)."""
     epsilon: float = 0.03
     """Splitting ends where the predicted throughput falls by more than this share."""
     max_parts: int = 8
