@@ -12,11 +12,6 @@ HASH_BASE = 0x1F3D_5B79_A6C8_E24D % HASH_PRIME
 EMPTY_HASH = 0
 
 
-def extend_hash(value: int, token: int) -> int:
-    """Rolling hash: of tokens[:n+1] from that of tokens[:n]. A token of 0 still counts."""
-    return (value * HASH_BASE + token + 1) % HASH_PRIME
-
-
 @dataclass(slots=True)
 class CommittedTokens:
     """Token ids with the rolling hash of every prefix, so that any base can be checked."""
@@ -28,9 +23,12 @@ class CommittedTokens:
         return len(self.ids)
 
     def extend(self, tokens: Iterable[int]) -> None:
+        value = self._hashes[-1]
         for token in tokens:
+            # A rolling hash; a token of 0 still counts.
+            value = (value * HASH_BASE + token + 1) % HASH_PRIME
             self.ids.append(token)
-            self._hashes.append(extend_hash(self._hashes[-1], token))
+            self._hashes.append(value)
 
     def truncate(self, length: int) -> None:
         del self.ids[length:]

@@ -39,7 +39,7 @@ class ServedRequest:
 
     @property
     def produced(self) -> int:
-        return len(self.committed) - self.prompt_len
+        return len(self.committed.ids) - self.prompt_len
 
     def prefix_for(self, host: str, at_most: int | None = None) -> Prefix:
         """What the host lacks, or the first `at_most` tokens of it."""
@@ -62,12 +62,12 @@ class ServedRequest:
         first = self.produced
         tokens = tokens[: self.params.max_tokens - first]
         stops = self.params.stop_token_ids
-        stop = next((i for i, token in enumerate(tokens) if token in stops), None)
-        if stop is not None:
-            tokens = tokens[: stop + 1]
+        stop = [index for index, token in enumerate(tokens) if token in stops]
+        if stop:
+            tokens = tokens[: stop[0] + 1]
         self.committed.extend(tokens)
         finish: Finish | None = None
-        if stop is not None:
+        if stop:
             finish = "stop"
         elif self.produced == self.params.max_tokens:
             finish = "length"

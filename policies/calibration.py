@@ -8,12 +8,17 @@ curve monotone. Memory is a few small arrays per drafter, however long it runs.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from policies.pooling import Statistics
 from policies.tree import DraftTree
+from policies.trees import FlatTrees, cap_siblings, flatten, starts_of
 
 RANKS = 4
 """Siblings beyond the fourth count as fourth."""
@@ -22,6 +27,7 @@ SURVIVAL = RANKS
 BINS = 16
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,11 @@ class CalibrationParams:
     """Observations per rank that are remembered; beyond them the past fades to half of it."""
     refit_every: int = 64
     """Observations between two fits of the curves."""
+    refit_share: float = 0.02
+    """The same, as a share of all that is remembered: fewer would hardly move the curves."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class Curve(NamedTuple):
     """A monotone map from confidence to probability; small and picklable."""
 
     confidence: Floats
@@ -49,26 +56,46 @@ IDENTITY = Curve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
 """Takes a drafter at its word."""
 
 
+class Counts(NamedTuple):
+    """Of what was judged, a row for each rank and one for survival, a column for each bin."""
+
+    seen: Floats
+    accepted: Floats
+    confidence: Floats
+    """Summed up."""
+
+
+class _Curves(NamedTuple):
+    """Those of the ranks, a row for each."""
+
+    confidence: Floats
+    probability: Floats
+
+
 class Calibration:
     """Of one drafter. Feed it the drafter's own trees and what was then committed."""
 
     def __init__(self, params: CalibrationParams | None = None) -> None:
         self._params = params or CalibrationParams()
-        self._seen = np.zeros((RANKS + 1, BINS))
-        self._accepted = np.zeros((RANKS + 1, BINS))
-        self._confidence = np.zeros((RANKS + 1, BINS))
+        self._counts = _no_counts()
+        self._others = _no_counts()
+        """Of other replicas' drafters."""
         self._since_fit = 0
-        self._curves = self._fit()
+        self._fit()
 
     def calibrate(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         """The same trees with probabilities for confidences; siblings sum to at most 1."""
-        siblings = _Siblings.of(trees)
-        rank = np.minimum(siblings.rank(), RANKS - 1)
-        probability = np.empty_like(siblings.confidence)
-        for row in range(RANKS):
-            of_rank = rank == row
-            probability[of_rank] = self._curves[row](siblings.confidence[of_rank])
-        return siblings.with_confidence(trees, probability)
+        if not trees:
+            return []
+        starts = starts_of(trees)
+        parents = np.concatenate([tree.parents for tree in trees])
+        confidence = np.concatenate([tree.confidence for tree in trees])
+        probability = _calibrated(starts, parents, confidence, self._of_ranks)
+        bounds = starts.tolist()
+        return [
+            DraftTree(tree.tokens, tree.parents, tree.depth, probability[begin:end])
+            for tree, (begin, end) in zip(trees, pairwise(bounds), strict=True)
+        ]
 
     @property
     def survival(self) -> Curve:
@@ -78,8 +105,10 @@ class Calibration:
     def rank_share(self, rank: int, prior: float, weight: float = 16.0) -> float:
         """How often the sibling of this rank is the right one; `prior` until it was seen."""
         row = min(rank, RANKS - 1)
-        accepted, seen = float(self._accepted[row].sum()), float(self._seen[row].sum())
-        return (accepted + weight * prior) / (seen + weight)
+        own, others = self._counts, self._others
+        accepted = own.accepted[row].sum() + others.accepted[row].sum()
+        seen = own.seen[row].sum() + others.seen[row].sum()
+        return (float(accepted) + weight * prior) / (float(seen) + weight)
 
     def observe(self, drafted: Iterable[tuple[DraftTree, Sequence[int]]]) -> None:
         """Learns from trees as they were drafted and the tokens that were then committed.
@@ -87,126 +116,132 @@ class Calibration:
         A node is judged when its parent was right and the next committed token is known, whether
         it was verified or not: what selection leaves out cannot bias what is learned.
         """
-        pairs = [pair for pair in drafted if len(pair[0]) and len(pair[1])]
-        if pairs:
-            self._count(*_judge([tree for tree, _ in pairs], [said for _, said in pairs]))
+        pairs = list(drafted)
+        known = np.array([len(said) for _, said in pairs], np.int64)
+        said = np.array([token for _, tokens in pairs for token in tokens], np.int64)
+        counts = self._counts
+        judged = _judge(flatten([tree for tree, _ in pairs]), said, known, counts)
+        total = counts.seen.sum(axis=1, keepdims=True)
+        if total.max() > self._params.memory:
+            full = total > self._params.memory
+            fade = np.where(full, self._params.memory / 2 / np.maximum(total, 1.0), 1.0)
+            for table in counts:
+                table *= fade
+        self._since_fit += judged
+        least = max(self._params.refit_every, self._params.refit_share * float(total.max()))
+        if self._since_fit >= least:
+            self._fit()
 
-    def _count(
-        self, rows: NDArray[np.int64], confidence: Floats, accepted: NDArray[np.bool_]
-    ) -> None:
-        where = rows * BINS + _bin_of(confidence)
-        size = self._seen.size
-        for table, weight in (
-            (self._seen, np.ones_like(confidence)),
-            (self._accepted, accepted.astype(np.float64)),
-            (self._confidence, confidence),
-        ):
-            table += np.bincount(where, weight, size).reshape(table.shape)
-        total = np.maximum(self._seen.sum(axis=1, keepdims=True), 1.0)
-        fade = np.where(total > self._params.memory, self._params.memory / 2 / total, 1.0)
-        for table in (self._seen, self._accepted, self._confidence):
-            table *= fade
-        self._since_fit += len(rows)
-        if self._since_fit >= self._params.refit_every:
-            self._since_fit = 0
-            self._curves = self._fit()
+    def export(self) -> Statistics:
+        return {name: table.ravel().tolist() for name, table in self._counts._asdict().items()}
 
-    def _fit(self) -> list[Curve]:
+    def pool(self, others: Statistics) -> None:
+        """They count for as much as we remember ourselves at most: what is seen here is about
+        the requests that come here."""
+        self._others = _no_counts()
+        shape, size = self._others.seen.shape, self._others.seen.size
+        if all(len(others.get(name, ())) == size for name in Counts._fields):
+            told = Counts(*(np.reshape(others[name], shape) for name in Counts._fields))
+            total = told.seen.sum(axis=1, keepdims=True)
+            share = np.minimum(1.0, self._params.memory / np.maximum(total, 1.0))
+            self._others = Counts(*(share * table for table in told))
+        self._fit()
+
+    def _everyones(self) -> Counts:
+        return Counts(*(own + told for own, told in zip(self._counts, self._others, strict=True)))
+
+    def _fit(self) -> None:
+        self._since_fit = 0
         prior = self._params.prior
-        weight = self._seen + prior
-        confidence = (self._confidence + prior * _CENTRES) / weight
-        probability = (self._accepted + prior * _CENTRES) / weight
-        return [
-            Curve(confidence[row], isotonic_regression(probability[row], weights=weight[row]).x)
+        counts = self._everyones()
+        weight = counts.seen + prior
+        confidence = (counts.confidence + prior * _CENTRES) / weight
+        share = (counts.accepted + prior * _CENTRES) / weight
+        self._curves = [
+            Curve(confidence[row], isotonic_regression(share[row], weights=weight[row]).x)
             for row in range(RANKS + 1)
         ]
+        self._of_ranks = _Curves(
+            confidence[:RANKS], np.stack([curve.probability for curve in self._curves[:RANKS]])
+        )
 
 
-def cap_siblings(trees: Sequence[DraftTree]) -> list[DraftTree]:
-    """Siblings sum to at most 1 again: after trees of several drafters were merged."""
-    siblings = _Siblings.of(trees)
-    return siblings.with_confidence(trees, siblings.confidence)
-
-
-def _bin_of(confidence: Floats) -> NDArray[np.int64]:
-    # Equal steps of arcsin √c are narrow in c near 0 and near 1.
-    angle = np.arcsin(np.sqrt(np.clip(confidence, 0.0, 1.0))) * (2 / np.pi)
-    return np.minimum((angle * BINS).astype(np.int64), BINS - 1)
+def _no_counts() -> Counts:
+    return Counts(*(np.zeros((RANKS + 1, BINS)) for _ in Counts._fields))
 
 
 _CENTRES = np.sin((np.arange(BINS) + 0.5) / BINS * (np.pi / 2)) ** 2
 
 
-def _judge(
-    trees: Sequence[DraftTree], committed: Sequence[Sequence[int]]
-) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
-    """(row, confidence, accepted) of each node whose parent was right and whose truth is known,
-    and of the children of each such parent together."""
-    siblings = _Siblings.of(trees)
-    owner = np.repeat(np.arange(len(trees)), siblings.sizes)
-    depth = np.concatenate([tree.depth for tree in trees])
-    tokens = np.concatenate([tree.tokens for tree in trees])
-    deepest = int(depth.max())
-    said = np.full((len(trees), deepest), -1)
-    for number, truth in enumerate(committed):
-        said[number, : len(truth)] = truth[:deepest]
-    right = tokens == said[owner, depth - 1]
-    # By group number of its children: whether a node was right. A root, which is no node, is.
-    own_group = np.arange(len(owner)) + owner + 1
-    followed = np.ones(len(owner) + len(trees), np.bool_)
-    for level in range(1, deepest + 1):
-        of_level = np.flatnonzero(depth == level)
-        right[of_level] &= followed[siblings.group[of_level]]
-        followed[own_group[of_level]] = right[of_level]
-    known = np.array([len(truth) for truth in committed])[owner] >= depth
-    judged = known & followed[siblings.group]
-    row = np.minimum(siblings.rank(), RANKS - 1)[judged]
-    confidence, accepted = siblings.confidence[judged], right[judged]
-    parents, family = np.unique(siblings.group[judged], return_inverse=True)
-    return (
-        np.concatenate([row, np.full(len(parents), SURVIVAL)]),
-        np.concatenate([confidence, np.bincount(family, confidence)]),
-        np.concatenate([accepted, np.bincount(family, accepted) > 0]),
-    )
+@njit(cache=True)
+def _calibrated(
+    starts: Ints, parents: NDArray[np.int32], confidence: NDArray[np.float32], curves: _Curves
+) -> NDArray[np.float32]:
+    told = np.empty_like(confidence)
+    for tree in range(len(starts) - 1):
+        begin, end = starts[tree], starts[tree + 1]
+        siblings = np.zeros(end - begin + 1, np.int64)
+        for node in range(begin, end):
+            rank = min(siblings[parents[node] + 1], RANKS - 1)
+            siblings[parents[node] + 1] += 1
+            told[node] = interpolated(
+                curves.confidence[rank], curves.probability[rank], confidence[node]
+            )
+        cap_siblings(parents[begin:end], told[begin:end])
+    return told
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Siblings:
-    """The nodes of many trees in one flat array, with one group number per set of siblings."""
+@njit(cache=True)
+def interpolated(known: Floats, told: Floats, confidence: float) -> float:
+    """As np.interp, which prepares for many points each time."""
+    after = np.searchsorted(known, confidence)
+    if after == 0:
+        return told[0]
+    if after == len(known):
+        return told[-1]
+    share = (confidence - known[after - 1]) / (known[after] - known[after - 1])
+    return told[after - 1] + share * (told[after] - told[after - 1])
 
-    sizes: list[int]
-    confidence: Floats
-    group: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, trees: Sequence[DraftTree]) -> "_Siblings":
-        sizes = [len(tree) for tree in trees]
-        if not sum(sizes):
-            return cls(sizes, np.zeros(0), np.zeros(0, np.int64))
-        # One number more per tree than it has nodes: its root is a parent, too.
-        first = np.cumsum([0, *[size + 1 for size in sizes[:-1]]])
-        parents = np.concatenate([tree.parents for tree in trees]).astype(np.int64)
-        confidence = np.concatenate([tree.confidence for tree in trees]).astype(np.float64)
-        return cls(sizes, confidence, parents + 1 + np.repeat(first, sizes))
+@njit(cache=True)
+def _judge(flat: FlatTrees, said: Ints, known: Ints, counts: Counts) -> int:
+    """Counts each node whose parent was right and whose truth is known, and as one the children
+    of each such parent. `said`: the committed tokens of all trees, `known` of each."""
+    judged, said_from = 0, 0
+    for t in range(len(known)):
+        begin, nodes = flat.starts[t], flat.starts[t + 1] - flat.starts[t]
+        # By parent, the root first: whether it was right, its children so far; of judged ones,
+        # their confidence together and whether one of them was right.
+        followed = np.zeros(nodes + 1, np.bool_)
+        followed[0] = True
+        children = np.zeros(nodes + 1, np.int64)
+        mass = np.full(nodes + 1, -1.0)
+        survives = np.zeros(nodes + 1, np.bool_)
+        for node in range(nodes):
+            at = begin + node
+            parent, depth = flat.parents[at] + 1, flat.depth[at]
+            rank = min(children[parent], RANKS - 1)
+            children[parent] += 1
+            if followed[parent] and depth <= known[t]:
+                right = flat.tokens[at] == said[said_from + depth - 1]
+                followed[node + 1] = right
+                mass[parent] = max(mass[parent], 0.0) + flat.confidence[at]
+                survives[parent] |= right
+                _count(counts, rank, flat.confidence[at], right)
+                judged += 1
+        for parent in range(nodes + 1):
+            if mass[parent] >= 0.0:
+                _count(counts, SURVIVAL, mass[parent], survives[parent])
+                judged += 1
+        said_from += known[t]
+    return judged
 
-    def rank(self) -> NDArray[np.int64]:
-        """0 for the first sibling in the drafter's order of preference."""
-        order = np.argsort(self.group, kind="stable")
-        grouped = self.group[order]
-        place = np.arange(len(order))
-        begins = np.ones(len(order), np.bool_)
-        begins[1:] = grouped[1:] != grouped[:-1]
-        rank = np.empty_like(place)
-        rank[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
-        return rank
 
-    def with_confidence(self, trees: Sequence[DraftTree], confidence: Floats) -> list[DraftTree]:
-        if not len(confidence):
-            return list(trees)
-        total = np.bincount(self.group, confidence)
-        capped = (confidence / np.maximum(total, 1.0)[self.group]).astype(np.float32)
-        ends = np.cumsum(self.sizes).tolist()
-        return [
-            DraftTree(tree.tokens, tree.parents, tree.depth, capped[end - size : end])
-            for tree, size, end in zip(trees, self.sizes, ends, strict=True)
-        ]
+@njit(cache=True)
+def _count(counts: Counts, row: int, confidence: float, right: bool) -> None:
+    # Equal steps of arcsin √c are narrow in c near 0 and near 1.
+    angle = np.arcsin(np.sqrt(min(max(confidence, 0.0), 1.0))) * (2 / np.pi)
+    column = min(int(angle * BINS), BINS - 1)
+    counts.seen[row, column] += 1.0
+    counts.accepted[row, column] += right
+    counts.confidence[row, column] += confidence

@@ -6,22 +6,49 @@ tokens of each), `tokens` the number of new rows in it: one definition, in fits 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 KNEE_CANDIDATES = 256
 
+Floats = NDArray[np.float64]
 
-class CostModel(Protocol):
+
+class Bent(NamedTuple):
+    """The one shape of all our cost models, as compiled loops take it: a line in context and
+    tokens, with more for each token beyond the knee."""
+
+    alpha: float
+    gamma: float
+    delta: float
+    knee: float = 0.0
+    gamma_more: float = 0.0
+
+    def predict(self, context: float, tokens: float) -> float:
+        return bent_seconds(self, float(context), float(tokens))
+
+
+FOR_NOTHING = Bent(0.0, 0.0, 0.0)
+
+
+class Predicts(Protocol):
     def predict(self, context: float, tokens: float) -> float:
         """Seconds of one forward."""
         ...
 
 
-Cost = TypeVar("Cost", bound=CostModel)
+class CostModel(Predicts, Protocol):
+    @property
+    def bent(self) -> Bent:
+        """The same."""
+        ...
+
+
+Cost = TypeVar("Cost", bound=Predicts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +71,10 @@ class LinearCost:
     def predict(self, context: float, tokens: float) -> float:
         return self.alpha * context + self.gamma * tokens + self.delta
 
+    @property
+    def bent(self) -> Bent:
+        return Bent(float(self.alpha), float(self.gamma), float(self.delta))
+
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
@@ -59,6 +90,17 @@ class RooflineCost:
     def predict(self, context: float, tokens: float) -> float:
         beyond = max(0.0, tokens - self.knee)
         return self.alpha * context + self.gamma * tokens + self.delta + self.gamma_more * beyond
+
+    @property
+    def bent(self) -> Bent:
+        line = (float(self.alpha), float(self.gamma), float(self.delta))
+        return Bent(*line, float(self.knee), float(self.gamma_more))
+
+
+@njit(cache=True)
+def bent_seconds(cost: Bent, context: float, tokens: float) -> float:
+    beyond = max(0.0, tokens - cost.knee)
+    return cost.alpha * context + cost.gamma * tokens + cost.delta + cost.gamma_more * beyond
 
 
 def fit_linear(samples: Sequence[ForwardSample]) -> LinearCost:
@@ -130,11 +172,11 @@ def fit_errors(
     )
 
 
-def _relative_error(cost: CostModel, sample: ForwardSample) -> float:
+def _relative_error(cost: Predicts, sample: ForwardSample) -> float:
     return abs(cost.predict(sample.context, sample.tokens) / sample.seconds - 1)
 
 
-def _axes(samples: Sequence[ForwardSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _axes(samples: Sequence[ForwardSample]) -> tuple[Floats, Floats]:
     return (
         np.array([sample.context for sample in samples], np.float64),
         np.array([sample.tokens for sample in samples], np.float64),
@@ -142,7 +184,7 @@ def _axes(samples: Sequence[ForwardSample]) -> tuple[NDArray[np.float64], NDArra
 
 
 def _fit_relative(
-    columns: Sequence[NDArray[np.float64]], samples: Sequence[ForwardSample]
+    columns: Sequence[Floats], samples: Sequence[ForwardSample]
 ) -> tuple[list[float], float]:
     seconds = np.array([sample.seconds for sample in samples], np.float64)
     relative = np.stack(columns, axis=1) / seconds[:, None]

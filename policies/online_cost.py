@@ -8,7 +8,7 @@ make a forward cost nothing, or forever.
 from dataclasses import dataclass
 from math import isfinite
 
-from policies.cost import CostModel
+from policies.cost import Bent, CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,17 @@ class RefinedCost:
     def predict(self, context: float, tokens: float) -> float:
         rest = self._fitted.predict(context, tokens) - self._fixed_s
         return self._fixed_scale * self._fixed_s + self._rest_scale * rest
+
+    @property
+    def bent(self) -> Bent:
+        rest, fitted = self._rest_scale, self._fitted.bent
+        return Bent(
+            rest * fitted.alpha,
+            rest * fitted.gamma,
+            self._fixed_scale * fitted.delta,
+            fitted.knee,
+            rest * fitted.gamma_more,
+        )
 
     def observe(self, context: float, tokens: float, seconds: float) -> None:
         """One forward. What lies beyond the bounds counts as lying on them."""

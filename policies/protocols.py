@@ -5,7 +5,7 @@ Time is an argument everywhere: seconds on the coordinator's clock, real or virt
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,7 @@ class RoundContext:
     behind other micro-batches, and transport."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLimit:
+class DraftLimit(NamedTuple):
     """Depth 0: decode this request plainly in this round."""
 
     depth: int
@@ -84,14 +83,17 @@ class DraftPlan:
     """None: draft to the limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What the drafters propose for one request: their trees merged, confidences calibrated."""
 
     request: RequestView
     tree: DraftTree
     drafting_s: float = 0.0
     """What drafting it has cost; spent, whatever is verified."""
+    lanes: Sequence[str] = ()
+    """Who has proposed some of it."""
+    sources: NDArray[np.int64] | None = None
+    """Of each node: bit i is set where lanes[i] has proposed it. None: all have, all nodes."""
 
 
 class Speculation(Protocol):

@@ -1,6 +1,7 @@
 """What a policy may know of a request, of a lane, and of a round that has ended."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,12 @@ class LaneView:
     """Seconds to catch up on one committed token (Spin's switching cost per token)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
+class RoundOutcome(NamedTuple):
     """What one round did for one request."""
 
     request: str
     lane: str | None
-    """Who drafted; None: decoded plainly."""
+    """The lane that drafted; None: none did, but for drafters that are asked anyway."""
     drafted: int
     """Draft tokens that were verified."""
     depth: int
@@ -77,3 +77,6 @@ class RoundOutcome:
     """Of it, drafting."""
     caught_up: int = 0
     """Tokens that the drafter had to catch up on first: the request had just moved."""
+    accepted_free: int = 0
+    """Of the accepted tokens, those that drafters which are asked anyway (lookup) had proposed:
+    without its lane the request would have gained them, too."""

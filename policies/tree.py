@@ -6,7 +6,7 @@ node after its ancestors. A chain is a tree of width 1. Siblings stand in the dr
 of preference and carry distinct tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,8 +17,10 @@ ROOT = -1
 """The parent of a tree's first tokens: the last committed token."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DraftTree:
+    """Never changed once it is made. (Frozen it would take twice as long to make.)"""
+
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
     depth: NDArray[np.int32]
@@ -61,6 +63,11 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "DraftTree"], tuple[bytes]]:
+        """Trees travel by the dozen: as one string each, a third of what four arrays cost."""
+        arrays = (self.tokens, self.parents, self.depth, self.confidence)
+        return _unpacked, (b"".join(array.tobytes() for array in arrays),)
 
     @property
     def is_chain(self) -> bool:
@@ -105,49 +112,11 @@ class DraftTree:
             path.append(node)
         return path
 
-    def prune(self, keep: Iterable[int]) -> "DraftTree":
-        """The nodes of `keep` and every ancestor that they stand on, in the old order."""
-        kept = np.zeros(len(self), np.bool_)
-        kept[list(keep)] = True
-        for node in range(len(self) - 1, -1, -1):
-            if kept[node] and self.parents[node] != ROOT:
-                kept[self.parents[node]] = True
-        # new_index[-1] is ROOT's own: ROOT indexes the extra last entry.
-        new_index = np.append(np.cumsum(kept) - 1, ROOT).astype(np.int32)
-        return DraftTree(
-            self.tokens[kept],
-            new_index[self.parents[kept]],
-            self.depth[kept],
-            self.confidence[kept],
-        )
+
+def _unpacked(packed: bytes) -> DraftTree:
+    words = np.frombuffer(bytearray(packed), np.int32).reshape(4, -1)
+    return DraftTree(words[0], words[1], words[2], words[3].view(np.float32))
 
 
 _EMPTY = DraftTree.build([], [], [])
 """Trees are never changed, so one will do for everyone."""
-
-
-def merge(trees: Sequence[DraftTree]) -> DraftTree:
-    """Unites trees of several drafters by token path; a shared node keeps the best confidence.
-
-    The best, because each drafter's confidence is a lower bound on what is known of the node.
-    Siblings that together exceed probability 1 are for the caller's calibration to mend.
-    """
-    index: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    parents: list[int] = []
-    confidence: list[float] = []
-    for tree in trees:
-        place: list[int] = []
-        for token, parent, belief in zip(
-            tree.tokens.tolist(), tree.parents.tolist(), tree.confidence.tolist(), strict=True
-        ):
-            key = (ROOT if parent == ROOT else place[parent], token)
-            node = index.setdefault(key, len(tokens))
-            if node == len(tokens):
-                tokens.append(token)
-                parents.append(key[0])
-                confidence.append(belief)
-            else:
-                confidence[node] = max(confidence[node], belief)
-            place.append(node)
-    return DraftTree.build(tokens, parents, confidence)

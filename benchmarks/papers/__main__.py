@@ -2,7 +2,7 @@
 
 A PAPER may also be the beginning of row names, as `spin/fig13`. Every row is printed with our
 value, the paper's number (reference), their ratio, and whether it is reproduced (README.md). All
-of them take an estimated 6,000 seconds of CPU (docs/papers.md), `--smoke` some 50.
+of them take an estimated 3,800 seconds of CPU (docs/papers.md), `--smoke` some 50.
 """
 
 import json

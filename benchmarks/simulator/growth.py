@@ -6,9 +6,10 @@ speculation policy stops it; only the levels that were really drafted cost time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from benchmarks.simulator.randomness import BLOCK
@@ -34,6 +35,7 @@ class Growth:
     levels: int = 0
     """That the policy lets the drafter draft."""
     _path: Floats | None = None
+    """Confidences; None: of a chain, nobody has asked yet."""
 
     @property
     def depth(self) -> int:
@@ -56,9 +58,7 @@ class Growth:
     def frontier(self, level: int) -> Floats:
         """Path confidences of this level; level 0 has none."""
         if self._path is None:
-            chain = self.ends[-1] == self.depth
-            confidence = self.grown.confidence
-            self._path = np.cumprod(confidence) if chain else self.grown.path_confidence()
+            self._path = np.cumprod(self.grown.confidence)
         return self._path[self.ends[max(0, level - 1)] : self.ends[level]]
 
 
@@ -89,55 +89,71 @@ def _grow_chain(
     return Growth(request, context, chain, range(depth + 1), min(depth, script.right[first]))
 
 
-class _Tip(NamedTuple):
-    """A node of the deepest level."""
-
-    path: float
-    node: int
-    believed: int
-    """The script's position whose confidences its children have."""
-    right: bool
-
-
 def _grow_tree(
     request: str, context: int, script: DrafterScript, first: int, depth: int, width: int
 ) -> Growth:
-    """AdaServe's beam: of all children of a level the `width` likeliest form the next."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-    confidence: list[float] = []
-    ends = [0]
-    right = 0
-    level = [_Tip(1.0, ROOT, first, True)]
-    for position in range(first, first + depth):
-        children = [
-            (tip.path * belief, tip, rank, belief)
-            for tip in level
-            for rank, belief in enumerate(script.confidence[tip.believed].tolist())
-            if belief > 0
-        ]
-        children.sort(key=lambda child: -child[0])
-        level = []
-        for path, tip, rank, belief in children[:width]:
-            token = int(script.tokens[position, rank])
-            on_truth = tip.right and token == script.truth[position]
-            # Behind a mistake a drafter is as sure of itself as it is anywhere else.
-            elsewhere = (31 * position + 17 * len(tokens)) % BLOCK
-            believed = position + 1 if on_truth else elsewhere
-            level.append(_Tip(path, len(tokens), believed, on_truth))
-            tokens.append(token)
-            parents.append(tip.node)
-            depths.append(position - first + 1)
-            confidence.append(belief)
-            right = len(ends) if on_truth else right
-        if not level:
-            break
-        ends.append(len(tokens))
-    tree = DraftTree(
-        np.array(tokens, np.int32),
-        np.array(parents, np.int32),
-        np.array(depths, np.int32),
-        np.array(confidence, np.float32),
+    *tree, path, ends, right = _beam(
+        script.tokens, script.truth, script.confidence, first, depth, width
     )
-    return Growth(request, context, tree, ends, right)
+    return Growth(request, context, DraftTree(*tree), ends.tolist(), right, _path=path)
+
+
+@njit(cache=True)
+def _beam(
+    said: NDArray[np.int32],
+    truth: NDArray[np.int32],
+    belief: Floats,
+    first: int,
+    depth: int,
+    width: int,
+) -> tuple[Any, ...]:
+    """AdaServe's beam: of all children of a level the `width` likeliest form the next. `said` and
+    `belief`: by position and rank. Returns the tree's arrays, its path confidences, how many nodes
+    there are up to each level, and the levels with the target's own token."""
+    most, ranks = depth * width, said.shape[1]
+    tokens, parents = np.empty(most, np.int32), np.empty(most, np.int32)
+    depths, confidence = np.empty(most, np.int32), np.empty(most, np.float32)
+    path = np.empty(most)
+    believed = np.empty(most, np.int64)  # the position whose confidences a node's children have
+    on_truth = np.empty(most, np.bool_)
+    ends = np.zeros(depth + 1, np.int64)
+    levels = right = 0
+    while levels < depth:
+        position = first + levels
+        begin, end = ends[max(0, levels - 1)], ends[levels]
+        tips = end - begin if levels else 1
+        worth = np.zeros(tips * ranks)
+        for tip in range(tips):
+            above = path[begin + tip] if levels else 1.0
+            where = believed[begin + tip] if levels else first
+            worth[tip * ranks : (tip + 1) * ranks] = above * belief[where].astype(np.float64)
+        size = end
+        for child in np.argsort(-worth, kind="mergesort")[:width]:
+            if worth[child] <= 0.0:
+                break
+            tip, rank = begin + child // ranks, child % ranks
+            tokens[size] = said[position, rank]
+            parents[size] = tip if levels else ROOT
+            depths[size] = levels + 1
+            confidence[size] = belief[believed[tip] if levels else first, rank]
+            path[size] = worth[child]
+            on_truth[size] = tokens[size] == truth[position] and (levels == 0 or on_truth[tip])
+            # Behind a mistake a drafter is as sure of itself as it is anywhere else.
+            believed[size] = position + 1 if on_truth[size] else (31 * position + 17 * size) % BLOCK
+            if on_truth[size]:
+                right = levels + 1
+            size += 1
+        if size == end:
+            break
+        levels += 1
+        ends[levels] = size
+    size = ends[levels]
+    return (
+        tokens[:size],
+        parents[:size],
+        depths[:size],
+        confidence[:size],
+        path[:size].astype(np.float32),
+        ends[: levels + 1],
+        right,
+    )

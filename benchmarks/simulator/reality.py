@@ -14,9 +14,10 @@ from statistics import mean
 import torch
 
 from actors.coordinator import Coordinator
-from actors.fleet import Fleet, TargetSpec, load
+from actors.fleet import Fleet, load
 from actors.knowledge import Knowledge
 from actors.settings import Lane, Limits, Policies
+from actors.specs import TargetSpec
 from benchmarks.local import KV_TOKENS, MAX_TOKENS, Served, drafter, serve
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import Request, mixed_requests

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts import HostLost
+from actors.hosts import HostLost, KvState
 from benchmarks.simulator.device import NO_FAULTS, Device, Faults
 from benchmarks.simulator.randomness import generator
 from benchmarks.simulator.scripts import STOP, Target, TargetScript
@@ -129,6 +129,10 @@ class SimulatedVerifier:
     async def forget(self, requests: Collection[str]) -> None:
         async with self.device.turn():
             self._state.forget(requests)
+
+    async def kv_state(self) -> KvState:
+        used = self._used_blocks
+        return KvState(free=self._blocks - used, used=used, cached=0, total=self._blocks)
 
     async def recover(self) -> None:
         await self.device.recover()

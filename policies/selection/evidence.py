@@ -1,109 +1,156 @@
 """Tokens and seconds seen of drafters: of each request, on top of everyone's, both fading."""
 
-from dataclasses import dataclass
+import numpy as np
+from numba import njit
+
+from policies.pooling import DRAFTER, Statistics
+from policies.rows import Floats, Ints, with_rows
 
 PLAIN = ""
 """Plain decoding, among the drafters."""
 _FADED = 1e-6
 """So few slots of evidence are none."""
-
-
-@dataclass(slots=True)
-class Tally:
-    tokens: float = 0.0
-    seconds: float = 0.0
-    slots: float = 0.0
-
-    def add(self, tokens: float, seconds: float, slots: float = 1.0) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
-        self.slots += slots
-
-    def fade(self, factor: float) -> None:
-        self.tokens *= factor
-        self.seconds *= factor
-        self.slots *= factor
-
-    def with_prior(self, prior: "Tally", slots: float) -> "Tally":
-        """This evidence, and `slots` slots as `prior` has them on average."""
-        weight = slots / prior.slots
-        return Tally(
-            self.tokens + weight * prior.tokens,
-            self.seconds + weight * prior.seconds,
-            self.slots + slots,
-        )
-
-
-_NOTHING = Tally()
-_ANYTHING = Tally(1.0, 1.0, 1.0)
-"""Before the first slot: whatever it is, the same for all."""
+_TOKENS, _SECONDS, _SLOTS = 0, 1, 2
+"""Columns of a tally."""
+_PLAIN = 0
+"""The number of plain decoding among the drafters."""
+_NOTHING = -1
+_PLAIN_BOUND = "plain_bound"
+"""Among what replicas tell each other."""
 
 
 class Evidence:
     """A request's own slots weigh against `prior_slots` slots as everyone has had them under that
-    drafter; everyone's weigh likewise against what the fleet of drafters does on average."""
+    drafter; everyone's weigh likewise against what the fleet of drafters does on average.
+
+    Requests are known by row numbers, drafters by their own, which are also the columns of what is
+    asked for. What is told is noted, and worked in when something is asked: once a round.
+    """
 
     def __init__(self, prior_slots: float, own_decay: float, pool_decay: float) -> None:
         self._prior_slots = prior_slots
         self._own_decay = own_decay
         self._pool_decay = pool_decay
-        self._own: dict[str, dict[str, Tally]] = {}
-        self._pool: dict[str, Tally] = {}
-        self._plain_bound = Tally()
-        """Rounds that drafted, had they not: one token in what is left of the slot."""
-        self._priors: dict[str, Tally] = {}
-        """By drafter, as long as nothing new is seen."""
+        self._numbers = {PLAIN: _PLAIN}
+        self._own = np.zeros((0, 1, 3))
+        """[request, drafter]: a tally."""
+        self._pool = np.zeros((1, 3))
+        """[drafter]: a tally."""
+        self._plain_bound = np.zeros(3)
+        """Rounds that drafted, had they not."""
+        self._others = np.zeros((1, 3))
+        self._others_plain_bound = np.zeros(3)
+        """What other replicas have seen of the same."""
+        self._notes: list[float] = []
 
-    def fade(self, request: str) -> None:
-        """A slot of `request` has ended."""
-        for tally in (*self._pool.values(), self._plain_bound):
-            tally.fade(self._pool_decay)
-        for tally in self._own.get(request, {}).values():
-            tally.fade(self._own_decay)
-        self._priors.clear()
+    def number(self, drafter: str) -> int:
+        """New drafters get one."""
+        if drafter not in self._numbers:
+            self._work_in()
+            self._numbers[drafter] = len(self._numbers)
+            self._pool = np.pad(self._pool, ((0, 1), (0, 0)))
+            self._others = np.pad(self._others, ((0, 1), (0, 0)))
+            self._own = np.pad(self._own, ((0, 0), (0, 1), (0, 0)))
+        return self._numbers[drafter]
 
-    def add(self, request: str, drafter: str, tokens: float, seconds: float) -> None:
-        self._own.setdefault(request, {}).setdefault(drafter, Tally()).add(tokens, seconds)
-        self._pool.setdefault(drafter, Tally()).add(tokens, seconds)
-        self._priors.clear()
+    def reserve(self, rows: int) -> None:
+        """Requests have row numbers below `rows`."""
+        self._own = with_rows(self._own, rows)
 
-    def add_plain(self, tokens: float, seconds: float) -> None:
-        """Plain decoding is the same for every request."""
-        self._pool.setdefault(PLAIN, Tally()).add(tokens, seconds)
-        self._priors.clear()
+    def slot(
+        self, row: int, drafter: str | None, tokens: float = 0.0, seconds: float = 0.0
+    ) -> None:
+        """A slot of the request has ended. Of plain decoding, which is the same for every
+        request, only the pool learns; None: it tells nothing."""
+        number = _NOTHING if drafter is None else self.number(drafter)
+        self._notes += (row, number, tokens, seconds, 1.0)
 
-    def bound_plain(self, seconds: float) -> None:
-        """What a round took without its drafting: plain decoding would have taken no longer."""
-        self._plain_bound.add(1.0, seconds)
-        self._priors.clear()
+    def score(self, row: int, drafter: str, tokens: float, seconds: float) -> None:
+        """What the drafter would have done in a slot."""
+        self._notes += (row, self.number(drafter), tokens, seconds, 0.0)
 
-    def goodput(self, request: str, drafter: str) -> float:
-        """Tokens per second."""
-        prior = self._priors.get(drafter)
-        if prior is None:
-            prior = self._priors[drafter] = self._prior(drafter)
-        own = self._own.get(request, {}).get(drafter, _NOTHING)
-        mean = own.with_prior(prior, self._prior_slots)
-        return mean.tokens / mean.seconds
+    def bound_plain(self, tokens: float, seconds: float) -> None:
+        """What a round brought and took without its drafter: to decode plainly would have brought
+        as much, and taken no longer."""
+        self._notes += (_NOTHING, _NOTHING, tokens, seconds, 0.0)
 
-    def slots(self, drafter: str) -> float:
-        """Everyone's."""
-        return self._pool.get(drafter, _NOTHING).slots
+    def goodput(self, rows: Ints) -> Floats:
+        """[request, drafter]: tokens per second."""
+        self._work_in()
+        pool = self._pool + self._others
+        plain_bound = self._plain_bound + self._others_plain_bound
+        fleet = pool[_PLAIN + 1 :].sum(axis=0)
+        if fleet[_SLOTS] <= _FADED:
+            # No drafter has been tried: as good as decoding plainly, whatever that is.
+            measured = pool[_PLAIN, _SLOTS] > _FADED
+            fleet = pool[_PLAIN] if measured else np.ones(3)
+        above = np.tile(fleet, (len(pool), 1))
+        if plain_bound[_SLOTS] > _FADED:
+            above[_PLAIN] = plain_bound
+        prior = pool + (self._prior_slots / above[:, _SLOTS, None]) * above
+        mean = self._own[rows] + (self._prior_slots / prior[:, _SLOTS, None]) * prior
+        return mean[:, :, _TOKENS] / mean[:, :, _SECONDS]
 
-    def own_slots(self, request: str, drafter: str) -> float:
-        return self._own.get(request, {}).get(drafter, _NOTHING).slots
+    def slots(self) -> Floats:
+        """[drafter]: everyone's."""
+        self._work_in()
+        return self._pool[:, _SLOTS] + self._others[:, _SLOTS]
 
-    def forget(self, request: str) -> None:
-        self._own.pop(request, None)
+    def own_slots(self, rows: Ints) -> Floats:
+        """[request, drafter]"""
+        self._work_in()
+        return self._own[rows, :, _SLOTS]
 
-    def _prior(self, drafter: str) -> Tally:
-        bounded = drafter == PLAIN and self._plain_bound.slots > _FADED
-        above = self._plain_bound if bounded else self._fleet()
-        return self._pool.get(drafter, _NOTHING).with_prior(above, self._prior_slots)
+    def forget(self, row: int) -> None:
+        self._work_in()
+        self._own[row] = 0.0
 
-    def _fleet(self) -> Tally:
-        fleet = Tally()
-        for drafter, tally in self._pool.items():
-            if drafter != PLAIN:
-                fleet.add(tally.tokens, tally.seconds, tally.slots)
-        return fleet if fleet.slots > _FADED else _ANYTHING
+    def export(self) -> Statistics:
+        """Plain decoding is among the drafters."""
+        self._work_in()
+        drafters = {DRAFTER + name: self._pool[row].tolist() for name, row in self._numbers.items()}
+        return {**drafters, _PLAIN_BOUND: self._plain_bound.tolist()}
+
+    def pool(self, others: Statistics) -> None:
+        """They count for as much as we can remember ourselves at most: what is seen here is
+        about the requests that come here."""
+        self._others[:] = 0.0
+        for name, tally in others.items():
+            if name.startswith(DRAFTER):
+                number = self.number(name.removeprefix(DRAFTER))
+                self._others[number] = tally
+        self._others_plain_bound[:] = others.get(_PLAIN_BOUND, 0.0)
+        remembered = (1 - self._pool_decay) * self._others[:, _SLOTS].sum()
+        self._others /= max(1.0, remembered)
+        self._others_plain_bound /= max(1.0, remembered)
+
+    def _work_in(self) -> None:
+        if self._notes:
+            notes = np.array(self._notes).reshape(-1, 5)
+            self._notes = []
+            decays = (self._own_decay, self._pool_decay)
+            _work_in(notes, self._own, self._pool, self._plain_bound, *decays)
+
+
+@njit(cache=True)
+def _work_in(
+    notes: Floats,
+    own: Floats,
+    pool: Floats,
+    plain_bound: Floats,
+    own_decay: float,
+    pool_decay: float,
+) -> None:
+    for note in notes:
+        row, drafter, ended = int(note[0]), int(note[1]), note[4] > 0.0
+        if ended:
+            pool *= pool_decay
+            plain_bound *= pool_decay
+            own[row] *= own_decay
+        seen = np.array([note[2], note[3], 1.0])
+        if drafter != _NOTHING:
+            pool[drafter] += seen
+            if drafter != _PLAIN:
+                own[row, drafter] += seen
+        elif not ended:
+            plain_bound += seen

@@ -8,16 +8,21 @@ short to pay for lessons of their own.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import exp, sqrt
+from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
+from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
+from policies.rows import Floats, Ints, Rows, with_rows
 from policies.selection.evidence import PLAIN, Evidence
 from policies.selection.roster import Roster
 from policies.selection.seats import Seats
 from policies.selection.worth import after_switch, tokens_left
+
+_NOWHERE = -1
+"""No lane, among lane numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +56,27 @@ class HedgeParams:
             raise ValueError("stay, doubt and curiosity are not negative")
 
 
-@dataclass(slots=True)
-class _Request:
-    draws: dict[str, float] = field(default_factory=dict)
-    """By drafter: in which direction this request doubts the prior."""
-    caught_up: dict[str, int] = field(default_factory=dict)
-    """By lane: committed tokens that it has, as far as we know."""
-
-
 class Hedge:
+    """In its arrays requests are rows, drafters the evidence's numbers, lanes in their order."""
+
     def __init__(self, params: HedgeParams = HedgeParams(), seed: int = 0) -> None:
         self._params = params
         self._rng = np.random.default_rng(seed)
         self._roster = Roster()
+        self._rows = Rows()
         self._evidence = Evidence(params.prior_slots, params.own_decay, params.pool_decay)
-        self._requests: dict[str, _Request] = {}
+        self._draws = np.zeros((0, 1))
+        """[request, drafter]: in which direction the request doubts everyone's evidence."""
+        self._lanes: list[str] = []
+        self._caught_up = np.zeros((0, 0))
+        """[request, lane]: committed tokens that the lane has, as far as we know."""
         self._mapping: dict[str, str | None] = {}
         self._load: Counter[str | None] = Counter()
         self._slots = 0
         """Ended since the last decision."""
+        self._likely: dict[str, str | None] | None = None
+        """Where each request will go next; None: must be thought over. A round of its own changes
+        little in that: it tells of the drafter that it is at."""
 
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
@@ -77,6 +84,7 @@ class Hedge:
         changed = self._roster.changed(requests, lanes)
         if changed or self._slots >= self._params.hold_slots * len(requests):
             self._slots = 0
+            self._likely = None
             self._mapping = self._decide(requests, lanes)
             self._load = Counter(self._mapping.values())
         return self._mapping
@@ -85,93 +93,146 @@ class Hedge:
         """The drafter most worth knowing more about: the best by an estimate that flatters what
         has been seen little. Not the one that drafts now: its own rounds tell all. Of its lanes
         the one that has caught up furthest, or else has most to spare."""
-        known = self._requests.get(request)
-        if known is None:
-            return None
-        now = self._roster.lanes.get(self._mapping.get(request) or "")
-        lanes = [
-            lane
-            for lane in self._roster.lanes.values()
-            if now is None or lane.drafter != now.drafter
-        ]
-        if not lanes:
-            return None
-
-        def hope(drafter: str) -> float:
-            slots = self._evidence.own_slots(request, drafter)
-            flattery = 1 + self._params.curiosity / sqrt(1 + slots)
-            return self._goodput(request, drafter) * flattery
-
-        def readiness(lane: LaneView) -> tuple[int, int]:
-            return known.caught_up.get(lane.name, 0), lane.capacity - self._load[lane.name]
-
-        best = max(dict.fromkeys(lane.drafter for lane in lanes), key=hope)
-        return max((lane for lane in lanes if lane.drafter == best), key=readiness).name
+        if self._likely is None:
+            self._likely = self._think_over()
+        return self._likely.get(request)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        if outcome.request not in self._requests:
+        row = self._rows.get(outcome.request)
+        if row is None:
             return
         self._slots += 1
-        self._evidence.fade(outcome.request)
         drafter, seconds = self._roster.drafter(outcome), self._roster.slot_seconds(outcome)
         if seconds is None:
-            return
-        if outcome.lane is None:
-            self._evidence.add_plain(outcome.committed, seconds)
-        elif drafter is not None:
-            self._learn(outcome.request, outcome.lane, drafter, outcome.committed, seconds)
-            self._evidence.bound_plain(outcome.seconds - outcome.draft_s)
+            self._evidence.slot(row, None)
+        elif outcome.lane is None:
+            self._evidence.slot(row, PLAIN, outcome.committed, seconds)
+        elif drafter is None:
+            self._evidence.slot(row, None)
+        else:
+            self._evidence.slot(row, drafter, outcome.committed, seconds)
+            without_s = outcome.seconds - outcome.draft_s
+            self._evidence.bound_plain(1.0 + outcome.accepted_free, without_s)
+            self._catch_up(outcome.request, row, outcome.lane)
 
     def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
-        if request in self._requests and lane in self._roster.lanes:
-            self._learn(request, lane, self._roster.lanes[lane].drafter, tokens, seconds)
+        row = self._rows.get(request)
+        if row is not None and lane in self._roster.lanes:
+            self._likely = None
+            self._evidence.score(row, self._roster.lanes[lane].drafter, tokens, seconds)
+            self._catch_up(request, row, lane)
 
     def forget(self, request: str) -> None:
-        self._requests.pop(request, None)
-        self._evidence.forget(request)
-        self._mapping.pop(request, None)
+        row = self._rows.drop(request)
+        if row is not None:
+            self._likely = None
+            self._evidence.forget(row)
+            self._caught_up[row] = 0.0
+            self._mapping.pop(request, None)
 
-    def _learn(self, request: str, lane: str, drafter: str, tokens: float, seconds: float) -> None:
-        self._evidence.add(request, drafter, tokens, seconds)
+    def export(self) -> Statistics:
+        return self._evidence.export()
+
+    def pool(self, others: Statistics) -> None:
+        self._evidence.pool(others)
+
+    def _catch_up(self, request: str, row: int, lane: str) -> None:
         view = self._roster.requests.get(request)
         if view is not None:
-            self._requests[request].caught_up[lane] = view.context
+            self._caught_up[row, self._lanes.index(lane)] = view.context
 
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
     ) -> dict[str, str | None]:
-        values = np.zeros((len(requests), len(lanes)))
-        plain = np.zeros(len(requests))
-        for row, request in enumerate(requests):
-            known = self._requests.setdefault(request.name, _Request())
-            known.caught_up = {lane.name: known.caught_up.get(lane.name, 0) for lane in lanes}
-            values[row] = self._values(request, known, lanes)
-            plain[row] = self._goodput(request.name, PLAIN)
-            if self._mapping.get(request.name, PLAIN) is None:
-                plain[row] *= 1 + self._params.stay
+        rows = self._rows_of(requests, lanes)
+        goodput = self._goodput(rows)
+        values = self._values(requests, lanes, goodput, rows)
+        plain = goodput[:, self._evidence.number(PLAIN)]
         names = [request.name for request in requests]
+        loyal = 1 + self._params.stay
+        for row, name in enumerate(names):
+            here = self._mapping.get(name, PLAIN)
+            if here is None:
+                plain[row] *= loyal
+            elif here in self._roster.lanes:
+                values[row, self._lanes.index(here)] *= loyal
         return Seats(lanes).match(names, values, plain, self._mapping)
 
-    def _values(
-        self, request: RequestView, known: _Request, lanes: Sequence[LaneView]
-    ) -> list[float]:
-        """Goodput on each lane over the tokens that are left, switching included."""
-        tokens = tokens_left(request, self._params.horizon_tokens)
-        here = self._mapping.get(request.name)
-        goodput: dict[str, float] = {}
-        values = []
-        for lane in lanes:
-            if lane.drafter not in goodput:
-                goodput[lane.drafter] = self._goodput(request.name, lane.drafter)
-            unseen = max(0, request.context - known.caught_up[lane.name])
-            value = after_switch(goodput[lane.drafter], unseen * lane.catch_up_s, tokens)
-            values.append(value * (1 + self._params.stay) if lane.name == here else value)
-        return values
+    def _rows_of(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Ints:
+        """Of all who are here, with a place for everything that may be learned of them."""
+        new = [request.name for request in requests if self._rows.get(request.name) is None]
+        rows = self._rows.of([request.name for request in requests])
+        self._evidence.reserve(len(self._rows))
+        before = {lane: column for column, lane in enumerate(self._lanes)}
+        self._lanes = [lane.name for lane in lanes]
+        caught_up = with_rows(self._caught_up, len(self._rows))
+        self._caught_up = np.zeros((len(caught_up), len(lanes)))
+        for column, lane in enumerate(self._lanes):
+            if lane in before:
+                self._caught_up[:, column] = caught_up[:, before[lane]]
+        drafters = 1 + max((self._evidence.number(lane.drafter) for lane in lanes), default=0)
+        self._draws = with_rows(self._draws, len(self._rows))
+        missing = drafters - self._draws.shape[1]
+        if missing > 0:
+            drawn = self._rng.standard_normal((len(self._draws), missing))
+            self._draws = np.hstack([self._draws, drawn])
+        self._draws[self._rows.of(new)] = self._rng.standard_normal(
+            (len(new), self._draws.shape[1])
+        )
+        return rows
 
-    def _goodput(self, request: str, drafter: str) -> float:
-        """The estimate, as this request doubts it."""
-        draws = self._requests[request].draws
-        if drafter not in draws:
-            draws[drafter] = float(self._rng.standard_normal())
-        doubt = self._params.doubt * draws[drafter] / sqrt(1 + self._evidence.slots(drafter))
-        return self._evidence.goodput(request, drafter) * exp(doubt)
+    def _values(
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        goodput: Floats,
+        rows: Ints,
+    ) -> Floats:
+        """[request, lane]: goodput over the tokens that are left, switching included."""
+        context = np.array([request.context for request in requests], np.float64)
+        unseen = np.maximum(0.0, context[:, None] - self._caught_up[rows])
+        switch_s = unseen * np.array([lane.catch_up_s for lane in lanes])
+        drafters = [self._evidence.number(lane.drafter) for lane in lanes]
+        horizon = self._params.horizon_tokens
+        left = np.array([tokens_left(request, horizon) for request in requests])
+        return after_switch(goodput[:, drafters], switch_s, left[:, None])
+
+    def _think_over(self) -> dict[str, str | None]:
+        names, lanes = list(self._rows), list(self._roster.lanes.values())
+        rows = self._rows.of(names)
+        column = {lane: number for number, lane in enumerate(self._lanes)}
+        hope = self._goodput(rows)
+        hope *= 1 + self._params.curiosity / np.sqrt(1 + self._evidence.own_slots(rows))
+        best = _most_hopeful(
+            hope,
+            np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),
+            np.array([column.get(self._mapping.get(name) or "", _NOWHERE) for name in names]),
+            self._caught_up[rows],
+            np.array([lane.capacity - self._load[lane.name] for lane in lanes], np.int64),
+        )
+        return {
+            name: None if lane == _NOWHERE else lanes[lane].name
+            for name, lane in zip(names, best.tolist(), strict=True)
+        }
+
+    def _goodput(self, rows: Ints) -> Floats:
+        """[request, drafter]: the estimate, as each request doubts it."""
+        goodput = self._evidence.goodput(rows)
+        doubt = self._params.doubt / np.sqrt(1 + self._evidence.slots())
+        return goodput * np.exp(doubt * self._draws[rows, : goodput.shape[1]])
+
+
+@njit(cache=True)
+def _most_hopeful(hope: Floats, drafters: Ints, here: Ints, caught_up: Floats, spare: Ints) -> Ints:
+    """The lane of each request; `drafters` and `spare` places by lane, `here` its lane now."""
+    chosen = np.full(len(here), _NOWHERE)
+    for request in range(len(here)):
+        now = drafters[here[request]] if here[request] != _NOWHERE else _NOWHERE
+        best = (-np.inf, 0.0, 0)
+        for lane in range(len(drafters)):
+            if drafters[lane] != now:
+                worth = (hope[request, drafters[lane]], caught_up[request, lane], spare[lane])
+                if worth > best:
+                    best = worth
+                    chosen[request] = lane
+    return chosen

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.goodput import MeanGoodput
 from policies.selection.roster import Roster
@@ -109,6 +110,12 @@ class Lbss:
         self._epochs.pop(request, None)
         self._goodput.forget(request)
         self._mapping.pop(request, None)
+
+    def export(self) -> Statistics:
+        return self._goodput.export()
+
+    def pool(self, others: Statistics) -> None:
+        self._goodput.pool(others)
 
     def _explores(self, epoch: _Epoch) -> bool:
         return epoch.slot < self._params.alpha

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.goodput import MeanGoodput
 from policies.selection.roster import Roster
@@ -160,6 +161,12 @@ class EpsilonGreedy:
         self._goodput.forget(request)
         self._mapping.pop(request, None)
         self._due.discard(request)
+
+    def export(self) -> Statistics:
+        return self._goodput.export()
+
+    def pool(self, others: Statistics) -> None:
+        self._goodput.pool(others)
 
     def _decide(self, lanes: Sequence[LaneView]) -> dict[str, str | None]:
         """Requests in the middle of a slot stay; then the explorers, then the others."""

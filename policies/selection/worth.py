@@ -1,6 +1,11 @@
 """What a lane is worth to a request that would have to switch to it."""
 
+from typing import TypeVar
+
 from policies.request import RequestView
+from policies.rows import Floats
+
+Number = TypeVar("Number", float, Floats)
 
 
 def tokens_left(request: RequestView, horizon: int) -> float:
@@ -10,6 +15,6 @@ def tokens_left(request: RequestView, horizon: int) -> float:
     return max(1.0, min(whole - request.generated, horizon))
 
 
-def after_switch(goodput: float, switch_s: float, tokens: float) -> float:
+def after_switch(goodput: Number, switch_s: Number, tokens: Number) -> Number:
     """Tokens per second over the next `tokens`, where the switch takes its time first."""
     return goodput * tokens / (tokens + goodput * switch_s)

@@ -13,7 +13,7 @@ from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundCont
 from policies.request import RequestView
 from policies.speculation.forest import Floats, Forest, Ints, depth_left, room, tokens_read
 from policies.speculation.memoryless import Memoryless
-from policies.speculation.slo import need
+from policies.speculation.slo import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class AdaServe(Memoryless):
     ) -> list[Mask]:
         forest = Forest.of(candidates)
         budget = room(len(candidates), context)
-        needs = self._needs(candidates, forest, context, now, min(budget, len(forest)))
+        needs = self._needs(candidates, forest, context, now, min(budget, forest.nodes))
         for_slo = slo_customized(forest, needs, self._params.most_for_slo, budget)
         if not self._params.throughput_step:
             return forest.masks(for_slo)
@@ -80,7 +80,7 @@ class AdaServe(Memoryless):
         tokens = len(requests) + drafts + context.other_tokens
         verdict_s = now + context.waiting_s
         verdict_s += context.verify.predict(tokens_read(requests), tokens)
-        return np.array([need(request, verdict_s) for request in requests])
+        return Standing.of(requests).needs(verdict_s)
 
 
 def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Ints:
@@ -89,14 +89,13 @@ def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Int
     by_tree = np.lexsort((-forest.path, forest.owner))
     gains = np.cumsum(forest.path[by_tree])
     kept: list[Ints] = []
-    ends = np.cumsum(forest.sizes)
     for request in np.argsort(-needs, kind="stable").tolist():
-        size = int(forest.sizes[request])
+        first, end = int(forest.starts[request]), int(forest.starts[request + 1])
+        size = end - first
         if needs[request] <= 1.0 or budget <= 0:
             break
         if not size:
             continue
-        first, end = int(ends[request]) - size, int(ends[request])
         capped = min(float(needs[request]), float(forest.depth[first:end].max()) + 1.0)
         before = gains[first - 1] if first else 0.0
         wanted = int(np.searchsorted(gains[first:end] - before, capped - 1.0)) + 1

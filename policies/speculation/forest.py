@@ -1,26 +1,28 @@
 """The draft trees of a round as one set of flat arrays, and what its forward costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
+from policies.cost import Bent, bent_seconds
 from policies.protocols import Candidate, Mask, RoundContext
 from policies.request import RequestView
-
-_STRAIGHT = 1e-9
-"""Relative error of a point on a straight line."""
+from policies.tree import ROOT
+from policies.trees import FlatTrees, flatten
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Forest:
+class Forest(NamedTuple):
     """All nodes of all candidates, tree behind tree, each in its own topological order."""
 
-    sizes: Ints
+    starts: Ints
+    """Candidate c has the nodes from starts[c] up to starts[c + 1]."""
     owner: Ints
     """Which candidate a node belongs to."""
     depth: Ints
@@ -29,33 +31,26 @@ class Forest:
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Forest":
-        sizes = np.array([len(one.tree.tokens) for one in candidates], np.int64)
-        owner = np.repeat(np.arange(len(candidates)), sizes)
-        if not len(owner):
-            return cls(sizes, owner, owner, np.zeros(0))
-        parents = np.concatenate([one.tree.parents for one in candidates]).astype(np.int64)
-        depth = np.concatenate([one.tree.depth for one in candidates]).astype(np.int64)
-        path = np.concatenate([one.tree.confidence for one in candidates]).astype(np.float64)
-        above = parents + (np.cumsum(sizes) - sizes)[owner]
-        # A level at a time: as many steps as the deepest tree has levels, whatever the number
-        # of nodes.
-        for level in range(2, int(depth.max()) + 1):
-            of_level = np.flatnonzero(depth == level)
-            path[of_level] *= path[above[of_level]]
-        return cls(sizes, owner, depth, path)
+        flat = flatten([one.tree for one in candidates])
+        owner, path = _paths(flat)
+        return cls(flat.starts, owner, flat.depth.astype(np.int64), path)
 
-    def __len__(self) -> int:
+    @property
+    def sizes(self) -> Ints:
+        return np.diff(self.starts)
+
+    @property
+    def nodes(self) -> int:
         return len(self.owner)
 
     def gains(self, kept: Ints) -> Floats:
         """Σ f of each candidate's kept nodes: the draft tokens that it should gain."""
-        tokens = np.bincount(self.owner[kept], self.path[kept], len(self.sizes))
+        tokens = np.bincount(self.owner[kept], self.path[kept], len(self.starts) - 1)
         return tokens.astype(np.float64)
 
     def trusted(self, trust: Floats) -> "Forest":
         """With each tree's confidences scaled by what its request has made of them so far."""
-        path = np.minimum(self.path * trust[self.owner], 1.0)
-        return Forest(self.sizes, self.owner, self.depth, path)
+        return self._replace(path=np.minimum(self.path * trust[self.owner], 1.0))
 
     def best_first(self) -> Ints:
         """Nodes by path confidence, descending; a parent stands before its children, for it is
@@ -68,10 +63,10 @@ class Forest:
 
     def masks(self, kept: Ints) -> list[Mask]:
         """The kept nodes as one mask per candidate."""
-        mask = np.zeros(len(self), np.bool_)
+        mask = np.zeros(self.nodes, np.bool_)
         mask[kept] = True
-        ends = np.cumsum(self.sizes).tolist()
-        return [mask[end - size : end] for size, end in zip(self.sizes.tolist(), ends, strict=True)]
+        bounds = self.starts.tolist()
+        return [mask[begin:end] for begin, end in pairwise(bounds)]
 
 
 def room(requests: int, context: RoundContext) -> int:
@@ -85,27 +80,31 @@ def tokens_read(requests: Sequence[RequestView]) -> int:
 
 
 def verify_seconds(context: RoundContext, read: float, roots: int, most: int) -> Floats:
-    """Of one verification with 0, 1, ... `most` draft tokens beside the roots.
-
-    Our cost models are convex in the tokens, so where the middle of a stretch lies on its chord
-    all of it does: a few points tell the whole curve.
-    """
-    fixed = roots + context.other_tokens
-    known = {nodes: context.verify.predict(read, fixed + nodes) for nodes in (0, most)}
-    open_stretches = [(0, most)]
-    while open_stretches:
-        low, high = open_stretches.pop()
-        middle = (low + high) // 2
-        if middle == low:
-            continue
-        seconds = known[middle] = context.verify.predict(read, fixed + middle)
-        rise = (known[high] - known[low]) / (high - low)
-        if abs(known[low] + rise * (middle - low) - seconds) > _STRAIGHT * seconds:
-            open_stretches += [(low, middle), (middle, high)]
-    points = sorted(known)
-    return np.interp(np.arange(most + 1), points, [known[nodes] for nodes in points])
+    """Of one verification with 0, 1, ... `most` draft tokens beside the roots."""
+    return _seconds_by_nodes(context.verify.bent, read, roots + context.other_tokens, most)
 
 
 def depth_left(request: RequestView) -> int:
     """Draft tokens that the output has room for, beside the target's own."""
     return max(0, request.max_tokens - request.generated - 1)
+
+
+@njit(cache=True)
+def _seconds_by_nodes(cost: Bent, read: float, fixed: int, most: int) -> Floats:
+    seconds = np.empty(most + 1)
+    for nodes in range(most + 1):
+        seconds[nodes] = bent_seconds(cost, read, float(fixed + nodes))
+    return seconds
+
+
+@njit(cache=True)
+def _paths(flat: FlatTrees) -> tuple[Ints, Floats]:
+    owner = np.empty(len(flat.tokens), np.int64)
+    path = flat.confidence.astype(np.float64)
+    for tree in range(len(flat.starts) - 1):
+        begin = flat.starts[tree]
+        for node in range(begin, flat.starts[tree + 1]):
+            owner[node] = tree
+            if flat.parents[node] != ROOT:
+                path[node] *= path[begin + flat.parents[node]]
+    return owner, path

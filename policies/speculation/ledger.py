@@ -6,10 +6,12 @@ realised tokens are so noisy over a window that some request of a batch would al
 by chance alone. Where expectations are wrong, `Trust` mends them.
 """
 
-from collections import deque
-from collections.abc import Sequence
+import numpy as np
+from numba import njit
 
-from policies.request import RequestView, RoundOutcome
+from policies.protocols import Mask
+from policies.rows import with_rows
+from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import TimeCaps
 
 _TRUST_PRIOR = 8.0
@@ -20,71 +22,99 @@ _LEAST_TRUST, _MOST_TRUST = 0.25, 1.25
 
 
 class Ledger:
-    """One account per request: tokens gained minus `promise` × rounds of plain decoding."""
+    """One account per request, a row: tokens gained minus `promise` × rounds of plain decoding."""
 
     def __init__(self, promise: float, window: int, repay: float) -> None:
         self._promise, self._window, self._repay = promise, window, repay
-        self._rounds: dict[str, deque[float]] = {}
-        self._credit: dict[str, float] = {}
+        self._rounds = np.zeros((0, window))
+        """Entries of the last rounds, each over the oldest."""
+        self._entries = np.zeros(0)
+        """How many there were."""
+        self._credit = np.zeros(0)
 
-    def enter(self, request: str, tokens: float, slowdown: float) -> None:
-        """A round that gains `tokens` and takes `slowdown` times as long as a plain one."""
-        rounds = self._rounds.setdefault(request, deque(maxlen=self._window))
-        leaves = rounds[0] if len(rounds) == self._window else 0.0
-        rounds.append(tokens - self._promise * slowdown)
-        self._credit[request] = self.credit(request) + rounds[-1] - leaves
+    def reserve(self, rows: int) -> None:
+        self._rounds = with_rows(self._rounds, rows)
+        self._entries = with_rows(self._entries, rows)
+        self._credit = with_rows(self._credit, rows)
 
-    def credit(self, request: str) -> float:
-        """Tokens ahead of the promise; negative: owed."""
-        return self._credit.get(request, 0.0)
+    def enter(self, rows: Ints, tokens: Floats, slowdown: float) -> None:
+        """A round that gains each `tokens` and takes `slowdown` times as long as a plain one."""
+        entries = tokens - self._promise * slowdown
+        _enter(rows, entries, self._rounds, self._entries, self._credit)
 
-    def forget(self, request: str) -> None:
-        self._rounds.pop(request, None)
-        self._credit.pop(request, None)
+    def forget(self, row: int) -> None:
+        for account in (self._rounds, self._entries, self._credit):
+            account[row] = 0.0
 
-    def caps(self, requests: Sequence[RequestView], plain_s: float) -> TimeCaps:
-        """1 + g + credit ≥ promise · T / T_plain for each request without an SLO; what it is
-        owed is repaid in parts, so that one bad round does not stop the whole batch."""
-        caps = TimeCaps.none(len(requests))
-        per_token_s = plain_s / self._promise
-        for number, request in enumerate(requests):
-            if request.slo.tpot_s is None:
-                credit = self._credit.get(request.name, 0.0)
-                allowance = credit if credit >= 0.0 else self._repay * credit
-                caps.slope[number] = per_token_s
-                caps.offset[number] = per_token_s * allowance
-        return caps
+    def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:
+        """1 + g + credit ≥ promise · T / T_plain for each request that it binds; what is owed is
+        repaid in parts, so that one bad round does not stop the whole batch."""
+        return TimeCaps(*_caps(rows, binds, self._credit, self._repay, plain_s / self._promise))
 
 
 class Trust:
-    """How many tokens a request accepts for each that its calibrated confidences promise.
+    """How many tokens a request, a row, accepts for each that its calibrated confidences promise.
 
     Calibration pools a drafter's requests; this is what one request differs by.
     """
 
     def __init__(self) -> None:
-        self._promised: dict[str, float] = {}
-        self._accepted: dict[str, float] = {}
-        self._open: dict[str, float] = {}
+        self._promised = np.zeros(0)
+        self._accepted = np.zeros(0)
+        self._open = np.zeros(0)
 
-    def of(self, request: str) -> float:
-        promised = self._promised.get(request)
-        if promised is None:
-            return 1.0
-        trust = (self._accepted[request] + _TRUST_PRIOR) / (promised + _TRUST_PRIOR)
-        return min(max(trust, _LEAST_TRUST), _MOST_TRUST)
+    def reserve(self, rows: int) -> None:
+        self._promised = with_rows(self._promised, rows)
+        self._accepted = with_rows(self._accepted, rows)
+        self._open = with_rows(self._open, rows)
 
-    def promise(self, request: str, tokens: float) -> None:
+    def of(self, rows: Ints) -> Floats:
+        return _trust(rows, self._promised, self._accepted)
+
+    def promise(self, rows: Ints, tokens: Floats) -> None:
         """What the nodes that are being verified should bring."""
-        self._open[request] = tokens
+        self._open[rows] = tokens
 
-    def settle(self, outcome: RoundOutcome) -> None:
-        name = outcome.request
-        tokens = self._open.pop(name, 0.0)
-        if tokens > 0.0:
-            self._promised[name] = _TRUST_FADE * self._promised.get(name, 0.0) + tokens
-            self._accepted[name] = _TRUST_FADE * self._accepted.get(name, 0.0) + outcome.accepted
+    def settle(self, rows: Ints, accepted: Floats) -> None:
+        _settle(rows, accepted, self._open, self._promised, self._accepted)
 
-    def forget(self, request: str) -> None:
+    def forget(self, row: int) -> None:
         for known in (self._promised, self._accepted, self._open):
-            known.pop(request, None)
+            known[row] = 0.0
+
+
+@njit(cache=True)
+def _enter(rows: Ints, entries: Floats, rounds: Floats, count: Floats, credit: Floats) -> None:
+    window = rounds.shape[1]
+    for number, row in enumerate(rows):
+        place = int(count[row]) % window
+        credit[row] += entries[number] - rounds[row, place]
+        rounds[row, place] = entries[number]
+        count[row] += 1.0
+
+
+@njit(cache=True)
+def _caps(rows: Ints, binds: Mask, credit: Floats, repay: float, per_token_s: float) -> Floats:
+    slope, offset = caps = np.zeros((2, len(rows)))
+    offset[:] = np.inf
+    for number, row in enumerate(rows):
+        if binds[number]:
+            allowance = credit[row] if credit[row] >= 0.0 else repay * credit[row]
+            slope[number] = per_token_s
+            offset[number] = per_token_s * allowance
+    return caps
+
+
+@njit(cache=True)
+def _trust(rows: Ints, promised: Floats, accepted: Floats) -> Floats:
+    trust = (accepted[rows] + _TRUST_PRIOR) / (promised[rows] + _TRUST_PRIOR)
+    return np.minimum(np.maximum(trust, _LEAST_TRUST), _MOST_TRUST)
+
+
+@njit(cache=True)
+def _settle(rows: Ints, tokens: Floats, open_: Floats, promised: Floats, accepted: Floats) -> None:
+    for number, row in enumerate(rows):
+        if open_[row] > 0.0:
+            promised[row] = _TRUST_FADE * promised[row] + open_[row]
+            accepted[row] = _TRUST_FADE * accepted[row] + tokens[number]
+            open_[row] = 0.0

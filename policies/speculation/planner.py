@@ -11,19 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.calibration import IDENTITY, Calibration
+from policies.cost import FOR_NOTHING
 from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
+from policies.rows import Rows
 from policies.speculation.belief import Beliefs
-from policies.speculation.forest import (
-    Floats,
-    Forest,
-    Ints,
-    depth_left,
-    room,
-    tokens_read,
-    verify_seconds,
-)
-from policies.speculation.growth import GrowthRule, RoundCosts
+from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
+from policies.speculation.growth import GrowthRule, RoundCosts, prospects
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
     Choice,
@@ -33,7 +27,7 @@ from policies.speculation.prefix import (
     best_prefix,
     urgent_nodes,
 )
-from policies.speculation.slo import decoding_s, need
+from policies.speculation.slo import Standing
 from policies.speculation.width import best_width
 
 _USUAL_STEP = 0.2
@@ -77,7 +71,7 @@ class Planner:
         self._beliefs = Beliefs(self._params.prior_acceptance, self._params.prior_weight)
         self._ledger = Ledger(self._params.no_harm, self._params.window, self._params.repay)
         self._trust = Trust()
-        self._lane_of: dict[str, str] = {}
+        self._rows = Rows()
         self._explore_s: dict[str, float] = {}
         """By lane: seconds that may be spent on finding out."""
         self._usual_s = 0.0
@@ -88,19 +82,17 @@ class Planner:
     def plan(
         self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
     ) -> DraftPlan:
-        for request in batch:
-            self._lane_of[request.name] = lane
-        depths = np.array([depth_left(request) for request in batch])
-        rule = self._rule(batch, lane, context, now)
-        able = np.flatnonzero(depths > 0)
+        standing, rows = Standing.of(batch), self._rows_of(batch)
+        rule = self._rule(batch, standing, rows, lane, context, now)
+        able = np.flatnonzero(standing.left)
         begins = np.zeros(len(batch), np.bool_)
         begins[able] = rule.worthwhile(able, 0)
-        begins[self._explorers(batch, lane, rule, able, begins)] = True
+        begins[self._explorers(rows, lane, rule, able, begins)] = True
         if not begins.any():
             return DraftPlan([DraftLimit(0)] * len(batch))
-        depths = np.where(begins, np.minimum(depths, self._params.max_depth), 0)
-        limits = [DraftLimit(depth, rule.width) for depth in depths.tolist()]
-        return DraftPlan(limits, rule)
+        depths = np.where(begins, np.minimum(standing.left, self._params.max_depth), 0.0).tolist()
+        limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
+        return DraftPlan([limit[depth] for depth in depths], rule)
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float
@@ -108,48 +100,59 @@ class Planner:
         if not candidates:
             return []
         requests = [candidate.request for candidate in candidates]
+        standing, rows = Standing.of(requests), self._rows_of(requests)
         promised = Forest.of(candidates)
-        self._learn(requests, promised)
-        trust = np.array([self._trust.of(request.name) for request in requests])
-        forest = promised.trusted(trust)
-        most = min(len(forest), room(len(requests), context))
-        verify_s = verify_seconds(context, tokens_read(requests), len(requests), most)
+        self._beliefs.observe(rows, candidates, promised, context.draft.keys())
+        forest = promised.trusted(self._trust.of(rows))
+        most = min(forest.nodes, room(len(requests), context))
+        verify_s = verify_seconds(context, float(standing.context.sum()), len(requests), most)
         drafting_s = max(candidate.drafting_s for candidate in candidates)
         # Two verdicts of a request lie so far apart, by the number of draft tokens.
         seconds = drafting_s + context.waiting_s + verify_s
         plain_s = float(seconds[0]) - drafting_s
-        no_harm = self._no_harm_caps(requests, plain_s)
-        choice = self._choose(requests, forest, seconds, now - drafting_s, no_harm)
+        no_harm = self._no_harm_caps(standing, rows, plain_s)
+        choice = self._choose(standing, forest, seconds, now - drafting_s, no_harm)
         self.needs_over_harm += choice.needs_over_harm
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
         slowdown = choice.seconds / plain_s if plain_s > 0.0 else 1.0
-        tokens = promised.gains(choice.nodes)
-        for request, gain, before_trust in zip(
-            requests, choice.gain.tolist(), tokens.tolist(), strict=True
-        ):
-            self._ledger.enter(request.name, 1.0 + gain, slowdown)
-            self._trust.promise(request.name, before_trust)
+        self._ledger.enter(rows, 1.0 + choice.gain, slowdown)
+        self._trust.promise(rows, promised.gains(choice.nodes))
         return forest.masks(choice.nodes)
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        for outcome in outcomes:
-            self._trust.settle(outcome)
+        known = [one for one in outcomes if self._rows.get(one.request) is not None]
+        if known:
+            rows = self._rows.of([one.request for one in known])
+            self._trust.settle(rows, np.array([float(one.accepted) for one in known]))
 
     def forget(self, request: str) -> None:
-        self._lane_of.pop(request, None)
-        self._beliefs.forget(request)
-        self._ledger.forget(request)
-        self._trust.forget(request)
+        row = self._rows.drop(request)
+        if row is not None:
+            self._beliefs.forget(row)
+            self._ledger.forget(row)
+            self._trust.forget(row)
+
+    def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
+        rows = self._rows.of([request.name for request in requests])
+        for accounts in (self._beliefs, self._ledger, self._trust):
+            accounts.reserve(len(self._rows))
+        return rows
 
     # -- planning ------------------------------------------------------------------------------
 
     def _rule(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
+        self,
+        batch: Sequence[RequestView],
+        standing: Standing,
+        rows: Ints,
+        lane: str,
+        context: RoundContext,
+        now: float,
     ) -> GrowthRule:
         costs = RoundCosts(
-            verify=context.verify,
-            draft=context.draft.get(lane),
-            read=tokens_read(batch),
+            verify=context.verify.bent,
+            draft=context.draft[lane].bent if lane in context.draft else FOR_NOTHING,
+            read=float(standing.context.sum()),
             fixed=len(batch) + context.other_tokens,
             waiting_s=context.waiting_s,
             room=room(len(batch), context),
@@ -157,28 +160,24 @@ class Planner:
         )
         plain_s = costs.seconds(0, 0.0)
         calibration = self._calibrations.get(lane)
-        acceptance = np.array(self._beliefs.acceptances([one.name for one in batch], lane))
-        needs = _needs(batch, now + max(plain_s, self._usual_s)) - 1.0
-        # Of a chain to the greatest depth: p + p² + ...
-        within_reach = needs <= np.sum(
-            acceptance[:, None] ** np.arange(1, self._params.max_depth + 1), axis=1
-        )
-        slo = self._slo_caps(batch, now)
-        slo.offset[~within_reach] = np.inf  # lost in this round, whatever it costs the others
+        acceptance, added = self._beliefs.of(rows, lane)
         return GrowthRule(
             costs=costs,
             objective=self._params.objective,
             names=tuple(request.name for request in batch),
-            context=np.array([request.context for request in batch]),
-            acceptance=acceptance,
-            needs=needs,
-            promised=np.where(within_reach, np.maximum(needs, 0.0), 0.0),
-            tpot=np.array([request.slo.tpot_s or 0.0 for request in batch]),
-            caps=slo.beside(self._no_harm_caps(batch, plain_s)),
-            trust=np.array([self._trust.of(request.name) for request in batch]),
+            prospects=prospects(
+                standing,
+                acceptance,
+                self._trust.of(rows) * added,
+                self._no_harm_caps(standing, rows, plain_s),
+                now,
+                now + max(plain_s, self._usual_s),
+                self._params.max_depth,
+            ),
             survival=calibration.survival if calibration else IDENTITY,
             width=best_width(
                 acceptance,
+                added,
                 self._sibling_shares(lane),
                 costs,
                 self._params.objective,
@@ -202,26 +201,26 @@ class Planner:
 
     def _explorers(
         self,
-        batch: Sequence[RequestView],
+        rows: Ints,
         lane: str,
         rule: GrowthRule,
         able: Ints,
         begins: Mask,
-    ) -> list[int]:
+    ) -> Ints:
         """Who drafts although it is not expected to pay: those known least, as far as the
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
         plain_s = rule.costs.seconds(0, 0.0)
         saved_s = self._explore_s.get(lane, 0.0) + self._params.explore * plain_s
         self._explore_s[lane] = saved_s = min(saved_s, plain_s)
-        idle = [number for number in able.tolist() if not begins[number]]
-        if not idle:
-            return []
-        idle.sort(key=lambda number: self._beliefs.evidence(batch[number].name, lane))
+        idle = able[~begins[able]]
+        if not len(idle):
+            return idle
+        idle = idle[np.argsort(self._beliefs.evidence(rows[idle], lane), kind="stable")]
         begun = np.flatnonzero(begins)
         idle = idle[: max(0, rule.begin_at_most(len(able)) - len(begun))]
         without_s, cap_s = rule.round_s(begun), rule.tightest_cap_s()
-        while idle:
-            with_s = rule.round_s(np.concatenate([begun, np.array(idle)]))
+        while len(idle):
+            with_s = rule.round_s(np.concatenate([begun, idle]))
             if with_s - without_s <= saved_s and with_s <= cap_s:
                 self._explore_s[lane] = saved_s - (with_s - without_s)
                 break
@@ -230,49 +229,30 @@ class Planner:
 
     # -- selection -----------------------------------------------------------------------------
 
-    def _learn(self, requests: Sequence[RequestView], forest: Forest) -> None:
-        """Each tree's levels: how much of the one above survived, by calibrated confidence."""
-        if not len(forest):
-            return
-        levels = int(forest.depth.max())
-        where = forest.owner * levels + forest.depth - 1
-        mass = np.bincount(where, forest.path, len(requests) * levels)
-        mass = np.minimum(mass.reshape(-1, levels), 1.0)
-        deepest = np.zeros(len(requests), np.int64)
-        np.maximum.at(deepest, forest.owner, forest.depth)
-        survived = mass.sum(axis=1)
-        last = mass[np.arange(len(requests)), np.maximum(deepest - 1, 0)]
-        reached = 1.0 + survived - last
-        for number in np.flatnonzero(deepest).tolist():
-            name = requests[number].name
-            lane = self._lane_of.get(name)
-            if lane is not None:
-                self._beliefs.observe(name, lane, float(survived[number]), float(reached[number]))
-
     def _choose(
         self,
-        requests: Sequence[RequestView],
+        standing: Standing,
         forest: Forest,
         seconds: Floats,
         begun_s: float,
         no_harm: TimeCaps,
     ) -> Choice:
         """`begun_s`: when the round did, from which `seconds` count."""
-        kind, most, count = self._params.objective, len(seconds) - 1, len(requests)
+        kind, most, count = self._params.objective, len(seconds) - 1, len(standing.context)
         gains = Gains.of(forest)
         ranking = gains.ranked(kind, most)
         value = ranking.objective(kind, count, seconds)
         free = best_prefix(ranking, value, seconds, TimeCaps.none(count), no_harm)
-        slo = self._slo_caps(requests, begun_s)
+        slo = standing.slo_caps(begun_s)
         if np.all(free.seconds <= slo.at(free.gain)):
             return free
-        urgency = _needs(requests, begun_s + free.seconds)
-        least = _needs(requests, begun_s + float(seconds[0]))
+        urgency = standing.needs(begun_s + free.seconds)
+        least = standing.needs(begun_s + float(seconds[0]))
         urgent, hopeless = urgent_nodes(
             gains,
             urgency,
             least,
-            worth_s=np.array([request.slo.tpot_s or 0.0 for request in requests]),
+            worth_s=standing.token_s,
             node_s=float(seconds[-1] - seconds[0]) / max(1, most),
             most=self._params.most_for_need,
         )
@@ -283,21 +263,8 @@ class Planner:
 
     # -- both ----------------------------------------------------------------------------------
 
-    def _slo_caps(self, requests: Sequence[RequestView], since: float) -> TimeCaps:
-        """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`."""
-        caps = TimeCaps.none(len(requests))
-        for number, request in enumerate(requests):
-            if request.slo.tpot_s is not None and request.first_token_s is not None:
-                behind_first = request.generated - 1
-                caps.slope[number] = request.slo.tpot_s
-                caps.offset[number] = request.slo.tpot_s * behind_first - decoding_s(request, since)
-        return caps
-
-    def _no_harm_caps(self, requests: Sequence[RequestView], plain_s: float) -> TimeCaps:
+    def _no_harm_caps(self, standing: Standing, rows: Ints, plain_s: float) -> TimeCaps:
+        """For requests without an SLO."""
         if self._params.objective == "throughput":
-            return TimeCaps.none(len(requests))
-        return self._ledger.caps(requests, plain_s)
-
-
-def _needs(requests: Sequence[RequestView], verdict_s: float) -> Floats:
-    return np.array([need(request, verdict_s) for request in requests])
+            return TimeCaps.none(len(rows))
+        return self._ledger.caps(rows, np.isnan(standing.tpot_s), plain_s)

@@ -6,12 +6,11 @@ best k nodes are its k most probable, and each adds less to log(1 + gain) than t
 merging such sequences by what the next node adds is optimal for every k.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numba import njit
 
-from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints
 
 Objective = Literal["fair", "throughput"]
@@ -21,8 +20,7 @@ _TOLERANCE = 0.01
 anyway, because drafting has taken its time."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimeCaps:
+class TimeCaps(NamedTuple):
     """For each request, how long the round may take if it gains g: slope·(1 + g) + offset."""
 
     slope: Floats
@@ -33,16 +31,11 @@ class TimeCaps:
     def none(cls, requests: int) -> "TimeCaps":
         return cls(np.zeros(requests), np.full(requests, np.inf))
 
-    def beside(self, other: "TimeCaps") -> "TimeCaps":
-        """Both, for requests that have a cap in at most one of them."""
-        return TimeCaps(self.slope + other.slope, np.minimum(self.offset, other.offset))
-
-    def at(self, gain: Floats, request: Ints | slice = slice(None)) -> Floats:
-        return self.slope[request] * (1.0 + gain) + self.offset[request]
+    def at(self, gain: Floats) -> Floats:
+        return self.slope * (1.0 + gain) + self.offset
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gains:
+class Gains(NamedTuple):
     """The nodes of a forest request by request, each request's most probable first."""
 
     nodes: Ints
@@ -52,39 +45,27 @@ class Gains:
     """What the node's request gains from its nodes before it."""
     place: Ints
     """0 for the most probable node of a request."""
+    starts: Ints
+    """Of each request."""
 
     @classmethod
     def of(cls, forest: Forest) -> "Gains":
-        nodes = np.lexsort((-forest.path, forest.owner))
-        owner, path = forest.owner[nodes], forest.path[nodes]
-        first = (np.cumsum(forest.sizes) - forest.sizes)[owner]
-        gained = np.concatenate([[0.0], np.cumsum(path)])
-        return cls(nodes, owner, path, gained[:-1] - gained[first], np.arange(len(nodes)) - first)
+        nodes, before, place = _most_probable_first(forest)
+        return cls(nodes, forest.owner, forest.path[nodes], before, place, forest.starts)
 
     def ranked(self, objective: Objective, most: int) -> "Ranking":
         """By worth; `most`: nodes that the budget lets through."""
-        return self._in_order(np.argsort(-self._worth(objective), kind="stable")[:most], 0)
+        nobody = np.zeros(len(self.starts) - 1, np.int64)
+        return self.needs_first(objective, nobody, np.zeros(len(nobody)), most)
 
     def needs_first(
         self, objective: Objective, urgent: Ints, urgency: Floats, most: int
     ) -> "Ranking":
         """Before all others the `urgent` best of each request, the greatest `urgency` first."""
-        needed = self.place < urgent[self.owner]
-        line = np.where(needed, -urgency[self.owner], np.inf)
-        order = np.lexsort((-self._worth(objective), line))[:most]
-        return self._in_order(order, int(needed[order].sum()))
-
-    def _worth(self, objective: Objective) -> Floats:
-        return self.path / (1.0 + self.before) if objective == "fair" else self.path
-
-    def _in_order(self, order: Ints, urgent: int) -> "Ranking":
-        return Ranking(
-            self.nodes[order], self.owner[order], self.path[order], self.before[order], urgent
-        )
+        return Ranking(*_ranked(self, objective == "fair", urgent, urgency, most))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
+class Ranking(NamedTuple):
     """The nodes of a forest, the most worthwhile first; any prefix is whole down to the roots."""
 
     nodes: Ints
@@ -96,26 +77,10 @@ class Ranking:
 
     def objective(self, kind: Objective, requests: int, seconds: Floats) -> Floats:
         """At every prefix: Σ log(1 + gain) - n·log T, or the logarithm of (n + Σ gain) / T."""
-        if kind == "fair":
-            utility = _running_sum(np.log1p(self.path / (1.0 + self.before)))
-            return utility - requests * np.log(seconds)
-        return np.log(requests + _running_sum(self.path)) - np.log(seconds)
-
-    def time_cap(self, caps: TimeCaps) -> Floats:
-        """At every prefix, the tightest cap of any request.
-
-        A request's cap rises with each of its nodes. A node's own place holds the cap that is in
-        force until it is taken, so the tightest at a prefix is the least in the places behind it.
-        """
-        gain = np.bincount(self.owner, self.path, len(caps.slope)).astype(np.float64)
-        final = caps.at(gain).min(initial=np.inf)
-        until_taken = caps.at(self.before, self.owner)
-        behind = np.minimum.accumulate(until_taken[::-1])[::-1]
-        return np.minimum(np.append(behind, np.inf), final)
+        return _objective(self, kind == "fair", requests, seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     nodes: Ints
     seconds: float
     gain: Floats
@@ -129,13 +94,7 @@ def best_prefix(
 ) -> Choice:
     """Needs, then SLOs, then no harm, then the objective; prefixes shorter than the needs do not
     count. A cap that no prefix keeps is missed as little as can be, within `_TOLERANCE`."""
-    over_slo = np.maximum(seconds - ranking.time_cap(slo), 0.0)[ranking.urgent :]
-    over_harm = np.maximum(seconds - ranking.time_cap(no_harm), 0.0)[ranking.urgent :]
-    allowed = missed_least(over_slo, seconds[0])
-    allowed[allowed] = missed_least(over_harm[allowed], seconds[0])
-    best = int(np.argmax(np.where(allowed, objective[ranking.urgent :], -np.inf)))
-    length = ranking.urgent + best
-    harmed = bool(over_harm[best] > 0.0)
+    length, harmed = _best_length(ranking, objective, seconds, slo, no_harm)
     return Choice(
         ranking.nodes[:length],
         float(seconds[length]),
@@ -144,10 +103,102 @@ def best_prefix(
     )
 
 
-def missed_least(over_s: Floats, plain_s: float) -> Mask:
-    """Which choices keep their cap, or where none does miss it by the least."""
-    least = over_s.min()
-    return over_s <= (least + _TOLERANCE * plain_s if least > 0.0 else 0.0)
+@njit(cache=True)
+def _most_probable_first(forest: Forest) -> tuple[Ints, Floats, Ints]:
+    nodes = np.empty(len(forest.owner), np.int64)
+    place = np.empty(len(nodes), np.int64)
+    before = np.empty(len(nodes))
+    for request in range(len(forest.starts) - 1):
+        begin, end = forest.starts[request], forest.starts[request + 1]
+        nodes[begin:end] = begin + np.argsort(-forest.path[begin:end], kind="mergesort")
+        gained = 0.0
+        for at in range(begin, end):
+            place[at] = at - begin
+            before[at] = gained
+            gained += forest.path[nodes[at]]
+    return nodes, before, place
+
+
+@njit(cache=True)
+def _ranked(
+    gains: Gains, fair: bool, urgent: Ints, urgency: Floats, most: int
+) -> tuple[Ints, Ints, Floats, Floats, int]:
+    worth = gains.path / (1.0 + gains.before) if fair else gains.path
+    needed = gains.place < urgent[gains.owner]
+    by_worth = np.argsort(-worth, kind="mergesort")
+    if needed.any():
+        first = by_worth[needed[by_worth]]
+        first = first[np.argsort(-urgency[gains.owner[first]], kind="mergesort")]
+        by_worth = np.concatenate((first, by_worth[~needed[by_worth]]))
+    order = by_worth[:most]
+    return (
+        gains.nodes[order],
+        gains.owner[order],
+        gains.path[order],
+        gains.before[order],
+        needed[order].sum(),
+    )
+
+
+@njit(cache=True)
+def _objective(ranking: Ranking, fair: bool, requests: int, seconds: Floats) -> Floats:
+    value = np.empty(len(seconds))
+    gained = 0.0 if fair else float(requests)
+    for length in range(len(seconds)):
+        time = np.log(seconds[length])
+        value[length] = gained - requests * time if fair else np.log(gained) - time
+        if length < len(ranking.path):
+            path, before = ranking.path[length], ranking.before[length]
+            gained += np.log1p(path / (1.0 + before)) if fair else path
+    return value
+
+
+@njit(cache=True)
+def _best_length(
+    ranking: Ranking, objective: Floats, seconds: Floats, slo: TimeCaps, no_harm: TimeCaps
+) -> tuple[int, bool]:
+    """How many of the ranking, and whether that misses a no-harm cap."""
+    over_slo = np.maximum(seconds - tightest_cap(ranking, slo), 0.0)
+    over_harm = np.maximum(seconds - tightest_cap(ranking, no_harm), 0.0)
+    slo_limit = missed_by(over_slo[ranking.urgent :].min(), seconds[0])
+    least_harm = np.inf
+    for length in range(ranking.urgent, len(seconds)):
+        if over_slo[length] <= slo_limit:
+            least_harm = min(least_harm, over_harm[length])
+    harm_limit = missed_by(least_harm, seconds[0])
+    best, most = -1, -np.inf
+    for length in range(ranking.urgent, len(seconds)):
+        allowed = over_slo[length] <= slo_limit and over_harm[length] <= harm_limit
+        if allowed and (best < 0 or objective[length] > most):
+            best, most = length, objective[length]
+    return best, over_harm[best] > 0.0
+
+
+@njit(cache=True)
+def tightest_cap(ranking: Ranking, caps: TimeCaps) -> Floats:
+    """At every prefix, the tightest cap of any request.
+
+    A request's cap rises with each of its nodes. A node's own place holds the cap that is in
+    force until it is taken, so the tightest at a prefix is the least in the places behind it.
+    """
+    nodes = len(ranking.nodes)
+    gain = np.zeros(len(caps.slope))
+    for at in range(nodes):
+        gain[ranking.owner[at]] += ranking.path[at]
+    tightest = np.empty(nodes + 1)
+    tightest[nodes] = (caps.slope * (1.0 + gain) + caps.offset).min()
+    for at in range(nodes - 1, -1, -1):
+        request = ranking.owner[at]
+        until_taken = caps.slope[request] * (1.0 + ranking.before[at]) + caps.offset[request]
+        tightest[at] = min(tightest[at + 1], until_taken)
+    return tightest
+
+
+@njit(cache=True)
+def missed_by(least_s: float, plain_s: float) -> float:
+    """By how much a cap may be missed: not at all, or where every choice misses it, by at least
+    `least_s`, by little more than that."""
+    return least_s + _TOLERANCE * plain_s if least_s > 0.0 else 0.0
 
 
 def urgent_nodes(
@@ -163,9 +214,8 @@ def urgent_nodes(
     urgent = np.zeros(len(needs), np.int64)
     needy = np.flatnonzero(needs > 1.0).tolist()
     hopeless: list[int] = []
-    ends = np.cumsum(np.bincount(gains.owner, minlength=len(needs)))
     for number in needy:
-        own = slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+        own = slice(int(gains.starts[number]), int(gains.starts[number + 1]))
         path = gains.path[own]
         reached = np.concatenate([[0.0], gains.before[own] + path])
         if reached[-1] >= needs[number] - 1.0:
@@ -177,7 +227,3 @@ def urgent_nodes(
             wanted = int(np.sum(path * worth_s[number] > node_s * len(needy)))
         urgent[number] = min(wanted, most)
     return urgent, np.array(hopeless, np.int64)
-
-
-def _running_sum(values: Floats) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values)])

@@ -14,8 +14,11 @@ from policies.speculation.memoryless import Memoryless
 
 def keep_what_fits(candidates: Sequence[Candidate], context: RoundContext) -> list[Mask]:
     """Everything that was drafted; where that is too much, shallow nodes go first."""
+    space = room(len(candidates), context)
+    if sum(len(one.tree.tokens) for one in candidates) <= space:
+        return [np.ones(len(one.tree.tokens), np.bool_) for one in candidates]
     forest = Forest.of(candidates)
-    return forest.masks(forest.shallow_first()[: room(len(candidates), context)])
+    return forest.masks(forest.shallow_first()[:space])
 
 
 class Off(Memoryless):

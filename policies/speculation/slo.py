@@ -1,25 +1,77 @@
 """AdaServe's A(r): what a request must gain in this round to keep its time per output token."""
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, nan
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
 
 from policies.request import RequestView
+from policies.speculation.forest import Floats
+from policies.speculation.prefix import TimeCaps
 
 
-def decoding_s(request: RequestView, now: float) -> float:
-    """l of AdaServe, eq. 2: since its first token."""
-    return 0.0 if request.first_token_s is None else now - request.first_token_s
+class Standing(NamedTuple):
+    """How far the requests of a batch have come, and what they were promised, as arrays."""
+
+    context: Floats
+    """Committed tokens."""
+    generated: Floats
+    left: Floats
+    """Draft tokens that the output has room for, beside the target's own."""
+    tpot_s: Floats
+    """nan: promised nothing."""
+    first_s: Floats
+    """When the first token came; nan: not yet."""
+
+    @classmethod
+    def of(cls, requests: Sequence[RequestView]) -> "Standing":
+        facts = [
+            (
+                request.prompt_len + request.generated,
+                request.generated,
+                request.max_tokens - request.generated - 1,
+                request.slo.tpot_s or nan,
+                nan if request.first_token_s is None else request.first_token_s,
+            )
+            for request in requests
+        ]
+        # Copied, so that each column is a run of memory of its own.
+        columns = np.array(facts, np.float64).reshape(-1, 5).T.copy()
+        context, generated, left, tpot_s, first_s = columns
+        return cls(context, generated, np.maximum(left, 0.0), tpot_s, first_s)
+
+    def needs(self, verdict_s: float) -> Floats:
+        """A(r) = (l + t_spec) / t_TPOT - o, where the next verdict comes at the time `verdict_s`.
+
+        o counts the tokens behind the first one, as l counts the time behind it. -inf for a
+        request without an SLO, or still without a first token: it needs nothing of decoding.
+        """
+        return needs_at(self, verdict_s)
+
+    def slo_caps(self, since: float) -> TimeCaps:
+        """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`."""
+        return TimeCaps(*slo_caps(self, since))
+
+    @property
+    def token_s(self) -> Floats:
+        """The TPOT, or 0: what a token sooner is worth."""
+        return np.where(np.isnan(self.tpot_s), 0.0, self.tpot_s)
 
 
-def need(request: RequestView, verdict_s: float) -> float:
-    """A(r) = (l + t_spec) / t_TPOT - o, where the next verdict comes at the time `verdict_s`.
+@njit(cache=True)
+def needs_at(standing: Standing, verdict_s: float) -> Floats:
+    needs = (verdict_s - standing.first_s) / standing.tpot_s - (standing.generated - 1.0)
+    return np.where(np.isnan(needs), -inf, needs)
 
-    o counts the tokens behind the first one, as l counts the time behind it. -inf for a request
-    without an SLO, or still without a first token: it needs nothing of decoding.
-    """
-    if request.slo.tpot_s is None or request.first_token_s is None:
-        return -inf
-    return decoding_s(request, verdict_s) / request.slo.tpot_s - (request.generated - 1)
+
+@njit(cache=True)
+def slo_caps(standing: Standing, since: float) -> Floats:
+    decoding_s = since - standing.first_s
+    allowed_s = standing.tpot_s * (standing.generated - 1.0) - decoding_s
+    binds = ~np.isnan(allowed_s)
+    return np.stack((np.where(binds, standing.tpot_s, 0.0), np.where(binds, allowed_s, inf)))
 
 
 def tightest_tpot(requests: Sequence[RequestView]) -> float:

@@ -45,6 +45,5 @@ class SpecInfer(Memoryless):
 def best_of_each(forest: Forest, nodes: int) -> Ints:
     """Of each tree the `nodes` best by path confidence, in the forest's order."""
     by_tree = np.lexsort((-forest.path, forest.owner))
-    first = np.cumsum(forest.sizes) - forest.sizes
-    place = np.arange(len(forest)) - first[forest.owner]
+    place = np.arange(forest.nodes) - forest.starts[forest.owner]
     return np.sort(by_tree[place < nodes])

@@ -139,7 +139,7 @@ class SpecServe:
         # A leaf is never more probable than what it hangs from, so removing leaves in ascending
         # acceptance, the deepest first on ties, leaves the best nodes in this order.
         best_first = np.lexsort((forest.depth, -forest.path))
-        most = min(len(forest), room(len(candidates), context))
+        most = min(forest.nodes, room(len(candidates), context))
         if self._params.eliminate:
             most = self._eliminate(candidates, forest.path[best_first[:most]], context)
         return forest.masks(best_first[:most])

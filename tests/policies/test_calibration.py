@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.calibration import RANKS, Calibration, CalibrationParams, cap_siblings
-from policies.tree import ROOT, DraftTree, merge
+from policies.calibration import RANKS, Calibration, CalibrationParams
+from policies.tree import ROOT, DraftTree
+from policies.trees import merge_each
 from tests.policies.test_tree import trees
 
 
@@ -91,7 +92,7 @@ def test_siblings_never_exceed_certainty(drafted: list[DraftTree], committed: li
     calibration = Calibration(CalibrationParams(refit_every=1, prior=0.1))
     calibration.observe((tree, committed) for tree in drafted for _ in range(20))
     told = calibration.calibrate(drafted)
-    for tree in [*told, *cap_siblings([merge(told)])]:
+    for tree in [*told, merge_each([told])[0].tree]:
         for parent in {ROOT, *range(len(tree))}:
             assert tree.confidence[tree.parents == parent].sum() <= 1.0 + 1e-5
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cost import (
@@ -17,6 +17,7 @@ from policies.cost import (
     fit_roofline,
     token_budget,
 )
+from policies.online_cost import RefinedCost
 
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (0, 500, 2_000, 8_000)
@@ -121,3 +122,13 @@ def test_budget_without_a_knee() -> None:
     assert token_budget(flat, largest=128) == 128
     steep = RooflineCost(1e-6, gamma=1.0, delta=9e-3, knee=5, gamma_more=0.0)
     assert token_budget(steep, largest=128) == 1
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(0, 300))
+def test_the_common_shape_costs_the_same(context: int, tokens: int) -> None:
+    refined = RefinedCost(BENT)
+    for seconds in (0.02, 0.01, 0.03):
+        refined.observe(100, 40, seconds)
+    for cost in (LINE, BENT, refined):
+        assert cost.bent.predict(context, tokens) == pytest.approx(cost.predict(context, tokens))

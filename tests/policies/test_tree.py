@@ -1,11 +1,13 @@
 """Properties of the draft tree, each against a definition by token paths, not by arrays."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.tree import ROOT, DraftTree, merge
+from policies.tree import ROOT, DraftTree
 
 TOKENS = st.integers(0, 3)
 """Few, so that siblings, shared paths and hits are frequent."""
@@ -78,41 +80,6 @@ def test_every_path_that_is_followed_ends_at_its_own_node(tree: DraftTree) -> No
         assert tree.follow(token_path(tree, node)) == tree.path(node)
 
 
-@given(trees(), st.data())
-def test_prune_keeps_the_chosen_paths_and_nothing_else(
-    tree: DraftTree, data: st.DataObject
-) -> None:
-    keep = data.draw(st.sets(st.sampled_from(range(len(tree))))) if len(tree) else set()
-    pruned = tree.prune(keep)
-    chosen = {token_path(tree, node)[:n] for node in keep for n in range(1, len(tree) + 1)}
-    assert by_path(pruned) == {path: c for path, c in by_path(tree).items() if path in chosen}
-    # Still a tree that build accepts, with the depths that build derives.
-    rebuilt = DraftTree.build(pruned.tokens, pruned.parents, pruned.confidence)
-    assert rebuilt.depth.tolist() == pruned.depth.tolist()
-    # The drafter's order of preference among what is kept stands.
-    order = [path for path in by_path(tree) if path in chosen]
-    assert list(by_path(pruned)) == order
-
-
-@given(st.lists(trees(), max_size=4))
-def test_merge_is_the_union_of_paths_with_the_best_confidence(many: list[DraftTree]) -> None:
-    expected: dict[tuple[int, ...], float] = {}
-    for tree in many:
-        for path, confidence in by_path(tree).items():
-            expected[path] = max(confidence, expected.get(path, 0.0))
-    merged = merge(many)
-    assert len(merged) == len(expected)
-    assert by_path(merged) == expected
-
-
-@given(trees())
-def test_merging_a_tree_with_itself_or_with_nothing_changes_nothing(tree: DraftTree) -> None:
-    merged = merge([DraftTree.empty(), tree, tree])
-    assert merged.tokens.tolist() == tree.tokens.tolist()
-    assert merged.parents.tolist() == tree.parents.tolist()
-    assert merged.confidence.tolist() == tree.confidence.tolist()
-
-
 @given(st.lists(TOKENS, max_size=6))
 def test_a_chain_is_one_path_of_all_its_tokens(tokens: list[int]) -> None:
     chain = DraftTree.chain(tokens)
@@ -151,3 +118,12 @@ def test_the_same_token_below_two_parents_is_two_nodes() -> None:
     assert tree.follow([2, 3]) == [1, 3]
     assert tree.child(0, 3) == 2
     assert tree.child(2, 3) is None
+
+
+@given(trees())
+def test_a_tree_travels_whole_and_small(tree: DraftTree) -> None:
+    packed = pickle.dumps(tree, pickle.HIGHEST_PROTOCOL)
+    assert len(packed) <= 100 + 16 * len(tree)
+    there = pickle.loads(packed)
+    assert by_path(there) == by_path(tree)
+    assert there.depth.tolist() == tree.depth.tolist()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from actors.fleet import TargetSpec, load
+from actors.fleet import load
+from actors.specs import TargetSpec
 from benchmarks.local import KV_TOKENS, drafter
 from benchmarks.requests import mixed_requests
 from benchmarks.simulator.reality import compare

@@ -132,6 +132,17 @@ def test_while_nothing_is_known_requests_try_different_drafters() -> None:
     assert all(tried[name] >= 3 for name in "abcd")
 
 
+def test_a_drafter_that_nobody_has_tried_is_tried_although_plain_decoding_is_known() -> None:
+    policy = Hedge()
+    early = request("early")
+    policy.assign([early], [], 0.0)
+    for _ in range(100):
+        policy.observe(outcome("early", None, 50.0))
+    many = requests(*map(str, range(20)))
+    tried = Counter(policy.assign([early, *many], [lane("a", 40)], 0.0).values())
+    assert 5 <= tried["a"] <= 16
+
+
 @pytest.mark.parametrize(("plain", "choice"), [(30.0, "a"), (60.0, None)])
 def test_decodes_plainly_where_that_has_been_measured_to_be_better(
     plain: float, choice: str | None
@@ -154,6 +165,26 @@ def test_plain_decoding_is_tried_where_drafting_takes_most_of_the_slot() -> None
         policy.observe(drafted if where else plain)
     assert chosen[0] == "a"
     assert set(chosen[-10:]) == {None}
+
+
+@pytest.mark.parametrize(("found_by_lookup", "choice"), [(0, "a"), (3, None)])
+def test_a_lane_is_worth_what_it_adds_to_the_free_drafters(
+    found_by_lookup: int, choice: str | None
+) -> None:
+    """Rounds of four tokens in 50 ms, 10 of them drafting: if lookup had proposed the three that
+    were accepted, the round would have brought as much without the lane, and sooner."""
+    policy = Hedge(SURE)
+    here, lanes = requests("r"), [lane("a")]
+    drafted = RoundOutcome(
+        "r", "a", 4, 4, 3, 4, seconds=0.05, draft_s=0.01, accepted_free=found_by_lookup
+    )
+    alone = RoundOutcome(
+        "r", None, 4, 4, found_by_lookup, 1 + found_by_lookup, 0.04, accepted_free=found_by_lookup
+    )
+    for _ in range(30):
+        where = policy.assign(here, lanes, 0.0)["r"]
+        policy.observe(drafted if where else alone)
+    assert where == choice
 
 
 def test_a_plain_request_returns_once_scores_say_that_drafting_pays() -> None:

@@ -52,7 +52,12 @@ def play(
         chains, drafting_s = draft(plan, batch, accepts, around)
         now += drafting_s
         candidates = [
-            Candidate(one, DraftTree.chain(list(range(n)), [accepts[one.name]] * n), drafting_s)
+            Candidate(
+                one,
+                DraftTree.chain(list(range(n)), [accepts[one.name]] * n),
+                drafting_s,
+                lanes=("lane",),
+            )
             for one, n in zip(batch, chains, strict=True)
         ]
         kept = [int(mask.sum()) for mask in policy.select(candidates, around, now)]

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest
-from policies.speculation.prefix import Gains, Objective, TimeCaps, best_prefix, urgent_nodes
+from policies.speculation.prefix import (
+    Gains,
+    Objective,
+    TimeCaps,
+    best_prefix,
+    tightest_cap,
+    urgent_nodes,
+)
 from policies.tree import DraftTree
 from tests.policies.speculation.rounds import (
     SEEDED,
@@ -120,7 +127,7 @@ def test_time_caps_hold_at_every_prefix(
     slope, offset = np.array(lines[: len(drafted)]).T
     caps = TimeCaps(slope, offset)
     ranking = Gains.of(Forest.of(candidates(drafted))).ranked("fair", 100)
-    along = ranking.time_cap(caps)
+    along = tightest_cap(ranking, caps)
     for length in range(len(ranking.nodes) + 1):
         gains = np.bincount(ranking.owner[:length], ranking.path[:length], len(drafted))
         assert along[length] == pytest.approx(float(np.min(slope * (1 + gains) + offset)))

@@ -1,0 +1,164 @@
+"""All the draft trees of a round at once: in Python, a loop over their nodes would cost more than
+the round may."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from policies.tree import ROOT, DraftTree
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class FlatTrees(NamedTuple):
+    """The nodes of many trees, tree behind tree, each in its own topological order."""
+
+    starts: Ints
+    """Tree t has the nodes from starts[t] up to starts[t + 1]."""
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    """Within their tree."""
+    depth: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+
+
+def starts_of(trees: Sequence[DraftTree]) -> Ints:
+    """Where each tree begins among the nodes of all, and where the last one ends."""
+    return np.array([*accumulate([len(tree.tokens) for tree in trees], initial=0)], np.int64)
+
+
+def flatten(trees: Sequence[DraftTree]) -> FlatTrees:
+    several = trees or [DraftTree.empty()]
+    return FlatTrees(
+        starts_of(trees),
+        np.concatenate([tree.tokens for tree in several]),
+        np.concatenate([tree.parents for tree in several]),
+        np.concatenate([tree.depth for tree in several]),
+        np.concatenate([tree.confidence for tree in several]),
+    )
+
+
+def _split(flat: FlatTrees) -> list[DraftTree]:
+    bounds = flat.starts.tolist()
+    return [
+        DraftTree(
+            flat.tokens[begin:end],
+            flat.parents[begin:end],
+            flat.depth[begin:end],
+            flat.confidence[begin:end],
+        )
+        for begin, end in pairwise(bounds)
+    ]
+
+
+def prune_each(trees: Sequence[DraftTree], keep: Sequence[Mask]) -> list[DraftTree]:
+    """Of each tree the nodes to keep and every ancestor that they stand on, in the old order."""
+    kept = np.concatenate([*keep, np.zeros(0, np.bool_)])
+    if kept.all():
+        return list(trees)
+    return _split(FlatTrees(*_prune(flatten(trees), kept)))
+
+
+class Merged(NamedTuple):
+    """Trees of several drafters as one."""
+
+    tree: DraftTree
+    sources: Ints | None = None
+    """Of each node: bit i is set where the i-th of the trees has it. None: there was but one."""
+
+
+def merge_each(proposed: Sequence[Sequence[DraftTree]]) -> list[Merged]:
+    """Unites the trees of each request by token path; a shared node keeps the best confidence.
+
+    The best, because each drafter's confidence is a lower bound on what is known of the node.
+    Siblings that together exceed certainty are scaled down to it.
+    """
+    if not proposed:
+        return []
+    parts = np.array([len(trees) for trees in proposed], np.int64)
+    *merged, sources = _merge(parts, flatten([tree for trees in proposed for tree in trees]))
+    flat = FlatTrees(*merged)
+    bounds = flat.starts.tolist()
+    return [
+        Merged(tree, sources[begin:end])
+        for tree, (begin, end) in zip(_split(flat), pairwise(bounds), strict=True)
+    ]
+
+
+# Compiled loops take NamedTuples, but give plain tuples back to Python, and few arrays: numba looks
+# up the class of each object that it makes, which costs more than such a loop.
+
+
+@njit(cache=True)
+def _prune(flat: FlatTrees, kept: Mask) -> tuple[NDArray[Any], ...]:
+    starts = np.zeros_like(flat.starts)
+    parents = np.empty_like(flat.parents)
+    new_place = np.empty(len(kept), np.int64)
+    for t in range(len(starts) - 1):
+        begin, end = flat.starts[t], flat.starts[t + 1]
+        for node in range(end - 1, begin - 1, -1):
+            if kept[node] and flat.parents[node] != ROOT:
+                kept[begin + flat.parents[node]] = True
+        count = 0
+        for node in range(begin, end):
+            if kept[node]:
+                above = flat.parents[node]
+                parents[starts[t] + count] = ROOT if above == ROOT else new_place[begin + above]
+                new_place[node] = count
+                count += 1
+        starts[t + 1] = starts[t] + count
+    return (
+        starts,
+        flat.tokens[kept],
+        parents[: starts[-1]],
+        flat.depth[kept],
+        flat.confidence[kept],
+    )
+
+
+@njit(cache=True)
+def _merge(parts: Ints, flat: FlatTrees) -> tuple[NDArray[Any], ...]:
+    nodes = len(flat.tokens)
+    starts = np.zeros(len(parts) + 1, np.int64)
+    tokens, parents = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
+    depth, confidence = np.empty(nodes, np.int32), np.empty(nodes, np.float32)
+    sources = np.zeros(nodes, np.int64)
+    place = np.empty(nodes, np.int64)
+    part = 0
+    for request in range(len(parts)):
+        begin = end = starts[request]
+        for bit in range(parts[request]):
+            first = flat.starts[part]
+            for node in range(first, flat.starts[part + 1]):
+                above = flat.parents[node]
+                parent = ROOT if above == ROOT else place[first + above]
+                at = begin
+                while at < end and (parents[at] != parent or tokens[at] != flat.tokens[node]):
+                    at += 1
+                if at == end:
+                    tokens[at], parents[at] = flat.tokens[node], parent
+                    depth[at], confidence[at] = flat.depth[node], flat.confidence[node]
+                    end += 1
+                else:
+                    confidence[at] = max(confidence[at], flat.confidence[node])
+                sources[at] |= 1 << bit
+                place[node] = at - begin
+            part += 1
+        cap_siblings(parents[begin:end], confidence[begin:end])
+        starts[request + 1] = end
+    return starts, tokens[:end], parents[:end], depth[:end], confidence[:end], sources[:end]
+
+
+@njit(cache=True)
+def cap_siblings(parents: NDArray[np.int32], confidence: NDArray[np.float32]) -> None:
+    """Of one tree, in place: siblings sum to at most 1."""
+    total = np.zeros(len(parents) + 1)
+    for node in range(len(parents)):
+        total[parents[node] + 1] += confidence[node]
+    for node in range(len(parents)):
+        confidence[node] /= max(total[parents[node] + 1], 1.0)

@@ -1,0 +1,64 @@
+"""Compiled loops are compiled, or read from the disk, at their first call: better before a request
+waits for it."""
+
+from functools import cache
+
+import numpy as np
+
+from policies.calibration import Calibration
+from policies.catalogue import make_selection, make_speculation
+from policies.cost import LinearCost
+from policies.protocols import Candidate, RoundContext
+from policies.request import LaneView, RequestView, RoundOutcome, Slo
+from policies.tree import DraftTree
+from policies.trees import merge_each, prune_each
+
+
+@cache
+def warm_up() -> None:
+    """Plays rounds with the default policies, once in a process."""
+    verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
+    context = RoundContext(verify, {"costly": draft}, verify_budget=64, draft_budget=64)
+    lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
+    requests = [
+        RequestView(
+            str(number),
+            arrival_s=0.0,
+            prompt_len=8,
+            max_tokens=64,
+            slo=Slo(tpot_s=0.001 if number else None),
+            generated=2,
+            first_token_s=0.0,
+        )
+        for number in range(2)
+    ]
+    calibration = Calibration()
+    planner = make_speculation("planner", calibrations={"costly": calibration})
+    hedge = make_selection("hedge")
+    free, costly = DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.build([1, 3], [-1, 0], [0.9, 0.4])
+    for now in (1.0, 2.0):
+        hedge.assign(requests, lanes, now)
+        plan = planner.plan(requests, "costly", context, now)
+        if plan.rule is not None:
+            names = [request.name for request in requests]
+            for depth in range(3):
+                level = costly.confidence[max(0, depth - 1) : depth]
+                plan.rule(depth, names, [level] * len(names))
+        [told] = calibration.calibrate([costly])
+        calibration.observe([(costly, (1, 3, 4))] * 64)
+        merged = merge_each([[free, told], [told, free]])
+        candidates = [
+            Candidate(request, tree, 0.001, ("lookup", "costly"), sources)
+            for request, (tree, sources) in zip(requests, merged, strict=True)
+        ]
+        planner.select(candidates, context, now)
+        prune_each([costly], [np.array([True, False])])
+        outcomes = [
+            RoundOutcome(request.name, "costly", 3, 2, 1, 2, 0.02, 0.01, 0.001)
+            for request in requests
+        ]
+        planner.observe(outcomes, now)
+        for outcome in outcomes:
+            hedge.observe(outcome)
+            hedge.observe_score(outcome.request, "other", 2.0, 0.02)
+            hedge.likely_next(outcome.request)

@@ -1,0 +1,208 @@
+"""Replicas that tell each other what they have seen know as much as one that has seen it all."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from policies.calibration import Calibration, CalibrationParams
+from policies.catalogue import make_selection
+from policies.pooling import Pooled, Statistics, apart, scaled, split, together, total, vectors
+from policies.protocols import Selection
+from policies.selection.hedge import Hedge
+from policies.tree import DraftTree
+from tests.policies.selection.play import lane, outcome, request
+
+LANES = [lane("a"), lane("b")]
+CERTAIN = {
+    "hedge": {"doubt": 0.0},
+    "lbss": {"alpha": 2, "beta": 2, "switch_weight": 0.0},
+    "epsilon_greedy": {"epsilon": 0.0},
+    "spin_epsilon_greedy": {"epsilon": 1.0},
+}
+"""The learners, with as little chance as they allow."""
+
+
+def pooled(policy: Selection) -> Pooled:
+    assert isinstance(policy, Pooled)
+    return policy
+
+
+def summed(*parts: Statistics) -> Statistics:
+    return total([(known, 1.0) for part in parts if (known := vectors(part)) is not None])
+
+
+def fresh(name: str) -> Selection:
+    return make_selection(name, CERTAIN[name])
+
+
+def experienced(name: str, a: float, b: float, requests: int = 40) -> Selection:
+    """Every other request had this goodput on lane a, the others on lane b."""
+    policy = fresh(name)
+    for number in range(requests):
+        view = request(f"before {number}")
+        policy.assign([view], LANES, 0.0)
+        lane, goodput = ("a", a) if number % 2 else ("b", b)
+        for _ in range(2):  # the first slot holds the prefill, and tells nothing
+            policy.observe(outcome(view.name, lane, goodput))
+        policy.forget(view.name)
+    return policy
+
+
+def choice(policy: Selection) -> str | None:
+    """For a new request, behind two slots that were middling wherever it was."""
+    view = request("new")
+    for _ in range(2):
+        lane = policy.assign([view], LANES, 0.0)[view.name]
+        policy.observe(outcome(view.name, lane, 30.0))
+    return policy.assign([view], LANES, 0.0)[view.name]
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_a_new_replica_knows_the_best_drafter_from_the_others(name: str) -> None:
+    for best, seen in (("a", (50.0, 10.0)), ("b", (10.0, 50.0))):
+        policy = fresh(name)
+        pooled(policy).pool(summed(pooled(experienced(name, *seen)).export()))
+        assert choice(policy) == best
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_what_others_have_said_is_never_told_on(name: str) -> None:
+    policy, other = experienced(name, 50.0, 10.0), experienced(name, 10.0, 50.0)
+    own = pooled(policy).export()
+    pooled(policy).pool(pooled(other).export())
+    assert pooled(policy).export() == own
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_what_is_told_again_replaces_what_was_told(name: str) -> None:
+    """Told five times that b is better, and then once that a is."""
+    policy = fresh(name)
+    for _ in range(5):
+        pooled(policy).pool(pooled(experienced(name, 10.0, 50.0)).export())
+    pooled(policy).pool(pooled(experienced(name, 50.0, 10.0)).export())
+    assert choice(policy) == "a"
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_statistics_are_plain_built_ins(name: str) -> None:
+    statistics = pooled(experienced(name, 50.0, 10.0)).export()
+    assert statistics
+    assert json.loads(json.dumps(statistics)) == statistics
+
+
+def test_hedge_goes_by_its_own_requests_however_many_others_there_are() -> None:
+    """A thousand replicas have seen a different kind of request."""
+    policy = experienced("hedge", 50.0, 10.0, requests=2000)
+    pooled(policy).pool(scaled(pooled(experienced("hedge", 10.0, 12.0)).export(), 1e6))
+    assert choice(policy) == "a"
+
+
+def test_numbers_stay_bounded_however_long_replicas_serve_and_talk() -> None:
+    """What fades is worth a thousand slots at most, a calibration its memory; told or not."""
+    one, other = experienced("hedge", 50.0, 10.0, requests=4000), fresh("hedge")
+    lessons = drafts(np.sqrt, 500, 0)
+    calibrations = Calibration(), Calibration()
+    for _ in range(60):
+        pooled(other).pool(pooled(one).export())
+        pooled(one).pool(pooled(other).export())
+        calibrations[0].observe(lessons)
+        calibrations[1].pool(calibrations[0].export())
+        calibrations[0].pool(calibrations[1].export())
+    slots = [slots for _, _, slots in pooled(one).export().values()]
+    assert sum(slots) <= 2 * 1000 + 1, "of drafters, and of the bound on plain decoding"
+    most = CalibrationParams().memory + len(lessons)
+    for one_of_both in calibrations:
+        seen = np.reshape(one_of_both.export()["seen"], (-1, 16)).sum(axis=1)
+        assert seen.max() <= most
+
+
+def test_plain_decoding_is_pooled_as_well() -> None:
+    """A replica that has never decoded plainly hears that it would be better."""
+    other = Hedge()
+    for number in range(20):
+        view = request(f"before {number}")
+        other.assign([view], LANES, 0.0)
+        for _ in range(3):
+            other.observe(outcome(view.name, None, 90.0))
+        other.forget(view.name)
+    assert choice(experienced("hedge", 50.0, 10.0)) == "a"
+    policy = experienced("hedge", 50.0, 10.0)
+    pooled(policy).pool(other.export())
+    assert choice(policy) is None
+
+
+def drafts(
+    truth: Callable[[float], float], rounds: int, seed: int
+) -> list[tuple[DraftTree, Sequence[int]]]:
+    """Single drafts, whose confidence c is accepted with probability truth(c)."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.beta(1.2, 0.8, rounds)
+    right = rng.random(rounds) < [truth(c) for c in confidence]
+    return [
+        (DraftTree.chain([1], [c]), [1 if accepted else 2])
+        for c, accepted in zip(confidence.tolist(), right.tolist(), strict=True)
+    ]
+
+
+def learned(lessons: Sequence[tuple[DraftTree, Sequence[int]]]) -> Calibration:
+    calibration = Calibration()
+    calibration.observe(lessons)
+    return calibration
+
+
+def curve(calibration: Calibration) -> list[float]:
+    trees = [DraftTree.chain([1], [c]) for c in np.linspace(0.05, 0.95, 10)]
+    return [float(tree.confidence[0]) for tree in calibration.calibrate(trees)]
+
+
+def test_three_calibrations_together_are_that_of_one_replica_that_saw_it_all() -> None:
+    lessons = [drafts(np.sqrt, 900, seed) for seed in range(3)]
+    alone = learned([lesson for part in lessons for lesson in part])
+    three = [learned(part) for part in lessons]
+    told = [summed(*(one.export() for one in three if one is not own)) for own in three]
+    for own, others in zip(three, told, strict=True):
+        assert curve(own) != pytest.approx(curve(alone), abs=1e-3)
+        own.pool(others)
+        assert curve(own) == pytest.approx(curve(alone), abs=1e-6)
+        assert own.rank_share(0, prior=0.5) == pytest.approx(alone.rank_share(0, prior=0.5))
+
+
+def test_a_calibration_keeps_its_own_share_however_many_others_there_are() -> None:
+    """Here confidence is worth much more than with the others, of whom there are a thousand."""
+    memory = CalibrationParams().memory
+    own = learned(drafts(lambda _: 0.9, int(memory), 0))
+    others = learned(drafts(lambda _: 0.1, int(memory), 1))
+    own.pool(scaled(others.export(), 1000.0))
+    assert curve(own)[5] > 0.25
+
+
+def test_a_calibration_with_other_bins_is_none() -> None:
+    own = learned(drafts(np.sqrt, 900, 0))
+    before = curve(own)
+    own.pool({name: vector[:-5] for name, vector in own.export().items()})
+    assert curve(own) == before
+
+
+def test_learners_travel_together_and_come_apart() -> None:
+    parts = {"hedge": {"drafter/a": [1.0, 2.0]}, "calibration/a": {"seen": [3.0]}, "none": {}}
+    flat = together(parts)
+    assert {name: apart(flat, name) for name in parts} == parts
+    assert {split(name) for name in flat} == {("hedge", "drafter/a"), ("calibration/a", "seen")}
+
+
+def test_sums_are_by_name_and_weighted() -> None:
+    parts = [
+        ({"x": np.array([1.0, 2.0])}, 1.0),
+        ({"x": np.array([4.0, 4.0]), "y": np.ones(1)}, 0.5),
+    ]
+    assert total(parts) == {"x": [3.0, 4.0], "y": [0.5]}
+    assert parts[0][0]["x"].tolist() == [1.0, 2.0], "what is summed up stays as it is"
+    # A replica of another version counts in other bins.
+    assert total([*parts, ({"x": np.ones(3)}, 1.0)]) == {"x": [3.0, 4.0], "y": [0.5]}
+
+
+def test_numbers_that_would_spoil_a_sum_are_refused() -> None:
+    assert vectors({"x": [1.0], "y": [float("nan")]}) is None
+    assert vectors({"x": [float("inf")]}) is None
