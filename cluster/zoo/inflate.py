@@ -9,26 +9,13 @@ import hashlib
 import math
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-_GROWTH = 4  # sqrt(4) is a power of two: scaling a norm by it is exact in any float format
-_MLP_RATIO = 3.0
-_MLP_MULTIPLE = 64
-_MAX_LAYERS = 48
-_MAX_GROWTHS = 3  # 64 times the hidden size; beyond that no machine holds the model
-
-
-@dataclass(frozen=True)
-class Shape:
-    hidden: int
-    layers: int
-    intermediate: int
-    params: int
+from cluster.zoo.shapes import choose_shape
 
 
 def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
@@ -71,47 +58,6 @@ def inflated_config(small: LlamaConfig, params: int) -> LlamaConfig:
     config.num_key_value_heads = small.num_key_value_heads * growth
     config.rms_norm_eps = small.rms_norm_eps / growth
     return config
-
-
-def choose_shape(small: LlamaConfig, params: int) -> Shape:
-    """The shape nearest to usual proportions (MLP three times the width) of that size."""
-    shapes = [
-        shape
-        for exponent in range(_MAX_GROWTHS + 1)
-        for layers in range(small.num_hidden_layers, _MAX_LAYERS + 1)
-        if (shape := _shape(small, _GROWTH**exponent, layers, params)) is not None
-    ]
-    if not shapes:
-        raise ValueError(
-            f"params: the target cannot be inflated to {params:,} parameters; "
-            f"it has {parameter_count(small):,}"
-        )
-    return min(shapes, key=lambda s: abs(math.log(s.intermediate / s.hidden / _MLP_RATIO)))
-
-
-def parameter_count(config: LlamaConfig) -> int:
-    """Parameters of a tied Llama without biases."""
-    hidden = config.hidden_size
-    per_layer = _attention_params(config, 1) + 3 * hidden * config.intermediate_size + 2 * hidden
-    return int(config.vocab_size * hidden + config.num_hidden_layers * per_layer + hidden)
-
-
-def _attention_params(small: LlamaConfig, growth: int) -> int:
-    heads = 2 * small.num_attention_heads + 2 * small.num_key_value_heads
-    return int(heads * growth * small.head_dim * small.hidden_size * growth)
-
-
-def _shape(small: LlamaConfig, growth: int, layers: int, params: int) -> Shape | None:
-    """The shape of this width and depth, if an MLP size exists that hits `params`."""
-    hidden = small.hidden_size * growth
-    embedding = small.vocab_size * hidden + hidden
-    fixed = _attention_params(small, growth) + 2 * hidden
-    channels = ((params - embedding) / layers - fixed) / (3 * hidden)
-    intermediate = round(channels / _MLP_MULTIPLE) * _MLP_MULTIPLE
-    if intermediate < small.intermediate_size:
-        return None
-    total = embedding + layers * (fixed + 3 * hidden * intermediate)
-    return Shape(hidden, layers, intermediate, total)
 
 
 def _fill(large: LlamaForCausalLM, small: LlamaForCausalLM) -> None:

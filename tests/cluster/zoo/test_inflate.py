@@ -8,7 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from cluster.zoo import TARGET, model_path
-from cluster.zoo.inflate import choose_shape, inflate_to_cache, inflated_config, parameter_count
+from cluster.zoo.inflate import inflate_to_cache, inflated_config
+from cluster.zoo.shapes import choose_shape, parameter_count
 
 SOURCE = model_path(TARGET)
 SMALL = AutoConfig.from_pretrained(SOURCE)

@@ -1,0 +1,157 @@
+"""`python -m cluster.check FILE`: is this Serve config right, and does it fit? Starts nothing.
+
+Prints what every process takes and where it runs. Exit status 1 names what is wrong: the field,
+or the resource that is missing.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.config import AppConfig, ValidationError, problems
+from cluster.fitting import missing
+from cluster.footprint import Footprint, footprints
+from cluster.nodes import Node, parse_node, ray_nodes, this_machine
+from cluster.placement import plan
+
+_RAY_SERVICE = "RayService"
+_HEADER = (
+    "process",
+    "bundle",
+    "GPU",
+    "CPU",
+    "threads",
+    "weights MB",
+    "KV MB",
+    "memory MB",
+)
+
+
+class BadFile(ValueError):
+    """Not a Serve config."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        applications = read(options.file)
+        configs = {name: _validated(name, args) for name, args in applications}
+        nodes = options.node or (ray_nodes(options.ray) if options.ray else [this_machine()])
+    except (BadFile, ConnectionError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return max([_report(name, config, nodes) for name, config in configs.items()])
+
+
+def read(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """The applications of a Serve config, or of a KubeRay RayService: names and arguments."""
+    try:
+        said = yaml.safe_load(file.read_text())
+        if said.get("kind") == _RAY_SERVICE:
+            said = yaml.safe_load(said["spec"]["serveConfigV2"])
+        applications = [(one["name"], one.get("args") or {}) for one in said["applications"]]
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise BadFile(f"{file}: no Serve config with named applications ({error!r})") from error
+    if not applications:
+        raise BadFile(f"{file}: applications: there are none")
+    return applications
+
+
+def _validated(application: str, args: Mapping[str, Any]) -> AppConfig:
+    try:
+        return AppConfig.model_validate(args)
+    except ValidationError as error:
+        raise BadFile("\n".join(f"{application}: {line}" for line in problems(error))) from error
+
+
+def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:
+    scaling = config.scaling
+    processes = footprints(config, plan(config))
+    replicas = f"{scaling.min_replicas}"
+    if scaling.max_replicas > scaling.min_replicas:
+        replicas += f" to {scaling.max_replicas}"
+    print(
+        f"{name}: {config.served_name} on {config.target.backend}, replicas: {replicas}; of each:"
+    )
+    print("\n".join(_table(processes)))
+    lacking = missing(config, nodes)
+    for line in lacking:
+        print(f"missing  {line}", file=sys.stderr)
+    if not lacking:
+        print("\n".join(["It fits.", *_notes(config, processes, nodes)]))
+    return 1 if lacking else 0
+
+
+def _table(processes: Sequence[Footprint]) -> Iterator[str]:
+    total = Footprint(
+        "sum",
+        -1,
+        *(
+            sum(getattr(process, field) for process in processes)
+            for field in (
+                "gpus",
+                "cpus",
+                "threads",
+                "weights_bytes",
+                "kv_bytes",
+                "host_bytes",
+            )
+        ),
+    )
+    rows = [_HEADER, *map(_row, processes), _row(total)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *numbers in rows:
+        aligned = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
+        yield "  ".join([name.ljust(widths[0]), *aligned])
+
+
+def _row(process: Footprint) -> tuple[str, ...]:
+    sizes = (process.weights_bytes, process.kv_bytes, process.host_bytes)
+    return (
+        process.process,
+        str(process.bundle) if process.bundle >= 0 else "",
+        f"{process.gpus:g}",
+        f"{process.cpus:g}",
+        str(process.threads),
+        *(f"{size / 1e6:,.1f}" for size in sizes),
+    )
+
+
+def _notes(
+    config: AppConfig, processes: Sequence[Footprint], nodes: Sequence[Node]
+) -> Iterator[str]:
+    """What works, but not as one may hope."""
+    scaling = config.scaling
+    threads = sum(process.threads for process in processes) * scaling.min_replicas
+    cores = sum(node.get("CPU", 0.0) for node in nodes)
+    if threads > cores:
+        yield f"note  {threads} threads on {cores:g} cores: they take turns."
+    lacking = missing(config, nodes, scaling.max_replicas)
+    if lacking:
+        yield f"note  {scaling.max_replicas} replicas need more nodes: {'; '.join(lacking)}."
+    for process in processes:
+        if not process.weights_bytes and process.process != "replica":
+            yield f"note  {process.process}: no safetensors, so its weights are not counted."
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m cluster.check", description=__doc__)
+    parser.add_argument("file", type=Path, help="a Serve config, or a RayService manifest")
+    cluster = parser.add_mutually_exclusive_group()
+    cluster.add_argument(
+        "--node",
+        type=parse_node,
+        action="append",
+        metavar="CPU=8,GPU=2,memory=64GB,gpu_memory=80GB",
+        help="a node of the cluster; once for each. Left out: this machine",
+    )
+    cluster.add_argument("--ray", metavar="ADDRESS", help="ask a running cluster; auto: this one")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

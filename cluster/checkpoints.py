@@ -1,0 +1,100 @@
+"""What a checkpoint's files say of it, read without loading the model: its config.json, the
+headers of its safetensors, its tokenizer."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from cluster.zoo.shapes import choose_shape
+
+_OTHER_NAMES = {
+    "max_position_embeddings": "n_positions",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+}
+"""GPT-2's, which several families have kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Of the decoder, in config.json's own words."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+    def kv_values(self) -> int:
+        """Numbers that one token takes in the KV memory."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+
+def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
+    """`inflate_to`: of the model of about so many parameters that would be made from it."""
+    said = json.loads((path / "config.json").read_text())
+    text = said.get("text_config", said)
+
+    def number(field: str) -> int:
+        value = text.get(field, text.get(_OTHER_NAMES.get(field, "")))
+        if not isinstance(value, int):
+            raise ValueError(f"{path / 'config.json'} has no {field}: is it a causal LM's?")
+        return value
+
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    own = Architecture(
+        vocab_size=number("vocab_size"),
+        max_position_embeddings=number("max_position_embeddings"),
+        hidden_size=hidden,
+        intermediate_size=text.get("intermediate_size") or 4 * hidden,
+        num_hidden_layers=number("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+    )
+    return own if inflate_to is None else _inflated(own, inflate_to)
+
+
+def parameters(path: Path) -> int | None:
+    """Weights in the checkpoint; None where it has no safetensors."""
+    files = list(path.glob("*.safetensors"))
+    return sum(map(_parameters, files)) if files else None
+
+
+def differing_tokens(one: Path, other: Path) -> list[str]:
+    """Tokens that have another id in the other checkpoint, or none. Of checkpoints without
+    tokenizer.json nothing is known here; their tokenizers are compared at load."""
+    files = (one / "tokenizer.json", other / "tokenizer.json")
+    if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
+        return []
+    first, second = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+    return sorted({token for token, _ in first.items() ^ second.items()})
+
+
+def _inflated(small: Architecture, params: int) -> Architecture:
+    shape = choose_shape(small, params)
+    growth = shape.hidden // small.hidden_size
+    return Architecture(
+        vocab_size=small.vocab_size,
+        max_position_embeddings=small.max_position_embeddings,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=small.num_attention_heads * growth,
+        num_key_value_heads=small.num_key_value_heads * growth,
+        head_dim=small.head_dim,
+    )
+
+
+def _parameters(file: Path) -> int:
+    with safe_open(file, framework="numpy") as weights:
+        names: list[str] = weights.keys()
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)

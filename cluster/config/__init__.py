@@ -1,0 +1,98 @@
+"""The schema of what `cluster.yaml` gives to the application: unknown keys are refused.
+
+Imports nothing heavy, so that a config can be checked without a model or a cluster.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from cluster.config.backends import BACKENDS, Backend
+from cluster.config.crosschecks import (
+    check_backend,
+    check_drafters,
+    check_inline_gpus,
+    check_ranks,
+    check_vocabulary,
+    check_whole_context,
+)
+from cluster.config.models import DrafterConfig, TargetConfig, Threads, resolve
+from cluster.config.section import Section, problems
+from cluster.config.serving import (
+    Choice,
+    LengthsConfig,
+    LimitsConfig,
+    PoliciesConfig,
+    ScalingConfig,
+    SloClass,
+)
+
+__all__ = [
+    "BACKENDS",
+    "AppConfig",
+    "Backend",
+    "Choice",
+    "DrafterConfig",
+    "LengthsConfig",
+    "LimitsConfig",
+    "PoliciesConfig",
+    "ScalingConfig",
+    "Section",
+    "SloClass",
+    "TargetConfig",
+    "ValidationError",
+    "problems",
+    "resolve",
+]
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class AppConfig(Section):
+    target: TargetConfig = TargetConfig()
+    """The large model, whose tokens are served."""
+    served_name: Name = Field(default_factory=lambda known: resolve(known["target"].model).name)
+    """The model's name in the API; left out: that of the checkpoint's directory."""
+    drafters: tuple[DrafterConfig, ...] = ()
+    """What proposes tokens to it. None: plain decoding."""
+    policies: PoliciesConfig = PoliciesConfig()
+    """What `user_config` replaces while the application runs."""
+    slo_classes: dict[Name, SloClass] = Field(default_factory=dict)
+    """Promises by name, for a request's `slo`."""
+    limits: LimitsConfig = LimitsConfig()
+    """Where every queue and wait ends."""
+    scaling: ScalingConfig = ScalingConfig()
+    """How many replicas there are."""
+    api_keys: dict[Name, Name] = Field(default_factory=dict, repr=False)
+    """By tenant, whom the schedule treats fairly. None: open to all."""
+    threads: Threads = 1
+    """Of the replica's own process: inline models compute there."""
+    growing_cluster: bool = False
+    """The cluster adds nodes when asked to (KubeRay's autoscaler): what is missing at start is
+    waited for instead of refused."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        check_drafters(self.drafters, self.policies)
+        check_inline_gpus(self.target, self.drafters)
+        check_backend(self.target, self.policies)
+        check_ranks(self.target)
+        check_whole_context(self.target)
+        check_vocabulary(self.target, self.drafters)
+        _differ("api_keys", self.api_keys)
+        return self
+
+    def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":
+        """The same application under other policies (`user_config`), checked like a new one."""
+        return AppConfig.model_validate(
+            self.model_dump(exclude_unset=True) | {"policies": dict(policies)}
+        )
+
+
+def _differ(field: str, values: Mapping[str, str]) -> None:
+    twice = [value for value, count in Counter(values.values()).items() if count > 1]
+    owners = [name for name, value in values.items() if value in twice]
+    if owners:
+        raise ValueError(f"{field}: {' and '.join(owners)} have the same key; give each its own")

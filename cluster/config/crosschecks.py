@@ -1,0 +1,113 @@
+"""What several fields must agree on. Each error names the field and the way out."""
+
+from collections.abc import Sequence
+
+from pydantic import TypeAdapter
+
+from cluster.checkpoints import architecture, differing_tokens
+from cluster.config.backends import BACKENDS, able
+from cluster.config.models import DrafterConfig, TargetConfig, resolve
+from cluster.config.serving import Choice, PoliciesConfig
+from policies import catalogue
+
+_WIDTH_OPTION = {
+    "planner": ("max_width",),
+    "specinfer": ("width",),
+    "adaserve": ("shape", "max_width"),
+    "equal": ("shape", "max_width"),
+}
+"""Where the policies that draft trees have their width; the others draft chains."""
+_CHAINS_AS_WELL = ("planner",)
+"""Drafts trees where they are verified, and chains elsewhere, unless its width is set."""
+
+
+def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) -> None:
+    names = [drafter.name for drafter in drafters]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"drafters: two of them are named {name!r}; rename one")
+    chosen = policies.selection.options.get("drafter")
+    if chosen is not None and chosen not in names:
+        there = f"there are {', '.join(names)}" if names else "there are no drafters"
+        raise ValueError(f"policies.selection.options.drafter: no {chosen!r}; {there}")
+
+
+def check_inline_gpus(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    inline = [target.gpus] if target.placement == "inline" else []
+    inline += [drafter.gpus for drafter in drafters if drafter.placement == "inline"]
+    total = sum(inline)
+    if total > 1 and total != int(total):
+        raise ValueError(
+            f"drafters.gpus: the inline models ask for {total:g} GPUs together, which Ray gives "
+            "to no process; make it a whole number, or place some of them as actors"
+        )
+
+
+def check_backend(target: TargetConfig, policies: PoliciesConfig) -> None:
+    backend = BACKENDS[target.backend]
+    width = _asked_width(policies.speculation)
+    if width > 1 and not backend.trees:
+        option = ".".join(_WIDTH_OPTION[policies.speculation.name])
+        raise ValueError(
+            f"policies.speculation.options.{option}: {policies.speculation.name} would draft trees "
+            f"{width} wide, and backend {target.backend} verifies chains; set 1, or "
+            f"target.backend: {able('trees')}"
+        )
+
+
+def check_ranks(target: TargetConfig) -> None:
+    """Every rank keeps whole attention heads, and the key-value heads that they read."""
+    shape = target.architecture()
+    heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+    possible = [n for n in range(1, kv_heads + 1) if heads % n == 0 and kv_heads % n == 0]
+    if target.tensor_parallel not in possible:
+        raise ValueError(
+            f"target.tensor_parallel: {target.tensor_parallel} ranks cannot share {heads} "
+            f"attention heads and {kv_heads} key-value heads evenly; possible are "
+            f"{', '.join(map(str, possible))}"
+        )
+
+
+def check_whole_context(target: TargetConfig) -> None:
+    context = target.architecture().max_position_embeddings
+    if target.kv_tokens < context:
+        raise ValueError(
+            f"target.kv_tokens: {target.kv_tokens} are less than the {context} that one request "
+            "may have, which could then wait for ever; set at least so many"
+        )
+
+
+def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Drafts are token ids of the target: both must count alike, and mean the same by them."""
+    size = target.architecture().vocab_size
+    for number, drafter in enumerate(drafters):
+        path = drafter.path()
+        if path is None:
+            continue
+        own_size = architecture(path).vocab_size
+        if own_size != size:
+            raise ValueError(
+                f"drafters.{number}.model: {drafter.model} has a vocabulary of {own_size} tokens, "
+                f"the target one of {size}; choose a drafter of the target's family"
+            )
+        differing = differing_tokens(resolve(target.model), path)
+        if differing:
+            raise ValueError(
+                f"drafters.{number}.model: {len(differing)} tokens of {drafter.model} have other "
+                f"ids than the target's, {min(differing)!r} among them; choose a drafter with the "
+                "target's tokenizer"
+            )
+
+
+def _asked_width(speculation: Choice) -> int:
+    """How wide a tree the config asks for, by a policy's name or by its option; 1 is a chain."""
+    path = _WIDTH_OPTION.get(speculation.name)
+    if path is None:
+        return 1
+    if speculation.name in _CHAINS_AS_WELL and path[0] not in speculation.options:
+        return 1
+    kind = catalogue.SPECULATIONS[speculation.name].params
+    width: object = TypeAdapter[object](kind).validate_python(speculation.options)
+    for name in path:
+        width = getattr(width, name)
+    return int(str(width))

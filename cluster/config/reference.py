@@ -1,0 +1,65 @@
+"""`python -m cluster.config.reference` prints docs/config.md's tables from the schema itself."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from cluster.config import AppConfig, Choice
+
+_LISTS = {"drafters": "drafters[]", "slo_classes": "slo_classes.NAME"}
+
+
+def tables(section: type[BaseModel] = AppConfig, path: str = "") -> Iterator[str]:
+    """A Markdown table for each section, the outer ones first."""
+    rows = ["| field | default | |", "| --- | --- | --- |"]
+    inner: list[tuple[type[BaseModel], str]] = []
+    for name, field in section.model_fields.items():
+        kind = _section_of(field.annotation)
+        if kind is not None:
+            inner.append((kind, f"{path}.{name}".removeprefix(".")))
+        rows.append(f"| `{name}` | {_default(field)} | {_said(field)} |")
+    title = f"### {path}" if path else "### The top level"
+    about = inspect.cleandoc(section.__doc__ or "")
+    yield "\n".join([title, "", *([about, ""] if about else []), *rows])
+    for kind, where in inner:
+        yield from tables(kind, _LISTS.get(where, where))
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, by itself, in a list or by names."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Choice:
+            return kind
+    return None
+
+
+def _said(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split()).replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "none"
+    value = field.default
+    if field.default_factory is not None:
+        return "by the others" if field.default_factory_takes_validated_data else "`{}`"
+    if isinstance(value, BaseModel):
+        name = getattr(value, "name", None)
+        return f"`name: {name}`" if name else "see below"
+    if is_dataclass(value):
+        return "of `MicroBatchParams`"
+    return "`null`" if value is None else f"`{_plain(value)}`"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[]" if value == () else str(value)
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))

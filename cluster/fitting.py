@@ -1,0 +1,154 @@
+"""Whether a config fits into a cluster, and if not, which resource is missing."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.config import AppConfig
+from cluster.footprint import RUNTIME_BYTES, Footprint, footprints
+from cluster.nodes import Node
+from cluster.placement import ACCELERATOR, OWN_CPUS, Placement, plan
+
+_UNSTATED = ("memory",)
+"""Resources that are checked only where a node says how much it has."""
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What must lie on one node."""
+
+    what: str
+    """The processes, for people."""
+    resources: Mapping[str, float]
+
+
+def missing(config: AppConfig, nodes: Sequence[Node], replicas: int | None = None) -> list[str]:
+    """Why these nodes cannot hold the application (at the least number of replicas that the
+    config allows, or at so many): one line for each resource, none if they can."""
+    placement = plan(config)
+    processes = footprints(config, placement)
+    one_replica = _demands(placement, processes)
+    count = config.scaling.min_replicas if replicas is None else replicas
+    demands = [*one_replica * count, *_SERVICES]
+    return (
+        _too_large(demands, nodes)
+        or _too_many(demands, nodes)
+        or _unpacked(demands, nodes)
+        or _gpu_memory(placement, processes, nodes)
+    )
+
+
+_SERVICES = [
+    Demand(name, {"CPU": OWN_CPUS, "memory": RUNTIME_BYTES}) for name in ("ingress", "router")
+]
+
+
+def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Demand]:
+    demands = []
+    for number, bundle in enumerate(placement.bundles):
+        inside = [process for process in processes if process.bundle == number]
+        memory = sum(process.host_bytes for process in inside)
+        names = ", ".join(process.process for process in inside)
+        demands.append(Demand(names, {**bundle, "memory": memory}))
+    return demands
+
+
+def _too_large(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
+    """For every node."""
+    problems = [
+        _shortage(demand.what, resource, amount, most)
+        for demand in demands
+        for resource, amount in demand.resources.items()
+        if amount > (most := max((_has(node, resource) for node in nodes), default=0.0)) + _EPSILON
+    ]
+    return list(dict.fromkeys(problems))  # replicas have the same
+
+
+def _shortage(what: str, resource: str, amount: float, most: float) -> str:
+    needs = f"{what} need" if "," in what else f"{what} needs"
+    if resource.startswith(ACCELERATOR):
+        return f"{resource}: {needs} such a GPU, and no node has one"
+    return (
+        f"{resource}: {needs} {_amount(resource, amount)} on one node, and none has more than "
+        f"{_amount(resource, most)}"
+    )
+
+
+def _too_many(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
+    """For all nodes together."""
+    needed: defaultdict[str, float] = defaultdict(float)
+    for demand in demands:
+        for resource, amount in demand.resources.items():
+            needed[resource] += amount
+    return [
+        f"{resource}: {_amount(resource, amount)} needed in all, and there "
+        f"{'is' if resource == 'memory' else 'are'} {_amount(resource, there)}"
+        for resource, amount in needed.items()
+        if amount > (there := sum(_has(node, resource) for node in nodes)) + _EPSILON
+    ]
+
+
+def _unpacked(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
+    """The largest first, each to the first node with room, as Ray packs: there may be a cleverer
+    way, but Ray would not find it."""
+    left = [dict(node) for node in nodes]
+    for demand in sorted(demands, key=_size, reverse=True):
+        free = next((node for node in left if _fits(demand, node)), None)
+        if free is None:
+            return [
+                f"{', '.join(_scarce(demand, left))}: beside the others no node has room for "
+                f"{demand.what} ({_list(demand)})"
+            ]
+        for resource, amount in demand.resources.items():
+            if resource in free:
+                free[resource] -= amount
+    return []
+
+
+def _scarce(demand: Demand, nodes: Sequence[Node]) -> list[str]:
+    """What no node has enough of; if that is nothing, what some node lacks."""
+    lacking = {
+        resource: [_has(node, resource) < amount - _EPSILON for node in nodes]
+        for resource, amount in demand.resources.items()
+    }
+    nowhere = [resource for resource, lacks in lacking.items() if all(lacks)]
+    return nowhere or [resource for resource, lacks in lacking.items() if any(lacks)]
+
+
+def _gpu_memory(
+    placement: Placement, processes: Sequence[Footprint], nodes: Sequence[Node]
+) -> list[str]:
+    """Checked where every node with GPUs says how large they are."""
+    sizes = [node.get("gpu_memory") for node in nodes if node.get("GPU")]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return []
+    return [
+        f"gpu_memory: {process.process} needs {_amount('memory', process.gpu_bytes)} on "
+        f"{process.gpus:g} GPU, and the largest has {_amount('memory', max(known))}"
+        for process in processes
+        if process.gpu_bytes > max(known) * process.gpus
+    ]
+
+
+def _fits(demand: Demand, node: Node) -> bool:
+    return all(
+        _has(node, resource) >= amount - _EPSILON for resource, amount in demand.resources.items()
+    )
+
+
+def _has(node: Node, resource: str) -> float:
+    return node.get(resource, float("inf") if resource in _UNSTATED else 0.0)
+
+
+def _size(demand: Demand) -> tuple[float, ...]:
+    return tuple(demand.resources.get(resource, 0.0) for resource in ("GPU", "memory", "CPU"))
+
+
+def _list(demand: Demand) -> str:
+    return ", ".join(f"{name} {_amount(name, value)}" for name, value in demand.resources.items())
+
+
+def _amount(resource: str, amount: float) -> str:
+    return f"{amount / 1e6:,.0f} MB" if resource == "memory" else f"{amount:g}"

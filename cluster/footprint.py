@@ -1,0 +1,121 @@
+"""What each process of a replica takes: GPUs, CPUs, threads and memory, from the config and the
+headers of the checkpoints. Nothing is loaded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.checkpoints import architecture, parameters
+from cluster.config import AppConfig, DrafterConfig, TargetConfig, resolve
+from cluster.placement import OWN_CPUS, REPLICA, Placement
+
+RUNTIME_BYTES = 600_000_000
+"""Of a process with Ray, torch and transformers before it loads anything, and of what loading
+leaves behind: 420 MB and 150 MB, measured."""
+_BYTES = {"bfloat16": 2, "float32": 4}
+_DRAFTER_BYTES = 4
+"""Drafters compute in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    process: str
+    bundle: int
+    gpus: float
+    cpus: float
+    threads: int
+    weights_bytes: int
+    """0 where the checkpoint has no safetensors to read them from."""
+    kv_bytes: int
+    host_bytes: int
+    """Of the node's memory; weights and KV lie there unless the process has a GPU."""
+
+    @property
+    def gpu_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes if self.gpus else 0
+
+
+def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
+    """Of one replica; inline models are the replica's own."""
+    inline = list(_inline(config))
+    gpus = placement.replica_options["num_gpus"]
+    weights = sum(weights for weights, _ in inline)
+    kv = sum(kv for _, kv in inline)
+    swap = _swap_bytes(config.target) if config.target.placement == "inline" else 0
+    own = _footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, swap)
+    return [own, *_ranks(config.target, placement), *_lanes(config, placement)]
+
+
+def _inline(config: AppConfig) -> Iterator[tuple[int, int]]:
+    if config.target.placement == "inline":
+        yield _target_bytes(config.target)
+    for drafter in config.drafters:
+        if drafter.placement == "inline":
+            yield _drafter_bytes(drafter)
+
+
+def _ranks(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
+    weights, kv = _target_bytes(target)
+    ranks = len(placement.ranks)
+    share = target.tensor_parallel // max(1, ranks)
+    for rank, bundle in enumerate(placement.ranks):
+        yield _footprint(
+            "verifier" if rank == 0 else f"verifier/rank{rank}",
+            bundle,
+            target.gpus * share,
+            target.cpus,
+            target.threads * share,
+            weights // ranks,
+            kv // ranks,
+            _swap_bytes(target) // ranks,
+        )
+
+
+def _lanes(config: AppConfig, placement: Placement) -> Iterator[Footprint]:
+    for drafter in config.drafters:
+        for lane in drafter.lanes:
+            if lane in placement.lanes:
+                weights, kv = _drafter_bytes(drafter)
+                bundle = placement.lanes[lane]
+                yield _footprint(
+                    lane,
+                    bundle,
+                    drafter.gpus,
+                    drafter.cpus,
+                    drafter.threads,
+                    weights,
+                    kv,
+                    0,
+                )
+
+
+def _footprint(
+    process: str,
+    bundle: int,
+    gpus: float,
+    cpus: float,
+    threads: int,
+    weights: int,
+    kv: int,
+    swap: int,
+) -> Footprint:
+    host = RUNTIME_BYTES + swap + (0 if gpus else weights + kv)
+    return Footprint(process, bundle, gpus, cpus, threads, weights, kv, host)
+
+
+def _target_bytes(target: TargetConfig) -> tuple[int, int]:
+    """Weights and KV of all ranks together."""
+    width = _BYTES[target.dtype]
+    size = target.inflate_to or parameters(resolve(target.model)) or 0
+    return size * width, target.kv_tokens * target.architecture().kv_values() * width
+
+
+def _swap_bytes(target: TargetConfig) -> int:
+    return target.swap_tokens * target.architecture().kv_values() * _BYTES[target.dtype]
+
+
+def _drafter_bytes(drafter: DrafterConfig) -> tuple[int, int]:
+    path = drafter.path()
+    if path is None:
+        return 0, 0
+    kv = drafter.kv_tokens * architecture(path).kv_values()
+    return (parameters(path) or 0) * _DRAFTER_BYTES, kv * _DRAFTER_BYTES

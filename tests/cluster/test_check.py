@@ -1,0 +1,187 @@
+"""`python -m cluster.check`: the plan that it prints, and what it says is missing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.check import main, read
+from cluster.config import AppConfig
+from cluster.fitting import missing
+from cluster.nodes import Node, parse_node
+from tests.cluster.checkpoints import write
+
+TINY = {"name": "tiny", "model": "zoo/tiny"}
+TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "memory": 64e9}
+
+
+def serve_config(folder: Path, args: dict[str, Any]) -> str:
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump({"applications": [{"name": "mine", "args": args}]}))
+    return str(path)
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    lines = [line.split() for line in table.splitlines()[2:] if line]
+    return {cells[0]: cells[1:] for cells in lines}
+
+
+def test_the_table_shows_every_process_and_what_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A known model: 1000 parameters; a token takes 2·4 layers·2 heads·8 = 128 numbers of KV."""
+    model = write(
+        tmp_path / "model",
+        1_000_000,
+        vocab_size=2048,
+        max_position_embeddings=2048,
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
+    args = {
+        "target": {"model": str(model), "tensor_parallel": 2, "kv_tokens": 10_000, "threads": 3},
+        "drafters": [
+            {"name": "a", "model": str(model), "kv_tokens": 20_000, "instances": 2},
+            {"name": "ngram", "kind": "ngram"},
+        ],
+    }
+    node = "CPU=16,memory=8GB"
+    assert main([serve_config(tmp_path, args), "--node", node]) == 0
+    table = rows(capsys.readouterr().out)
+    # bundle, GPU, CPU, threads, weights, KV, memory; bfloat16 halves of the target, and
+    # float32 drafters.
+    assert table["replica"] == ["0", "0", "0.05", "1", "0.0", "0.0", "600.0"]
+    assert table["verifier"] == ["0", "0", "0.05", "3", "1.0", "1.3", "602.3"]
+    assert table["verifier/rank1"] == table["verifier"]
+    assert table["a/0"] == table["a/1"] == ["0", "0", "0.05", "1", "4.0", "10.2", "614.2"]
+    assert table["sum"] == ["0", "0.25", "9", "10.0", "23.0", "3,033.0"]
+    assert "note" not in table
+
+
+def test_threads_beyond_the_cores_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = serve_config(tmp_path, {"target": {"threads": 4}})
+    assert main([file, "--node", "CPU=4,memory=8GB"]) == 0
+    assert "5 threads on 4 cores" in capsys.readouterr().out
+    assert main([file, "--node", "CPU=5,memory=8GB"]) == 0
+    assert "threads on" not in capsys.readouterr().out
+
+
+def test_a_bad_field_and_a_bad_file_end_with_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([serve_config(tmp_path, {"target": {"dtype": "int8"}})]) == 1
+    assert capsys.readouterr().err.startswith("mine: target.dtype: ")
+    for text in ("[", "a: 1", "applications: []", "applications: [{}]"):
+        (tmp_path / "bad.yaml").write_text(text)
+        assert main([str(tmp_path / "bad.yaml")]) == 1
+        assert "bad.yaml" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.yaml")]) == 1
+
+
+def test_the_missing_resource_is_named_and_the_status_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = serve_config(tmp_path, {"target": {"gpus": 1}, "drafters": [TINY | {"gpus": 1}]})
+    assert main([file, "--node", "CPU=4,GPU=1,memory=64GB"]) == 1
+    assert "GPU: 2 needed in all, and there are 1" in capsys.readouterr().err
+    assert main([file, "--node", "CPU=4,GPU=1", "--node", "CPU=4,GPU=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes", "expected"),
+    [
+        ({"target": {"gpus": 1, "tensor_parallel": 2}}, [TWO_GPUS], None),
+        (
+            {"target": {"gpus": 1, "tensor_parallel": 2}},
+            [TWO_GPUS | {"GPU": 1.0}] * 2,
+            "GPU: verifier, verifier/rank1 need 2 on one node, and none has more than 1",
+        ),
+        (
+            {"target": {"gpus": 3}},
+            [{"CPU": 8.0}],
+            "GPU: verifier needs 3 on one node, and none has more than 0",
+        ),
+        ({"target": {"cpus": 9}}, [TWO_GPUS], "CPU: replica, verifier need 9.05 on one node"),
+        ({"target": {"kv_tokens": 10**9}}, [TWO_GPUS], "memory: replica, verifier need"),
+        ({"target": {"kv_tokens": 10**9}}, [{"CPU": 8.0}], None),
+        (
+            {"target": {"gpus": 1}, "scaling": {"min_replicas": 3, "max_replicas": 3}},
+            [TWO_GPUS],
+            "GPU: 3 needed in all, and there are 2",
+        ),
+        (
+            {"target": {"gpus": 1, "accelerator": "H100"}},
+            [TWO_GPUS | {"accelerator_type:L4": 1.0}],
+            "accelerator_type:H100: verifier needs such a GPU, and no node has one",
+        ),
+        (
+            # Each resource would do by itself, but the CPUs are on the other node.
+            {"target": {"gpus": 2, "cpus": 4}},
+            [{"CPU": 1.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 0.0}],
+            "CPU, GPU: beside the others no node has room for verifier (CPU 4, GPU 2",
+        ),
+        (
+            {"target": {"gpus": 2}, "drafters": [TINY | {"gpus": 1, "instances": 2}]},
+            [TWO_GPUS, TWO_GPUS],
+            None,
+        ),
+        (
+            # Four GPUs in all, but halves of two do not make the two of one node.
+            {"target": {"gpus": 2}, "drafters": [TINY | {"gpus": 2}]},
+            [TWO_GPUS, TWO_GPUS | {"GPU": 1.0}, TWO_GPUS | {"GPU": 1.0}],
+            "GPU: beside the others no node has room for",
+        ),
+        (
+            {"target": {"gpus": 0.5, "kv_tokens": 3 * 10**6}},
+            [TWO_GPUS | {"gpu_memory": 8e9}],
+            "gpu_memory: verifier needs 6,",
+        ),
+        (
+            {"target": {"gpus": 0.5, "kv_tokens": 3 * 10**6}},
+            [TWO_GPUS | {"gpu_memory": 16e9}],
+            None,
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    args: dict[str, Any], nodes: list[Node], expected: str | None
+) -> None:
+    said = missing(AppConfig.model_validate(args), nodes)
+    if expected is None:
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith(expected)
+
+
+def test_more_replicas_than_there_is_room_for_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = {"target": {"gpus": 1}, "scaling": {"max_replicas": 3}}
+    assert main([serve_config(tmp_path, args), "--node", "CPU=8,GPU=2"]) == 0
+    assert "3 replicas need more nodes: GPU: 3 needed" in capsys.readouterr().out
+
+
+def test_a_node_is_stated_in_units() -> None:
+    assert parse_node("CPU=8, GPU=2,memory=64GB,gpu_memory=80GiB,accelerator_type:L4=1") == {
+        "CPU": 8,
+        "GPU": 2,
+        "memory": 64e9,
+        "gpu_memory": 80 * 2**30,
+        "accelerator_type:L4": 1,
+    }
+    for bad in ("CPU", "CPU=many", "memory=3XB"):
+        with pytest.raises(ValueError, match="RESOURCE=AMOUNT"):
+            parse_node(bad)
+
+
+def test_a_kuberay_manifest_is_read_like_a_serve_config(tmp_path: Path) -> None:
+    inner = yaml.safe_dump({"applications": [{"name": "mine", "args": {"threads": 2}}]})
+    manifest = {"kind": "RayService", "spec": {"serveConfigV2": inner}}
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump(manifest))
+    assert read(tmp_path / "service.yaml") == [("mine", {"threads": 2})]

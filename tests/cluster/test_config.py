@@ -1,0 +1,248 @@
+"""What a config may say, and what every refusal names."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import AppConfig, ValidationError, problems
+from cluster.zoo import model_path
+from tests.cluster.checkpoints import write
+
+TINY = {"name": "tiny", "model": "zoo/tiny"}
+NGRAM = {"name": "ngram", "kind": "ngram"}
+VLLM = {"backend": "vllm"}
+
+
+def speculation(name: str, **options: Any) -> dict[str, Any]:
+    return {"policies": {"speculation": {"name": name, "options": options}}}
+
+
+@pytest.mark.parametrize(
+    ("field", "args"),
+    [
+        ("targett", {"targett": {}}),
+        ("target.model", {"target": {"model": "zoo/nothing"}}),
+        ("target.model", {"target": {"model": "/no/such/folder"}}),
+        ("target.dtype", {"target": {"dtype": "int8"}}),
+        (
+            "inflate_to: only zoo/target",
+            {"target": {"model": "zoo/tiny", "inflate_to": 10**7}},
+        ),
+        ("target.backend", {"target": {"backend": "sglang"}}),
+        ("target.gpus", {"target": {"gpus": -1}}),
+        ("target.gpus: 1.5 is more than one GPU", {"target": {"gpus": 1.5}}),
+        ("target.threads", {"target": {"threads": 0}}),
+        ("engine_args: backend native", {"target": {"engine_args": {"a": 1}}}),
+        ("swap_tokens: .* or backend: native", {"target": VLLM | {"swap_tokens": 64}}),
+        ("accelerator: L4 without a GPU", {"target": {"accelerator": "L4"}}),
+        (
+            "placement: .* set actor",
+            {"target": {"placement": "inline", "tensor_parallel": 2}},
+        ),
+        ("threads: an inline model", {"target": {"placement": "inline", "threads": 2}}),
+        (
+            "target.tensor_parallel: 3 .* possible are 1, 2",
+            {"target": {"tensor_parallel": 3}},
+        ),
+        ("target.tensor_parallel: 4 ", {"target": {"tensor_parallel": 4}}),
+        ("target.kv_tokens: 1024 .* 2048", {"target": {"kv_tokens": 1024}}),
+        ("drafters.0.model", {"drafters": [{"name": "a", "model": "zoo/nothing"}]}),
+        ("drafters.0: model: ", {"drafters": [{"name": "a"}]}),
+        ("drafters.0.name: 'off' is reserved", {"drafters": [TINY | {"name": "off"}]}),
+        ("drafters.0.name", {"drafters": [TINY | {"name": "a/b"}]}),
+        (
+            "drafters.1: max_batch: ngram",
+            {"drafters": [TINY, NGRAM | {"max_batch": 4}]},
+        ),
+        ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
+        (
+            "placement: ngram .* set inline",
+            {"drafters": [NGRAM | {"placement": "actor"}]},
+        ),
+        ("instances: ", {"drafters": [TINY | {"placement": "inline", "instances": 2}]}),
+        ("drafters: two of them are named 'ngram'", {"drafters": [NGRAM] * 2}),
+        (
+            "drafters.gpus: .* 1.1 GPUs together",
+            {
+                "target": {"placement": "inline", "gpus": 1},
+                "drafters": [TINY | {"placement": "inline", "gpus": 0.1}],
+            },
+        ),
+        (
+            "policies: selection: there is no 'best'",
+            {"policies": {"selection": {"name": "best"}}},
+        ),
+        ("speculation.planner: there is no option 'x'", speculation("planner", x=1)),
+        ("speculation.options.max_depth", speculation("planner", max_depth="8")),
+        (
+            "speculation.options.shape.max_width",
+            speculation("adaserve", shape={"max_width": 0.5}),
+        ),
+        ("policies.pipeline.mode", {"policies": {"pipeline": {"mode": "fastest"}}}),
+        ("fairness.turn_s", {"policies": {"fairness": {"turn_s": "long"}}}),
+        (
+            "policies.selection.options.drafter: no 'huge'; there are tiny",
+            {
+                "drafters": [TINY],
+                "policies": {"selection": {"name": "fixed", "options": {"drafter": "huge"}}},
+            },
+        ),
+        (
+            "lengths.enabled: self_ranked",
+            {
+                "policies": {
+                    "schedule": {"name": "self_ranked"},
+                    "lengths": {"enabled": True},
+                }
+            },
+        ),
+        (
+            "options.max_width: .* target.backend: native",
+            {"target": VLLM} | speculation("planner", max_width=2),
+        ),
+        ("options.width: specinfer", {"target": VLLM} | speculation("specinfer")),
+        ("options.shape.max_width: equal", {"target": VLLM} | speculation("equal")),
+        ("slo_classes.chat: ttft_ms or tpot_ms", {"slo_classes": {"chat": {}}}),
+        ("slo_classes.chat.tpot_ms", {"slo_classes": {"chat": {"tpot_ms": 0}}}),
+        ("limits: forward_tokens", {"limits": {"max_batch": 8, "forward_tokens": 4}}),
+        ("limits.recovery_s", {"limits": {"recovery_s": 0}}),
+        ("scaling: max_replicas", {"scaling": {"min_replicas": 2}}),
+        ("api_keys.a", {"api_keys": {"a": ""}}),
+        (
+            "api_keys: a and b",
+            {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}},
+        ),
+    ],
+)
+def test_a_bad_config_names_its_field(field: str, args: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        AppConfig.model_validate(args)
+    (said,) = problems(refused.value)
+    assert re.search(field, said), said
+    assert "secret" not in str(refused.value)
+
+
+def test_every_bad_field_has_a_line_and_nothing_else_has() -> None:
+    """Defaults that follow from a bad field are not reported on top of it."""
+    with pytest.raises(ValidationError) as refused:
+        AppConfig.model_validate(
+            {
+                "target": {"dtype": "int8"},
+                "drafters": [{"name": "a", "kind": "bigram"}],
+                "x": 1,
+            }
+        )
+    fields = [line.partition(":")[0] for line in problems(refused.value)]
+    assert fields == ["target.dtype", "drafters.0.kind", "x"]
+
+
+def test_defaults_follow_from_what_is_said(tmp_path: Path) -> None:
+    shutil.copytree(model_path("target"), tmp_path / "mine")
+    config = AppConfig.model_validate(
+        {"target": {"model": str(tmp_path / "mine")}, "drafters": [TINY, NGRAM]}
+    )
+    assert config.served_name == "mine"
+    assert [drafter.placement for drafter in config.drafters] == ["actor", "inline"]
+    assert AppConfig().served_name == "target"
+
+
+def test_keys_stay_out_of_logs() -> None:
+    assert "s3cret" not in repr(AppConfig.model_validate({"api_keys": {"a": "s3cret"}}))
+
+
+def test_lanes_are_named_by_instance() -> None:
+    config = AppConfig.model_validate({"drafters": [TINY | {"instances": 3}, NGRAM]})
+    assert [drafter.lanes for drafter in config.drafters] == [
+        ("tiny/0", "tiny/1", "tiny/2"),
+        ("ngram",),
+    ]
+
+
+def test_chains_alone_may_be_asked_of_a_backend_without_trees() -> None:
+    for policy in (
+        speculation("planner"),
+        speculation("planner", max_width=1),
+        speculation("specserve"),
+        speculation("adaserve", shape={"max_width": 1}),
+    ):
+        AppConfig.model_validate({"target": VLLM} | policy)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "enabled", "asked"),
+    [
+        ("default", None, False),
+        ("laps_sd", None, True),
+        ("lp_sjf", None, True),
+        ("self_ranked", None, False),
+        ("default", True, True),
+        ("laps_sd", False, False),
+    ],
+)
+def test_lengths_are_asked_for_where_the_schedule_uses_them(
+    schedule: str, enabled: bool | None, asked: bool
+) -> None:
+    policies = {"schedule": {"name": schedule}, "lengths": {"enabled": enabled}}
+    assert AppConfig.model_validate({"policies": policies}).policies.predicts_lengths is asked
+
+
+def test_policies_change_alone_and_are_checked_anew() -> None:
+    config = AppConfig.model_validate(
+        {"target": VLLM, "drafters": [TINY, NGRAM], "limits": {"max_batch": 4}}
+    )
+    changed = config.with_policies({"speculation": {"name": "specserve"}})
+    assert changed.policies.speculation.name == "specserve"
+    assert changed == config.model_copy(update={"policies": changed.policies})
+    with pytest.raises(ValidationError, match=r"target\.backend: native"):
+        config.with_policies({"speculation": {"name": "specinfer"}})
+
+
+def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    sizes = {
+        "max_position_embeddings": 2048,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    other = write(tmp_path / "other", 100, vocab_size=2049, **sizes)
+    with pytest.raises(ValidationError, match=r"drafters.1.model: .* vocabulary of 2049 .* 2048"):
+        AppConfig.model_validate({"drafters": [TINY, {"name": "a", "model": str(other)}]})
+
+
+def test_a_drafter_with_other_token_ids_is_refused(tmp_path: Path) -> None:
+    """Two tokens have changed places; a tokenizer that is only written otherwise is the same."""
+    same, swapped = tmp_path / "same", tmp_path / "swapped"
+    for folder in (same, swapped):
+        shutil.copytree(model_path("tiny"), folder)
+    tokenizer = json.loads((same / "tokenizer.json").read_text())
+    (same / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
+    AppConfig.model_validate({"drafters": [{"name": "a", "model": str(same)}]})
+    with pytest.raises(ValidationError, match=r"drafters.0.model: 2 tokens .* other"):
+        AppConfig.model_validate({"drafters": [{"name": "a", "model": str(swapped)}]})
+
+
+def test_checking_a_config_loads_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys; from cluster.config import AppConfig; import cluster.check; "
+        "AppConfig.model_validate({'target': {'inflate_to': 90_000_000}}); "
+        "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == "[]"

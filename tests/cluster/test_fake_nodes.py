@@ -1,0 +1,199 @@
+"""Plans on a cluster of several nodes with GPUs that Ray believes in: who lies where, as Ray's own
+state says, and what happens where something does not fit."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from ray._private import state  # the public API needs a dashboard
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.spawn import Actors, Group
+from cluster.check import main
+from cluster.config import AppConfig
+from cluster.nodes import ray_nodes
+from cluster.placement import Placement, plan
+from deployments.app import build
+from deployments.hosts import drafter_specs, target_spec
+from engine.errors import SpindleError
+from tests.cluster.probe import Probe, Seat
+
+SMALL = {"model": "zoo/tiny", "gpus": 1, "accelerator": "L4"}
+FITTING: dict[str, Any] = {
+    "target": {"tensor_parallel": 2, "gpus": 1, "accelerator": "H100", "dtype": "float32"},
+    "drafters": [
+        SMALL | {"name": "code"},
+        SMALL | {"name": "prose", "instances": 2},
+        {"name": "cpu", "model": "zoo/tiny"},
+        {"name": "ngram", "kind": "ngram"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """A head, two machines with two H100 and two with two L4."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
+    for accelerator in ("H100", "H100", "L4", "L4"):
+        resources = {f"accelerator_type:{accelerator}": 1}
+        cluster.add_node(num_cpus=1, num_gpus=2, resources=resources)
+    ray.init(cluster.address, log_to_driver=False)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@contextmanager
+def placed(placement: Placement) -> Iterator[tuple[PlacementGroup, dict[int, str]]]:
+    """The plan's placement group, and the node of each bundle."""
+    group = placement_group(list(placement.bundles), placement.strategy)
+    try:
+        ray.get(group.ready(), timeout=60)
+        yield group, placement_group_table(group)["bundles_to_node_id"]
+    finally:
+        remove_placement_group(group)
+
+
+def probe(group: PlacementGroup, bundle: int, gpus: float) -> Any:
+    strategy = PlacementGroupSchedulingStrategy(group, bundle)
+    return (
+        ray.remote(Probe)
+        .options(num_cpus=0.05, num_gpus=gpus, scheduling_strategy=strategy)
+        .remote()
+    )
+
+
+def with_accelerator(name: str) -> set[str]:
+    return {
+        node["NodeID"] for node in ray.nodes() if f"accelerator_type:{name}" in node["Resources"]
+    }
+
+
+def test_every_drafter_has_its_own_gpu_and_ranks_are_together(nodes: Cluster) -> None:
+    config = AppConfig.model_validate(FITTING)
+    placement = plan(config)
+    bundles = {f"rank{rank}": bundle for rank, bundle in enumerate(placement.ranks)}
+    bundles |= placement.lanes
+    assert bundles.keys() == {"rank0", "rank1", "code", "prose/0", "prose/1", "cpu"}
+    with placed(placement) as (group, node):
+        probes = {
+            name: probe(group, bundle, gpus=name != "cpu") for name, bundle in bundles.items()
+        }
+        said = ray.get([actor.where.remote() for actor in probes.values()], timeout=60)
+    seats = dict(zip(probes, said, strict=True))
+    assert seats["cpu"] == Seat(node[placement.replica], ""), "next to the replica, without a GPU"
+    ranks = [seats.pop("rank0"), seats.pop("rank1")]
+    assert {seat.node for seat in ranks} <= with_accelerator("H100")
+    assert len({seat.node for seat in ranks}) == 1
+    del seats["cpu"]
+    assert {seat.node for seat in seats.values()} == with_accelerator("L4")
+    assert all(seat.gpus in ("0", "1") for seat in (*ranks, *seats.values())), "one GPU each"
+    assert len({*ranks, *seats.values()}) == 5, "and no two the same"
+
+
+def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
+    """They begin there. On this machine they find no GPU, and end."""
+    config = AppConfig.model_validate(FITTING)
+    placement = plan(config)
+    target, (drafter, *_) = target_spec(config, placement), drafter_specs(config, placement)
+
+    async def begin(actors: Group) -> None:
+        async with asyncio.timeout(90):
+            begun = await asyncio.gather(
+                actors.begin_verifier(target, timeout_s=30, life=0),
+                actors.begin_drafter(drafter, 0, target_vocab_size=2048, life=0),
+                return_exceptions=True,
+            )
+        for one in begun:
+            if isinstance(one, Actors):
+                one.kill()
+            else:
+                assert isinstance(one, SpindleError)
+
+    with placed(placement) as (group, node):
+        asyncio.run(begin(Group("fake", group)))
+        went = {
+            actor["Name"]: actor["Address"]["NodeID"]
+            for actor in state.actors().values()
+            if actor["Name"].startswith("spindle:fake:")
+        }
+    assert went == {
+        "spindle:fake:verifier:0": node[placement.ranks[0]],
+        "spindle:fake:verifier/rank1:0": node[placement.ranks[1]],
+        "spindle:fake:code:0": node[placement.lanes["code"]],
+    }
+
+
+def test_shares_of_one_gpu_may_lie_together(nodes: Cluster) -> None:
+    config = AppConfig.model_validate(
+        {"drafters": [SMALL | {"name": "half", "gpus": 0.5, "instances": 8}]}
+    )
+    placement = plan(config)
+    with placed(placement) as (_, node):
+        where = {node[bundle] for bundle in placement.lanes.values()}
+    assert where == with_accelerator("L4")
+
+
+@pytest.mark.parametrize(
+    ("change", "lacking"),
+    [
+        ({"target": {"tensor_parallel": 1, "gpus": 3}}, "GPU: verifier needs 3 on one node"),
+        (
+            {"drafters": [SMALL | {"name": "many", "instances": 9}]},
+            "GPU: 11 needed in all, and there are 8",
+        ),
+        (
+            {"drafters": [SMALL | {"name": "many", "instances": 5}]},
+            "GPU, accelerator_type:L4: beside the others no node has room for many",
+        ),
+        (
+            {"drafters": [SMALL | {"name": "a", "accelerator": "A100"}]},
+            "accelerator_type:A100: a needs",
+        ),
+        ({"scaling": {"min_replicas": 2, "max_replicas": 2}}, "GPU: 10 needed in all"),
+        ({"target": {"cpus": 3}}, "CPU: replica, verifier, "),
+    ],
+)
+def test_what_is_missing_is_named_by_the_check_and_at_start(
+    nodes: Cluster,
+    change: dict[str, Any],
+    lacking: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = FITTING | change
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"applications": [{"name": "spindle", "args": args}]}))
+    assert main([str(file), "--ray", nodes.address]) == 1
+    assert lacking in capsys.readouterr().err
+    with pytest.raises(ValueError, match="this cluster is too small") as refused:
+        build(args)
+    assert lacking in str(refused.value)
+
+
+def test_what_fits_is_let_through(nodes: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"applications": [{"name": "spindle", "args": FITTING}]}))
+    assert main([str(file), "--ray", nodes.address]) == 0
+    build(FITTING)
+    # A cluster that grows when asked to is not told what it lacks.
+    build(FITTING | {"scaling": {"min_replicas": 2, "max_replicas": 2}, "growing_cluster": True})
+
+
+def test_a_cluster_is_asked_for_its_nodes(nodes: Cluster) -> None:
+    gpus = sorted(node["GPU"] for node in ray_nodes(nodes.address))
+    assert gpus == [0, 2, 2, 2, 2]

@@ -1,0 +1,65 @@
+"""Where a plan puts everything of a replica."""
+
+from typing import Any
+
+from cluster.config import AppConfig
+from cluster.placement import Placement, plan
+
+TINY = {"name": "tiny", "model": "zoo/tiny"}
+SMALL = {"name": "small", "model": "zoo/small"}
+NGRAM = {"name": "ngram", "kind": "ngram"}
+
+
+def planned(**args: Any) -> Placement:
+    return plan(AppConfig.model_validate(args))
+
+
+def test_hosts_without_a_gpu_share_the_replicas_bundle() -> None:
+    placement = planned(target={"cpus": 0.5}, drafters=[TINY, SMALL | {"instances": 2}, NGRAM])
+    assert placement.bundles == ({"CPU": 0.7},)
+    assert placement.ranks == (0,)
+    assert placement.lanes == {"tiny": 0, "small/0": 0, "small/1": 0}
+    assert placement.replica_options == {"num_cpus": 0.05, "num_gpus": 0}
+
+
+def test_every_drafter_with_a_gpu_has_a_bundle_of_its_own() -> None:
+    placement = planned(
+        drafters=[TINY | {"gpus": 0.5, "cpus": 1, "instances": 2}, SMALL | {"gpus": 2}, NGRAM]
+    )
+    assert placement.bundles[1:] == ({"CPU": 1, "GPU": 0.5},) * 2 + ({"CPU": 0.05, "GPU": 2},)
+    assert placement.lanes == {"tiny/0": 1, "tiny/1": 2, "small": 3}
+    assert placement.ranks == (0,), "the target computes on the CPU here"
+
+
+def test_all_ranks_lie_in_one_bundle_and_so_on_one_node() -> None:
+    placement = planned(target={"tensor_parallel": 2, "gpus": 1, "cpus": 2}, drafters=[TINY])
+    assert placement.bundles == ({"CPU": 0.1}, {"CPU": 4, "GPU": 2})
+    assert placement.ranks == (1, 1)
+
+
+def test_vllm_starts_its_ranks_itself_in_one_actor() -> None:
+    placement = planned(target={"backend": "vllm", "tensor_parallel": 2, "gpus": 1, "cpus": 2})
+    assert placement.bundles == ({"CPU": 0.05}, {"CPU": 2, "GPU": 2})
+    assert placement.ranks == (1,)
+
+
+def test_ranks_on_the_cpu_are_next_to_the_replica() -> None:
+    placement = planned(target={"tensor_parallel": 2, "cpus": 1})
+    assert placement.bundles == ({"CPU": 2.05},)
+    assert placement.ranks == (0, 0)
+
+
+def test_inline_models_are_the_replicas_own() -> None:
+    placement = planned(
+        target={"placement": "inline", "gpus": 0.5},
+        drafters=[TINY | {"placement": "inline", "gpus": 0.5}, SMALL],
+    )
+    assert placement.bundles == ({"CPU": 0.1, "GPU": 1},)
+    assert placement.ranks == ()
+    assert placement.lanes == {"small": 0}
+    assert placement.replica_options == {"num_cpus": 0.05, "num_gpus": 1}
+
+
+def test_a_type_of_gpu_is_asked_for_in_the_bundle() -> None:
+    placement = planned(drafters=[TINY | {"gpus": 1, "accelerator": "L4"}])
+    assert placement.bundles[1] == {"CPU": 0.05, "GPU": 1, "accelerator_type:L4": 0.001}

@@ -1,0 +1,19 @@
+"""docs/config.md says what the schema says."""
+
+from pathlib import Path
+
+from cluster.config.reference import tables
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_has_every_field_as_the_schema_documents_it() -> None:
+    page = (DOCS / "config.md").read_text()
+    for table in tables():
+        assert table in page, "print it anew with python -m cluster.config.reference"
+
+
+def test_no_field_is_without_a_word() -> None:
+    rows = [row for table in tables() for row in table.splitlines() if row.startswith("| `")]
+    assert len(rows) > 50
+    assert not [row for row in rows if row.endswith("|  |")]

@@ -1,0 +1,146 @@
+"""Every topology in cluster/ is valid, and fits the machines that it is written for.
+
+Those with outside checkpoints name them as /models/NAME. Here that folder is one of headers
+without weights, so that everything but loading is checked: fields, vocabulary, heads per rank,
+memory.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.check import read
+from cluster.config import AppConfig
+from cluster.fitting import missing
+from cluster.footprint import footprints
+from cluster.nodes import Node, parse_node
+from cluster.placement import plan
+from tests.cluster.checkpoints import write_qwen3
+
+ROOT = Path(__file__).parents[2]
+LAPTOP = [parse_node("CPU=2,memory=8GB")]
+H100 = parse_node("CPU=32,GPU=4,memory=256GB,gpu_memory=80GB,accelerator_type:H100=1")
+L4 = parse_node("CPU=4,GPU=1,memory=32GB,gpu_memory=24GB,accelerator_type:L4=1")
+GPU = parse_node("CPU=16,GPU=1,memory=128GB,gpu_memory=80GB")
+EIGHT = parse_node("CPU=96,GPU=8,memory=1000GB,gpu_memory=80GB")
+
+MACHINES: Mapping[str, list[Node]] = {
+    "cluster.yaml": LAPTOP,
+    "cluster/fleet.yaml": LAPTOP,
+    "cluster/one_process.yaml": LAPTOP,
+    "cluster/test.yaml": LAPTOP,
+    "cluster/one_gpu.yaml": [GPU],
+    "cluster/eight_gpus.yaml": [EIGHT],
+    "cluster/several_nodes.yaml": [H100] * 2 + [L4] * 8,
+    "cluster/kuberay.yaml": [H100] + [L4] * 4,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_qwen3(folder)
+    return folder
+
+
+def load(name: str, models: Path) -> AppConfig:
+    ((_, args),) = read(ROOT / name)
+    return AppConfig.model_validate(json.loads(json.dumps(args).replace("/models", str(models))))
+
+
+def test_all_topologies_are_tested() -> None:
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "cluster").glob("*.yaml")}
+    assert files | {"cluster.yaml"} == MACHINES.keys()
+
+
+@pytest.mark.parametrize(("name", "nodes"), MACHINES.items())
+def test_a_topology_is_valid_and_fits_its_machines(
+    name: str, nodes: list[Node], models: Path
+) -> None:
+    config = load(name, models)
+    assert missing(config, nodes) == []
+    if len(nodes) > 1:
+        assert missing(config, nodes[:-1]), "one node less would do"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_serve_takes_the_file(name: str) -> None:
+    said = yaml.safe_load((ROOT / name).read_text())
+    if said.get("kind") == "RayService":
+        said = yaml.safe_load(said["spec"]["serveConfigV2"])
+    (application,) = ServeDeploySchema.model_validate(said).applications
+    assert (application.name, application.import_path) == ("spindle", "deployments.app:build")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_bundle_holds_what_its_processes_ask_for(name: str, models: Path) -> None:
+    """Less, and an actor would wait for ever; more, and others would."""
+    config = load(name, models)
+    placement = plan(config)
+    processes = footprints(config, placement)
+    for number, bundle in enumerate(placement.bundles):
+        inside = [process for process in processes if process.bundle == number]
+        assert sum(process.cpus for process in inside) == pytest.approx(bundle["CPU"])
+        assert sum(process.gpus for process in inside) == pytest.approx(bundle.get("GPU", 0.0))
+
+
+def test_five_models_and_ranks_take_all_eight_gpus(models: Path) -> None:
+    placement = plan(load("cluster/eight_gpus.yaml", models))
+    assert sum(bundle.get("GPU", 0) for bundle in placement.bundles) == 8
+    assert len({placement.lanes[lane] for lane in placement.lanes}) == len(placement.lanes) == 6
+
+
+def test_the_variant_with_four_ranks_fits_as_well(models: Path) -> None:
+    """As the comment in the file says."""
+    config = load("cluster/eight_gpus.yaml", models).model_dump(exclude_unset=True)
+    config["target"]["tensor_parallel"] = 4
+    for drafter in config["drafters"]:
+        if "0.6B" in drafter.get("model", ""):
+            drafter["gpus"] = 0.25
+    assert missing(AppConfig.model_validate(config), [EIGHT]) == []
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "cluster/fleet.yaml", "cluster/test.yaml"])
+def test_small_models_are_actors_and_lookups_are_inline(name: str, models: Path) -> None:
+    config = load(name, models)
+    assert config.target.placement == "actor"
+    assert {drafter.placement for drafter in config.drafters if drafter.kind == "model"} == {
+        "actor"
+    }
+
+
+def test_the_fleet_is_the_whole_zoo(models: Path) -> None:
+    from cluster.zoo import DRAFTERS
+
+    fleet = load("cluster/fleet.yaml", models)
+    assert {d.name for d in fleet.drafters if d.kind == "model"} == set(DRAFTERS)
+
+
+def test_one_process_starts_no_actor(models: Path) -> None:
+    placement = plan(load("cluster/one_process.yaml", models))
+    assert (placement.ranks, placement.lanes, len(placement.bundles)) == ((), {}, 1)
+
+
+def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:
+    """As Ray's autoscaler reads the worker groups."""
+    cluster = yaml.safe_load((ROOT / "cluster/kuberay.yaml").read_text())["spec"][
+        "rayClusterConfig"
+    ]
+
+    def nodes(count: str) -> list[dict[str, Any]]:
+        return [
+            {"GPU": 0} | _get_ray_resources_from_group_spec(group, is_head=False)
+            for group in cluster["workerGroupSpecs"]
+            for _ in range(group[count])
+        ]
+
+    config = load("cluster/kuberay.yaml", models)
+    assert config.growing_cluster
+    assert missing(config, nodes("replicas")) == []
+    assert missing(config, nodes("maxReplicas"), config.scaling.max_replicas) == []
