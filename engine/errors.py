@@ -1,8 +1,22 @@
 """What can go wrong at the engine's boundary, each error naming the way out."""
 
+from typing import Any, TypeVar
+
+Error = TypeVar("Error", bound="SpindleError")
+
 
 class SpindleError(Exception):
     """Base of every error that Spindle raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes, whatever their constructors take."""
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[Error], args: tuple[object, ...], fields: dict[str, object]) -> Error:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidRequest(SpindleError):

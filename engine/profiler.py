@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -66,9 +67,9 @@ class ProfileKey:
     def of(cls, model: PackedModel, setup: str, grid: Grid) -> "ProfileKey":
         config = model.hf_model.config.to_json_string(use_diff=False)
         return cls(
-            model=f"{model.hf_model.config.model_type}-{_digest(config)}",
+            model=f"{model.hf_model.config.model_type}-{digest(config)}",
             setup=setup,
-            device=_device_name(model.device),
+            device=device_name(model.device),
             dtype=str(model.hf_model.dtype),
             threads=torch.get_num_threads(),
             grid=grid,
@@ -113,24 +114,39 @@ def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None =
     else runs on the device, and no request is in the model's KV pool.
     """
     key = ProfileKey.of(model, setup, grid or Grid())
-    path = cache_dir / f"{_digest(_describe(key))}.json"
+    return kept(key, cache_dir, lambda: measure(model, key.grid))
+
+
+def kept(
+    key: ProfileKey, cache_dir: Path, take: Callable[[], tuple[ForwardSample, ...]]
+) -> Profile:
+    """The profile of what `take` measures, or of what it has measured before."""
+    path = cache_dir / f"{digest(_describe(key))}.json"
     samples = _read(path, key)
     if samples is None:
-        samples = measure(model, key.grid)
+        samples = take()
         _write(path, key, samples)
     return Profile.fit(key, samples)
 
 
 def measure(model: PackedModel, grid: Grid) -> tuple[ForwardSample, ...]:
+    shapes = [shape for shape in shapes_of(grid) if _fits(model, shape)]
+    return in_turns(shapes, grid.rounds, lambda shape, rng: _time_forward(model, shape, rng))
+
+
+def in_turns(
+    shapes: Sequence["Shape"],
+    rounds: int,
+    time_forward: Callable[["Shape", np.random.Generator], float],
+) -> tuple[ForwardSample, ...]:
     """Shapes take turns: a disturbance of the machine spreads over them, the median drops it."""
-    shapes = [shape for shape in _shapes(grid) if _fits(model, shape)]
     if not shapes:
         raise ValueError("the model's context or KV pool is too small for every shape of the grid")
     rng = np.random.default_rng(0)
-    seconds: dict[_Shape, list[float]] = {shape: [] for shape in shapes}
-    for round_number in range(WARM_UP_ROUNDS + grid.rounds):
+    seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    for round_number in range(WARM_UP_ROUNDS + rounds):
         for index in rng.permutation(len(shapes)):
-            elapsed = _time_forward(model, shapes[index], rng)
+            elapsed = time_forward(shapes[index], rng)
             if round_number >= WARM_UP_ROUNDS:
                 seconds[shapes[index]].append(elapsed)
     return tuple(
@@ -143,24 +159,24 @@ def measure(model: PackedModel, grid: Grid) -> tuple[ForwardSample, ...]:
     )
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     requests: int
     rows: int
     context: int
 
 
-def _shapes(grid: Grid) -> list[_Shape]:
-    return [_Shape(*shape) for shape in product(grid.requests, grid.rows, grid.context)]
+def shapes_of(grid: Grid) -> list[Shape]:
+    return [Shape(*shape) for shape in product(grid.requests, grid.rows, grid.context)]
 
 
-def _fits(model: PackedModel, shape: _Shape) -> bool:
+def _fits(model: PackedModel, shape: Shape) -> bool:
     length = shape.context + shape.rows
     blocks = shape.requests * -(-length // model.kv.block_size)
     room = model.kv.free_blocks + model.kv.cached_blocks
     return length <= model.max_context and blocks <= room
 
 
-def _time_forward(model: PackedModel, shape: _Shape, rng: np.random.Generator) -> float:
+def _time_forward(model: PackedModel, shape: Shape, rng: np.random.Generator) -> float:
     segments = [
         Segment(
             request=f"profile-{number}",
@@ -191,7 +207,7 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.backends.cpu.get_cpu_capability()} x{os.cpu_count()}"
@@ -201,7 +217,7 @@ def _describe(key: ProfileKey) -> str:
     return json.dumps({"format": FORMAT, **asdict(key)}, sort_keys=True)
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -1,7 +1,5 @@
 """What a host remembers of requests: right by hash, bounded, and asked for again when lost."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +65,7 @@ def test_an_unknown_request_is_asked_for_whole() -> None:
     stream.seen = 1
     assert host.follow(stream.prefix()) == Missing("a", 0, 1, have=0)
     stream.seen = 0
-    assert host.follow(replace(stream.prefix(), start=None)) == Missing("a", 0, 2, have=0)
+    assert host.follow(stream.prefix()._replace(start=None)) == Missing("a", 0, 2, have=0)
     assert "a" not in host.state
 
 

@@ -1,7 +1,6 @@
 """The model drafter against beam search from scratch, and what it keeps, recomputes and refuses."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from engine.model import PackedModel
 from engine.params import SamplingParams
 from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
 from policies.tree import ROOT, DraftTree
+from policies.trees import prune_each
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, token_paths
@@ -280,6 +280,10 @@ def test_depth_zero_only_catches_up(runner: Watched) -> None:
     assert_equal(tree, Stream("b", PROMPT, GREEDY).draft(drafter, depth=3))
 
 
+def beginning(tree: DraftTree, nodes: int) -> DraftTree:
+    return prune_each([tree], [np.arange(len(tree)) < nodes])[0]
+
+
 def test_the_policy_is_asked_before_each_level_and_obeyed(runner: Watched) -> None:
     drafter = drafter_on(runner)
     whole = Stream("whole", PROMPT, GREEDY).draft(drafter, depth=3, width=2)
@@ -296,7 +300,7 @@ def test_the_policy_is_asked_before_each_level_and_obeyed(runner: Watched) -> No
     orders = [stream.order(depth, 2) for stream, depth in zip(streams, depths, strict=True)]
     nothing, one, everything, _ = trees_of(drafter, orders, policy)
     assert len(nothing) == 0
-    assert_equal(one, whole.prune(range(2)))
+    assert_equal(one, beginning(whole, 2))
     assert_equal(everything, whole)
     assert [(step.depth, list(step.requests)) for step in steps] == [
         (0, ["none", "one", "all"]),
@@ -390,7 +394,7 @@ def test_a_tree_stays_as_deep_as_there_is_room(
     fresh = drafter_on(runner_of())
     for stream, tree, depth in zip(streams, trees, levels, strict=True):
         expected = Stream(stream.name, stream.committed.ids, GREEDY).draft(fresh, depth=6)
-        assert_equal(tree, expected.prune(range(depth)))
+        assert_equal(tree, beginning(expected, depth))
 
 
 def test_the_least_recently_used_request_makes_room(runner_of: MakeRunner) -> None:
@@ -419,7 +423,7 @@ def test_missing_prefixes_are_named_and_the_rest_goes_on(runner: Watched) -> Non
         stream.seen = len(PROMPT)
         stream.committed.extend([4, 5])
     wrong = changed.order(depth=2)
-    wrong = replace(wrong, prefix=replace(wrong.prefix, base_hash=1))
+    wrong = wrong._replace(prefix=wrong.prefix._replace(base_hash=1))
     lacks, draft, differs = drafter.draft([unknown.order(depth=2), known.order(depth=2), wrong])
     assert lacks == Missing("u", 0, 1, have=0)
     assert differs == Missing("c", 0, 2, have=0)
@@ -477,7 +481,7 @@ def test_a_score_says_where_the_drafter_would_have_drafted_the_committed_token(
         expected.append(committed == drafted)
         stream.committed.extend([committed])
     stream.seen = 0
-    order = replace(stream.order(0), score=True)
+    order = stream.order(0)._replace(score=True)
     scored, _grown = drafter_on(runner_of(), chunk=7).draft([order, other.order(2)])
     assert isinstance(scored, Draft)
     assert scored.matched == tuple(expected)

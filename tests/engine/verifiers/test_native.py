@@ -1,7 +1,9 @@
-"""The verifier alone: what it accepts of any tree, and what it answers when it cannot go on."""
+"""What only the native verifier does: any tree, and KV that moves to host memory.
+
+What every backend answers is in test_contract.py.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from engine.committed import CommittedTokens
 from engine.model import PackedModel
 from engine.params import SamplingParams
-from engine.protocol import Missing, NoRoom, Prefix, Start, Verdict, VerifyOrder
-from engine.verifiers.native import SCORE_CHUNK, NativeVerifier
+from engine.protocol import Missing, NoRoom, Verdict
+from engine.verifiers.native import NativeVerifier
 from policies.tree import ROOT, DraftTree
 from tests import reference
 from tests.checkpoints import llama
+from tests.engine.verifiers.orders import order, verdict
 
 VOCAB = 11
 """So small that random trees hold the target's tokens often."""
@@ -38,31 +40,6 @@ def make_verifier(kv_tokens: int = 2048, swap_tokens: int = 0) -> NativeVerifier
 @pytest.fixture(scope="module")
 def verifier() -> NativeVerifier:
     return make_verifier()
-
-
-def order(
-    request: str,
-    tokens: Sequence[int],
-    tree: DraftTree | None = None,
-    *,
-    params: SamplingParams | None = None,
-    base: int = 0,
-    chunk: int = 512,
-    prompt_len: int | None = None,
-) -> VerifyOrder:
-    committed = CommittedTokens()
-    committed.extend(tokens)
-    start = Start(params or SamplingParams(temperature=0), 7, prompt_len or len(tokens))
-    prefix = Prefix(
-        request, 0, 0, base, committed.hash_at(base), tuple(tokens[base:]), None if base else start
-    )
-    return VerifyOrder(prefix, tree or DraftTree.empty(), chunk)
-
-
-def verdict(verifier: NativeVerifier, one: VerifyOrder) -> Verdict:
-    (answer,) = verifier.verify([one])
-    assert isinstance(answer, Verdict)
-    return answer
 
 
 @st.composite
@@ -115,30 +92,6 @@ def test_a_tree_is_accepted_as_far_as_the_target_says_it(
     assert verdict(verifier, following).tokens == (said[accepted + 1],)
 
 
-def test_a_prompt_in_chunks_is_pending_until_its_last_one(verifier: NativeVerifier) -> None:
-    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
-    whole = verdict(verifier, order("whole", prompt))
-    tree = DraftTree.chain([*whole.tokens])
-    answers = [verdict(verifier, order("chunks", prompt, tree, chunk=3))]
-    while answers[-1].pending:
-        one = order("chunks", prompt, tree, base=len(prompt), chunk=3)
-        answers.append(verdict(verifier, one))
-    assert [answer.pending for answer in answers] == [5, 2, 0]
-    assert [answer.tokens[:1] for answer in answers] == [(), (), whole.tokens]
-    assert answers[-1].accepted == (0,), "a tree waits for the whole prompt"
-
-
-def test_a_lost_prefix_is_missing_and_the_others_go_on(verifier: NativeVerifier) -> None:
-    tokens = [1, 2, 3, 4]
-    unknown = order("unknown", tokens, base=2)
-    answers = verifier.verify([unknown, order("known", tokens)])
-    assert answers[0] == Missing("unknown", 0, 0, have=0)
-    assert isinstance(answers[1], Verdict)
-    other_history = order("known", [4, 3, 2, 1, 0], base=4)
-    assert verifier.verify([other_history]) == [Missing("known", 0, 0, have=0)]
-    assert verdict(verifier, order("known", tokens)).tokens == answers[1].tokens
-
-
 def test_a_full_pool_evicts_the_idle_and_refuses_who_does_not_fit() -> None:
     verifier = make_verifier(kv_tokens=64)
     first = order("idle", [1] * 40)
@@ -172,19 +125,6 @@ def test_logprobs_are_the_stock_models_along_the_accepted_path(
         assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
 
-def test_scores_are_the_stock_models_and_leave_nothing_behind(
-    reference_model: PreTrainedModel,
-) -> None:
-    model = PackedModel(llama(vocab=VOCAB, context=CONTEXT), kv_tokens=2048)
-    verifier = NativeVerifier(model)
-    prompt = [(i * i) % VOCAB for i in range(2 * SCORE_CHUNK + 9)]
-    expected = reference.forward(reference_model, prompt)[-1, [4, 0, 9]]
-    for _ in range(2):  # the second time from the prefix cache
-        assert verifier.score(prompt, [4, 0, 9]) == pytest.approx(expected, abs=1e-3)
-    assert model.kv.used_blocks == 0
-    assert model.kv.cached_blocks > 0
-
-
 def test_a_swapped_request_comes_back_with_its_next_order() -> None:
     verifier = make_verifier(swap_tokens=256)
     prompt = [token % VOCAB for token in range(40)]
@@ -207,6 +147,6 @@ def test_an_idle_request_makes_room_without_losing_its_rows() -> None:
     assert model.kv.is_swapped("first")
     committed = [*first, *answer.tokens]
     rest = order("first", committed, base=len(committed))
-    again = verdict(verifier, replace(rest, chunk=1))
+    again = verdict(verifier, rest._replace(chunk=1))
     assert not again.pending, "its prompt was computed again"
     assert again.tokens == verdict(make_verifier(), order("first", committed)).tokens

@@ -1,0 +1,226 @@
+"""Many requests served to their end by any verifier, with the zoo's drafters."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from cluster.zoo import TARGET, model_path
+from engine.drafters.lookup import NgramDrafter
+from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.runner import PackedRunner
+from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.tiny import TinyRunner
+from engine.generate import DraftPlan, Generation
+from engine.model import PackedModel
+from engine.params import SamplingParams
+from engine.protocol import (
+    Commit,
+    Drafter,
+    Missing,
+    NoRoom,
+    Verdict,
+    Verifier,
+    VerifyOrder,
+)
+from tests.identity import Identity
+from tests.pairwise import Case
+
+END = 4
+MAX_BATCH = 20
+DRAFTERS = ("tiny", "small", "ngram", "suffix")
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0),
+    "0.7": SamplingParams(temperature=0.7),
+    "1.0": SamplingParams(temperature=1),
+    "top_p": SamplingParams(temperature=1, top_p=0.9),
+    "penalties": SamplingParams(
+        temperature=0.8,
+        top_k=50,
+        min_p=0.02,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={100: 3.0, 7: -5.0},
+        min_tokens=6,
+    ),
+}
+SHAPES = {"chain": (4, 1), "tree": (3, 3)}
+AMPLE, TIGHT = 8192, 320
+"""Tokens of KV. The tight pool holds one request of this suite, not two of the longer ones."""
+QUESTIONS = (
+    "Count to 9.",
+    "List 6 animals.",
+    "Make a table of 5 rivers with length.",
+    'Repeat "blue cup" 4 times.',
+    "What does os.path.join do?",
+    "Write the Python function `def walk(top, topdown=True)`: Directory tree generator.",
+)
+SYSTEM = "Answer in few words. " * 6
+
+
+@cache
+def reference_target() -> PreTrainedModel:
+    path = model_path(TARGET)
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@cache
+def zoo_model(name: str) -> PreTrainedModel:
+    path = model_path(name)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def make_drafters() -> list[Drafter]:
+    tiny, small = make_runner(zoo_model("tiny"), kv_tokens=AMPLE), zoo_model("small")
+    assert isinstance(tiny, TinyRunner)
+    vocab_size = small.config.vocab_size
+    # Too small a pool for a batch of 17, so that drafters run out of room as well.
+    eager = PackedRunner(PackedModel(small, kv_tokens=2048))
+    return [
+        ModelDrafter("tiny", tiny, target_vocab_size=vocab_size),
+        ModelDrafter("small", eager, target_vocab_size=vocab_size, chunk=64),
+        NgramDrafter("ngram"),
+        SuffixDrafter("suffix"),
+    ]
+
+
+@cache
+def questions(shared: bool) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    system = SYSTEM if shared else ""
+    texts = [f"<|user|>{system}{question}<|end|><|assistant|>" for question in QUESTIONS]
+    ids: list[list[int]] = tokenizer(texts)["input_ids"]
+    return ids
+
+
+@dataclass(slots=True)
+class Request:
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    stream: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    def take(self, commit: Commit) -> None:
+        assert not self.finished
+        assert commit.first_index == len(self.stream), "a gap or a repeat in the stream"
+        self.stream.extend(commit.token_ids)
+        self.finished = commit.finish is not None
+
+
+def make_requests(case: Case) -> dict[str, Request]:
+    prompts = questions(case["prompts"] == "shared")
+    names = list(SAMPLING) if case["sampling"] == "mixed" else [case["sampling"]]
+    requests = {}
+    for index in range(int(case["batch"])):
+        # Lengths differ, so that requests leave one by one.
+        params = replace(
+            SAMPLING[names[index % len(names)]],
+            max_tokens=40 + 8 * (index % 3),
+            stop_token_ids=(END,),
+            seed=1000 + index,
+        )
+        prompt = prompts[index % len(prompts)]
+        requests[str(index)] = Request(prompt, params, 1000 + index)
+    return requests
+
+
+class Watched:
+    """Counts what happens on the way, to see that each factor does what its name says."""
+
+    def __init__(self, verifier: Verifier, seen: Counter[str]) -> None:
+        self._verifier = verifier
+        self._seen = seen
+
+    @property
+    def vocab_size(self) -> int:
+        return self._verifier.vocab_size
+
+    @property
+    def max_context(self) -> int:
+        return self._verifier.max_context
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._verifier.stop_token_ids
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        answers = self._verifier.verify(orders)
+        for order, answer in zip(orders, answers, strict=True):
+            if isinstance(answer, Verdict):
+                self._seen["pending"] += answer.pending > 0
+                self._seen["accepted"] += len(answer.accepted)
+                branches = len(answer.accepted) and not order.tree.is_chain
+                self._seen["accepted beside the first child"] += bool(
+                    branches and answer.accepted != tuple(range(len(answer.accepted)))
+                )
+            else:
+                self._seen[type(answer).__name__] += 1
+        return answers
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return self._verifier.score(prompt, token_ids)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._verifier.forget(requests)
+
+
+def serve(
+    case: Case, verifier: Verifier, seen: Counter[str], after_round: Callable[[str], None]
+) -> dict[str, Request]:
+    """Runs one case to its end. In `joining` one more request leaves before it is done.
+
+    `after_round` gets the name of one of the requests, each in its turn.
+    """
+    watched = Watched(verifier, seen)
+    drafters = make_drafters()
+    lanes = [None, *(drafter.name for drafter in drafters)]
+    depth, width = SHAPES[case["shape"]]
+
+    def plan(request: str, round_number: int) -> DraftPlan:
+        name = None if case["drafter"] == "none" else case["drafter"]
+        if case["lane"] == "switching":
+            name = lanes[(int(request) + round_number // 2) % len(lanes)]
+        return DraftPlan(name, depth, width)
+
+    session = Generation(watched, drafters, plan, max_batch=MAX_BATCH, chunk=int(case["chunk"]))
+    requests = make_requests(case)
+    waiting = list(requests.items())
+    impatient = Request(*_like(requests["0"]))
+    rounds = 0
+    while waiting or session.active:
+        joining = 1 if case["traffic"] == "joining" else len(waiting)
+        for name, request in waiting[:joining]:
+            session.add(name, request.prompt, request.params)
+        waiting = waiting[joining:]
+        if case["traffic"] == "joining" and rounds == 1:
+            session.add("99", impatient.prompt, impatient.params)
+        if case["traffic"] == "joining" and rounds == 5:
+            session.cancel("99")
+        for commit in session.step():
+            (impatient if commit.request == "99" else requests[commit.request]).take(commit)
+            seen[f"gained with {case['drafter']}"] += len(commit.token_ids) - 1
+        rounds += 1
+        after_round(str(rounds % len(requests)))
+    assert all(request.finished for request in requests.values())
+    if impatient.stream and not impatient.finished:
+        impatient.params = replace(impatient.params, max_tokens=len(impatient.stream))
+        requests["99"] = impatient
+    return requests
+
+
+def _like(request: Request) -> tuple[list[int], SamplingParams, int]:
+    return request.prompt, request.params, request.seed
+
+
+def check(identity: Identity, requests: Sequence[Request]) -> None:
+    for request in requests:
+        identity.check(request.prompt, request.stream, request.params, request.seed)

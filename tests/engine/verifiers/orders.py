@@ -1,0 +1,35 @@
+"""Orders to a verifier alone, written by hand."""
+
+from collections.abc import Sequence
+
+from engine.committed import CommittedTokens
+from engine.params import SamplingParams
+from engine.protocol import Prefix, Start, Verdict, Verifier, VerifyOrder
+from policies.tree import DraftTree
+
+SEED = 7
+
+
+def order(
+    request: str,
+    tokens: Sequence[int],
+    tree: DraftTree | None = None,
+    *,
+    params: SamplingParams | None = None,
+    base: int = 0,
+    chunk: int = 512,
+    prompt_len: int | None = None,
+) -> VerifyOrder:
+    committed = CommittedTokens()
+    committed.extend(tokens)
+    start = Start(params or SamplingParams(temperature=0), SEED, prompt_len or len(tokens))
+    prefix = Prefix(
+        request, 0, 0, base, committed.hash_at(base), tuple(tokens[base:]), None if base else start
+    )
+    return VerifyOrder(prefix, tree or DraftTree.empty(), chunk)
+
+
+def verdict(verifier: Verifier, one: VerifyOrder) -> Verdict:
+    (answer,) = verifier.verify([one])
+    assert isinstance(answer, Verdict)
+    return answer

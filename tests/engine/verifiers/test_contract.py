@@ -1,0 +1,225 @@
+"""What every backend answers: the verifier protocol on the zoo's target, chains only."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from engine.params import SamplingParams
+from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from policies.tree import DraftTree
+from tests import reference
+from tests.engine.streams import questions, reference_target
+from tests.engine.verifiers.backends import AMPLE, TIGHT, Backend, Host, host
+from tests.engine.verifiers.orders import SEED, order, verdict
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+RANDOM = SamplingParams(
+    temperature=0.9, top_p=0.95, min_p=0.01, frequency_penalty=0.5, logit_bias={9: 2.0},
+    max_tokens=24,
+)  # fmt: skip
+
+
+@pytest.fixture(params=["native", "vllm"])
+def ample(request: pytest.FixtureRequest) -> Iterator[Host]:
+    yield from served_by(request.param, AMPLE)
+
+
+@pytest.fixture(params=["native", "vllm"])
+def tight(request: pytest.FixtureRequest) -> Iterator[Host]:
+    yield from served_by(request.param, TIGHT)
+
+
+def served_by(backend: Backend, kv_tokens: int) -> Iterator[Host]:
+    one = host(backend, kv_tokens)
+    yield one
+    one.verifier.forget(["a", "b", "c", "never seen"])
+    assert one.used_blocks() == 0, "a forgotten request still holds KV"
+
+
+def said(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    return reference.generate(reference_target(), list(prompt), params, SEED)
+
+
+@pytest.mark.parametrize("params", [GREEDY, RANDOM], ids=["greedy", "random"])
+def test_a_draft_is_accepted_exactly_as_far_as_the_target_says_it(
+    ample: Host, params: SamplingParams
+) -> None:
+    """Perfect, ragged, empty and useless drafts, of different lengths, two to a batch."""
+    prompts = {"a": questions(False)[0], "b": questions(False)[4]}
+    expected = {name: said(prompt, params) for name, prompt in prompts.items()}
+    streams: dict[str, list[int]] = {name: [] for name in prompts}
+    known = dict.fromkeys(prompts, 0)
+    right = {"a": (11, 0, 3), "b": (0, 2, 1)}
+    for step in range(4):
+        batch = []
+        good = dict.fromkeys(prompts, 0)
+        for name, prompt in prompts.items():
+            rest = expected[name][len(streams[name]) :]
+            draft: list[int] = []
+            if step:
+                good[name] = min(right[name][step - 1], len(rest))
+                wrong = 0 if len(rest) <= good[name] else (rest[good[name]] + 1) % 2048
+                draft = [*rest[: good[name]], wrong, 5]
+            tokens = [*prompt, *streams[name]]
+            batch.append(
+                order(
+                    name, tokens, DraftTree.chain(draft), params=params, base=known[name],
+                    prompt_len=len(prompt),
+                )
+            )  # fmt: skip
+        for one, answer in zip(batch, ample.verifier.verify(batch), strict=True):
+            assert isinstance(answer, Verdict)
+            name = one.prefix.request
+            before = len(streams[name])
+            streams[name].extend(answer.tokens)
+            assert streams[name][: len(expected[name])] == expected[name][: len(streams[name])]
+            if before + good[name] < len(expected[name]):
+                assert answer.accepted == tuple(range(good[name]))
+                assert len(answer.tokens) == good[name] + 1
+            known[name] = len(prompts[name]) + len(streams[name])
+
+
+def test_a_prompt_in_chunks_is_pending_until_its_last_one(ample: Host) -> None:
+    prompt = questions(False)[0][:8]
+    whole = verdict(ample.verifier, order("a", prompt))
+    ample.verifier.forget(["a"])
+    tree = DraftTree.chain([*whole.tokens])
+    # Another first token, so that no prefix cache has it.
+    prompt = [prompt[0] + 1, *prompt[1:]]
+    answers = [verdict(ample.verifier, order("b", prompt, tree, chunk=3))]
+    while answers[-1].pending:
+        one = order("b", prompt, tree, base=len(prompt), chunk=3)
+        answers.append(verdict(ample.verifier, one))
+    assert [answer.pending for answer in answers] == [5, 2, 0]
+    assert [len(answer.tokens) > 0 for answer in answers] == [False, False, True]
+    assert answers[-1].tokens[0] == said(prompt, SamplingParams(temperature=0, max_tokens=1))[0]
+
+
+def test_each_order_has_a_chunk_of_its_own(ample: Host) -> None:
+    first, second = questions(False)[0], questions(False)[5]
+    answers = ample.verifier.verify([order("a", first, chunk=2), order("b", second, chunk=5)])
+    pending = [answer.pending for answer in answers if isinstance(answer, Verdict)]
+    assert pending == [len(first) - 2, len(second) - 5]
+
+
+def test_a_lost_prefix_is_missing_and_the_others_go_on(ample: Host) -> None:
+    tokens = [100, 200, 300, 400]
+    unknown = order("b", tokens, base=2)
+    answers = ample.verifier.verify([unknown, order("a", tokens)])
+    assert answers[0] == Missing("b", 0, 0, have=0)
+    assert isinstance(answers[1], Verdict)
+    other_history = order("a", [400, 300, 200, 100, 0], base=4)
+    assert ample.verifier.verify([other_history]) == [Missing("a", 0, 0, have=0)]
+    assert verdict(ample.verifier, order("a", tokens)).tokens == answers[1].tokens
+
+
+def test_a_forgotten_request_goes_on_from_its_committed_tokens(ample: Host) -> None:
+    """After a restart the outputs are still outputs: positions and penalties go on."""
+    prompt = questions(False)[1]
+    expected = said(prompt, RANDOM)
+    first = verdict(ample.verifier, order("a", prompt, params=RANDOM))
+    committed = [*prompt, *expected[:9]]
+    assert first.tokens == tuple(expected[:1])
+    ample.verifier.forget(["a"])
+    delta = order("a", committed, params=RANDOM, base=len(prompt) + 1)
+    assert ample.verifier.verify([delta]) == [Missing("a", 0, 0, have=0)]
+    whole = order("a", committed, params=RANDOM, prompt_len=len(prompt))
+    again = verdict(ample.verifier, whole)
+    assert again.tokens == tuple(expected[9:10])
+
+
+def test_committed_tokens_that_it_did_not_say_replace_its_own(ample: Host) -> None:
+    prompt = questions(False)[2]
+    verdict(ample.verifier, order("a", prompt))
+    committed = [*prompt, 77, 88]
+    rolled_back = order("a", committed, base=len(prompt), prompt_len=len(prompt))
+    after = verdict(ample.verifier, rolled_back)
+    assert list(after.tokens) == said(committed, SamplingParams(temperature=0, max_tokens=1))
+
+
+def test_a_full_pool_refuses_who_does_not_fit(tight: Host) -> None:
+    prompts = [[token] * 120 for token in (20, 30, 40)]
+    orders = [order(name, prompt) for name, prompt in zip("abc", prompts, strict=True)]
+    answers = tight.verifier.verify(orders)
+    assert [type(answer) for answer in answers] == [Verdict, Verdict, NoRoom]
+    tight.verifier.forget(["a"])
+    assert verdict(tight.verifier, orders[2]).tokens
+
+
+def test_an_idle_request_makes_room_and_comes_back(tight: Host) -> None:
+    prompts = {
+        name: [token, *([token + 1] * 150)] for name, token in zip("abc", (50, 60, 70), strict=True)
+    }
+    streams = {name: list(prompt) for name, prompt in prompts.items()}
+    known = dict.fromkeys(prompts, 0)
+    for _ in range(3):
+        for name, prompt in prompts.items():  # alone in its batch, and two of three fit
+            while len(streams[name]) == known[name] or not known[name]:
+                one = order(name, streams[name], base=known[name], prompt_len=len(prompt))
+                (answer,) = tight.verifier.verify([one])
+                if isinstance(answer, Missing):
+                    known[name] = answer.have
+                    continue
+                assert isinstance(answer, Verdict)
+                known[name] = len(streams[name]) + len(answer.tokens)
+                streams[name].extend(answer.tokens)
+                if answer.tokens:
+                    break
+    for name, prompt in prompts.items():
+        expected = said(prompt, SamplingParams(temperature=0, max_tokens=3))
+        assert streams[name] == [*prompt, *expected]
+
+
+def test_logprobs_are_the_stock_models_along_the_accepted_path(ample: Host) -> None:
+    params = SamplingParams(temperature=0.8, logprobs=2, max_tokens=4)
+    without = SamplingParams(temperature=0, max_tokens=4)
+    prompt = questions(False)[3]
+    expected = said(prompt, params)
+    first = verdict(ample.verifier, order("a", prompt, params=params))
+    assert first.logprobs is not None
+    assert len(first.logprobs) == 1
+    committed = [*prompt, *expected[:1]]
+    draft = DraftTree.chain([*expected[1:3], 0])
+    orders = [
+        order("a", committed, draft, params=params, base=len(committed), prompt_len=len(prompt)),
+        order("b", prompt, params=without),
+    ]
+    answer, beside = ample.verifier.verify(orders)
+    assert isinstance(answer, Verdict)
+    assert isinstance(beside, Verdict)
+    assert beside.logprobs is None
+    assert answer.tokens == tuple(expected[1:4])
+    assert answer.logprobs is not None
+    logits = torch.from_numpy(reference.forward(reference_target(), [*prompt, *expected]))
+    rows = logits[len(prompt) : -1].log_softmax(-1)
+    for row, token, reported in zip(rows, expected[1:], answer.logprobs, strict=True):
+        assert reported.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        top = row.topk(2)
+        assert [one for one, _ in reported.top] == top.indices.tolist()
+        assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+
+
+def test_scores_are_the_stock_models_and_leave_nothing_behind(ample: Host) -> None:
+    prompt = (questions(True)[0] * 30)[:1100]  # several chunks
+    expected = reference.forward(reference_target(), prompt)[-1, [4, 0, 9]]
+    for _ in range(2):  # the second time from the prefix cache
+        assert ample.verifier.score(prompt, [4, 0, 9]) == pytest.approx(expected, abs=1e-3)
+    assert ample.used_blocks() == 0
+
+
+def test_a_request_may_fill_the_whole_context(tight: Host) -> None:
+    """With drafts that reach beyond it, up to the last token."""
+    length = tight.verifier.max_context
+    prompt = [20 + token % 7 for token in range(length - 12)]
+    params = SamplingParams(temperature=0, max_tokens=12)
+    expected = said(prompt, params)
+    tokens, known = list(prompt), 0
+    while len(tokens) < length:
+        left = length - len(tokens)
+        draft = DraftTree.chain([*expected[-left:][:4], 5, 5][: left - 1] if known else [])
+        one: VerifyOrder = order("a", tokens, draft, base=known, prompt_len=len(prompt))
+        answer = verdict(tight.verifier, one)
+        tokens.extend(answer.tokens)
+        known = len(tokens)
+    assert tokens == [*prompt, *expected]

@@ -1,0 +1,118 @@
+"""At temperature > 0, with drafts, the tokens are distributed as plain vLLM's own are."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+from transformers import AutoTokenizer
+from vllm import EngineArgs
+from vllm import SamplingParams as EngineParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.request import Request
+
+from cluster.zoo import TARGET, model_path
+from engine.committed import CommittedTokens
+from engine.params import SamplingParams
+from engine.protocol import Prefix, Start, Verdict, VerifyOrder
+from policies.tree import DraftTree
+from tests.engine.verifiers.backends import AMPLE, vllm
+
+PARAMS = SamplingParams(temperature=0.9, top_k=40, top_p=0.95)
+DRAWS = 1200
+BATCH = 60
+Pair = tuple[int, ...]
+"""Two tokens behind the prompt."""
+
+
+@pytest.fixture(scope="module")
+def prompt() -> list[int]:
+    """One that leaves much open."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    ids: list[int] = tokenizer("def get(self, ")["input_ids"]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def plain(prompt: list[int]) -> Counter[Pair]:
+    """By vLLM without speculation and with its own sampler."""
+    vllm(AMPLE)  # sets the process up for vLLM
+    config = EngineArgs(
+        model=str(model_path(TARGET)),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=128,
+        num_gpu_blocks_override=256,
+        kv_cache_memory_bytes=1 << 20,
+        block_size=32,
+    ).create_engine_config()
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    params = EngineParams(
+        temperature=PARAMS.temperature, top_k=PARAMS.top_k, top_p=PARAMS.top_p, max_tokens=2
+    )
+    for number in range(DRAWS):
+        core.add_request(Request(str(number), prompt, params, None))
+    said: dict[str, list[int]] = {}
+    while core.scheduler.has_unfinished_requests():
+        for outputs in core.step()[0].values():
+            for output in outputs.outputs:
+                said.setdefault(output.request_id, []).extend(output.new_token_ids)
+    return Counter(tuple(tokens) for tokens in said.values())
+
+
+def drawn(prompt: list[int], params: SamplingParams, draft: Pair) -> tuple[Counter[Pair], int]:
+    """By our verifier, each with a seed of its own and the same draft; how much was accepted."""
+    verifier, pairs, accepted = vllm(AMPLE), Counter[Pair](), 0
+    seeds = iter(range(DRAWS))
+    while batch := list(islice(seeds, BATCH)):
+        tokens = {str(seed): list(prompt) for seed in batch}
+        # All but the last token of the prompts, so that the draft has its turn in the next step.
+        verifier.verify([_order(name, params, prompt, len(prompt) - 1) for name in tokens])
+        while unfinished := [name for name, said in tokens.items() if len(said) < len(prompt) + 2]:
+            orders = [_following(name, tokens[name], draft, len(prompt)) for name in unfinished]
+            for answer in verifier.verify(orders):
+                assert isinstance(answer, Verdict)
+                tokens[answer.request].extend(answer.tokens)
+                accepted += len(answer.accepted)
+        verifier.forget(tokens)
+        pairs.update(tuple(said[len(prompt) :][:2]) for said in tokens.values())
+    return pairs, accepted
+
+
+def _order(name: str, params: SamplingParams, prompt: list[int], chunk: int) -> VerifyOrder:
+    start = Start(params, int(name), len(prompt))
+    return VerifyOrder(Prefix(name, 0, 0, 0, 0, tuple(prompt), start), DraftTree.empty(), chunk)
+
+
+def _following(name: str, tokens: list[int], draft: Pair, prompt_len: int) -> VerifyOrder:
+    committed = CommittedTokens()
+    committed.extend(tokens)
+    prefix = Prefix(name, 0, 1, len(tokens), committed.hash_at(len(tokens)), ())
+    return VerifyOrder(prefix, DraftTree.chain(draft[len(tokens) - prompt_len :]), 512)
+
+
+def p_value(one: Counter[Pair], other: Counter[Pair]) -> float:
+    """Of the hypothesis that both are drawn from the same distribution."""
+    common = [pair for pair, count in (one + other).most_common() if count >= 12]
+    rows = [[counts[pair] for pair in common] for counts in (one, other)]
+    rest = [[counts.total() - sum(row)] for counts, row in zip((one, other), rows, strict=True)]
+    table = np.hstack([rows, rest])
+    assert table.shape[1] > 5, "the prompt leaves too little to chance"
+    return float(chi2_contingency(table).pvalue)
+
+
+def test_two_tokens_are_distributed_as_plain_vllm_has_them(
+    prompt: list[int], plain: Counter[Pair]
+) -> None:
+    draft = plain.most_common(1)[0][0]
+    pairs, accepted = drawn(prompt, PARAMS, draft)
+    assert pairs.total() == plain.total() == DRAWS
+    assert accepted > 0
+    assert p_value(plain, pairs) > 1e-3
+    # What the test is worth: a slightly other temperature is found.
+    other, _ = drawn(prompt, replace(PARAMS, temperature=1.2), draft)
+    assert p_value(plain, other) < 1e-6

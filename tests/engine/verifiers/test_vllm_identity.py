@@ -1,0 +1,121 @@
+"""Speculation never changes the output on vLLM either: the suite of test_identity.py (grade F).
+
+In place of trees and swapped KV: the batch in two halves, each held while the other runs, and
+requests that the host forgets on the way.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from engine.sampling import Row, choose
+from engine.verifiers.vllm_engine import VllmVerifier
+from tests.engine.streams import DRAFTERS, Request, check, reference_target, serve
+from tests.engine.verifiers.backends import AMPLE, TIGHT, vllm
+from tests.identity import Identity
+from tests.pairwise import Case, covering, one_at_a_time
+
+FACTORS = {
+    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "mixed"),
+    "drafter": (*DRAFTERS, "none"),
+    "turns": ("whole", "halves"),
+    "batch": ("3", "1", "8", "17"),
+    "traffic": ("together", "joining"),
+    "lane": ("kept", "switching"),
+    "chunk": ("512", "7"),
+    "prompts": ("own", "shared"),
+    "memory": ("ample", "forgotten", "tight"),
+}
+CASES = {"/".join(case.values()): case for case in (*one_at_a_time(FACTORS), *covering(FACTORS))}
+
+
+class Halves:
+    """Verifies a batch in two steps of vLLM: whoever is in one is held in the other."""
+
+    def __init__(self, verifier: VllmVerifier) -> None:
+        self._verifier = verifier
+        self.vocab_size = verifier.vocab_size
+        self.max_context = verifier.max_context
+        self.stop_token_ids = verifier.stop_token_ids
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        answers: list[Verdict | Missing | NoRoom | None] = [None] * len(orders)
+        for half in (0, 1):
+            answers[half::2] = self._verifier.verify(orders[half::2])
+        return [answer for answer in answers if answer is not None]
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return self._verifier.score(prompt, token_ids)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._verifier.forget(requests)
+
+
+def serve_vllm(case: Case, seen: Counter[str]) -> dict[str, Request]:
+    verifier = vllm(TIGHT if case["memory"] == "tight" else AMPLE)
+    rounds = itertools.count(1)
+
+    def after_round(name: str) -> None:
+        # Seldom enough for a prompt in small chunks to come through.
+        if case["memory"] == "forgotten" and next(rounds) % 31 == 0:
+            verifier.forget([name])
+
+    case = {**case, "shape": "chain"}
+    turns = Halves(verifier) if case["turns"] == "halves" else verifier
+    requests = serve(case, turns, seen, after_round)
+    blocks = verifier.blocks()
+    assert blocks.used == 0, "a finished request still holds KV"
+    assert blocks.free + blocks.cached == blocks.total
+    return requests
+
+
+@pytest.fixture(scope="module")
+def identity() -> Iterator[Identity]:
+    suite = Identity(reference_target())
+    yield suite
+    suite.finish()
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Counter[str]]:
+    counted: Counter[str] = Counter()
+    yield counted
+    events = ["pending", "Missing", "NoRoom"]
+    events += [f"gained with {name}" for name in DRAFTERS]
+    assert all(counted[event] for event in events), counted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stream_is_the_references(name: str, identity: Identity, seen: Counter[str]) -> None:
+    check(identity, list(serve_vllm(CASES[name], seen).values()))
+
+
+@pytest.mark.parametrize("sampling", ["0.7", "penalties"])
+def test_noise_shifted_by_one_token_is_found(
+    sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+        return choose(logits, [replace(row, position=row.position + 1) for row in rows])
+
+    monkeypatch.setattr("engine.verifiers.vllm_sampling.choose", shifted)
+    requests = serve_vllm({**one_at_a_time(FACTORS)[0], "sampling": sampling}, Counter())
+    with pytest.raises(AssertionError, match="the reference says"):
+        check(Identity(reference_target()), list(requests.values()))
+
+
+def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
+    """Also where the reference would excuse a near-tie: one backend's own runs agree."""
+    base = {**one_at_a_time(FACTORS)[0], "sampling": "1.0", "batch": "8"}
+    streams = [
+        [request.stream for request in serve_vllm({**base, **change}, Counter()).values()]
+        for change in ({}, {"drafter": "none"}, {"drafter": "small", "turns": "halves"})
+    ]
+    assert streams[0] == streams[1] == streams[2]
+    assert len({stream[0] for stream in streams[0]}) > 1, "requests do not differ"

@@ -1,0 +1,54 @@
+"""Two tensor-parallel ranks: processes that import our classes by their dotted paths."""
+
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from cluster.zoo import TARGET, model_path
+from engine.drafters.lookup import NgramDrafter
+from engine.generate import generate
+from engine.protocol import Commit
+from engine.ranks import RankLost
+from engine.verifiers.vllm_engine import VllmVerifier
+from engine.verifiers.vllm_loading import VllmSpec, load_vllm
+from tests.engine.streams import END, SAMPLING, questions, reference_target
+from tests.engine.verifiers.backends import EAGER
+from tests.engine.verifiers.orders import order, verdict
+from tests.identity import Identity
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[VllmVerifier]:
+    spec = VllmSpec(model_path(TARGET), "float32", 2048, tensor_parallel=2, engine_args=EAGER)
+    verifier = load_vllm(spec)
+    yield verifier
+    verifier.shutdown()
+
+
+def test_two_ranks_say_what_one_model_says(verifier: VllmVerifier) -> None:
+    identity = Identity(reference_target())
+    params = [
+        replace(one, seed=7, max_tokens=8, stop_token_ids=(END,)) for one in SAMPLING.values()
+    ]
+    prompts = questions(False)[: len(params)]
+    streams: list[list[int]] = [[] for _ in prompts]
+    for commit in generate(verifier, prompts, params, drafter=NgramDrafter("ngram"), max_batch=3):
+        assert isinstance(commit, Commit)
+        streams[int(commit.request)].extend(commit.token_ids)
+    for prompt, stream, one in zip(prompts, streams, params, strict=True):
+        identity.check(prompt, stream, one, seed=7)
+    identity.finish()
+    assert verifier.blocks().used == 0
+
+
+def test_a_rank_that_dies_takes_the_verifier_with_it(verifier: VllmVerifier) -> None:
+    """Last here: what is left is of no use."""
+    assert verdict(verifier, order("a", [21] * 40)).tokens
+    ranks = [one for one in multiprocessing.active_children() if "Worker" in one.name]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    ranks[1].join()
+    with pytest.raises(RankLost):
+        verifier.verify([order("b", [22] * 40)])
