@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from actors.drafting import Drafting
 from actors.events import Arrived, Event, Left, Preempted
-from actors.hosts import VerifierHost
-from actors.jobs import Cancelled, Job, Overloaded, Stage, Stream
+from actors.hosts import KvState, VerifierHost
+from actors.jobs import Cancelled, Job, Overloaded, Stage, Statistics, Stream
 from actors.knowledge import Knowledge
 from actors.pipelining import Pipelining
 from actors.settings import Lane, Limits, Policies
@@ -26,6 +26,7 @@ from engine.protocol import Commit
 from engine.request import admit
 from policies.microbatch import MicroBatchParams
 from policies.request import RequestView, Slo
+from policies.warm import warm_up
 
 _DEFAULT_LIMITS = Limits()
 _DEFAULT_PIPELINE = MicroBatchParams()
@@ -47,6 +48,7 @@ class Coordinator:
         pipeline: MicroBatchParams = _DEFAULT_PIPELINE,
         observe: Callable[[Event], None] = lambda _event: None,
     ) -> None:
+        warm_up()
         self._target = verifier.limits
         if limits.kv_tokens < self._target.max_context:
             raise ValueError(
@@ -69,7 +71,14 @@ class Coordinator:
         self._pipelining = Pipelining(pipeline, knowledge)
         self._drafting = Drafting(lanes, limits, knowledge, observe, self._spawn, self._wake.set)
         self._verifying = Verifying(
-            verifier, limits, knowledge, observe, self._spawn, self._wake.set, self._commit
+            verifier,
+            limits,
+            knowledge,
+            observe,
+            self._spawn,
+            self._wake.set,
+            self._commit,
+            {lane.view.name for lane in lanes if lane.free},
         )
         self._spawn(self._run())
 
@@ -90,14 +99,17 @@ class Coordinator:
         attempt: int = 0,
         speculate: bool = True,
         max_depth: int | None = None,
+        drafter: str | None = None,
         internal: bool = False,
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
-        request that another coordinator has begun. `internal`: of the system itself."""
+        request that another coordinator has begun. `drafter`: the only one that may draft for
+        it. `internal`: of the system itself."""
         if self._failure is not None:
             raise self._failure
         if name in self._jobs:
             raise InvalidRequest("request", f"{name!r} is already being served")
+        self._drafting.check_drafter(drafter)
         most = self._limits.max_batch + self._limits.max_waiting
         if len(self._jobs) >= most and not internal:
             raise Overloaded(
@@ -116,16 +128,21 @@ class Coordinator:
             tenant=tenant,
             generated=served.produced,
         )
-        stream = Stream(name, self.cancel, self._wake.set)
-        self._jobs[name] = Job(
+        statistics = Statistics()
+        stream = Stream(name, statistics, lambda: self._cancel(job), self._wake.set)
+        stream.acknowledge(len(output))
+        job = self._jobs[name] = Job(
             served,
             view,
             stream,
             internal=internal,
             speculate=speculate and not internal,
             max_depth=max_depth,
+            drafter=drafter,
             pending=len(served.committed),
             since_s=now,
+            covered=[False] * served.produced,
+            statistics=statistics,
         )
         if not internal:
             self._policies.schedule.arrive(view, now)
@@ -137,10 +154,22 @@ class Coordinator:
         """Unknown requests are no error: they may have just finished."""
         job = self._jobs.get(name)
         if job is not None:
-            job.cancelled = True
-            if job.stage is Stage.WAITING:
-                self._leave(job, self._loop.time())
-            self._wake.set()
+            self._cancel(job)
+
+    def acknowledge(self, name: str, tokens: int) -> None:
+        """`tokens` of the output have reached the client. Unknown requests are no error."""
+        job = self._jobs.get(name)
+        if job is not None:
+            job.stream.acknowledge(tokens)
+
+    async def check_hosts(self) -> None:
+        """Finds lost hosts among the idle ones, which are then brought back. Call it now and
+        then: a host at work shows by itself that it lives."""
+        await asyncio.gather(self._verifying.check(), self._drafting.check())
+
+    async def kv_state(self) -> KvState:
+        """Raises HostLost while there is no verifier."""
+        return await self._verifying.kv_state()
 
     def predict(self, name: str, output_tokens: float) -> None:
         """A length predictor has spoken."""
@@ -159,6 +188,7 @@ class Coordinator:
         self._wake.set()
 
     async def close(self) -> None:
+        """Ends all streams. The hosts are their owner's to close (actors/fleet.py)."""
         self._end(Cancelled("the coordinator is closing"))
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -190,6 +220,9 @@ class Coordinator:
         """Gives out batch slots and KV in the schedule's order. A request on its way through a
         round keeps what it has; one between rounds that is not reached is preempted."""
         between = [job for job in self._running.values() if job.stage is Stage.READY]
+        some_wait = len(self._jobs) > len(self._running)
+        if not between and not some_wait:
+            return
         within = [job for job in self._running.values() if job.stage is not Stage.READY]
         if any(job.cramped for job in between):
             # The KV holds less than was thought: what the others need is all there is.
@@ -198,7 +231,6 @@ class Coordinator:
         slots = self._limits.max_batch - len(within)
         room = self._kv_room - sum(map(_kv_need, within))
         paused = self._paused(between)
-        some_wait = len(self._jobs) > len(self._running)
         all_fit = sum(map(_kv_need, between)) <= room
         if not paused and (slots == 0 or (all_fit and not some_wait)):
             return
@@ -219,6 +251,8 @@ class Coordinator:
             if job.stage is Stage.WAITING:
                 job.stage = Stage.READY
                 job.since_s = now
+                if job.statistics.queue_s is None:
+                    job.statistics.queue_s = now - job.view.arrival_s
                 self._running[job.name] = job
 
     def _paused(self, between: Sequence[Job]) -> set[str]:
@@ -256,6 +290,14 @@ class Coordinator:
     def _commit(self, job: Job, commit: Commit) -> None:
         job.stream.deliver(commit)
         job.finish = commit.finish
+
+    def _cancel(self, job: Job) -> None:
+        if self._jobs.get(job.name) is not job:
+            return
+        job.cancelled = True
+        if job.stage is Stage.WAITING:
+            self._leave(job, self._loop.time())
+        self._wake.set()
 
     def _leave(self, job: Job, now: float) -> None:
         """Finished or cancelled: nothing of it stays anywhere."""
@@ -302,6 +344,10 @@ class Coordinator:
 
 def _form_cohorts(running: Sequence[Job], count: int) -> None:
     """Micro-batches of equal size; a request changes over only between its rounds."""
+    if count == 1:
+        for job in running:
+            job.cohort = 0
+        return
     size = -(-len(running) // count)
     members = [0] * count
     moving = []

@@ -3,14 +3,16 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from actors.events import CaughtUp, Drafted, Event, LaneDown, Switched
-from actors.hosts import HostLost
+from actors.events import CaughtUp, Drafted, Event, LaneDown, LaneUp, Switched
+from actors.hosts import DrafterHost, HostLost
 from actors.jobs import Job, Stage
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Lane, Limits, Policies
+from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom
 from policies.protocols import DraftLimit, Selection, StepRule
 from policies.request import LaneView
@@ -58,6 +60,13 @@ class Drafting:
     def lanes(self) -> list[Lane]:
         return [state.lane for state in self._lanes.values()]
 
+    def check_drafter(self, name: str | None) -> None:
+        """Raises InvalidRequest for a drafter that no lane has."""
+        known = dict.fromkeys(state.lane.view.drafter for state in self._lanes.values())
+        if name is not None and name not in known:
+            there_are = f"there are {', '.join(known)}" if known else "there are none"
+            raise InvalidRequest("speculation.drafter", f"there is no {name!r}; {there_are}")
+
     def views(self) -> list[LaneView]:
         """The lanes that a request may be put on."""
         return [
@@ -78,10 +87,31 @@ class Drafting:
             else:
                 job.propose_nothing()
         if drafting:
-            users = [job.view for job in running if not job.internal]
-            chosen = policies.selection.assign(users, self.views(), now)
+            chosen = self._chosen(running, policies.selection, now)
             for lane, batch in self._batches(drafting, chosen, cutting).items():
                 self._begin(lane, batch, policies, now)
+
+    def _chosen(
+        self, running: Sequence[Job], selection: Selection, now: float
+    ) -> Mapping[str, str | None]:
+        """A lane for each request, or None. Who has named a drafter takes a place on its lanes;
+        the selection gives out the rest."""
+        pinned = [job for job in running if job.drafter is not None]
+        users = [job.view for job in running if not job.internal and job.drafter is None]
+        lanes = self.views()
+        if not pinned:
+            return selection.assign(users, lanes, now)
+        free = {lane.name: lane.capacity for lane in lanes}
+        chosen: dict[str, str | None] = {}
+        for job in pinned:
+            own = [lane.name for lane in lanes if lane.drafter == job.drafter and free[lane.name]]
+            # Where it is now, if it can be: another lane would have to catch up.
+            lane = max(own, key=lambda name: (name == job.lane, free[name]), default=None)
+            chosen[job.name] = lane
+            if lane is not None:
+                free[lane] -= 1
+        left = [replace(lane, capacity=free[lane.name]) for lane in lanes if free[lane.name]]
+        return {**selection.assign(users, left, now), **chosen}
 
     def _batches(
         self,
@@ -113,13 +143,16 @@ class Drafting:
         if chosen is not None:
             names.append(chosen)
         context = self._knowledge.context()
-        views = [job.view for job in jobs]
         calls = []
         for name in names:
-            plan = policies.speculation.plan(views, name, context, now)
+            drafter = self._lanes[name].lane.view.drafter
+            may = [job for job in jobs if job.drafter is None or job.drafter == drafter]
+            if not may:
+                continue
+            plan = policies.speculation.plan([job.view for job in may], name, context, now)
             asked = [
-                (job, DraftLimit(min(limit.depth, job.draft_room), limit.width))
-                for job, limit in zip(jobs, plan.limits, strict=True)
+                (job, _within(limit, job.draft_room))
+                for job, limit in zip(may, plan.limits, strict=True)
                 if limit.depth > 0
             ]
             if asked:
@@ -136,6 +169,7 @@ class Drafting:
             self._spawn(self._draft(calls, now))
 
     def _put_on(self, job: Job, lane: str, now: float) -> None:
+        job.asked = lane
         job.caught_up = 0
         if job.lane != lane:
             job.caught_up = len(job.served.committed) - job.served.known.get(lane, 0)
@@ -157,9 +191,9 @@ class Drafting:
                 if len(tree):
                     job.proposals.append((call.state.name, tree))
         united = self._knowledge.united([job.proposals for job in jobs.values()])
-        for job, tree in zip(jobs.values(), united, strict=True):
-            job.tree = tree
-            job.depth = int(tree.depth.max()) if len(tree) else 0
+        for job, (tree, sources) in zip(jobs.values(), united, strict=True):
+            job.tree, job.sources = tree, sources
+            job.depth = max(tree.depth.tolist(), default=0)
             job.draft_s = seconds
             job.stage = Stage.DRAFTED
         self._changed()
@@ -187,14 +221,20 @@ class Drafting:
         return trees
 
     def _lose(self, state: _LaneState, error: HostLost) -> None:
-        state.down, state.busy = True, False
+        state.busy = False
+        if state.down:
+            return  # a check has found it out already
+        state.down = True
         self._observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
         self._spawn(self._recover(state))
 
     async def _recover(self, state: _LaneState) -> None:
         """The new host knows nothing: it answers Missing and gets the whole."""
+        clock = asyncio.get_running_loop().time
+        lost_s = clock()
         await state.lane.host.recover()
         state.down = False
+        self._observe(LaneUp(clock(), state.name, clock() - lost_s))
         self._changed()
 
     def catch_up(self, running: Sequence[Job], policies: Policies) -> None:
@@ -209,11 +249,12 @@ class Drafting:
             # Who has never been drafted for (speculation is off, or does not pay) stays alone.
             if job.stage is not Stage.VERIFYING or job.lane is None or job.draft_room <= 0:
                 continue
+            if job.drafter is not None or not any(_is_behind(job, lane) for lane in idle):
+                continue
             lane = policies.selection.likely_next(job.name)
             if lane is None or lane == job.lane or left.get(lane, 0) <= 0:
                 continue
-            behind = len(job.served.committed) - job.served.known.get(lane, 0)
-            if behind >= _WORTH_READING:
+            if _is_behind(job, lane):
                 # At most limits.catch_up_tokens, so that no micro-batch waits long behind them.
                 prefix = job.served.prefix_for(lane, at_most=left[lane])
                 pieces.setdefault(lane, []).append((job, DraftOrder(prefix, depth=0, score=True)))
@@ -239,19 +280,34 @@ class Drafting:
         for (job, order), answer in zip(pieces, answers, strict=True):
             _take(job, state.name, answer, upto=order.prefix.base + len(order.prefix.delta))
             if isinstance(answer, Draft) and answer.matched and not job.ends:
-                score = self._knowledge.score(state.lane.view, job.view.context, answer.matched)
+                end = order.prefix.base + len(order.prefix.delta) - job.served.prompt_len
+                covered = job.covered[end - len(answer.matched) : end]
+                view, context = state.lane.view, job.view.context
+                score = self._knowledge.score(view, context, answer.matched, covered)
                 selection.observe_score(job.name, state.name, score.tokens, score.seconds)
         tokens = sum(len(order.prefix.delta) for _, order in pieces)
         self._observe(CaughtUp(now, state.name, now - begun, tokens))
         self._changed()
 
+    async def check(self) -> None:
+        """Finds out which idle lanes are lost before a request does."""
+        await asyncio.gather(*(self._check(state) for state in self._lanes.values() if state.idle))
+
+    async def _check(self, state: _LaneState) -> None:
+        try:
+            await state.lane.host.forget(())
+        except HostLost as error:
+            self._lose(state, error)
+
     async def forget(self, requests: Sequence[str]) -> None:
-        for state in self._lanes.values():
-            if not state.down:
-                try:
-                    await state.lane.host.forget(requests)
-                except HostLost as error:
-                    self._lose(state, error)
+        await asyncio.gather(
+            *(self._forget_at(state.lane.host, requests) for state in self._lanes.values())
+        )
+
+    async def _forget_at(self, host: DrafterHost, requests: Sequence[str]) -> None:
+        """Whoever is lost has forgotten everything; the next order finds that out."""
+        with suppress(HostLost):
+            await host.forget(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +317,16 @@ class _Call:
     state: _LaneState
     asked: Sequence[tuple[Job, DraftLimit]]
     rule: StepRule | None
+
+
+def _is_behind(job: Job, lane: str) -> bool:
+    """Whether what the lane lacks is worth an order of its own."""
+    lacks = len(job.served.committed.ids) - job.served.known.get(lane, 0)
+    return lane != job.lane and lacks >= _WORTH_READING
+
+
+def _within(limit: DraftLimit, room: int) -> DraftLimit:
+    return limit if limit.depth <= room else DraftLimit(room, limit.width)
 
 
 def _take(job: Job, lane: str, answer: Answer, upto: int | None = None) -> DraftTree:

@@ -77,9 +77,26 @@ class LaneDown:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneUp:
+    """A lane that was down takes orders again."""
+
+    at_s: float
+    lane: str
+    seconds: float
+    """Since it was lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierDown:
     at_s: float
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierUp:
+    at_s: float
+    seconds: float
+    """Since it was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +111,15 @@ class Left:
 
 
 Event = (
-    Arrived | Drafted | CaughtUp | Verified | Switched | Preempted | LaneDown | VerifierDown | Left
+    Arrived
+    | Drafted
+    | CaughtUp
+    | Verified
+    | Switched
+    | Preempted
+    | LaneDown
+    | LaneUp
+    | VerifierDown
+    | VerifierUp
+    | Left
 )

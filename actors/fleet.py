@@ -1,99 +1,195 @@
-"""A target and its drafters inside one process: loaded, profiled and reachable as hosts."""
+"""A target and its drafters: loaded, measured and reachable as hosts, wherever they run.
 
-from collections.abc import Sequence
+Actors load side by side; models in this process one after the other, because transformers keeps
+the settings of a load in globals. All are measured one after the other, behind the last load.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, NamedTuple
 
-import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
+from actors.hosts import VerifierHost
 from actors.inline import DirectDrafter, ThreadDrafter, ThreadVerifier
 from actors.knowledge import Costs
-from actors.settings import Lane
-from engine.draft_profile import profile_drafter
-from engine.drafters.lookup import NgramDrafter
-from engine.drafters.model import ModelDrafter, make_runner
-from engine.drafters.suffix import SuffixDrafter
-from engine.model import PackedModel
-from engine.profiler import profile
-from engine.protocol import Drafter
-from engine.verifiers.native import NativeVerifier
+from actors.loading import make_lookup
+from actors.remote import RemoteDrafter, RemoteVerifier
+from actors.settings import Lane, Limits
+from actors.spawn import Group
+from actors.specs import DrafterSpec, TargetSpec, Where
+from actors.supervision import Supervised
 from policies.cost import CostModel
 from policies.request import LaneView
 
+_DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
+_LOG = logging.getLogger("spindle")
 
-
-@dataclass(frozen=True, slots=True)
-class TargetSpec:
-    checkpoint: Path
-    dtype: torch.dtype
-    kv_tokens: int
-    swap_tokens: int = 0
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterSpec:
-    name: str
-    kind: Literal["model", "ngram", "suffix"] = "model"
-    checkpoint: Path | None = None
-    """Of a model."""
-    capacity: int = 16
-    """Requests that the lane serves at once."""
-    kv_tokens: int = 32_768
+Progress = Callable[[str], None]
+"""Told in words what is loading and what is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    verifier: ThreadVerifier
+    verifier: VerifierHost
     lanes: list[Lane]
     costs: Costs
+    closers: Sequence[Callable[[], None]]
+
+    async def close(self) -> None:
+        """Kills all actors; threads end with what they are doing."""
+        for close in self.closers:
+            close()
 
 
 def load(target: TargetSpec, drafters: Sequence[DrafterSpec], cache_dir: Path) -> Fleet:
-    """Blocks while it loads and measures; do it before anything is served. Profiles of the
-    target are kept in `cache_dir`."""
-    model = PackedModel.load(
-        target.checkpoint,
-        dtype=target.dtype,
-        device=target.device,
-        kv_tokens=target.kv_tokens,
-        swap_tokens=target.swap_tokens,
-    )
-    measured = profile(model, "native", cache_dir)
-    lanes = []
-    draft_costs: dict[str, CostModel] = {}
-    for spec in drafters:
-        lane, cost = _load_lane(spec, model.vocab_size)
-        lanes.append(lane)
-        if cost is not None:
-            draft_costs[spec.name] = cost
-    budget = measured.token_budget
-    costs = Costs(measured.roofline, draft_costs, verify_budget=budget, draft_budget=budget)
-    return Fleet(ThreadVerifier(NativeVerifier(model)), lanes, costs)
+    """`raise_fleet` for programs without an event loop, and fleets without actors."""
+    return asyncio.run(raise_fleet(target, drafters, cache_dir))
 
 
-def _load_lane(spec: DrafterSpec, vocab_size: int) -> tuple[Lane, CostModel | None]:
-    if spec.kind != "model":
-        lookup: Drafter = (
-            NgramDrafter(spec.name) if spec.kind == "ngram" else SuffixDrafter(spec.name)
+async def raise_fleet(
+    target: TargetSpec,
+    drafters: Sequence[DrafterSpec],
+    cache_dir: Path,
+    group: Group | None = None,
+    limits: Limits = _DEFAULT_LIMITS,
+    progress: Progress = _LOG.info,
+) -> Fleet:
+    """`group`: of the actors; a fleet without actors needs none. Profiles of the target are kept
+    in `cache_dir`. Raises what is wrong with a model (UnsupportedModel, IncompatibleDrafter, ...),
+    or HostLost; nothing stays behind then."""
+    verifier = _verifier(target, group, limits)
+    models = _models(target, drafters, group, limits)
+    closers = [verifier.close, *(model.host.close for model in models)]
+    try:
+        await _start(target, verifier, models, progress)
+        progress("measuring what forwards cost on this machine")
+        verify = await verifier.measure(cache_dir)
+        draft = await _measured(models)
+        views = [await _view(model, draft[model.lane]) for model in models]
+    except BaseException:
+        for close in closers:
+            close()
+        raise
+    lanes = [Lane(view, model.host) for view, model in zip(views, models, strict=True)]
+    budget = verify.token_budget
+    costs = Costs(verify.verify, draft, verify_budget=budget, draft_budget=budget)
+    return Fleet(verifier, lanes + _lookups(drafters), costs, closers)
+
+
+class _Model(NamedTuple):
+    """One lane with a model."""
+
+    spec: DrafterSpec
+    lane: str
+    host: RemoteDrafter | ThreadDrafter
+
+
+def _verifier(
+    spec: TargetSpec, group: Group | None, limits: Limits
+) -> RemoteVerifier | ThreadVerifier:
+    if spec.placement == "inline":
+        return ThreadVerifier(spec)
+    begin = partial(_needed(group).begin_verifier, spec, limits.recovery_s)
+    return RemoteVerifier(
+        Supervised(
+            "the verifier",
+            begin,
+            stalled_s=limits.stalled_host_s,
+            recovery_s=limits.recovery_s,
+            gives_up=True,
         )
-        view = LaneView(spec.name, spec.kind, _LOOKUP_CAPACITY)
-        return Lane(view, DirectDrafter(lookup), free=True), None
-    if spec.checkpoint is None:
-        raise ValueError(f"drafter {spec.name!r} of kind model needs a checkpoint")
-    stock = AutoModelForCausalLM.from_pretrained(spec.checkpoint, dtype=torch.float32).eval()
-    size = float(sum(weight.numel() for weight in stock.parameters()))
-    runner = make_runner(stock, kv_tokens=spec.kv_tokens)
-    drafter = ModelDrafter(spec.name, runner, target_vocab_size=vocab_size)
-    cost = profile_drafter(drafter, vocab_size, runner.max_context)
-    view = LaneView(
-        spec.name,
-        spec.name,
-        spec.capacity,
-        size=size,
-        catch_up_s=cost.gamma,
     )
-    return Lane(view, ThreadDrafter(drafter)), cost
+
+
+def _models(
+    target: TargetSpec, drafters: Sequence[DrafterSpec], group: Group | None, limits: Limits
+) -> list[_Model]:
+    config = AutoConfig.from_pretrained(target.checkpoint)
+    vocab_size: int = config.get_text_config(decoder=True).vocab_size
+    models = []
+    for spec in drafters:
+        if spec.kind != "model":
+            continue
+        for number, lane in enumerate(spec.lanes):
+            if spec.placement == "inline":
+                models.append(_Model(spec, lane, ThreadDrafter(spec, lane, vocab_size)))
+                continue
+            host = Supervised(
+                f"drafter {lane}",
+                partial(_needed(group).begin_drafter, spec, number, vocab_size),
+                stalled_s=limits.stalled_host_s,
+                recovery_s=limits.recovery_s,
+                gives_up=False,
+            )
+            models.append(_Model(spec, lane, RemoteDrafter(host)))
+    return models
+
+
+def _needed(group: Group | None) -> Group:
+    if group is None:
+        raise ValueError("placement: actor needs a group of actors to belong to")
+    return group
+
+
+def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:
+    """So cheap that they draft in the coordinator itself, for every request."""
+    return [
+        Lane(
+            LaneView(spec.name, spec.name, _LOOKUP_CAPACITY),
+            DirectDrafter(make_lookup(spec)),
+            free=True,
+        )
+        for spec in drafters
+        if spec.kind != "model"
+    ]
+
+
+async def _start(
+    target: TargetSpec,
+    verifier: RemoteVerifier | ThreadVerifier,
+    models: Sequence[_Model],
+    progress: Progress,
+) -> None:
+    async def tell(name: str, starting: Awaitable[None]) -> None:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        await starting
+        progress(f"{name}: ready after {clock() - begun:.1f} s")
+
+    async def in_turn(starts: Sequence[Coroutine[Any, Any, None]]) -> None:
+        for start in starts:
+            await start
+
+    starts: dict[Where, list[Coroutine[Any, Any, None]]] = {"actor": [], "inline": []}
+    progress(f"loading the target {target.checkpoint} and {len(models)} drafters")
+    starts[target.placement].append(tell("target", verifier.start()))
+    for spec, lane, host in models:
+        starts[spec.placement].append(tell(lane, host.start()))
+    try:
+        async with asyncio.TaskGroup() as together:
+            for start in [*starts["actor"], in_turn(starts["inline"])]:
+                together.create_task(start)
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _measured(models: Sequence[_Model]) -> dict[str, CostModel]:
+    """By lane. Instances of one drafter cost the same."""
+    by_drafter: dict[str, CostModel] = {}
+    for spec, _, host in models:
+        if spec.name not in by_drafter:
+            by_drafter[spec.name] = await host.measure()
+        host.cost = by_drafter[spec.name]
+    return {lane: by_drafter[spec.name] for spec, lane, _ in models}
+
+
+async def _view(model: _Model, cost: CostModel) -> LaneView:
+    spec, lane, host = model
+    catch_up_s = cost.predict(0, 1) - cost.predict(0, 0)
+    return LaneView(lane, spec.name, spec.capacity, await host.size(), catch_up_s)

@@ -6,6 +6,7 @@ is exact.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,18 @@ class HostLost(SpindleError):
 
 class HostStalled(HostLost):
     """No answer for so long that the host counts as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvState:
+    """Blocks of the verifier's KV pool: free + used + cached = total, or KV has been lost."""
+
+    free: int
+    used: int
+    """Held by requests."""
+    cached: int
+    """Held by nobody, kept for prompts that begin alike."""
+    total: int
 
 
 class DrafterHost(Protocol):
@@ -51,4 +64,8 @@ class VerifierHost(Protocol):
 
     async def forget(self, requests: Collection[str]) -> None: ...
 
-    async def recover(self) -> None: ...
+    async def kv_state(self) -> KvState: ...
+
+    async def recover(self) -> None:
+        """Raises HostLost when it will not come back: nothing can be served any more."""
+        ...

@@ -1,9 +1,13 @@
 """A request on its way through the coordinator, and the stream that its reader holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import SpindleError
 from engine.protocol import Commit, Finish
@@ -43,13 +47,17 @@ class Statistics:
     accepted: int = 0
     by_lane: dict[str, int] = field(default_factory=dict)
     """Rounds in which each lane drafted."""
+    queue_s: float | None = None
+    """From its arrival here until it first ran."""
+    ttft_s: float | None = None
+    """From its arrival here to the first commit."""
 
-    def add(self, outcome: RoundOutcome) -> None:
+    def add(self, outcome: RoundOutcome, lanes: Iterable[str]) -> None:
         self.rounds += 1
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
-        if outcome.lane is not None:
-            self.by_lane[outcome.lane] = self.by_lane.get(outcome.lane, 0) + 1
+        for lane in lanes:
+            self.by_lane[lane] = self.by_lane.get(lane, 0) + 1
 
 
 @dataclass(slots=True)
@@ -63,6 +71,8 @@ class Job:
     speculate: bool = True
     max_depth: int | None = None
     """The request's own bound on drafting."""
+    drafter: str | None = None
+    """The only one that may draft for it; None: whoever the selection chooses."""
     cancelled: bool = False
     """Leaves as soon as no host is working on it."""
     finish: Finish | None = None
@@ -82,6 +92,12 @@ class Job:
     """All drafters' proposals merged, confidences calibrated."""
     proposals: list[tuple[str, DraftTree]] = field(default_factory=list)
     """(lane, its own tree), from which calibration learns."""
+    sources: NDArray[np.int64] | None = None
+    """Of each node of `tree`: bit i is set where the i-th proposal has it. None: there is one."""
+    asked: str | None = None
+    """The lane that drafts in this round; None: none but free ones, at most."""
+    covered: list[bool] = field(default_factory=list)
+    """Of each token of the output: whether a free lane had proposed it."""
     draft_s: float = 0.0
     depth: int = 0
     caught_up: int = 0
@@ -115,18 +131,30 @@ class Job:
         """The next verification decodes this request plainly."""
         self.tree = DraftTree.empty()
         self.proposals = []
+        self.sources = None
+        self.asked = None
         self.draft_s = 0.0
         self.depth = 0
         self.stage = Stage.DRAFTED
 
 
 class Stream:
-    """One request's commits for its reader. Leaving it (`aclose`) cancels the request."""
+    """One request's commits for its reader, once. Leaving it (`close`) cancels the request.
+
+    Iterating it acknowledges each commit as the reader comes for the next one; `relay` leaves
+    that to whoever knows what has reached the client.
+    """
 
     def __init__(
-        self, request: str, leave: Callable[[str], None], read: Callable[[], None]
+        self,
+        request: str,
+        statistics: Statistics,
+        leave: Callable[[], None],
+        read: Callable[[], None],
     ) -> None:
         self.request = request
+        self.statistics = statistics
+        """Complete when the finishing commit has come."""
         self._leave = leave
         self._read = read
         # Bounded by limits.unread_tokens: the coordinator pauses a request that is ahead.
@@ -141,7 +169,7 @@ class Stream:
 
     def deliver(self, event: Commit | SpindleError) -> None:
         if isinstance(event, Commit):
-            self._delivered += len(event.token_ids)
+            self._delivered = event.first_index + len(event.token_ids)
         self._events.put_nowait(event)
 
     def acknowledge(self, tokens: int) -> None:
@@ -153,6 +181,13 @@ class Stream:
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Commit]:
+        async with aclosing(self.relay()) as commits:
+            async for commit in commits:
+                yield commit
+                self.acknowledge(commit.first_index + len(commit.token_ids))
+
+    async def relay(self) -> AsyncGenerator[Commit, None]:
+        """The commits, unacknowledged. The coordinator's own error where it could not go on."""
         try:
             while not self._done:
                 event = await self._events.get()
@@ -161,10 +196,9 @@ class Stream:
                     raise event
                 self._done = event.finish is not None
                 yield event
-                self.acknowledge(event.first_index + len(event.token_ids))
         finally:
             self.close()
 
     def close(self) -> None:
         self._done = True
-        self._leave(self.request)
+        self._leave()

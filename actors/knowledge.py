@@ -3,22 +3,28 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
 from actors.events import Verified
 from actors.jobs import Job
 from engine.protocol import DraftOrder
-from policies.calibration import Calibration, cap_siblings
+from policies.calibration import Calibration
 from policies.cost import CostModel
 from policies.microbatch import LaneLoad
 from policies.online_cost import RefinedCost
 from policies.protocols import RoundContext
 from policies.request import LaneView
-from policies.tree import DraftTree, merge
+from policies.tree import DraftTree
+from policies.trees import Merged, merge_each
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
 _DEEPEST_SCORED = 8
-_TREES_PER_LESSON = 32
-"""Calibrations learn from so many trees at once: one at a time costs several times as much."""
+_TREES_PER_LESSON = 64
+"""Calibrations learn from at least so many trees at once: one at a time costs several times as
+much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,9 @@ class Knowledge:
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
-        self._lessons: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {}
+        self._lessons: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {
+            lane.name: [] for lane in lanes
+        }
         self._waiting_s = 0.0
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
@@ -63,7 +71,7 @@ class Knowledge:
             waiting_s=self._waiting_s,
         )
 
-    def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[DraftTree]:
+    def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[Merged]:
         """Per request, its (lane, tree) proposals as one tree, with probabilities for
         confidences."""
         by_lane: dict[str, list[DraftTree]] = {}
@@ -74,15 +82,15 @@ class Knowledge:
             lane: iter(self.calibrations[lane].calibrate(trees)) for lane, trees in by_lane.items()
         }
         parts = [[next(calibrated[lane]) for lane, _ in proposed] for proposed in proposals]
-        united = [part[0] if len(part) == 1 else merge(part) for part in parts]
-        return cap_siblings(united) if len(by_lane) > 1 else united
+        merged = iter(merge_each([part for part in parts if len(part) != 1]))
+        return [Merged(part[0]) if len(part) == 1 else next(merged) for part in parts]
 
     def learn_drafts(self, judged: Iterable[tuple[str, DraftTree, Sequence[int]]]) -> None:
         """(lane, its tree, the tokens that were then committed): which nodes were right."""
         for lane, tree, committed in judged:
-            lesson = self._lessons.setdefault(lane, [])
-            lesson.append((tree, committed))
-            if len(lesson) == _TREES_PER_LESSON:
+            self._lessons[lane].append((tree, committed))
+        for lane, lesson in self._lessons.items():
+            if len(lesson) >= _TREES_PER_LESSON:
                 self.calibrations[lane].observe(lesson)
                 lesson.clear()
 
@@ -103,14 +111,18 @@ class Knowledge:
             wait = outcome.seconds - outcome.verify_s - outcome.draft_s
             self._waiting_s += _WAIT_MEMORY * (max(0.0, wait) - self._waiting_s)
 
-    def score(self, lane: LaneView, context: int, matched: Sequence[bool]) -> Score:
-        """The lane's best goodput over all depths, replayed on committed tokens."""
+    def score(
+        self, lane: LaneView, context: int, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> Score:
+        """The lane's best goodput over all depths, replayed on committed tokens. `covered`: those
+        that free lanes had proposed in any case."""
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
-        best = Score(1.0, self._verify.predict(context, 1) + self._waiting_s)
-        for depth in range(1, _DEEPEST_SCORED + 1):
+        rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
+        best = Score(0.0, 1.0)
+        for depth, count in enumerate(rounds.tolist()):
             seconds = depth * step_s + self._verify.predict(context, 1 + depth) + self._waiting_s
-            tokens = len(matched) / _rounds(matched, depth)
+            tokens = len(matched) / count
             if tokens * best.seconds > best.tokens * seconds:
                 best = Score(tokens, seconds)
         return best
@@ -129,12 +141,26 @@ class Knowledge:
         )
 
 
-def _rounds(matched: Sequence[bool], depth: int) -> int:
-    """Rounds that drafting `depth` tokens at a time would have taken for these tokens."""
-    rounds = position = 0
-    while position < len(matched):
-        drafted = matched[position : position + depth]
-        accepted = drafted.index(False) if False in drafted else len(drafted)
-        position += accepted + 1
-        rounds += 1
+@njit(cache=True)
+def _rounds(
+    matched: NDArray[np.bool_], covered: NDArray[np.bool_], deepest: int
+) -> NDArray[np.int64]:
+    """Rounds that drafting 0, 1, ... tokens at a time would have taken for these tokens; drafts
+    of free lanes go on for as long as they are right, up to the same depth."""
+    rounds = np.zeros(deepest + 1, np.int64)
+    for depth in range(deepest + 1):
+        position = 0
+        while position < len(matched):
+            by_lane = _run(matched, position, depth)
+            by_free = _run(covered, position, deepest)
+            position += max(by_lane, by_free) + 1
+            rounds[depth] += 1
     return rounds
+
+
+@njit(cache=True)
+def _run(right: NDArray[np.bool_], begin: int, most: int) -> int:
+    end = begin
+    while end < min(len(right), begin + most) and right[end]:
+        end += 1
+    return end - begin

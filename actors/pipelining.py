@@ -39,11 +39,12 @@ class Pipelining:
 
     def cutting(self, running: Sequence[Job]) -> Cutting:
         self._passes += 1
-        members = Counter(job.lane for job in running)
-        if self._passes >= _REVISED_EVERY and members != self._members:
-            self._passes = 0
-            self._members = members
-            self._cutting = self._plan(running)
+        if self._passes >= _REVISED_EVERY:
+            members = Counter(job.lane for job in running)
+            if members != self._members:
+                self._passes = 0
+                self._members = members
+                self._cutting = self._plan(running)
         return self._cutting
 
     def _plan(self, running: Sequence[Job]) -> Cutting:

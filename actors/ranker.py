@@ -62,17 +62,17 @@ class LengthPredictor:
 
 
 class Ranker:
-    """Give its `observe` to the coordinator's events, then `start` it."""
+    """Give its `observe` to the coordinator's events, then `run` it."""
 
     def __init__(
-        self, ranked: Ranked, verifier: VerifierHost, text: Text, timeout_s: float
+        self, ranked: Ranked | None, verifier: VerifierHost, text: Text, timeout_s: float
     ) -> None:
         self._ranked = ranked
         self._verifier = verifier
         self._text = text
         self._timeout_s = timeout_s
         self._labels = [text.encode(label)[0] for label in _LABELS]
-        self._prompts: dict[str, str] = {}
+        self._prompts: dict[str, tuple[int, ...]] = {}
         """Of the requests that are being served."""
         self._wake = asyncio.Event()
         self._tickets = asyncio.Semaphore(_ASKED_AT_ONCE)
@@ -80,16 +80,21 @@ class Ranker:
         """Requests that an answer did not place; they stay in the order of arrival."""
         self.asked = 0
 
+    def use(self, ranked: Ranked | None, timeout_s: float) -> None:
+        """Another one wants to know, or nobody does, about all requests that are there."""
+        self._ranked = ranked
+        self._timeout_s = timeout_s
+        for name in self._prompts:
+            self._tell_of(name, asyncio.get_running_loop().time())
+
     def observe(self, event: Event) -> None:
         if isinstance(event, Arrived):
-            self._prompts[event.view.name] = self._text.decode(event.prompt)
-            if isinstance(self._ranked, LengthPredictor):
-                self._ranked.arrive(event.view.name, event.at_s)
-            self._wake.set()
-            asyncio.get_running_loop().call_later(self._timeout_s, self._wake.set)
+            self._prompts[event.view.name] = event.prompt
+            self._tell_of(event.view.name, event.at_s)
         elif isinstance(event, Left) and not event.internal:
             self._prompts.pop(event.view.name, None)
-            self._ranked.forget(event.view.name)
+            if self._ranked is not None:
+                self._ranked.forget(event.view.name)
 
     async def run(self, coordinator: Coordinator) -> None:
         async with asyncio.TaskGroup() as asking:
@@ -97,14 +102,21 @@ class Ranker:
                 await self._wake.wait()
                 self._wake.clear()
                 now = asyncio.get_running_loop().time()
-                while (batch := self._ranked.due(now)) is not None:
+                while (ranked := self._ranked) and (batch := ranked.due(now)) is not None:
                     await self._tickets.acquire()
-                    asking.create_task(self._ask(batch, coordinator))
+                    asking.create_task(self._ask(batch, ranked, coordinator))
 
-    async def _ask(self, batch: RankBatch, coordinator: Coordinator) -> None:
+    def _tell_of(self, name: str, now: float) -> None:
+        if isinstance(self._ranked, LengthPredictor):
+            self._ranked.arrive(name, now)
+        if self._ranked is not None:
+            self._wake.set()
+            asyncio.get_running_loop().call_later(self._timeout_s, self._wake.set)
+
+    async def _ask(self, batch: RankBatch, ranked: Ranked, coordinator: Coordinator) -> None:
         try:
             # Who has left meanwhile keeps its position: the answer counts by them.
-            requests = [self._prompts.get(name, "") for name in batch.requests]
+            requests = [self._text.decode(self._prompts.get(name, ())) for name in batch.requests]
             prompt = self._text.encode_chat(FORMS[batch.form](requests))
             values = await self._values(batch, prompt, coordinator)
         except SpindleError:
@@ -113,7 +125,7 @@ class Ranker:
             self._tickets.release()
         self.asked += len(values)
         self.unplaced += values.count(None)
-        self._ranked.answer(batch, values)
+        ranked.answer(batch, values)
 
     async def _values(
         self, batch: RankBatch, prompt: Sequence[int], coordinator: Coordinator

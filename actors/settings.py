@@ -26,6 +26,12 @@ class Limits:
     """A request that is further ahead of its reader pauses."""
     stalled_s: float = 30.0
     """A request that has paused for so long is cancelled."""
+    stalled_host_s: float = 5.0
+    """A host in an actor that gives no answer for so long counts as dead; it gets more where its
+    own cost model says that the work is long (actors/remote.py)."""
+    recovery_s: float = 60.0
+    """A lost verifier that is not back by then, its model loaded, ends the coordinator. Ranks of a
+    target wait as long for each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
 """The verifying side of a round: what goes into the next forward, and what its verdicts mean."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 
-import numpy as np
-
-from actors.events import Event, Verified, VerifierDown
-from actors.hosts import HostLost, VerifierHost
+from actors.events import Event, Verified, VerifierDown, VerifierUp
+from actors.hosts import HostLost, KvState, VerifierHost
 from actors.jobs import Job, Stage
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
@@ -16,6 +14,7 @@ from engine.request import VERIFIER
 from policies.protocols import Candidate
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
+from policies.trees import prune_each
 
 _PREFILL_SHARE = 4
 """Prompts get at least this fraction (a quarter) of a forward, however much is drafted."""
@@ -31,6 +30,7 @@ class Verifying:
         spawn: Callable[[Coroutine[None, None, None]], None],
         changed: Callable[[], None],
         commit: Callable[[Job, Commit], None],
+        free_lanes: Collection[str],
     ) -> None:
         self._host = host
         self._limits = limits
@@ -39,6 +39,7 @@ class Verifying:
         self._spawn = spawn
         self._changed = changed
         self._commit = commit
+        self._free_lanes = free_lanes
         self._busy = False
         self._free_since = 0.0
 
@@ -81,14 +82,23 @@ class Verifying:
         if not any(len(job.tree) for job in jobs):
             return [job.tree for job in jobs]
         masks = policies.speculation.select(
-            [Candidate(job.view, job.tree, job.draft_s) for job in jobs],
+            [
+                Candidate(
+                    job.view,
+                    job.tree,
+                    job.draft_s,
+                    [lane for lane, _ in job.proposals],
+                    job.sources,
+                )
+                for job in jobs
+            ],
             self._knowledge.context(prefill_tokens),
             now,
         )
-        return [
-            job.tree if mask.all() else job.tree.prune(np.flatnonzero(mask))
-            for job, mask in zip(jobs, masks, strict=True)
-        ]
+        for job, mask in zip(jobs, masks, strict=True):
+            if job.sources is not None:
+                job.sources = job.sources[mask]
+        return prune_each([job.tree for job in jobs], masks)
 
     async def _verify(
         self,
@@ -161,9 +171,12 @@ class Verifying:
         if not answer.tokens:
             return None
         commit = job.served.commit(answer.tokens, answer.logprobs)
+        accepted_free = self._accepted_free(job, answer.accepted)
+        covered = min(accepted_free, len(commit.token_ids))
+        job.covered += [True] * covered + [False] * (len(commit.token_ids) - covered)
         outcome = RoundOutcome(
             request=job.name,
-            lane=job.lane if job.depth else None,
+            lane=job.asked if job.depth else None,
             drafted=len(order.tree),
             depth=job.depth,
             accepted=len(answer.accepted),
@@ -172,23 +185,54 @@ class Verifying:
             verify_s=verify_s,
             draft_s=job.draft_s,
             caught_up=job.caught_up,
+            accepted_free=accepted_free,
         )
         job.since_s = now
-        job.statistics.add(outcome)
+        job.statistics.add(outcome, [lane for lane, _ in job.proposals])
         job.view.generated = job.served.produced
         if job.view.first_token_s is None:
             job.view.first_token_s = now
+            job.statistics.ttft_s = now - job.view.arrival_s
         self._commit(job, commit)
         return outcome
 
+    def _accepted_free(self, job: Job, accepted: Sequence[int]) -> int:
+        """How many of the accepted nodes, from the root down, free lanes have proposed."""
+        if not self._free_lanes or not accepted:
+            return 0
+        proposers = enumerate(job.proposals)
+        free = sum(1 << bit for bit, (lane, _) in proposers if lane in self._free_lanes)
+        if job.sources is None:
+            return len(accepted) if free else 0
+        found = (job.sources[list(accepted)] & free).tolist()
+        return found.index(0) if 0 in found else len(found)
+
     async def _recover(self, jobs: Sequence[Job], error: HostLost) -> None:
-        """The new verifier is empty: it answers Missing and gets the committed tokens again."""
-        self._observe(VerifierDown(asyncio.get_running_loop().time(), str(error)))
+        """The new verifier is empty: it answers Missing and gets the committed tokens again.
+        Where there will be none, HostLost ends the coordinator."""
+        clock = asyncio.get_running_loop().time
+        lost_s = clock()
+        self._observe(VerifierDown(lost_s, str(error)))
         await self._host.recover()
+        self._observe(VerifierUp(clock(), clock() - lost_s))
         for job in jobs:
             job.stage = Stage.READY
         self._busy = False
         self._changed()
+
+    async def check(self) -> None:
+        """Finds out whether an idle verifier is lost before a request does."""
+        if self._busy:
+            return
+        try:
+            await self._host.forget(())
+        except HostLost as error:
+            if not self._busy:
+                self._busy = True
+                self._spawn(self._recover((), error))
+
+    async def kv_state(self) -> KvState:
+        return await self._host.kv_state()
 
     async def forget(self, requests: Sequence[str]) -> None:
         try:

@@ -15,9 +15,10 @@ import torch
 
 from actors.coordinator import Coordinator
 from actors.events import Event, Verified
-from actors.fleet import DrafterSpec, Fleet, TargetSpec, load
+from actors.fleet import Fleet, load
 from actors.knowledge import Knowledge
 from actors.settings import Limits, Policies
+from actors.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.requests import Request, mixed_requests
 from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts import HostLost
-from actors.inline import as_callback
+from actors.hosts import HostLost, KvState
+from actors.workers import as_callback
 from engine.protocol import (
     Draft,
     Drafter,
@@ -88,6 +88,9 @@ class PacedVerifier:
 
     async def forget(self, requests: Collection[str]) -> None:
         self.verifier.forget(requests)
+
+    async def kv_state(self) -> KvState:
+        raise HostLost("nobody asks for it here")
 
     async def recover(self) -> None:
         await asyncio.sleep(0.5)

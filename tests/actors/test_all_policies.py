@@ -68,7 +68,7 @@ def serve(schedule: Schedule, selection: str, speculation: str) -> list[Event]:
     def make(calibrations: Calibrations) -> Policies:
         return Policies(
             schedule,
-            make_selection(selection, seed=1),
+            make_selection(selection, seed=3),
             make_speculation(speculation, calibrations=calibrations),
         )
 

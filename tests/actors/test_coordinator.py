@@ -12,12 +12,15 @@ from actors.events import (
     CaughtUp,
     Event,
     LaneDown,
+    LaneUp,
     Left,
     Preempted,
     Switched,
     Verified,
     VerifierDown,
+    VerifierUp,
 )
+from actors.hosts import HostLost
 from actors.inline import DirectDrafter
 from actors.jobs import Cancelled, Overloaded, Stream
 from actors.knowledge import Costs, Knowledge
@@ -255,6 +258,65 @@ def test_a_reader_that_stalls_holds_up_nobody_and_is_cancelled_in_the_end() -> N
     run(main())
 
 
+def test_a_relay_is_acknowledged_by_whoever_knows_what_has_been_read() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+        service = Service(limits=limits)
+        long = replace(GREEDY, max_tokens=60)
+        stream = service.coordinator.submit("relayed", [7], long)
+        tokens: list[int] = []
+
+        async def relay() -> None:
+            async for commit in stream.relay():
+                tokens.extend(commit.token_ids)
+
+        relaying = asyncio.create_task(relay())
+        await asyncio.sleep(2)
+        assert 10 < len(tokens) < 10 + 10, "it does not wait for its reader"
+        while not relaying.done():
+            service.coordinator.acknowledge("relayed", len(tokens))
+            await asyncio.sleep(1)
+        assert tokens == plainly([[7]], [long])[0]
+        service.coordinator.acknowledge("relayed", len(tokens))  # it has left: no error
+        await service.end()
+
+    run(main())
+
+
+def test_a_resubmitted_request_is_not_behind_on_what_came_before() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+        service = Service(limits=limits)
+        long = replace(GREEDY, max_tokens=60)
+        whole = plainly([[7]], [long])[0]
+        stream = service.coordinator.submit("again", [7], long, output=whole[:40])
+        await asyncio.sleep(0.1)
+        assert 0 < stream.unread_tokens <= 20
+        assert [token async for commit in stream for token in commit.token_ids] == whole[40:]
+        await service.end()
+
+    run(main())
+
+
+def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=1, kv_tokens=1024))
+        streams = [service.coordinator.submit(name, [5, 6], GREEDY) for name in ("one", "two")]
+        await asyncio.gather(*map(read, streams))
+        first, second = (stream.statistics for stream in streams)
+        assert first.queue_s == 0.0
+        assert first.ttft_s is not None
+        assert 0.01 <= first.ttft_s < 0.1
+        assert second.queue_s is not None
+        assert second.ttft_s is not None
+        assert second.ttft_s > second.queue_s > 0.1, "it had to wait for the first one"
+        assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
+        assert first.accepted == GREEDY.max_tokens - first.rounds
+        await service.end()
+
+    run(main())
+
+
 def test_a_slow_reader_gets_everything() -> None:
     async def main() -> None:
         limits = Limits(max_batch=4, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
@@ -272,6 +334,7 @@ def test_a_lost_drafter_is_done_without_until_it_is_back() -> None:
         service = Service(drafter_lost=lambda call: call == 3)
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         assert len(service.seen(LaneDown)) == 1
+        assert [event.seconds for event in service.seen(LaneUp)] == [pytest.approx(0.05)]
         assert service.near.calls > 4, "the lane never came back"
 
     run(main())
@@ -282,6 +345,94 @@ def test_a_lost_verifier_gets_everything_again() -> None:
         service = Service(verifier_lost=lambda call: call in (4, 9))
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         assert len(service.seen(VerifierDown)) == 2
+        assert [event.seconds for event in service.seen(VerifierUp)] == [pytest.approx(0.5)] * 2
+
+    run(main())
+
+
+def test_a_verifier_that_does_not_come_back_ends_every_stream_and_is_named() -> None:
+    async def main() -> None:
+        service = Service(verifier_lost=lambda call: call == 4)
+
+        async def gone() -> None:
+            raise HostLost("the verifier did not come back within 60 s")
+
+        service.verifier.recover = gone  # type: ignore[method-assign]
+        streams = [service.coordinator.submit(name, [5], GREEDY) for name in ("one", "two")]
+        for stream in streams:
+            with pytest.raises(SpindleError, match="the verifier did not come back"):
+                await read(stream)
+        assert not service.coordinator.alive
+
+    run(main())
+
+
+def test_idle_hosts_that_are_lost_are_found_and_brought_back() -> None:
+    async def main() -> None:
+        service = Service()
+
+        async def lost(_requests: object) -> None:
+            raise HostLost("gone")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service.near, "forget", lost)
+            patch.setattr(service.verifier, "forget", lost)
+            await service.coordinator.check_hosts()
+        await asyncio.sleep(1)
+        assert [event.lane for event in service.seen(LaneUp)] == ["near"]
+        assert len(service.seen(VerifierUp)) == 1
+        await service.coordinator.check_hosts()
+        assert len(service.seen(LaneDown)) == len(service.seen(VerifierDown)) == 1
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+
+    run(main())
+
+
+def lanes_of(service: Service, request: str) -> set[str | None]:
+    rounds = [o for event in service.seen(Verified) for o in event.outcomes]
+    return {outcome.lane for outcome in rounds if outcome.request == request and outcome.drafted}
+
+
+def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
+    async def main() -> None:
+        service = Service()
+        named = {"a": "far", "b": "far", "c": "ngram", "d": None}
+        streams = [
+            service.coordinator.submit(name, [7, 8, 9] * 5, GREEDY, drafter=drafter)
+            for name, drafter in named.items()
+        ]
+        expected = plainly([[7, 8, 9] * 5], [GREEDY])[0]
+        assert await asyncio.gather(*map(read, streams)) == [expected] * 4
+        assert set(streams[0].statistics.by_lane) == lanes_of(service, "a") == {"far"}
+        assert lanes_of(service, "b") == {"far"}
+        assert lanes_of(service, "c") <= {None}, "only the lookup may draft, which is no lane"
+        assert len(lanes_of(service, "d") - {None}) == 2
+        with pytest.raises(InvalidRequest, match="there are near, far, ngram"):
+            service.coordinator.submit("e", [7], GREEDY, drafter="other")
+        await service.end()
+
+    run(main())
+
+
+def test_a_request_whose_drafter_is_down_or_full_decodes_plainly() -> None:
+    async def main() -> None:
+        service = Service(drafter_lost=lambda call: call == 1, limits=Limits(16, kv_tokens=2048))
+
+        async def never_back() -> None:
+            await asyncio.Event().wait()
+
+        service.near.recover = never_back  # type: ignore[method-assign]
+        streams = [
+            service.coordinator.submit(f"{drafter}{number}", [7, 8, 9], GREEDY, drafter=drafter)
+            for drafter in ("near", "far")
+            for number in range(10)
+        ]
+        expected = plainly([[7, 8, 9]], [GREEDY])[0]
+        assert await asyncio.gather(*map(read, streams)) == [expected] * 20
+        assert service.near.calls == 1
+        assert service.far.most_requests <= 8
+        assert all(set(stream.statistics.by_lane) <= {"far"} for stream in streams)
+        await service.end()
 
     run(main())
 

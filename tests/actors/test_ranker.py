@@ -98,3 +98,47 @@ def test_the_target_is_asked_and_only_the_order_depends_on_what_it_says(ranker_f
     assert len(left) == len(REQUESTS), "internal requests are in nobody's statistics"
     if ranker_for == "lengths":
         assert any(event.view.predicted_len for event in left)
+
+
+def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> None:
+    """As when a running replica is given a schedule that orders by length."""
+    text = TokenizerText(model_path(TARGET))
+    left: list[Left] = []
+    observers: list[Callable[[Event], None]] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Left) and not event.internal:
+            left.append(event)
+        for one in observers:
+            one(event)
+
+    async def serve_and_switch() -> int:
+        verifier = PacedVerifier(make_verifier)
+        coordinator = Coordinator(
+            verifier,
+            [],
+            Policies(lp_sjf(), make_selection("fixed"), make_speculation("off")),
+            Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64), []),
+            Limits(max_batch=2, kv_tokens=8192),
+            observe=observe,
+        )
+        ranker = Ranker(None, verifier, text, TIMEOUT_S)
+        observers.append(ranker.observe)
+        asking = asyncio.create_task(ranker.run(coordinator))
+        prompt = text.encode_chat([{"role": "user", "content": "Count to 14."}])
+        stream = coordinator.submit("early", prompt, PARAMS)
+        commits = aiter(stream)
+        await anext(commits)
+        asked_before = ranker.asked
+        queue = RankQueue("length_only", 4, TIMEOUT_S)
+        ranker.use(LengthPredictor(queue, coordinator.predict), TIMEOUT_S)
+        async for _commit in commits:
+            pass
+        await asyncio.sleep(1)
+        asking.cancel()
+        await coordinator.close()
+        return asked_before
+
+    assert run(serve_and_switch()) == 0
+    (early,) = left
+    assert early.view.predicted_len is not None
