@@ -1,20 +1,111 @@
-"""`serve run cluster.yaml` starts here: the application, built from its config."""
+"""`serve run cluster.yaml` starts here: the application, built from its config.
 
+One ingress on the head node, which outlives replicas and hides their deaths (DESIGN 4.4), before
+any number of replicas, each with its own target and drafters in its own placement group, and one
+router that pools what they learn.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 from cluster.config import AppConfig
-from deployments.ingress import Ingress
+from cluster.fitting import missing
+from cluster.nodes import ray_nodes
+from cluster.placement import OWN_CPUS, plan
+from deployments.entrance import Entrance
+from deployments.replica import Replica
+from deployments.router_actor import router_config
+from deployments.routing import PrefixRouter
+from deployments.scaling import QueueGoodputAttainment
+
+_HEAD_NODE = {"node:__internal_head__": 0.001}
+"""Ray's own resource of the head node, which is the last one to go."""
+_SPARE_CALLS = 1000
+"""Signs of life and requests that will be refused: the coordinator decides on admission (429), and
+Serve's own limits stay out of its way."""
+_HEALTH_PERIOD_S = 2.0
+_DRAIN_PERIOD_S = 0.5
 
 
-def build(args: dict[str, Any]) -> Application:
-    """Refuses a bad config before anything starts, naming the field."""
+def build(args: Mapping[str, Any]) -> Application:
+    """Refuses a bad config before anything starts, naming the field or the missing resource."""
     config = AppConfig.model_validate(args)
-    # Admission is decided by the coordinator (429); Serve's own limit stays above it.
-    limit = config.limits.max_batch + config.limits.max_waiting + 16
-    deployment = serve.deployment(
-        Ingress, ray_actor_options={"num_cpus": 0.05}, max_ongoing_requests=limit
+    _check_room(config)
+    return _ingress(config).bind(config, _replica(config).bind(config))
+
+
+def _check_room(config: AppConfig) -> None:
+    if not ray.is_initialized() or config.growing_cluster:
+        return
+    problems = missing(config, ray_nodes("auto"))
+    if problems:
+        raise ValueError("this cluster is too small: " + "; ".join(problems))
+
+
+def _ingress(config: AppConfig) -> serve.Deployment:
+    admitted = config.limits.max_batch + config.limits.max_waiting
+    return serve.deployment(
+        Entrance,
+        name="Ingress",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": OWN_CPUS, "resources": _HEAD_NODE},
+        max_ongoing_requests=admitted * config.scaling.max_replicas + _SPARE_CALLS,
+        graceful_shutdown_timeout_s=config.scaling.drain_s,
+        graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
     )
-    return deployment.bind(config)
+
+
+def _replica(config: AppConfig) -> serve.Deployment:
+    placement = plan(config)
+    environment = {
+        # The clock of uvloop, which Ray installs, counts milliseconds: many drafts take less.
+        "RAY_USE_UVLOOP": "0",
+        # Of inline models. Threads that spin while they wait slow all others down.
+        "OMP_NUM_THREADS": str(config.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return serve.deployment(
+        Replica,
+        name="Replica",
+        ray_actor_options={**placement.replica_options, "runtime_env": {"env_vars": environment}},
+        placement_group_bundles=list(placement.bundles),
+        placement_group_strategy=placement.strategy,
+        max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
+        deployment_actors=[router_config(OWN_CPUS)],
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        # A line for each sign of life would drown the rest.
+        logging_config=LoggingConfig(enable_access_log=False),
+        health_check_period_s=_HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=config.scaling.drain_s,
+        graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
+        **_count(config),
+    )
+
+
+def _count(config: AppConfig) -> dict[str, Any]:
+    scaling = config.scaling
+    if scaling.min_replicas == scaling.max_replicas:
+        return {"num_replicas": scaling.min_replicas}
+    policy = AutoscalingPolicy(
+        policy_function=QueueGoodputAttainment,
+        policy_kwargs={
+            "max_batch": config.limits.max_batch,
+            "target_waiting": scaling.target_waiting,
+            "target_attainment": scaling.target_attainment,
+        },
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            upscale_delay_s=scaling.upscale_delay_s,
+            downscale_delay_s=scaling.downscale_delay_s,
+            policy=policy,
+        )
+    }

@@ -1,0 +1,39 @@
+"""What the terminal of `make serve` shows: Ray prints the standard output of every process."""
+
+import asyncio
+
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeInstanceDetails
+
+_POLL_S = 0.5
+_EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts to listen on, but not to call."""
+_CURL = """\
+curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
+-d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Count to 9."}}]}}'"""
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)
+
+
+async def announce(model: str) -> None:
+    """Says where the application is, once it can be called."""
+    app = serve.get_replica_context().app_name
+    details = await asyncio.to_thread(_details)
+    while details.applications[app].status != "RUNNING":
+        await asyncio.sleep(_POLL_S)
+        details = await asyncio.to_thread(_details)
+    http, grpc = details.http_options, details.grpc_options
+    host = "localhost" if http.host in _EVERYWHERE else http.host
+    url = f"http://{host}:{http.port}"
+    tell(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
+    if grpc.grpc_servicer_functions:
+        tell(f"gRPC at {host}:{grpc.port}; handles: serve.get_app_handle({app!r})")
+    tell(f"Try: {_CURL.format(url=url, model=model)}")
+
+
+def _details() -> ServeInstanceDetails:
+    # Serve has no public way to ask for its ports from inside the cluster.
+    return ServeInstanceDetails(**_get_global_client().get_serve_details())

@@ -1,0 +1,209 @@
+"""What the application answers over HTTP, handles and gRPC: typed requests in, bodies out."""
+
+import asyncio
+import time
+import tomllib
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ray.serve.handle import DeploymentHandle
+
+from cluster.config import AppConfig
+from deployments.admission import Admission
+from deployments.answer import Answer, Choice
+from deployments.conversation import Conversation
+from deployments.errors import ApiError
+from deployments.keys import Keys
+from deployments.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from deployments.responses import ChatShape, CompletionShape, Shape, Whole, model_body
+from deployments.signs import SignsOfLife
+from deployments.tokens import Tokens
+from engine.errors import InvalidRequest
+from engine.request import TargetLimits
+
+_DESCRIBE_S = 2.0
+"""A replica that does not say within this time what it serves is not ready."""
+
+Body = dict[str, Any]
+
+
+class Api:
+    """Made on the event loop that it lives on."""
+
+    def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
+        self.config = config
+        self.keys = Keys(config.api_keys)
+        self.version = _version()
+        self._replicas = replicas
+        self._streaming = replicas.options(stream=True)
+        self._tokens = Tokens(config.target.path())
+        ingress = uuid.uuid4().hex
+        self._admission = Admission(config, self._tokens, ingress)
+        self._signs = SignsOfLife(ingress, replicas, config.limits.unread_tokens)
+        self._created = int(time.time())
+        self._limits: TargetLimits | None = None
+
+    def close(self) -> None:
+        self._signs.close()
+
+    async def ready(self) -> TargetLimits:
+        """ApiError 503 while no replica would serve at once."""
+        call = self._replicas.describe.remote()
+        try:
+            async with asyncio.timeout(_DESCRIBE_S):
+                target = await call
+        except TimeoutError:
+            call.cancel()
+            raise ApiError(503, "starting: no replica answers yet") from None
+        except Exception as error:  # of many kinds: its actor, process or node is gone
+            raise ApiError(503, f"no replica can serve: {error}") from error
+        if not target["ready"]:
+            raise ApiError(503, "starting: the replica is not ready yet")
+        # Stop tokens are added by the replica.
+        self._limits = TargetLimits(target["vocab_size"], target["max_context"], ())
+        return self._limits
+
+    async def models(self) -> Body:
+        return {"object": "list", "data": [await self.model(self.config.served_name)]}
+
+    async def model(self, name: str) -> Body:
+        self._check_model(name)
+        limits = self._limits or await self.ready()
+        return model_body(name, self._created, limits.max_context)
+
+    async def tokenize(self, request: TokenizeRequest) -> Body:
+        self._check_model(request.model)
+        limits = self._limits or await self.ready()
+        if request.messages is not None:
+            messages = [message.for_template for message in request.messages]
+            ids = await self._tokens.encode_chat(messages, request.add_generation_prompt)
+        else:
+            ids = await self._tokens.encode(request.prompt or "", request.add_special_tokens)
+        return {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
+
+    async def detokenize(self, request: DetokenizeRequest) -> Body:
+        self._check_model(request.model)
+        beyond = [token for token in request.tokens if token >= len(self._tokens)]
+        if beyond:
+            raise InvalidRequest("tokens", f"{beyond[0]} is outside the vocabulary")
+        return {"prompt": self._tokens.decode(request.tokens)}
+
+    async def open(self, request: GenerationRequest, tenant: str) -> Answer:
+        """All of its choices admitted, or an ApiError. The answer is to be closed."""
+        self._check_model(request.model)
+        limits = self._limits or await self.ready()
+        name = uuid.uuid4().hex
+        choices = [
+            Choice(
+                index,
+                Conversation(asked, self._streaming, self.config.limits),
+                request.stops,
+                self._tokens,
+            )
+            for index, asked in enumerate(
+                await self._admission.choices(request, name, tenant, limits)
+            )
+        ]
+        prompts = [choice.conversation.request["prompt_ids"] for choice in choices[:: request.n]]
+        answer = Answer(name, choices, sum(map(len, prompts)), self._signs)
+        await answer.open()
+        return answer
+
+    async def whole(self, request: GenerationRequest, answer: Answer) -> Body:
+        shape = self._shape(request)
+        wholes = {choice.index: Whole() for choice in answer.choices}
+        async for choice, piece in answer.pieces():
+            wholes[choice.index].add(piece)
+        return {
+            **self._head(shape.whole_object, shape.prefix, answer),
+            "choices": [shape.whole(choice, wholes[choice.index]) for choice in answer.choices],
+            "usage": answer.usage,
+        }
+
+    async def chunks(
+        self, request: GenerationRequest, answer: Answer
+    ) -> AsyncGenerator[Body, None]:
+        """One for each verdict that has something to say. An error is the last one."""
+        shape = self._shape(request)
+        head = self._head(shape.chunk_object, shape.prefix, answer)
+        if request.include_usage:
+            head["usage"] = None
+        begun: set[int] = set()
+        try:
+            async for choice, piece in answer.pieces():
+                shown = piece.text or piece.tokens or piece.finish
+                if shown or (request.return_token_ids and piece.token_ids):
+                    first = choice.index not in begun
+                    begun.add(choice.index)
+                    yield {**head, "choices": [shape.chunk(choice, piece, first)]}
+        except ApiError as error:
+            yield error.body()
+            return
+        if request.include_usage:
+            yield {**head, "choices": [], "usage": answer.usage}
+
+    async def generate(self, fields: Mapping[str, Any], tenant: str = "") -> Body:
+        """For callers by handle: errors come as bodies, nothing is raised."""
+        try:
+            request = parse(fields)
+            if request.stream:
+                raise InvalidRequest("stream", "is for the streaming method")
+            with closing(await self.open(request, tenant)) as answer:
+                return await self.whole(request, answer)
+        except (ApiError, InvalidRequest, ValidationError) as error:
+            return ApiError.of(error).body()
+
+    async def stream(
+        self, fields: Mapping[str, Any], tenant: str = ""
+    ) -> AsyncGenerator[Body, None]:
+        """As `generate`, in chunks."""
+        try:
+            request = parse({"stream": True, **fields})
+            if not request.stream:
+                raise InvalidRequest("stream", "cannot be false for the streaming method")
+            with closing(await self.open(request, tenant)) as answer:
+                async with aclosing(self.chunks(request, answer)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        except (ApiError, InvalidRequest, ValidationError) as error:
+            yield ApiError.of(error).body()
+
+    def _check_model(self, name: str | None) -> None:
+        served = self.config.served_name
+        if name not in (None, served):
+            message = f"model: {name!r} is not served here, {served!r} is"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    def _shape(self, request: GenerationRequest) -> Shape:
+        shape = ChatShape if isinstance(request, ChatRequest) else CompletionShape
+        return shape(self._tokens, request.alternatives is not None, request.return_token_ids)
+
+    def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
+        return {
+            "id": f"{prefix}-{answer.name}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.config.served_name,
+        }
+
+
+def parse(fields: Mapping[str, Any]) -> GenerationRequest:
+    """A chat has messages, a completion a prompt."""
+    kind = ChatRequest if "messages" in fields else CompletionRequest
+    return kind.model_validate(dict(fields))
+
+
+def _version() -> str:
+    """The project is not installed: it runs from its root."""
+    pyproject = Path(__file__).parents[1] / "pyproject.toml"
+    return str(tomllib.loads(pyproject.read_text())["project"]["version"])

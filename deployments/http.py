@@ -1,0 +1,152 @@
+"""The HTTP face: OpenAI's paths over the API, server-sent events, and who may come in."""
+
+import json
+from collections.abc import AsyncGenerator
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.answer import Answer
+from deployments.api import Api, Body
+from deployments.errors import ApiError
+from deployments.keys import Keys
+from deployments.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from engine.errors import InvalidRequest
+
+OPEN_TO_ALL = ("/health", "/version")
+
+
+def make_http(api: Api) -> FastAPI:
+    http = FastAPI(title="Spindle", version=api.version)
+    http.add_middleware(Gate, keys=api.keys, max_body_bytes=api.config.limits.max_body_bytes)
+    for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
+        http.add_exception_handler(kind, refuse)
+
+    @http.get("/health")
+    async def health() -> Body:
+        await api.ready()
+        return {"status": "ok"}
+
+    @http.get("/version")
+    async def version() -> Body:
+        return {"version": api.version}
+
+    @http.get("/v1/models")
+    async def models() -> Body:
+        return await api.models()
+
+    @http.get("/v1/models/{name:path}")
+    async def model(name: str) -> Body:
+        return await api.model(name)
+
+    @http.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Body:
+        return await api.tokenize(body)
+
+    @http.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Body:
+        return await api.detokenize(body)
+
+    @http.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        return await _respond(api, body, request.state.tenant)
+
+    @http.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await _respond(api, body, request.state.tenant)
+
+    return http
+
+
+async def _respond(api: Api, request: GenerationRequest, tenant: str) -> Response:
+    answer = await api.open(request, tenant)
+    if request.stream:
+        return EventStream(answer, api.chunks(request, answer))
+    try:
+        return JSONResponse(await api.whole(request, answer))
+    finally:
+        answer.close()
+
+
+class EventStream(StreamingResponse):
+    """However it ends, its answer is cancelled at once, even where it never began."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, chunks: AsyncGenerator[Body, None]) -> None:
+        super().__init__(_events(chunks))
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
+
+
+async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    async for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def refuse(_request: Request, error: Exception) -> JSONResponse:
+    refusal = ApiError.of(error)
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+
+
+class Gate:
+    """Before anything is parsed: whose request it is, and that it is not too long."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, max_body_bytes: int) -> None:
+        self._app = app
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            request.state.tenant = self._tenant(request)
+            body = await self._body(request)
+        except ApiError as error:
+            await refuse(request, error)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    def _tenant(self, request: Request) -> str:
+        if request.url.path in OPEN_TO_ALL:
+            return ""
+        return self._keys.tenant(request.headers.get("authorization", ""))
+
+    async def _body(self, request: Request) -> bytes:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")
+        return body
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, then whatever comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay

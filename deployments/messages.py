@@ -1,0 +1,157 @@
+"""What an ingress and a replica say to each other: plain dicts, lists and numbers, both ways.
+
+One message per verdict, never one per token: each costs a hop (DESIGN section 7).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from actors.jobs import Statistics
+from engine.errors import InvalidRequest, SpindleError
+from engine.params import SamplingParams
+from engine.protocol import Commit, Finish, TokenLogprobs
+from policies.request import Slo
+
+
+class SloFields(TypedDict):
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+class SpeculationFields(TypedDict):
+    enabled: bool
+    drafter: str | None
+    """Only lanes with this drafter; None: whichever the selection policy chooses."""
+    max_depth: int | None
+
+
+class StreamRequest(TypedDict):
+    """One choice of one client's request, or what is left of it after a replica's death."""
+
+    name: str
+    """Unique among all choices of all ingresses."""
+    attempt: int
+    ingress: str
+    """The ingress's incarnation: its signs of life keep the stream going."""
+    prompt_ids: list[int]
+    output_ids: list[int]
+    """Committed by earlier attempts. They stay outputs: positions and penalties go on."""
+    seed: int
+    params: dict[str, Any]
+    """The fields of engine.params.SamplingParams but the seed."""
+    slo: SloFields
+    priority: int
+    tenant: str
+    speculation: SpeculationFields
+
+
+class SignOfLife(TypedDict):
+    """At least once a second while an ingress has streams on a replica."""
+
+    replica: str
+    ingress: str
+    read: Mapping[str, int]
+    """Output tokens of each stream that have reached its client."""
+
+
+class Accepted(TypedDict):
+    kind: Literal["accepted"]
+    replica: str
+
+
+class Refused(TypedDict):
+    kind: Literal["refused"]
+    status: Literal[400, 413, 429, 503]
+    message: str
+    param: str | None
+
+
+class Logprob(TypedDict):
+    logprob: float
+    top: list[list[int | float]]
+    """[token id, log-probability], the best first."""
+
+
+class Committed(TypedDict):
+    kind: Literal["commit"]
+    first_index: int
+    token_ids: list[int]
+    logprobs: list[Logprob] | None
+    finish: Finish | None
+
+
+class StreamStatistics(TypedDict):
+    rounds: int
+    drafted: int
+    accepted: int
+    by_lane: dict[str, int]
+    queue_s: float
+    ttft_s: float
+
+
+class Ended(TypedDict):
+    kind: Literal["end"]
+    statistics: StreamStatistics
+
+
+class Failed(TypedDict):
+    kind: Literal["failed"]
+    message: str
+    retry: bool
+    """Whether another attempt may heal it."""
+
+
+Message = Accepted | Refused | Committed | Ended | Failed
+"""First Accepted or Refused; then Committed until one has a finish; then Ended. Failed ends a
+stream at any time."""
+
+
+def sampling_params(request: StreamRequest) -> SamplingParams:
+    fields = dict(request["params"])
+    fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
+    return SamplingParams(seed=request["seed"], **fields)
+
+
+def slo(request: StreamRequest) -> Slo:
+    return Slo(**request["slo"])
+
+
+def committed(commit: Commit) -> Committed:
+    logprobs = commit.logprobs
+    return {
+        "kind": "commit",
+        "first_index": commit.first_index,
+        "token_ids": list(commit.token_ids),
+        "logprobs": None if logprobs is None else _logprobs(logprobs),
+        "finish": commit.finish,
+    }
+
+
+def _logprobs(logprobs: Sequence[TokenLogprobs]) -> list[Logprob]:
+    return [
+        {"logprob": token.logprob, "top": [[other, value] for other, value in token.top]}
+        for token in logprobs
+    ]
+
+
+def ended(statistics: Statistics) -> Ended:
+    return {
+        "kind": "end",
+        "statistics": {
+            "rounds": statistics.rounds,
+            "drafted": statistics.drafted,
+            "accepted": statistics.accepted,
+            "by_lane": dict(statistics.by_lane),
+            "queue_s": statistics.queue_s or 0.0,
+            "ttft_s": statistics.ttft_s or 0.0,
+        },
+    }
+
+
+def refused(status: Literal[400, 413, 429, 503], error: SpindleError) -> Refused:
+    param = error.field if isinstance(error, InvalidRequest) else None
+    return {"kind": "refused", "status": status, "message": str(error), "param": param}
+
+
+def failed(message: str, retry: bool) -> Failed:
+    return {"kind": "failed", "message": message, "retry": retry}

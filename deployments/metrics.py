@@ -1,0 +1,156 @@
+"""Every metric that Spindle gives to Ray, declared here and nowhere else (docs/metrics.md).
+
+Each name gets `ray_spindle_` before it, and a counter `_total` behind it.
+"""
+
+from collections.abc import Mapping
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from actors.events import (
+    CaughtUp,
+    Drafted,
+    Event,
+    LaneUp,
+    Left,
+    Preempted,
+    Switched,
+    Verified,
+    VerifierUp,
+)
+from deployments.signals import kept_promises, tpot_s
+from policies.request import RoundOutcome
+
+VERIFIER = "verifier"
+LOOKUPS = "lookups"
+"""The drafters that cost nothing, where they drafted alone."""
+
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "committed_tokens": ("Output tokens committed: their rate is goodput", ()),
+    "drafted_tokens": ("Draft tokens that were verified", ("drafter",)),
+    "accepted_tokens": ("Draft tokens that the target agreed with", ("drafter",)),
+    "rounds": ("Verdicts with tokens, one for each request in a forward", ()),
+    "forwards": ("Forwards of the target", ()),
+    "prefilled_tokens": ("Prompt tokens that the target has read", ()),
+    "busy_seconds": ("Seconds in which a lane or the verifier worked", ("host",)),
+    "idle_seconds": ("Seconds in which it had nothing to do", ("host",)),
+    "caught_up_tokens": ("Committed tokens that lanes have read in idle time", ("host",)),
+    "switches": ("Requests that moved to another lane", ()),
+    "preemptions": ("Requests that lost their place in the batch", ()),
+    "restarts": ("Hosts that were lost and are back", ("host",)),
+    "recovery_seconds": ("From losing a host to its return", ("host",)),
+    "requests": ("Requests that have left: stop, length or cancelled", ("outcome",)),
+    "promises": ("Requests with an SLO that have finished: kept yes or no", ("kept",)),
+}
+_SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]
+_SECONDS_PER_TOKEN = [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1]
+HISTOGRAMS: Mapping[str, tuple[str, list[float]]] = {
+    "ttft_seconds": ("From arrival at the replica to the first token", _SECONDS),
+    "tpot_seconds": ("Per output token behind the first", _SECONDS_PER_TOKEN),
+    "queue_seconds": ("From arrival until a request first ran", _SECONDS),
+}
+GAUGES: Mapping[str, str] = {
+    "running": "Requests that have begun",
+    "waiting": "Requests that have not run yet",
+}
+
+
+def exported_names() -> set[str]:
+    """As Prometheus has them."""
+    counters = {f"{name}_total" for name in COUNTERS}
+    histograms = {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")}
+    return {f"ray_spindle_{name}" for name in counters | histograms | set(GAUGES)}
+
+
+class Metrics:
+    """Of one replica. `observe` is for its coordinator's events."""
+
+    def __init__(self, replica: str, drafters: Mapping[str, str]) -> None:
+        """`drafters`: by lane."""
+        self._drafters = drafters
+        self._lane_free_since: dict[str, float] = {}
+        own = {"replica": replica}
+        self._counters = {
+            name: Counter(f"spindle_{name}", text, ("replica", *tags)).set_default_tags(own)
+            for name, (text, tags) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"spindle_{name}", text, bounds, ("replica",)).set_default_tags(own)
+            for name, (text, bounds) in HISTOGRAMS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"spindle_{name}", text, ("replica",)).set_default_tags(own)
+            for name, text in GAUGES.items()
+        }
+
+    def show_load(self, running: float, waiting: float) -> None:
+        self._gauges["running"].set(running)
+        self._gauges["waiting"].set(waiting)
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Verified():
+                self._verified(event)
+            case Drafted():
+                self._worked(event.lane, event.at_s, event.seconds)
+            case CaughtUp():
+                self._worked(event.lane, event.at_s, event.seconds)
+                self._count("caught_up_tokens", event.tokens, host=event.lane)
+            case Switched():
+                self._count("switches")
+            case Preempted():
+                self._count("preemptions")
+            case LaneUp():
+                self._is_back(event.lane, event.seconds)
+            case VerifierUp():
+                self._is_back(VERIFIER, event.seconds)
+            case Left() if not event.internal:
+                self._left(event)
+
+    def _verified(self, event: Verified) -> None:
+        self._count("forwards")
+        self._count("prefilled_tokens", event.prefill_tokens)
+        self._count("busy_seconds", event.seconds, host=VERIFIER)
+        self._count("idle_seconds", event.idle_s, host=VERIFIER)
+        self._count("rounds", len(event.outcomes))
+        self._count("committed_tokens", sum(outcome.committed for outcome in event.outcomes))
+        for drafter, outcomes in self._by_drafter(event.outcomes).items():
+            drafted = sum(outcome.drafted for outcome in outcomes)
+            accepted = sum(outcome.accepted for outcome in outcomes)
+            self._count("drafted_tokens", drafted, drafter=drafter)
+            self._count("accepted_tokens", accepted, drafter=drafter)
+
+    def _by_drafter(self, outcomes: tuple[RoundOutcome, ...]) -> dict[str, list[RoundOutcome]]:
+        """An update costs some microseconds: one for each drafter, not for each request."""
+        found: dict[str, list[RoundOutcome]] = {}
+        for outcome in outcomes:
+            if outcome.drafted:
+                drafter = LOOKUPS if outcome.lane is None else self._drafters[outcome.lane]
+                found.setdefault(drafter, []).append(outcome)
+        return found
+
+    def _worked(self, lane: str, at_s: float, seconds: float) -> None:
+        begun = at_s - seconds
+        self._count("busy_seconds", seconds, host=lane)
+        self._count("idle_seconds", begun - self._lane_free_since.get(lane, begun), host=lane)
+        self._lane_free_since[lane] = at_s
+
+    def _is_back(self, host: str, seconds: float) -> None:
+        self._count("restarts", host=host)
+        self._count("recovery_seconds", seconds, host=host)
+
+    def _left(self, event: Left) -> None:
+        self._count("requests", outcome=event.finish or "cancelled")
+        if (kept := kept_promises(event)) is not None:
+            self._count("promises", kept="yes" if kept else "no")
+        for name, seconds in (
+            ("queue_seconds", event.statistics.queue_s),
+            ("ttft_seconds", event.statistics.ttft_s),
+            ("tpot_seconds", tpot_s(event)),
+        ):
+            if seconds is not None:
+                self._histograms[name].observe(seconds)
+
+    def _count(self, name: str, amount: float = 1, **tags: str) -> None:
+        if amount > 0:  # Ray refuses to add nothing
+            self._counters[name].inc(amount, tags)

@@ -1,0 +1,85 @@
+"""Tells replicas that this ingress lives, and how far its clients have read."""
+
+import asyncio
+import logging
+from contextvars import Context
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.conversation import Conversation
+
+_LOG = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+"""At most between two signs of life to a replica that holds streams of ours."""
+
+
+class SignsOfLife:
+    """One loop for all conversations; made on the event loop that it lives on."""
+
+    def __init__(self, ingress: str, replicas: DeploymentHandle, unread_tokens: int) -> None:
+        self._ingress = ingress
+        self._replicas = replicas
+        # A replica pauses a stream whose client is `unread_tokens` behind as far as it knows:
+        # it hears of progress long before that.
+        self._hurry_tokens = max(1, unread_tokens // 4)
+        self._conversations: dict[str, Conversation] = {}
+        self._told: dict[str, int] = {}
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._due = asyncio.Event()
+        # In a context of its own: one that a request has made would be cancelled with it.
+        self._context = Context()
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), context=self._context)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    def join(self, conversation: Conversation) -> None:
+        self._conversations[conversation.name] = conversation
+        self._told[conversation.name] = 0
+
+    def leave(self, conversation: Conversation) -> None:
+        self._conversations.pop(conversation.name, None)
+        self._told.pop(conversation.name, None)
+
+    def wrote(self, conversation: Conversation, tokens: int) -> None:
+        """So many output tokens of it have reached the client."""
+        conversation.written = tokens
+        if conversation.name in self._told and self._hurries(conversation):
+            self._due.set()
+
+    def _hurries(self, conversation: Conversation) -> bool:
+        return conversation.written - self._told[conversation.name] >= self._hurry_tokens
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PERIOD_S):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+            for replica, read in self._read_by_replica().items():
+                if replica not in self._calls:  # a replica that hangs is called once
+                    self._told.update(read)
+                    self._calls[replica] = self._loop.create_task(self._call(replica, read))
+
+    def _read_by_replica(self) -> dict[str, dict[str, int]]:
+        read: dict[str, dict[str, int]] = {}
+        for conversation in self._conversations.values():
+            if conversation.replica is not None:
+                read.setdefault(conversation.replica, {})[conversation.name] = conversation.written
+        return read
+
+    async def _call(self, replica: str, read: dict[str, int]) -> None:
+        try:
+            await self._replicas.sign_of_life.remote(
+                {"replica": replica, "ingress": self._ingress, "read": read}
+            )
+        except Exception as error:  # that replica is gone; its streams say so themselves
+            _LOG.debug("no sign of life to %s: %s", replica, error)
+        finally:
+            del self._calls[replica]
+        if any(self._hurries(one) for one in self._conversations.values()):
+            self._due.set()

@@ -1,0 +1,82 @@
+"""The target's tokenizer, as an API needs it."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from engine.errors import InvalidRequest
+
+BROKEN = "\ufffd"
+"""What bytes decode to that are no UTF-8, or not yet."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_OF_SIGN = {sign: byte for byte, sign in bytes_to_unicode().items()}
+
+
+class Tokens:
+    def __init__(self, checkpoint: Path) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._spellings: dict[int, tuple[str, list[int] | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, special tokens included."""
+        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def plain_text(self, tokens: Sequence[int]) -> str:
+        """Their text without special tokens."""
+        return self.decode([token for token in tokens if token not in self._special])
+
+    def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Half a second for a megabyte."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """In a thread, for the event loop has streams to serve."""
+        return await asyncio.to_thread(self.encode_now, text, add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Through the checkpoint's chat template, whose refusals are the client's to mend."""
+        try:
+            encoded = await asyncio.to_thread(
+                self._tokenizer.apply_chat_template,
+                list(messages),
+                add_generation_prompt=add_generation_prompt,
+                return_dict=True,
+            )
+        except Exception as error:  # templates raise what they like
+            raise InvalidRequest("messages", f"the chat template refused: {error}") from error
+        return list(encoded["input_ids"])
+
+    def spelling(self, token: int) -> tuple[str, list[int] | None]:
+        """One token's text and bytes, as log-probabilities show them. Where the bytes are no text
+        by themselves the text spells them out, as in OpenAI's API."""
+        if token not in self._spellings:
+            self._spellings[token] = self._spell(token)
+        return self._spellings[token]
+
+    def _spell(self, token: int) -> tuple[str, list[int] | None]:
+        # Some decoders strip the first space of a text: only a second token shows it.
+        text = self.decode([token, token])[len(self.decode([token])) :]
+        if BROKEN not in text:
+            return text, list(text.encode())
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            raw = [int(match[1], 16)]
+        elif all(sign in _BYTE_OF_SIGN for sign in piece):
+            raw = [_BYTE_OF_SIGN[sign] for sign in piece]
+        else:
+            return text, None
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw

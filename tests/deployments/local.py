@@ -1,0 +1,215 @@
+"""The API over a real coordinator in this process, behind the little of a Serve handle that it
+uses, so that replicas can die at a chosen token."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from ray.exceptions import RayActorError
+
+from actors.coordinator import Coordinator
+from actors.jobs import Stream
+from actors.knowledge import Costs, Knowledge
+from actors.settings import Lane, Limits, Policies
+from cluster.config import AppConfig
+from deployments import messages
+from deployments.api import Api
+from deployments.http import make_http
+from deployments.messages import Message, SignOfLife, StreamRequest
+from engine.drafters.model import ModelDrafter
+from engine.drafters.runner import PackedRunner
+from engine.errors import SpindleError
+from engine.model import PackedModel
+from engine.verifiers.native import NativeVerifier
+from policies.cost import LinearCost
+from policies.request import LaneView
+from policies.scheduling.simple import fcfs
+from policies.speculation.simple import Fixed
+from tests.actors.hosts import PacedDrafter, PacedVerifier
+from tests.actors.policies import Touring
+from tests.checkpoints import blurred, llama
+
+MODEL = "target"
+VOCAB = 2048
+"""Of the zoo's tokenizer. The model has random weights: its texts are full of broken characters."""
+CONTEXT = 512
+
+Dies = Callable[[StreamRequest], int | None]
+"""After how many output tokens the replica that has this request dies; None: it lives."""
+
+
+def immortal(_request: StreamRequest) -> int | None:
+    return None
+
+
+def make_config(**sections: Any) -> AppConfig:
+    target = {"dtype": "float32", "placement": "inline"}
+    drafters = [{"name": "near", "model": "zoo/tiny", "placement": "inline"}]
+    return AppConfig.model_validate({"target": target, "drafters": drafters, **sections})
+
+
+def random_target() -> PackedModel:
+    return PackedModel(llama(vocab=VOCAB, context=CONTEXT), kv_tokens=8192)
+
+
+def make_verifier() -> NativeVerifier:
+    return NativeVerifier(random_target())
+
+
+def make_drafter() -> ModelDrafter:
+    model = PackedModel(blurred(llama(vocab=VOCAB, context=CONTEXT), 0.02), kv_tokens=8192)
+    return ModelDrafter("near", PackedRunner(model), target_vocab_size=VOCAB)
+
+
+def make_coordinator(config: AppConfig, seconds: float) -> Coordinator:
+    lanes = [Lane(LaneView("near", "near", capacity=64), PacedDrafter(make_drafter, 0.0))]
+    costs = Costs(LinearCost(0, 1e-5, 0.001), {"near": LinearCost(0, 0, 1e-4)}, 64, 64)
+    limits = config.limits
+    return Coordinator(
+        PacedVerifier(make_verifier, seconds),
+        lanes,
+        Policies(fcfs(), Touring(1000), Fixed()),
+        Knowledge(costs, [lane.view for lane in lanes]),
+        Limits(
+            max_batch=limits.max_batch,
+            max_waiting=limits.max_waiting,
+            kv_tokens=8192,
+            unread_tokens=limits.unread_tokens,
+            stalled_s=limits.stalled_s,
+        ),
+    )
+
+
+@dataclass
+class LocalReplicas:
+    """One coordinator that plays every replica: a death ends one stream of it, at a token."""
+
+    coordinator: Coordinator
+    dies: Dies = immortal
+    requests: list[StreamRequest] = field(default_factory=list)
+    signs: list[SignOfLife] = field(default_factory=list)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    """Those being read, by the names that their ingress gave them."""
+
+    def options(self, **_options: Any) -> "LocalReplicas":
+        return self
+
+    @property
+    def stream(self) -> "Method":
+        return Method(lambda request: Response(self._stream(request)))
+
+    @property
+    def sign_of_life(self) -> "Method":
+        return Method(self._sign_of_life)
+
+    @property
+    def describe(self) -> "Method":
+        return Method(self._describe)
+
+    async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
+        self.requests.append(request)
+        name = f"{request['name']}/{request['attempt']}"
+        dies = self.dies(request)
+        if dies is not None and dies <= len(request["output_ids"]):
+            raise RayActorError
+        try:
+            stream = self.coordinator.submit(
+                name,
+                request["prompt_ids"],
+                messages.sampling_params(request),
+                output=request["output_ids"],
+                attempt=request["attempt"],
+                speculate=request["speculation"]["enabled"],
+            )
+        except SpindleError as error:
+            yield messages.refused(429, error)
+            return
+        self.streams[request["name"]] = stream
+        try:
+            yield {"kind": "accepted", "replica": f"replica-{request['attempt']}"}
+            async for commit in stream.relay():
+                if dies is not None and dies < commit.first_index + len(commit.token_ids):
+                    raise RayActorError
+                yield messages.committed(commit)
+            yield messages.ended(stream.statistics)
+        except SpindleError as error:
+            yield messages.failed(str(error), retry=False)
+        finally:
+            stream.close()
+            if self.streams.get(request["name"]) is stream:
+                del self.streams[request["name"]]
+
+    async def _sign_of_life(self, sign: SignOfLife) -> None:
+        self.signs.append(sign)
+        for name, tokens in sign["read"].items():
+            if name in self.streams:
+                self.streams[name].acknowledge(tokens)
+
+    async def _describe(self) -> dict[str, Any]:
+        return {"ready": True, "max_context": CONTEXT, "vocab_size": VOCAB}
+
+
+class Method:
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+
+class Response:
+    """As Serve's: iterated, or cancelled from outside."""
+
+    def __init__(self, messages: AsyncGenerator[Message, None]) -> None:
+        self._messages = messages
+        self._next: asyncio.Task[Message] | None = None
+
+    async def __anext__(self) -> Message:
+        self._next = asyncio.create_task(anext(self._messages))
+        return await self._next
+
+    def cancel(self) -> None:
+        self._closing = asyncio.get_running_loop().create_task(self._close())
+
+    async def _close(self) -> None:
+        if self._next is not None and not self._next.done():
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        await self._messages.aclose()
+
+
+@asynccontextmanager
+async def local_api(
+    config: AppConfig | None = None, dies: Dies = immortal, seconds: float = 0.0
+) -> AsyncIterator[tuple[Api, LocalReplicas]]:
+    config = config or make_config()
+    coordinator = make_coordinator(config, seconds)
+    replicas = LocalReplicas(coordinator, dies)
+    api = Api(config, replicas)
+    try:
+        yield api, replicas
+    finally:
+        api.close()
+        await coordinator.close()
+
+
+@asynccontextmanager
+async def serving(api: Api) -> AsyncIterator[str]:
+    """Its URL, on a port of its own. Small buffers, so that a reader that stalls is felt."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(make_http(api), log_level="warning", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving

@@ -1,0 +1,148 @@
+"""The application in this process's own Ray cluster, on the uninflated target in fp32."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ServeDeploySchema
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from cluster.zoo import TARGET, model_path
+from deployments.messages import StreamRequest
+from engine.params import SamplingParams
+from tests import reference
+
+SEED = 7
+"""Of `request` below."""
+PROMPT = "<|user|>Count to 7.<|end|><|assistant|>"
+ARGS: Mapping[str, Any] = {
+    "target": {"dtype": "float32", "placement": "inline"},
+    "drafters": [
+        {"name": "tiny", "model": "zoo/tiny", "placement": "inline"},
+        {"name": "ngram", "kind": "ngram"},
+    ],
+    # Our own policies may find that drafting does not pay for so small a target.
+    "policies": {"selection": {"name": "fixed"}, "speculation": {"name": "fixed"}},
+}
+
+
+@contextmanager
+def cluster(port: int, **options: Any) -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="warning", **options)
+    try:
+        grpc = {
+            "port": port + 1000,
+            "grpc_servicer_functions": ["deployments.grpc_service:add_to_server"],
+        }
+        serve.start(http_options={"port": port}, grpc_options=grpc)
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def deploy(args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None) -> None:
+    """As `serve run` deploys a file; once more with a `user_config` switches policies."""
+    application = {
+        "name": "spindle",
+        "import_path": "deployments.app:build",
+        "args": dict(args),
+        "deployments": [{"name": "Replica", "user_config": user_config}] if user_config else [],
+    }
+    schema = ServeDeploySchema.model_validate({"applications": [application]})
+    _get_global_client().deploy_apps(schema, _blocking=False)
+
+    def is_running() -> bool:
+        status = serve.status().applications["spindle"]
+        reasons = [status.message, *(one.message for one in status.deployments.values())]
+        assert status.status != "DEPLOY_FAILED", "\n".join(reasons)
+        return status.status == "RUNNING"
+
+    eventually(is_running, "the application runs", within_s=90)
+
+
+def replicas() -> DeploymentHandle:
+    return serve.get_deployment_handle("Replica", "spindle")
+
+
+def eventually(holds: Callable[[], bool], what: str, within_s: float = 10) -> None:
+    for _ in range(round(within_s / 0.1)):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {within_s} s: {what}")
+
+
+@cache
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_path(TARGET))
+
+
+@cache
+def oracle() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        model_path(TARGET), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@cache
+def expected_ids(temperature: float, seed: int, max_tokens: int) -> list[int]:
+    """What the oracle generates behind PROMPT."""
+    stop = tokenizer().eos_token_id
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop_token_ids=(stop,))
+    return reference.generate(oracle(), tokenizer()(PROMPT)["input_ids"], params, seed)
+
+
+def expected_text(temperature: float, seed: int, max_tokens: int) -> str:
+    ids = expected_ids(temperature, seed, max_tokens)
+    text: str = tokenizer().decode(ids, skip_special_tokens=True)
+    return text
+
+
+def request(name: str, **changes: Any) -> StreamRequest:
+    plain: StreamRequest = {
+        "name": name,
+        "attempt": 0,
+        "ingress": f"ingress of {name}",
+        "prompt_ids": list(tokenizer()(PROMPT)["input_ids"]),
+        "output_ids": [],
+        "seed": SEED,
+        "params": {"temperature": 1.0, "max_tokens": 40},
+        "slo": {"ttft_s": None, "tpot_s": None},
+        "priority": 0,
+        "tenant": "",
+        "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+    }
+    return plain | changes  # type: ignore[return-value]  # the changes are of its fields
+
+
+@contextmanager
+def signs_of_life(streams: dict[str, str], read: dict[str, int]) -> Iterator[None]:
+    """What an ingress does while it has streams: tells each replica of its own ones."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(0.2):
+            for name, replica in streams.items():
+                sign = {"replica": replica, "ingress": f"ingress of {name}", "read": dict(read)}
+                replicas().sign_of_life.remote(sign)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+
+
+def tokens(messages: list[dict[str, Any]]) -> list[int]:
+    return [token for message in messages for token in message.get("token_ids", ())]

@@ -1,0 +1,150 @@
+"""Clients that we did not write: schemathesis, vLLM's benchmark client and lm-eval.
+
+Worth its seconds: these are what a user points at the endpoint first, and each sends fields and
+reads answers in its own way.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
+from benchmarks.serving.app import running
+from cluster.zoo import TARGET, model_path
+
+PORT = 8131
+SERVED_ERRORS = 500
+"""Statuses from here on are ours to answer for."""
+CONFIG = {
+    "target": {"dtype": "float32", "placement": "inline"},
+    "drafters": [{"name": "tiny", "model": "zoo/tiny", "placement": "inline"}],
+    "limits": {"max_batch": 8, "max_waiting": 32},
+}
+VLLM_BENCH = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[str]:
+    with running(CONFIG, PORT) as running_app:
+        yield running_app.url
+
+
+@pytest.fixture
+def api(app: str) -> OpenApiSchema:
+    return schemathesis.openapi.from_url(f"{app}/openapi.json")
+
+
+schema = schemathesis.pytest.from_fixture("api")
+
+
+@schema.parametrize()
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_makes_the_server_fail(case: Case[Any]) -> None:
+    """Whatever fits the app's own OpenAPI document, and what nearly does."""
+    body = case.body
+    asked = body.get("max_tokens") if isinstance(body, dict) else None
+    if isinstance(body, dict) and isinstance(asked, int):
+        body["max_tokens"] = min(asked, 8)  # time, not coverage
+    answer = case.call(timeout=60)
+    assert answer.status_code < SERVED_ERRORS, answer.text
+
+
+def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
+    options = {
+        "backend": "openai",
+        "base-url": app,
+        "endpoint": "/v1/completions",
+        "model": TARGET,
+        "tokenizer": str(model_path(TARGET)),
+        "dataset-name": "random",
+        "random-input-len": "24",
+        "random-output-len": "16",
+        "num-prompts": "8",
+        "max-concurrency": "4",
+        "result-dir": str(tmp_path),
+        "result-filename": "bench.json",
+    }
+    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+    ran = subprocess.run(
+        [sys.executable, "-c", VLLM_BENCH, *flags, "--ignore-eos", "--save-result"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    result = json.loads((tmp_path / "bench.json").read_text())
+    assert result["completed"] == 8
+    assert result["total_output_tokens"] == 8 * 16
+
+
+TASK = """
+task: counting
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["<|end|>"], max_gen_toks: 48, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+LM_EVAL = """
+import json, sys
+import lm_eval
+from lm_eval.tasks import TaskManager
+url, tokenizer, folder, name = sys.argv[1:]
+results = lm_eval.simple_evaluate(
+    model="local-completions",
+    model_args=dict(
+        model=name, base_url=f"{url}/v1/completions", tokenizer=tokenizer, num_concurrent=4
+    ),
+    tasks=["counting"],
+    task_manager=TaskManager(include_path=folder, include_defaults=False),
+    bootstrap_iters=0,
+)
+print(json.dumps(results["results"]["counting"], default=str))
+"""
+
+
+def test_lm_eval_scores_what_the_endpoint_says(app: str, tmp_path: Path) -> None:
+    """The answers that it is to find are the endpoint's own, so anything lost on the way shows."""
+    rows = []
+    for count in range(3, 9):
+        prompt = f"<|user|>\nCount to {count}.<|end|>\n<|assistant|>\n"
+        body: dict[str, Any] = {
+            "model": TARGET,
+            "prompt": prompt,
+            "max_tokens": 48,
+            "temperature": 0,
+        }
+        answer = requests.post(f"{app}/v1/completions", json=body, timeout=60).json()
+        rows.append({"prompt": prompt, "answer": answer["choices"][0]["text"]})
+    data = tmp_path / "counting.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "counting.yaml").write_text(TASK.format(data=data))
+    arguments = [app, str(model_path(TARGET)), str(tmp_path), TARGET]
+    ran = subprocess.run(
+        [sys.executable, "-c", LM_EVAL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    scores = json.loads(ran.stdout.splitlines()[-1])
+    assert scores["exact_match,none"] == 1.0

@@ -1,0 +1,189 @@
+"""Other services call the application: by handle from a process that lacks our code, by gRPC."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import ray
+from google.protobuf.wrappers_pb2 import StringValue
+from ray import serve
+
+from tests.deployments.serving import (
+    ARGS,
+    PROMPT,
+    cluster,
+    deploy,
+    eventually,
+    expected_text,
+    replicas,
+)
+
+ROOT = Path(__file__).parents[2]
+PORT = 8136
+KEY = "a key of a tenant"
+FIELDS: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24}
+SEED = 2**63 + 5
+"""No double can hold it."""
+
+CALLER = """
+import importlib.util, json, sys
+import ray
+from ray import serve
+
+ray.init("auto", logging_level="error", log_to_driver=False)
+for ours in ("deployments", "engine", "policies"):
+    assert importlib.util.find_spec(ours) is None, f"{ours} can be imported here"
+asked = json.loads(sys.argv[1])
+spindle = serve.get_app_handle("spindle")
+answer = spindle.generate.remote(asked).result(timeout_s=60)
+chunks = list(spindle.options(stream=True).stream.remote(asked))
+refused = spindle.generate.remote({**asked, "temperature": -1}).result(timeout_s=60)
+print("SAID", json.dumps([answer, chunks, refused]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _app() -> Iterator[None]:
+    with cluster(PORT):
+        deploy({**ARGS, "api_keys": {"tenant": KEY}})
+        yield
+
+
+@pytest.fixture(scope="module")
+def channel() -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{PORT + 1000}") as opened:
+        yield opened
+
+
+def call(channel: grpc.Channel, kind: str, method: str, fields: Any, key: str = KEY) -> Any:
+    caller = getattr(channel, kind)(
+        f"/spindle.Spindle/{method}", StringValue.SerializeToString, StringValue.FromString
+    )
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    return caller(
+        StringValue(value=text), timeout=60, metadata=[("authorization", f"Bearer {key}")]
+    )
+
+
+def run_elsewhere(code: str, folder: Path, *arguments: str) -> str:
+    """In a process that starts in `folder`, where nothing of ours is."""
+    script = folder / "elsewhere.py"
+    script.write_text(code)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        cwd=folder,
+        env=environment | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def text(chunks: list[dict[str, Any]]) -> str:
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+def test_a_process_without_our_code_calls_whole_and_in_chunks(tmp_path: Path) -> None:
+    asked = {**FIELDS, "seed": SEED, "temperature": 1.0}
+    said = run_elsewhere(CALLER, tmp_path, json.dumps(asked))
+    answer, chunks, refused = json.loads(said.partition("SAID ")[2])
+    assert answer["choices"][0]["text"] == expected_text(1.0, SEED, 24)
+    assert text(chunks) == expected_text(1.0, SEED, 24)
+    assert len(chunks) < answer["usage"]["completion_tokens"], "one for each verdict"
+    assert refused["error"]["param"] == "temperature"
+    assert refused["error"]["status"] == 400
+
+
+def test_the_example_service_of_the_docs_runs(tmp_path: Path) -> None:
+    documented = (ROOT / "docs" / "handles.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", documented, re.DOTALL)
+    (service,) = [block for block in blocks if "Counting.bind()" in block]
+    (tmp_path / "service.py").write_text(service)
+    code = """
+import ray
+from ray import serve
+ray.init("auto", logging_level="error", log_to_driver=False, runtime_env={"working_dir": "."})
+from service import app
+counting = serve.run(app, name="counting", route_prefix="/counting")
+print("SAID", counting.whole.remote(5).result(timeout_s=60))
+print("SAID", "".join(counting.options(stream=True).pieces.remote(5)))
+serve.delete("counting")
+"""
+    said = run_elsewhere(code, tmp_path).split("SAID ")[1:]
+    assert said[0] == said[1]
+    assert "5" in said[0]
+
+
+def test_grpc_says_what_http_would_and_keeps_all_bits_of_a_seed(channel: grpc.Channel) -> None:
+    asked = {**FIELDS, "seed": SEED, "temperature": 1.0}
+    whole = json.loads(call(channel, "unary_unary", "Generate", asked).value)
+    assert whole["choices"][0]["text"] == expected_text(1.0, SEED, 24)
+    assert whole["choices"][0]["spindle"]["seed"] == SEED
+    chunks = [json.loads(one.value) for one in call(channel, "unary_stream", "Stream", asked)]
+    assert text(chunks) == expected_text(1.0, SEED, 24)
+    assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+@pytest.mark.parametrize(
+    ("fields", "key", "code", "names"),
+    [
+        ({**FIELDS, "top_p": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+        ({**FIELDS, "best_of": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "best_of"),
+        ({**FIELDS, "model": "gpt"}, KEY, grpc.StatusCode.NOT_FOUND, "gpt"),
+        ("{", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
+        (FIELDS, "no key", grpc.StatusCode.UNAUTHENTICATED, "API key"),
+    ],
+)
+def test_errors_are_grpc_statuses_that_name_the_field(
+    channel: grpc.Channel, kind: str, fields: Any, key: str, code: grpc.StatusCode, names: str
+) -> None:
+    method = "Generate" if kind == "unary_unary" else "Stream"
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call(channel, kind, method, fields, key) or [])
+    assert raised.value.code() is code
+    assert names in raised.value.details()
+
+
+def test_32_concurrent_callers_get_the_oracles_text(channel: grpc.Channel) -> None:
+    spindle = serve.get_app_handle("spindle")
+
+    def ask(number: int) -> str:
+        asked = {**FIELDS, "seed": number % 4, "temperature": 1.0}
+        if number % 2:
+            return text([json.loads(one.value) for one in stream(asked)])
+        said: str = spindle.generate.remote(asked).result(timeout_s=60)["choices"][0]["text"]
+        return said
+
+    def stream(asked: dict[str, Any]) -> Any:
+        return call(channel, "unary_stream", "Stream", asked)
+
+    with ThreadPoolExecutor(32) as pool:
+        said = list(pool.map(ask, range(32)))
+    assert said == [expected_text(1.0, number % 4, 24) for number in range(32)]
+
+
+def test_callers_that_go_away_free_their_kv(channel: grpc.Channel) -> None:
+    endless = {**FIELDS, "max_tokens": 1900, "ignore_eos": True}
+    by_grpc = call(channel, "unary_stream", "Stream", endless)
+    by_handle = serve.get_app_handle("spindle").options(stream=True).stream.remote(endless)
+    for stream in (by_grpc, by_handle):
+        next(iter(stream))
+        stream.cancel()
+
+    def nobody_is_here() -> bool:
+        state = replicas().state.remote().result(timeout_s=10)
+        return state["running"] == state["kv_blocks"]["used"] == 0
+
+    eventually(nobody_is_here, "KV of callers that went away is free", within_s=2)

@@ -1,0 +1,103 @@
+"""What Ray's metrics endpoint says, and whether it is what clients received."""
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
+
+from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, exported_names
+from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually
+
+ROOT = Path(__file__).parents[2]
+METRICS_PORT = 8239
+STREAMS = 8
+Samples = dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[serve.handle.DeploymentHandle]:
+    with cluster(
+        8139,
+        _metrics_export_port=METRICS_PORT,
+        _system_config={"metrics_report_interval_ms": 500},
+    ):
+        deploy(ARGS)
+        yield serve.get_app_handle("spindle")
+
+
+def scrape(label: str = "") -> Samples:
+    """Our samples by name, or by name and the value of one label, summed over the others."""
+    url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("ray_spindle_"):
+                name = sample.name.removeprefix("ray_spindle_")
+                key = f"{name}/{sample.labels[label]}" if label in sample.labels else name
+                samples[key] = samples.get(key, 0.0) + sample.value
+    return samples
+
+
+def ask(app: serve.handle.DeploymentHandle, seed: int) -> dict[str, Any]:
+    fields = {"model": "target", "prompt": PROMPT, "max_tokens": 30, "seed": seed}
+    slo = {"ttft_ms": 60_000} if seed % 2 else {"tpot_ms": 1e-6}
+    answer: dict[str, Any] = app.generate.remote({**fields, "slo": slo}).result(timeout_s=60)
+    return answer
+
+
+def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle) -> None:
+    with ThreadPoolExecutor(STREAMS) as pool:
+        answers = list(pool.map(lambda seed: ask(app, seed), range(STREAMS)))
+    assert not any("error" in answer for answer in answers), answers
+    received = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    mine = [answer["choices"][0]["spindle"] for answer in answers]
+
+    eventually(
+        lambda: scrape().get("ttft_seconds_count", 0) == STREAMS, "the last request is counted"
+    )
+    eventually(lambda: scrape()["committed_tokens_total"] == received, "all tokens are counted")
+    said = scrape()
+    assert said["rounds_total"] == sum(one["rounds"] for one in mine)
+    assert said["drafted_tokens_total"] == sum(one["drafted"] for one in mine)
+    assert said["accepted_tokens_total"] == sum(one["accepted"] for one in mine)
+    assert said["prefilled_tokens_total"] >= answers[0]["usage"]["prompt_tokens"]
+    assert said["requests_total"] == said["queue_seconds_count"] == STREAMS
+    assert said["ttft_seconds_sum"] > 0
+    assert said["tpot_seconds_count"] == STREAMS
+    assert 0 < said["forwards_total"] <= said["rounds_total"] + STREAMS
+    eventually(lambda: scrape()["running"] == scrape()["waiting"] == 0, "nobody is here")
+
+    by_drafter = scrape("drafter")
+    assert by_drafter["accepted_tokens_total/tiny"] > 0
+    by_host = scrape("host")
+    for host in ("verifier", "tiny"):
+        assert by_host[f"busy_seconds_total/{host}"] > 0
+        assert by_host[f"idle_seconds_total/{host}"] > 0
+    # Even seeds were promised what nobody can keep.
+    by_kept = scrape("kept")
+    assert by_kept["promises_total/yes"] == by_kept["promises_total/no"] == STREAMS / 2
+
+
+BOARDS = sorted((ROOT / "dashboards").glob("*.json"))
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_a_board_asks_only_for_what_is_declared(board: Path) -> None:
+    panels = json.loads(board.read_text())["panels"]
+    for panel in panels:
+        asked = set(re.findall(r"ray_spindle_\w+", json.dumps(panel["targets"])))
+        assert asked, f"{panel['title']} shows nothing of ours"
+        assert asked <= exported_names(), f"{panel['title']} asks for what is not declared"
+
+
+def test_the_first_board_shows_every_metric() -> None:
+    shown = (ROOT / "dashboards" / "spindle.json").read_text()
+    assert {name for name in (*COUNTERS, *HISTOGRAMS, *GAUGES) if name not in shown} == set()

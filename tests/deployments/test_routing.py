@@ -1,0 +1,200 @@
+"""Two replicas: which one gets a stream or a sign of life, and what happens to streams of one that
+goes."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
+from tests.deployments.serving import (
+    ARGS,
+    PROMPT,
+    cluster,
+    deploy,
+    eventually,
+    expected_text,
+    replicas,
+    request,
+    signs_of_life,
+    tokens,
+)
+
+SILENT_INGRESS_S = 1.0
+LIMITS = {"max_batch": 16, "unread_tokens": 64, "silent_ingress_s": SILENT_INGRESS_S}
+TWO = {**ARGS, "limits": LIMITS, "scaling": {"min_replicas": 2, "max_replicas": 2}}
+ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def _two_replicas() -> Iterator[None]:
+    with cluster(8141):
+        deploy(TWO)
+        yield
+
+
+def open_stream(name: str, **changes: Any) -> tuple[Any, str]:
+    """The stream, and the replica that has it."""
+    stream = replicas().options(stream=True).stream.remote(request(name, **changes))
+    return stream, next(stream)["replica"]
+
+
+def open_and_read(name: str, **changes: Any) -> str:
+    """The replica that it had."""
+    stream, home = open_stream(name, **changes)
+    assert [message["kind"] for message in stream][-1] == "end"
+    return home
+
+
+def test_prompts_share_the_blocks_up_to_their_first_difference() -> None:
+    prompt = list(range(4 * BLOCK))
+    other = [*prompt[: 2 * BLOCK + 3], 999, *prompt[2 * BLOCK + 4 :]]
+    memory = PrefixMemory()
+    memory.add(block_hashes(prompt))
+    assert memory.shared(block_hashes(prompt + [1] * (BLOCK - 1))) == 4
+    assert memory.shared(block_hashes(other)) == 2
+    assert memory.shared(block_hashes(prompt[BLOCK:])) == 0, "the same tokens elsewhere"
+
+
+def test_a_memory_is_bounded_and_forgets_ends_before_beginnings() -> None:
+    memory = PrefixMemory(capacity=6)
+    first, second = block_hashes([1] * 4 * BLOCK), block_hashes([2] * 4 * BLOCK)
+    memory.add(first)
+    memory.add(second)
+    assert memory.shared(second) == 4
+    assert memory.shared(first) == 2
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_prompts_that_begin_alike_go_to_one_replica_and_others_are_spread() -> None:
+    shared = [7] * 3 * BLOCK
+    homes = set()
+    for number in range(10):
+        stream, home = open_stream(f"alike {number}", prompt_ids=[*shared, number])
+        homes.add(home)
+        list(stream)
+    assert len(homes) == 1
+    spread: Counter[str] = Counter()
+    for number in range(20):
+        stream, home = open_stream(f"other {number}", prompt_ids=[100 + number] * BLOCK)
+        spread[home] += 1
+        list(stream)
+    assert len(spread) == 2
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_a_shared_prefix_does_not_overload_one_replica() -> None:
+    shared = [9] * 3 * BLOCK
+    held = [
+        open_stream(f"many {number}", prompt_ids=[*shared, number], params=ENDLESS)
+        for number in range(IMBALANCE + 6)
+    ]
+    homes = Counter(home for _, home in held)
+    for stream, _ in held:
+        stream.cancel()
+    assert len(homes) == 2
+    assert max(homes.values()) - min(homes.values()) <= IMBALANCE + 1
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_signs_of_life_reach_the_replicas_that_they_name() -> None:
+    """Each stream would be cancelled as unread or as a silent ingress's, had its signs gone to
+    the other replica."""
+    streams: dict[str, Any] = {}
+    homes: dict[str, str] = {}
+    while len(set(homes.values())) < 2 and len(streams) < 16:
+        name = f"read {len(streams)}"
+        streams[name], homes[name] = open_stream(
+            name, prompt_ids=[200 + len(streams)] * BLOCK, params={**ENDLESS, "max_tokens": 400}
+        )
+    assert len(set(homes.values())) == 2
+    read = dict.fromkeys(streams, 0)
+
+    def follow(name: str) -> None:
+        for message in streams[name]:
+            read[name] += len(message.get("token_ids", ()))
+
+    with signs_of_life(homes, read):
+        readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(60)
+    assert read == dict.fromkeys(streams, 400)
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_all_choices_of_one_request_are_routed() -> None:
+    """They share one id with which Serve's own router would take all of them for the first."""
+    asked = {"model": "target", "prompt": PROMPT, "max_tokens": 12, "n": 8, "seed": 3}
+    answer = serve.get_app_handle("spindle").generate.remote(asked).result(timeout_s=60)
+    assert len(answer["choices"]) == 8
+    for choice in answer["choices"]:
+        assert choice["text"] == expected_text(1.0, choice["spindle"]["seed"], 12)
+
+
+def router() -> Any:
+    """The router actor as it is now."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"].endswith("router"):
+            return ray.get_actor(actor["name"], actor["namespace"])
+    return None
+
+
+def heard_by(actor: Any) -> set[str]:
+    try:
+        return set(ray.get(actor.view.remote(), timeout=5)["replicas"])
+    except (AttributeError, RayError):
+        return set()
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_one_router_hears_all_replicas_and_they_serve_on_without_it() -> None:
+    homes = {
+        open_and_read(f"heard {number}", prompt_ids=[400 + number] * BLOCK) for number in range(8)
+    }
+    assert len(homes) == 2
+    eventually(lambda: heard_by(router()) == homes, "the router has heard of both")
+    dead = router()
+    ray.kill(dead)
+    assert open_and_read("without a router", prompt_ids=[500] * BLOCK) in homes
+    eventually(lambda: heard_by(router()) == homes, "a new router has heard of both", within_s=30)
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
+    """A replica that drains is no longer listed, and still hears that its ingress lives."""
+    streams: dict[str, Any] = {}
+    homes: dict[str, str] = {}
+    for number in range(2):
+        name = f"drained {number}"
+        streams[name], homes[name] = open_stream(
+            name, prompt_ids=[300 + number] * BLOCK, params=ENDLESS
+        )
+    read = dict.fromkeys(streams, 0)
+    said: dict[str, list[dict[str, Any]]] = {name: [] for name in streams}
+
+    def follow(name: str) -> None:
+        for message in streams[name]:
+            said[name].append(message)
+            time.sleep(0.02)  # a slow reader, so that most is still to come when the replica goes
+            read[name] += len(message.get("token_ids", ()))
+
+    with signs_of_life(homes, read):
+        readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
+        for reader in readers:
+            reader.start()
+        deploy({**TWO, "scaling": {}})
+        for reader in readers:
+            reader.join(60)
+    for name, messages in said.items():
+        assert messages[-1]["kind"] == "end", name
+        assert len(tokens(messages)) == ENDLESS["max_tokens"]
+    _, home = open_stream("after", prompt_ids=[300] * BLOCK)
+    assert home not in homes.values()
