@@ -1,0 +1,124 @@
+"""What serving costs on top of the coordinator: `python -m benchmarks.overhead [--json FILE]`.
+
+Time to the first token of single requests, over HTTP and from the same coordinator in this
+process, in turns; once with every host inline, once with hosts as Ray actors. Names:
+overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process) and
+overhead/PLACEMENT/added_p50 (`reference`: the bound). Exits with 1 when a bound is missed.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import httpx
+import torch
+
+from actors.coordinator import Coordinator
+from actors.fleet import load
+from actors.knowledge import Knowledge
+from actors.settings import Limits, Policies
+from actors.specs import DrafterSpec, TargetSpec
+from benchmarks.report import Record, parser, publish
+from benchmarks.requests import Request, mixed_requests
+from benchmarks.serving.app import App, running
+from benchmarks.serving.streams import Said, read
+from cluster.zoo import TARGET, model_path
+from cluster.zoo.paths import cache_dir
+from engine.params import SamplingParams
+from policies.catalogue import make_schedule, make_selection, make_speculation
+
+PORT = 8173
+BOUNDS_S = {"inline": 0.010, "actor": 0.020}
+MAX_TOKENS = 4
+KV_TOKENS = 16_384
+
+
+def config(placement: str) -> dict[str, Any]:
+    return {
+        "target": {"dtype": "float32", "placement": placement, "kv_tokens": KV_TOKENS},
+        "drafters": [{"name": "tiny", "model": "zoo/tiny", "placement": placement}],
+        "policies": {"selection": {"name": "fixed"}, "speculation": {"name": "fixed"}},
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--requests", type=int, default=100)
+    chosen = arguments.parse_args()
+    torch.set_num_threads(1)
+    requests = mixed_requests(chosen.requests + 4, seed=5)
+    records = []
+    for placement in BOUNDS_S:
+        with running(config(placement), PORT) as app:
+            records += asyncio.run(compare(app, placement, requests))
+    publish(records, chosen.json)
+    added = {record.name: record for record in records if record.name.endswith("added_p50")}
+    sys.exit(0 if all(one.ratio is not None and one.ratio <= 1 for one in added.values()) else 1)
+
+
+async def compare(app: App, placement: str, requests: Sequence[Request]) -> list[Record]:
+    coordinator = in_process()
+    served: list[float] = []
+    direct: list[float] = []
+    async with httpx.AsyncClient(timeout=60) as client:
+        for number, request in enumerate(requests):
+            ways = [over_http(client, app.url, request), in_this(coordinator, number, request)]
+            seconds = [0.0, 0.0]
+            for way in (0, 1) if number % 2 else (1, 0):
+                seconds[way] = await ways[way]
+            if number >= 4:  # the first compile, and open the connection
+                served.append(seconds[0])
+                direct.append(seconds[1])
+    await coordinator.close()
+    added = median(a - b for a, b in zip(served, direct, strict=True))
+    bound = BOUNDS_S[placement]
+    name = f"overhead/{placement}"
+    ours, theirs = median(served), median(direct)
+    return [
+        Record(f"{name}/ttft_p50", ours, "s", theirs, ours / theirs),
+        Record(f"{name}/added_p50", added, "s", bound, added / bound),
+    ]
+
+
+def in_process() -> Coordinator:
+    """The same target, drafter and policies."""
+    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
+    drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"))]
+    fleet = load(target, drafters, cache_dir() / "profiles")
+    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    policies = Policies(
+        make_schedule("default"),
+        make_selection("fixed"),
+        make_speculation("fixed", calibrations=knowledge.calibrations),
+    )
+    limits = Limits(kv_tokens=KV_TOKENS)
+    return Coordinator(fleet.verifier, fleet.lanes, policies, knowledge, limits)
+
+
+async def over_http(client: httpx.AsyncClient, url: str, request: Request) -> float:
+    body = {
+        "model": TARGET,
+        "prompt": list(request.prompt),
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+    }
+    said = await read(client, url, body, Said())
+    if not said.complete:
+        raise SystemExit(f"a request failed: {said.error}")
+    return said.times_s[0] - said.begun_s
+
+
+async def in_this(coordinator: Coordinator, number: int, request: Request) -> float:
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    first_s = 0.0
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    async for _commit in coordinator.submit(str(number), request.prompt, params):
+        first_s = first_s or clock() - begun
+    return first_s
+
+
+if __name__ == "__main__":
+    main()
