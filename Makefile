@@ -2,6 +2,11 @@
 # make and a C compiler. BUILD=gpu takes the CUDA builds instead of the CPU ones.
 BUILD ?= cpu
 PYTHON ?= python3
+# What `make serve` runs the target on: native, or vllm.
+TARGET ?= native
+TOPOLOGY_native := cluster.yaml
+TOPOLOGY_vllm := cluster/vllm.yaml
+TOPOLOGY = $(or $(TOPOLOGY_$(TARGET)),$(error TARGET is native or vllm, and not $(TARGET)))
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BUILD)
@@ -27,7 +32,7 @@ $(INSTALLED): constraints-$(BUILD).txt
 	@touch $@
 
 serve: $(INSTALLED)
-	$(RUN)/serve run --working-dir . cluster.yaml
+	$(RUN)/serve run --working-dir . $(TOPOLOGY)
 
 test: $(INSTALLED)
 	$(RUN)/python -m pytest

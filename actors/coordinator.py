@@ -10,6 +10,7 @@ runs this very code in virtual time.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 
 from actors.drafting import Drafting
@@ -30,6 +31,7 @@ from policies.warm import warm_up
 
 _DEFAULT_LIMITS = Limits()
 _DEFAULT_PIPELINE = MicroBatchParams()
+_LOG = logging.getLogger("spindle")
 _NO_SLO = Slo()
 _KV_BLOCK = 16
 """A running request is given so many tokens of KV more than it has: its next round."""
@@ -177,7 +179,7 @@ class Coordinator:
             self._jobs[name].view.predicted_len = output_tokens
             self._wake.set()
 
-    def use(self, policies: Policies) -> None:
+    def use(self, policies: Policies, pipeline: MicroBatchParams) -> None:
         """From the next pass on; new policies get to know the requests that are there."""
         now = self._loop.time()
         if policies.schedule is not self._policies.schedule:
@@ -185,6 +187,7 @@ class Coordinator:
                 if not job.internal:
                     policies.schedule.arrive(job.view, now)
         self._policies = policies
+        self._pipelining.use(pipeline)
         self._wake.set()
 
     async def close(self) -> None:
@@ -332,6 +335,7 @@ class Coordinator:
         """A failure here is a defect of ours or of a host: nothing may wait for it in silence."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("the coordinator stops", exc_info=error)
             self._end(SpindleError(f"the coordinator stopped: {error!r}"))
 
     def _end(self, failure: SpindleError) -> None:

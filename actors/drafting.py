@@ -151,7 +151,7 @@ class Drafting:
                 continue
             plan = policies.speculation.plan([job.view for job in may], name, context, now)
             asked = [
-                (job, _within(limit, job.draft_room))
+                (job, _within(limit, job.draft_room, context.trees))
                 for job, limit in zip(may, plan.limits, strict=True)
                 if limit.depth > 0
             ]
@@ -178,7 +178,7 @@ class Drafting:
             job.lane = lane
 
     async def _draft(self, calls: Sequence["_Call"], begun: float) -> None:
-        """All lanes' trees of each request become one (DESIGN 4.8)."""
+        """All lanes' trees of each request become one (DESIGN 4.8), or one chain."""
         if len(calls) == 1:
             answers = [await self._ask(calls[0])]
         else:
@@ -325,8 +325,10 @@ def _is_behind(job: Job, lane: str) -> bool:
     return lane != job.lane and lacks >= _WORTH_READING
 
 
-def _within(limit: DraftLimit, room: int) -> DraftLimit:
-    return limit if limit.depth <= room else DraftLimit(room, limit.width)
+def _within(limit: DraftLimit, room: int, trees: bool) -> DraftLimit:
+    if limit.depth <= room and (trees or limit.width == 1):
+        return limit
+    return DraftLimit(min(limit.depth, room), limit.width if trees else 1)
 
 
 def _take(job: Job, lane: str, answer: Answer, upto: int | None = None) -> DraftTree:

@@ -6,9 +6,11 @@ the settings of a load in globals. All are measured one after the other, behind 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +25,14 @@ from actors.settings import Lane, Limits
 from actors.spawn import Group
 from actors.specs import DrafterSpec, TargetSpec, Where
 from actors.supervision import Supervised
+from actors.tokenizers import check_tokenizers
 from policies.cost import CostModel
 from policies.request import LaneView
 
 _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
+_SILENCE_S = 10
+"""Whoever loads for longer says so, again and again."""
 _LOG = logging.getLogger("spindle")
 
 Progress = Callable[[str], None]
@@ -63,6 +68,7 @@ async def raise_fleet(
     """`group`: of the actors; a fleet without actors needs none. Profiles of the target are kept
     in `cache_dir`. Raises what is wrong with a model (UnsupportedModel, IncompatibleDrafter, ...),
     or HostLost; nothing stays behind then."""
+    await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
     verifier = _verifier(target, group, limits)
     models = _models(target, drafters, group, limits)
     closers = [verifier.close, *(model.host.close for model in models)]
@@ -78,7 +84,13 @@ async def raise_fleet(
         raise
     lanes = [Lane(view, model.host) for view, model in zip(views, models, strict=True)]
     budget = verify.token_budget
-    costs = Costs(verify.verify, draft, verify_budget=budget, draft_budget=budget)
+    costs = Costs(
+        verify.verify,
+        draft,
+        verify_budget=budget,
+        draft_budget=budget,
+        trees=verifier.limits.trees,
+    )
     return Fleet(verifier, lanes + _lookups(drafters), costs, closers)
 
 
@@ -159,7 +171,8 @@ async def _start(
     async def tell(name: str, starting: Awaitable[None]) -> None:
         clock = asyncio.get_running_loop().time
         begun = clock()
-        await starting
+        async with _signs_of_life(name, progress):
+            await starting
         progress(f"{name}: ready after {clock() - begun:.1f} s")
 
     async def in_turn(starts: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -177,6 +190,22 @@ async def _start(
                 together.create_task(start)
     except* Exception as errors:
         raise errors.exceptions[0] from None
+
+
+@asynccontextmanager
+async def _signs_of_life(name: str, progress: Progress) -> AsyncIterator[None]:
+    """Where loading takes long, as vLLM's compilation does."""
+
+    async def tell() -> None:
+        for seconds in count(_SILENCE_S, _SILENCE_S):
+            await asyncio.sleep(_SILENCE_S)
+            progress(f"{name}: still loading after {seconds} s")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 async def _measured(models: Sequence[_Model]) -> dict[str, CostModel]:

@@ -17,7 +17,7 @@ from policies.online_cost import RefinedCost
 from policies.protocols import RoundContext
 from policies.request import LaneView
 from policies.tree import DraftTree
-from policies.trees import Merged, merge_each
+from policies.trees import Merged, cut_to_chains, merge_each
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
@@ -29,13 +29,15 @@ much."""
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """As profiled, before anything was served."""
+    """As profiled, before anything was served, and what the verifier takes at all."""
 
     verify: CostModel
     draft: Mapping[str, CostModel]
     """By lane; lanes without one draft for nothing."""
     verify_budget: int
     draft_budget: int
+    trees: bool = True
+    """Whether the verifier takes trees, or chains only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Knowledge:
         self._draft = {lane: RefinedCost(cost) for lane, cost in costs.draft.items()}
         self._verify_budget = costs.verify_budget
         self._draft_budget = costs.draft_budget
+        self._trees = costs.trees
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
@@ -68,22 +71,25 @@ class Knowledge:
             verify_budget=self._verify_budget,
             draft_budget=self._draft_budget,
             other_tokens=prefill_tokens,
+            trees=self._trees,
             waiting_s=self._waiting_s,
         )
 
     def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[Merged]:
         """Per request, its (lane, tree) proposals as one tree, with probabilities for
-        confidences."""
+        confidences; where the verifier takes chains only, the best one of that tree."""
         by_lane: dict[str, list[DraftTree]] = {}
         for proposed in proposals:
             for lane, tree in proposed:
                 by_lane.setdefault(lane, []).append(tree)
         calibrated = {
-            lane: iter(self.calibrations[lane].calibrate(trees)) for lane, trees in by_lane.items()
+            lane: iter(self.calibrations[lane].calibrate(drafted))
+            for lane, drafted in by_lane.items()
         }
         parts = [[next(calibrated[lane]) for lane, _ in proposed] for proposed in proposals]
         merged = iter(merge_each([part for part in parts if len(part) != 1]))
-        return [Merged(part[0]) if len(part) == 1 else next(merged) for part in parts]
+        united = [Merged(part[0]) if len(part) == 1 else next(merged) for part in parts]
+        return united if self._trees else cut_to_chains(united)
 
     def learn_drafts(self, judged: Iterable[tuple[str, DraftTree, Sequence[int]]]) -> None:
         """(lane, its tree, the tokens that were then committed): which nodes were right."""

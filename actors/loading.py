@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.hosts import KvState
 from actors.specs import DrafterSpec, TargetSpec
+from cluster.config.backends import BACKENDS
 from engine.draft_profile import profile_drafter
 from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter, make_runner
@@ -38,8 +39,12 @@ class LoadedTarget:
 
     @property
     def limits(self) -> TargetLimits:
+        verifier = self.verifier
         return TargetLimits(
-            self.verifier.vocab_size, self.verifier.max_context, self.verifier.stop_token_ids
+            verifier.vocab_size,
+            verifier.max_context,
+            verifier.stop_token_ids,
+            verifier.verifies_trees,
         )
 
 
@@ -54,8 +59,13 @@ class LoadedDrafter:
 
 def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
     """`place`: of the leader among the ranks of a native target, which it waits for."""
-    if spec.backend == "vllm":
-        return _load_vllm(spec)
+    loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec, place)
+    # What the config was checked against (cluster/config/backends.py) is what is there.
+    assert loaded.verifier.verifies_trees == BACKENDS[spec.backend].trees, spec.backend
+    return loaded
+
+
+def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
     model = _leader(spec, place) if place else _whole(spec)
 
     def measure(cache_dir: Path) -> TargetCosts:

@@ -37,6 +37,12 @@ class Pipelining:
         self._members: Counter[str | None] = Counter()
         self._passes = _REVISED_EVERY
 
+    def use(self, params: MicroBatchParams) -> None:
+        """From the next plan on, which is made at once."""
+        self._params = params
+        self._members = Counter()
+        self._passes = _REVISED_EVERY
+
     def cutting(self, running: Sequence[Job]) -> Cutting:
         self._passes += 1
         if self._passes >= _REVISED_EVERY:

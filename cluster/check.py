@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,6 +19,8 @@ from cluster.nodes import Node, parse_node, ray_nodes, this_machine
 from cluster.placement import plan
 
 _RAY_SERVICE = "RayService"
+_REPLICA = "Replica"
+"""The deployment that takes policies as its user_config."""
 _HEADER = (
     "process",
     "bundle",
@@ -38,8 +40,7 @@ class BadFile(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        applications = read(options.file)
-        configs = {name: _validated(name, args) for name, args in applications}
+        configs = {one.name: _validated(one) for one in read(options.file)}
         nodes = options.node or (ray_nodes(options.ray) if options.ray else [this_machine()])
     except (BadFile, ConnectionError) as error:
         print(error, file=sys.stderr)
@@ -47,13 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return max([_report(name, config, nodes) for name, config in configs.items()])
 
 
-def read(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """The applications of a Serve config, or of a KubeRay RayService: names and arguments."""
+class Said(NamedTuple):
+    """What a file says of one application."""
+
+    name: str
+    args: Mapping[str, Any]
+    user_config: Mapping[str, Any] | None = None
+    """Of the replicas: policies in place of those in the arguments."""
+
+
+def read(file: Path) -> list[Said]:
+    """The applications of a Serve config, or of a KubeRay RayService."""
     try:
         said = yaml.safe_load(file.read_text())
         if said.get("kind") == _RAY_SERVICE:
             said = yaml.safe_load(said["spec"]["serveConfigV2"])
-        applications = [(one["name"], one.get("args") or {}) for one in said["applications"]]
+        applications = [
+            Said(one["name"], one.get("args") or {}, _user_config(one.get("deployments") or []))
+            for one in said["applications"]
+        ]
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise BadFile(f"{file}: no Serve config with named applications ({error!r})") from error
     if not applications:
@@ -61,11 +74,21 @@ def read(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     return applications
 
 
-def _validated(application: str, args: Mapping[str, Any]) -> AppConfig:
+def _user_config(deployments: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    of_replicas = [one for one in deployments if one["name"] == _REPLICA]
+    return of_replicas[0].get("user_config") if of_replicas else None
+
+
+def _validated(said: Said) -> AppConfig:
+    where = said.name
     try:
-        return AppConfig.model_validate(args)
+        config = AppConfig.model_validate(said.args)
+        if said.user_config is None:
+            return config
+        where = f"{said.name}: user_config of {_REPLICA}"
+        return config.with_policies(said.user_config)
     except ValidationError as error:
-        raise BadFile("\n".join(f"{application}: {line}" for line in problems(error))) from error
+        raise BadFile("\n".join(f"{where}: {line}" for line in problems(error))) from error
 
 
 def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:

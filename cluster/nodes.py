@@ -26,10 +26,12 @@ def this_machine() -> Node:
 
 
 def ray_nodes(address: str) -> list[Node]:
-    """Of a running cluster. Raises ConnectionError where there is none."""
+    """Of a running cluster: the one that this process belongs to, if it does. Raises
+    ConnectionError where there is none."""
     import ray
 
-    ray.init(address, ignore_reinit_error=True)
+    if not ray.is_initialized():
+        ray.init(address)
     # A node without GPUs does not mention them.
     return [{"GPU": 0, **node["Resources"]} for node in ray.nodes() if node["Alive"]]
 

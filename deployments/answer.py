@@ -78,11 +78,11 @@ class Choice:
         first = self._last if self._first is None else self._first
         between = self.produced - 1
         return {
-            "rounds": told and told["rounds"],
-            "drafted": told and told["drafted"],
-            "accepted": told and told["accepted"],
-            "rounds_by_lane": told and told["by_lane"],
-            "queue_s": told and told["queue_s"],
+            "rounds": told["rounds"],
+            "drafted": told["drafted"],
+            "accepted": told["accepted"],
+            "rounds_by_lane": told["by_lane"],
+            "queue_s": told["queue_s"],
             "ttft_s": first - self._arrived,
             "tpot_s": (self._last - first) / between if between > 0 else None,
             "seed": self.conversation.request["seed"],

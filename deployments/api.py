@@ -1,6 +1,7 @@
 """What the application answers over HTTP, handles and gRPC: typed requests in, bodies out."""
 
 import asyncio
+import os
 import time
 import tomllib
 import uuid
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
+from cluster.config.keys import resolved
 from deployments.admission import Admission
 from deployments.answer import Answer, Choice
 from deployments.conversation import Conversation
@@ -42,7 +44,7 @@ class Api:
 
     def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
         self.config = config
-        self.keys = Keys(config.api_keys)
+        self.keys = Keys(resolved("api_keys", config.api_keys, os.environ))
         self.version = _version()
         self._replicas = replicas
         self._streaming = replicas.options(stream=True)

@@ -23,6 +23,7 @@ from deployments.replica import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
 from deployments.scaling import QueueGoodputAttainment
+from engine.verifiers.vllm_environment import process_environment
 
 _HEAD_NODE = {"node:__internal_head__": 0.001}
 """Ray's own resource of the head node, which is the last one to go."""
@@ -69,7 +70,11 @@ def _replica(config: AppConfig) -> serve.Deployment:
         # Of inline models. Threads that spin while they wait slow all others down.
         "OMP_NUM_THREADS": str(config.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
+        # Of transformers, here and in the replica's actors: the terminal shows our own progress.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
+    if config.target.placement == "inline" and config.target.backend == "vllm":
+        environment |= process_environment()
     return serve.deployment(
         Replica,
         name="Replica",

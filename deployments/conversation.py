@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster.config import LimitsConfig
 from deployments.errors import ApiError
-from deployments.messages import Committed, Message, StreamRequest, StreamStatistics
+from deployments.messages import NO_STATISTICS, Committed, Message, StreamRequest, together
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,8 +40,10 @@ class Conversation:
         """Which has accepted it last."""
         self.written = 0
         """Output tokens that have reached the client."""
-        self.statistics: StreamStatistics | None = None
-        """The last replica's, when it has come to its end."""
+        self.statistics = NO_STATISTICS
+        """Up to the last commit, of all attempts together."""
+        self._earlier = NO_STATISTICS
+        """Of the attempts before the present one."""
         self._replicas = replicas
         self._limits = limits
         self._response: DeploymentResponseGenerator | None = None
@@ -67,8 +69,7 @@ class Conversation:
                 await self._resubmit(lost)
                 continue
             self.output_ids += commit["token_ids"]
-            if commit["finish"] is not None:
-                await self._hear_statistics()
+            self.statistics = together(self._earlier, commit["statistics"])
             yield commit
             if commit["finish"] is not None:
                 return
@@ -115,6 +116,7 @@ class Conversation:
                 raise ApiError(503, f"lost {self.attempt + 1} replicas, the last one: {lost}")
             await asyncio.sleep(_BACK_OFF_S * 2**self.attempt)
             self.attempt += 1
+            self._earlier = self.statistics
             try:
                 await self._dispatch_where_room(give_up)
             except _Lost as again:
@@ -150,16 +152,6 @@ class Conversation:
                     "token_ids": message["token_ids"][held:],
                     "logprobs": None if logprobs is None else logprobs[held:],
                 }
-
-    async def _hear_statistics(self) -> None:
-        """They come right behind the last commit. Should that replica die now, the answer is
-        complete without them."""
-        try:
-            message = await self._next_message()
-        except (_Lost, ApiError):
-            return
-        if message["kind"] == "end":
-            self.statistics = message["statistics"]
 
     async def _next_message(self) -> Message:
         assert self._response is not None

@@ -3,6 +3,7 @@
 One message per verdict, never one per token: each costs a hop (DESIGN section 7).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -72,15 +73,9 @@ class Logprob(TypedDict):
     """[token id, log-probability], the best first."""
 
 
-class Committed(TypedDict):
-    kind: Literal["commit"]
-    first_index: int
-    token_ids: list[int]
-    logprobs: list[Logprob] | None
-    finish: Finish | None
-
-
 class StreamStatistics(TypedDict):
+    """actors.jobs.Statistics of one attempt so far, or of several together."""
+
     rounds: int
     drafted: int
     accepted: int
@@ -89,9 +84,24 @@ class StreamStatistics(TypedDict):
     ttft_s: float
 
 
-class Ended(TypedDict):
-    kind: Literal["end"]
+NO_STATISTICS: StreamStatistics = {
+    "rounds": 0,
+    "drafted": 0,
+    "accepted": 0,
+    "by_lane": {},
+    "queue_s": 0.0,
+    "ttft_s": 0.0,
+}
+
+
+class Committed(TypedDict):
+    kind: Literal["commit"]
+    first_index: int
+    token_ids: list[int]
+    logprobs: list[Logprob] | None
+    finish: Finish | None
     statistics: StreamStatistics
+    """With every commit: the ingress may leave at any of them, because of a stop string."""
 
 
 class Failed(TypedDict):
@@ -101,9 +111,9 @@ class Failed(TypedDict):
     """Whether another attempt may heal it."""
 
 
-Message = Accepted | Refused | Committed | Ended | Failed
-"""First Accepted or Refused; then Committed until one has a finish; then Ended. Failed ends a
-stream at any time."""
+Message = Accepted | Refused | Committed | Failed
+"""First Accepted or Refused; then Committed until one has a finish. Failed ends a stream at any
+time."""
 
 
 def sampling_params(request: StreamRequest) -> SamplingParams:
@@ -116,7 +126,7 @@ def slo(request: StreamRequest) -> Slo:
     return Slo(**request["slo"])
 
 
-def committed(commit: Commit) -> Committed:
+def committed(commit: Commit, statistics: Statistics) -> Committed:
     logprobs = commit.logprobs
     return {
         "kind": "commit",
@@ -124,6 +134,14 @@ def committed(commit: Commit) -> Committed:
         "token_ids": list(commit.token_ids),
         "logprobs": None if logprobs is None else _logprobs(logprobs),
         "finish": commit.finish,
+        "statistics": {
+            "rounds": statistics.rounds,
+            "drafted": statistics.drafted,
+            "accepted": statistics.accepted,
+            "by_lane": dict(statistics.by_lane),
+            "queue_s": statistics.queue_s or 0.0,
+            "ttft_s": statistics.ttft_s or 0.0,
+        },
     }
 
 
@@ -134,17 +152,15 @@ def _logprobs(logprobs: Sequence[TokenLogprobs]) -> list[Logprob]:
     ]
 
 
-def ended(statistics: Statistics) -> Ended:
+def together(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatistics:
+    """Of two attempts at one choice; its first token is that of the first one that had one."""
     return {
-        "kind": "end",
-        "statistics": {
-            "rounds": statistics.rounds,
-            "drafted": statistics.drafted,
-            "accepted": statistics.accepted,
-            "by_lane": dict(statistics.by_lane),
-            "queue_s": statistics.queue_s or 0.0,
-            "ttft_s": statistics.ttft_s or 0.0,
-        },
+        "rounds": earlier["rounds"] + later["rounds"],
+        "drafted": earlier["drafted"] + later["drafted"],
+        "accepted": earlier["accepted"] + later["accepted"],
+        "by_lane": dict(Counter(earlier["by_lane"]) + Counter(later["by_lane"])),
+        "queue_s": earlier["queue_s"] + later["queue_s"],
+        "ttft_s": earlier["ttft_s"] or later["ttft_s"],
     }
 
 

@@ -1,6 +1,7 @@
 """The Replica deployment: one coordinator behind the messages of deployments/messages.py."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -22,6 +23,8 @@ from deployments.signals import Signals
 from deployments.silence import Silence
 from engine.errors import InvalidRequest, SpindleError
 
+_LOG = logging.getLogger(__name__)
+
 
 class Replica:
     """Serve counts it as ready when `reconfigure` has returned for the first time."""
@@ -38,6 +41,7 @@ class Replica:
         loop = asyncio.get_running_loop()
         self._starting = loop.create_task(self._start())
         self._announcing: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     async def _start(self) -> Service:
         tell(f"Spindle: loading {self._config.served_name}")
@@ -76,8 +80,7 @@ class Replica:
             yield {"kind": "accepted", "replica": self._name}
             async with aclosing(stream.relay()) as commits:
                 async for commit in commits:
-                    yield messages.committed(commit)
-            yield messages.ended(stream.statistics)
+                    yield messages.committed(commit, stream.statistics)
         except Cancelled:
             if name in self._given_up:
                 yield messages.failed("its ingress gave no sign of life", retry=True)
@@ -139,9 +142,17 @@ class Replica:
     async def check_health(self) -> None:
         """Serve replaces a replica that fails here. Hosts that die are brought back by the
         coordinator: only its own end is a reason."""
-        await self._service.coordinator.check_hosts()
         if not self._service.coordinator.alive:
             raise RuntimeError("the coordinator has stopped")
+        if self._checking is None or self._checking.done():
+            # Not awaited: Serve would give up a replica because a host is slow to answer.
+            self._checking = asyncio.create_task(self._check_hosts())
+
+    async def _check_hosts(self) -> None:
+        try:
+            await self._service.coordinator.check_hosts()
+        except Exception:
+            _LOG.exception("idle hosts could not be checked")
 
     @property
     def _service(self) -> Service:

@@ -83,11 +83,9 @@ class Service:
         """Other policies from the next round on. Raises ValueError naming the field."""
         if chosen == self._chosen:
             return
-        if chosen.pipeline != self._chosen.pipeline:
-            raise ValueError("policies.pipeline: is fixed at start; restart to change it")
         policies, schedule = self._make(chosen)
         self._ask_for_lengths(chosen, schedule)
-        self.coordinator.use(policies)
+        self.coordinator.use(policies, chosen.pipeline)
         self._policies, self._chosen = policies, chosen
 
     async def pool(self, replica: str, exchange: Exchange) -> None:

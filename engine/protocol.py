@@ -167,6 +167,11 @@ class Verifier(Protocol):
         """The tokens by which the model itself ends an output."""
         ...
 
+    @property
+    def verifies_trees(self) -> bool:
+        """Else only chains: a tree that branches is an error."""
+        ...
+
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]: ...
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:

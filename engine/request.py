@@ -23,6 +23,8 @@ class TargetLimits:
     """Tokens of prompt and output that one request may have."""
     stop_token_ids: tuple[int, ...]
     """By which the model itself ends an output."""
+    trees: bool = True
+    """Whether it verifies draft trees, or chains only."""
 
 
 @dataclass(slots=True)

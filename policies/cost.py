@@ -131,14 +131,13 @@ def fit_roofline(samples: Sequence[ForwardSample]) -> RooflineCost:
 def token_budget(cost: RooflineCost, largest: int) -> int:
     """AdaServe's budget of tokens per forward: what fits before the knee, at most `largest`.
 
-    A curve without a knee is cut where its tokens cost as much as the forward's fixed part.
+    At least so many that at the slope behind the knee they cost as much as the forward's fixed
+    part, which is where a true roofline has its knee: a fit may bend wherever noise does.
     """
+    slope = cost.gamma + cost.gamma_more
+    budget = cost.delta / slope if slope > 0 else float(largest)
     if cost.gamma_more > 0:
-        budget = float(cost.knee)
-    elif cost.gamma > 0:
-        budget = cost.delta / cost.gamma
-    else:
-        budget = float(largest)
+        budget = max(budget, cost.knee)
     return max(1, min(largest, int(budget)))
 
 

@@ -53,6 +53,9 @@ class RoundContext:
     """B_2: the most tokens that one draft step takes."""
     other_tokens: int = 0
     """Prefill chunks that ride in the same verification."""
+    trees: bool = True
+    """Whether the verifier takes trees; where it takes chains only, whatever is drafted becomes
+    one."""
     waiting_s: float = 0.0
     """Between two verdicts of a request, besides its own drafting and verification: queueing
     behind other micro-batches, and transport."""

@@ -90,6 +90,21 @@ def merge_each(proposed: Sequence[Sequence[DraftTree]]) -> list[Merged]:
     ]
 
 
+def cut_to_chains(merged: Sequence[Merged]) -> list[Merged]:
+    """Of each tree the path from the root to a leaf with the largest sum of path confidences:
+    of all chains the one of which the most tokens are expected to be accepted."""
+    flat = flatten([one.tree for one in merged])
+    kept = _best_paths(flat)
+    if kept.all():
+        return list(merged)
+    trees = _split(FlatTrees(*_prune(flat, kept)))
+    spans = pairwise(flat.starts.tolist())
+    return [
+        Merged(tree, None if one.sources is None else one.sources[kept[begin:end]])
+        for one, tree, (begin, end) in zip(merged, trees, spans, strict=True)
+    ]
+
+
 # Compiled loops take NamedTuples, but give plain tuples back to Python, and few arrays: numba looks
 # up the class of each object that it makes, which costs more than such a loop.
 
@@ -119,6 +134,32 @@ def _prune(flat: FlatTrees, kept: Mask) -> tuple[NDArray[Any], ...]:
         flat.depth[kept],
         flat.confidence[kept],
     )
+
+
+@njit(cache=True)
+def _best_paths(flat: FlatTrees) -> Mask:
+    """Of equally good ones the first: siblings stand in the order of preference."""
+    nodes = len(flat.tokens)
+    path, total = np.empty(nodes), np.empty(nodes)
+    is_leaf, kept = np.ones(nodes, np.bool_), np.zeros(nodes, np.bool_)
+    for t in range(len(flat.starts) - 1):
+        begin, end = flat.starts[t], flat.starts[t + 1]
+        for node in range(begin, end):
+            path[node] = total[node] = flat.confidence[node]
+            if flat.parents[node] != ROOT:
+                above = begin + flat.parents[node]
+                path[node] *= path[above]
+                total[node] = total[above] + path[node]
+                is_leaf[above] = False
+        best = -1
+        for node in range(begin, end):
+            if is_leaf[node] and (best < 0 or total[node] > total[best]):
+                best = node
+        while best >= 0:
+            kept[best] = True
+            above = flat.parents[best]
+            best = -1 if above == ROOT else begin + above
+    return kept
 
 
 @njit(cache=True)

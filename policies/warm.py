@@ -11,7 +11,7 @@ from policies.cost import LinearCost
 from policies.protocols import Candidate, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
-from policies.trees import merge_each, prune_each
+from policies.trees import cut_to_chains, merge_each, prune_each
 
 
 @cache
@@ -47,6 +47,7 @@ def warm_up() -> None:
         [told] = calibration.calibrate([costly])
         calibration.observe([(costly, (1, 3, 4))] * 64)
         merged = merge_each([[free, told], [told, free]])
+        cut_to_chains(merged)
         candidates = [
             Candidate(request, tree, 0.001, ("lookup", "costly"), sources)
             for request, (tree, sources) in zip(requests, merged, strict=True)

@@ -69,6 +69,8 @@ class Cluster:
     acceptance: Acceptance
     verify_budget: int = 512
     draft_budget: int = 512
+    trees: bool = True
+    """Whether the verifier takes trees; vLLM takes chains only."""
     transport_s: float = 0.0
     """Of one call to a host, there and back."""
     verifier_faults: Faults = NO_FAULTS
@@ -183,6 +185,7 @@ def _verifier(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> 
         target,
         max_context=max(arrival.prompt_tokens + arrival.max_tokens for arrival in arrivals),
         memory=cluster.memory,
+        trees=cluster.trees,
         transport_s=cluster.transport_s,
         faults=cluster.verifier_faults,
     )
@@ -211,5 +214,5 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> lis
 def _knowledge(cluster: Cluster) -> Knowledge:
     """Policies are told the true costs, as a perfect profile would."""
     draft = {spec.lane: spec.cost for spec in cluster.drafters if spec.cost is not None}
-    costs = Costs(cluster.verify, draft, cluster.verify_budget, cluster.draft_budget)
+    costs = Costs(cluster.verify, draft, cluster.verify_budget, cluster.draft_budget, cluster.trees)
     return Knowledge(costs, [spec.view for spec in cluster.drafters])

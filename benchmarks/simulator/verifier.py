@@ -71,6 +71,7 @@ class SimulatedVerifier:
         *,
         max_context: int,
         memory: KvMemory,
+        trees: bool = True,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
     ) -> None:
@@ -78,6 +79,7 @@ class SimulatedVerifier:
         self._cost = cost
         self._target = target
         self._max_context = max_context
+        self._trees = trees
         self._blocks = memory.tokens // _KV_BLOCK
         self._swap_s_per_token = memory.swap_s_per_token
         self._used_blocks = 0
@@ -86,7 +88,7 @@ class SimulatedVerifier:
 
     @property
     def limits(self) -> TargetLimits:
-        return TargetLimits(self._target.vocab_size, self._max_context, (STOP,))
+        return TargetLimits(self._target.vocab_size, self._max_context, (STOP,), self._trees)
 
     @property
     def used_blocks(self) -> int:
@@ -94,6 +96,8 @@ class SimulatedVerifier:
         return self._used_blocks
 
     async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        if not self._trees and not all(order.tree.is_chain for order in orders):
+            raise ValueError("this verifier takes chains, and was given a tree that branches")
         answers: list[Verdict | Missing | None] = [None] * len(orders)
         async with self.device.turn():
             works = []

@@ -3,11 +3,10 @@
 Imports nothing heavy, so that a config can be checked without a model or a cluster.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
@@ -18,6 +17,7 @@ from cluster.config.crosschecks import (
     check_vocabulary,
     check_whole_context,
 )
+from cluster.config.keys import check_reference, differ
 from cluster.config.models import DrafterConfig, TargetConfig, Threads, resolve
 from cluster.config.section import Section, problems
 from cluster.config.serving import (
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 Name = Annotated[str, Field(min_length=1)]
+Key = Annotated[Name, AfterValidator(check_reference)]
 
 
 class AppConfig(Section):
@@ -65,8 +66,9 @@ class AppConfig(Section):
     """Where every queue and wait ends."""
     scaling: ScalingConfig = ScalingConfig()
     """How many replicas there are."""
-    api_keys: dict[Name, Name] = Field(default_factory=dict, repr=False)
-    """By tenant, whom the schedule treats fairly. None: open to all."""
+    api_keys: dict[Name, Key] = Field(default_factory=dict, repr=False)
+    """By tenant, whom the schedule treats fairly; `env:NAME` reads a key from the ingress's
+    environment. None: open to all."""
     threads: Threads = 1
     """Of the replica's own process: inline models compute there."""
     growing_cluster: bool = False
@@ -81,7 +83,7 @@ class AppConfig(Section):
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
-        _differ("api_keys", self.api_keys)
+        differ("api_keys", self.api_keys)
         return self
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":
@@ -89,10 +91,3 @@ class AppConfig(Section):
         return AppConfig.model_validate(
             self.model_dump(exclude_unset=True) | {"policies": dict(policies)}
         )
-
-
-def _differ(field: str, values: Mapping[str, str]) -> None:
-    twice = [value for value, count in Counter(values.values()).items() if count > 1]
-    owners = [name for name, value in values.items() if value in twice]
-    if owners:
-        raise ValueError(f"{field}: {' and '.join(owners)} have the same key; give each its own")

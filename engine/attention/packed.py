@@ -16,9 +16,10 @@ from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.partial import add_sinks, attend_part, group_queries, ungroup_queries
 from engine.attention.walk import WalkArrays, walk, walk_parallel
 
-MOST_WALKED_LINES = 16
+MOST_WALKED_LINES = 63
 """New rows of a request × query heads per key head up to which walking is not slower than
-gathering (measured with 1, 2, 3 and 5 rows in groups of 1 and 3)."""
+gathering. Between 17 and 63 lines torch's bfloat16 products are up to 8 times slower than with
+fewer or more (measured in groups of 2, with contexts of 100 and 600; docs/cpu_speed.md)."""
 WALKED_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 NO_WINDOW = np.iinfo(np.int64).max
 NO_SINKS = np.empty(0, np.float32)

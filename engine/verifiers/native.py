@@ -67,6 +67,10 @@ class NativeVerifier:
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._model.stop_token_ids
 
+    @property
+    def verifies_trees(self) -> bool:
+        return True
+
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
         states = self._state.accept([order.prefix for order in orders])
         answers: list[Verdict | Missing | NoRoom | None] = [None] * len(orders)

@@ -55,6 +55,10 @@ class VllmVerifier:
         return self._stop_token_ids
 
     @property
+    def verifies_trees(self) -> bool:
+        return False
+
+    @property
     def version(self) -> str:
         return self._engine.version
 

@@ -206,7 +206,9 @@ class Hedge:
         best = _most_hopeful(
             hope,
             np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),
-            np.array([column.get(self._mapping.get(name) or "", _NOWHERE) for name in names]),
+            np.array(
+                [column.get(self._mapping.get(name) or "", _NOWHERE) for name in names], np.int64
+            ),
             self._caught_up[rows],
             np.array([lane.capacity - self._load[lane.name] for lane in lanes], np.int64),
         )

@@ -40,7 +40,7 @@ class PlannerParams:
     """fair: Σ log(1 + gain) - n·log T. throughput: (n + Σ gain) / T, without no-harm."""
     max_depth: int = 8
     max_width: int = 3
-    """1 where the verifier takes chains only."""
+    """Where the verifier takes trees."""
     most_for_need: int = 16
     """Draft tokens that one request may take for its SLO alone (AdaServe's n_max)."""
     no_harm: float = 0.97
@@ -178,19 +178,19 @@ class Planner:
             width=best_width(
                 acceptance,
                 added,
-                self._sibling_shares(lane),
+                self._sibling_shares(lane, self._params.max_width if context.trees else 1),
                 costs,
                 self._params.objective,
                 self._params.max_depth,
             ),
         )
 
-    def _sibling_shares(self, lane: str) -> list[float]:
+    def _sibling_shares(self, lane: str, widest: int) -> list[float]:
         """P(one of the siblings behind the first is right | the first is not), by width."""
         wrong = 1.0 - self._beliefs.of_lane(lane)
         calibration = self._calibrations.get(lane)
         shares, share = [0.0], wrong / 3
-        for rank in range(1, self._params.max_width):
+        for rank in range(1, widest):
             # Before it was seen, a sibling is three quarters as good as the one before it, the
             # second one right in a quarter of what the first leaves over.
             share *= 0.75

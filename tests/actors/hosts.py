@@ -73,7 +73,12 @@ class PacedVerifier:
     @property
     def limits(self) -> TargetLimits:
         verifier = self.verifier
-        return TargetLimits(verifier.vocab_size, verifier.max_context, verifier.stop_token_ids)
+        return TargetLimits(
+            verifier.vocab_size,
+            verifier.max_context,
+            verifier.stop_token_ids,
+            verifier.verifies_trees,
+        )
 
     async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
         self.calls += 1

@@ -3,11 +3,12 @@
 The simulator knows what its target says, so a run raises WrongOutput where a stream differs.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from actors.events import Event, LaneDown, Preempted, VerifierDown
+from actors.events import Drafted, Event, LaneDown, Preempted, Verified, VerifierDown
 from actors.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.device import Faults
@@ -61,7 +62,13 @@ ARRIVALS = [
 ]
 
 
-def serve(schedule: Schedule, selection: str, speculation: str) -> list[Event]:
+CHAINS_ONLY = replace(CLUSTER, memory=KvMemory(320, swap_s_per_token=None), trees=False)
+"""As vLLM is. Its verifier raises where a tree branches."""
+
+
+def serve(
+    schedule: Schedule, selection: str, speculation: str, cluster: Cluster = CLUSTER
+) -> list[Event]:
     """Requests join and leave, a lane and the verifier die, and the KV is small."""
     events: list[Event] = []
 
@@ -72,7 +79,7 @@ def serve(schedule: Schedule, selection: str, speculation: str) -> list[Event]:
             make_speculation(speculation, calibrations=calibrations),
         )
 
-    report = simulate(ARRIVALS, CLUSTER, make, LIMITS, seed=2, observe=events.append)
+    report = simulate(ARRIVALS, cluster, make, LIMITS, seed=2, observe=events.append)
     assert len(report.served) == len(ARRIVALS)
     expected = {VerifierDown} if speculation == "off" else {VerifierDown, LaneDown}
     assert expected <= {type(event) for event in events}
@@ -92,3 +99,15 @@ def test_every_stream_is_the_targets_own(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_fairness_around_a_schedule_loses_nothing_either(schedule: str) -> None:
     serve(fair(make_schedule(schedule)), "hedge", "planner")
+
+
+@pytest.mark.parametrize("speculation", SPECULATIONS)
+def test_a_verifier_of_chains_is_given_chains(speculation: str) -> None:
+    """Whatever the policy drafts, and however lookup and a lane disagree."""
+    events = serve(fair(make_schedule("default")), "hedge", speculation, CHAINS_ONLY)
+    rounds = [o for event in events if isinstance(event, Verified) for o in event.outcomes]
+    assert any(outcome.accepted for outcome in rounds) == (speculation != "off")
+    assert all(outcome.drafted <= outcome.depth for outcome in rounds)
+    deepest = max((outcome.depth for outcome in rounds), default=0)
+    drafted = [event for event in events if isinstance(event, Drafted)]
+    assert all(event.tokens <= deepest * event.requests for event in drafted), "for nothing"

@@ -437,7 +437,7 @@ def test_a_request_whose_drafter_is_down_or_full_decodes_plainly() -> None:
     run(main())
 
 
-def test_a_defect_ends_every_stream_with_an_error() -> None:
+def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         service = Service()
 
@@ -451,6 +451,30 @@ def test_a_defect_ends_every_stream_with_an_error() -> None:
         assert not service.coordinator.alive
         with pytest.raises(SpindleError, match="out of order"):
             service.coordinator.submit("two", [5], GREEDY)
+
+    run(main())
+    assert "Traceback" in caplog.text
+    assert "in broken" in caplog.text
+
+
+def test_another_pipeline_cuts_the_next_micro_batches() -> None:
+    async def main() -> None:
+        service = Service(pipeline=MicroBatchParams("barrier", max_parts=1), stay=1000)
+        long = replace(GREEDY, max_tokens=100)
+        reading = [
+            asyncio.create_task(read(service.coordinator.submit(str(number), [number] * 3, long)))
+            for number in range(4)
+        ]
+        await asyncio.sleep(0.2)
+        assert len(service.seen(Verified)[-1].outcomes) == 4
+        service.coordinator.use(
+            Policies(service.schedule, service.selection, Fixed()),
+            MicroBatchParams("barrier", epsilon=1.0, max_parts=2),
+        )
+        await asyncio.sleep(0.1)
+        assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
+        await asyncio.gather(*reading)
+        await service.end()
 
     run(main())
 

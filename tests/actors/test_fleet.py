@@ -1,7 +1,9 @@
 """Drafters and verifier as Ray actors: the same streams, whoever dies or hangs under way."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,7 @@ import torch
 
 from actors.coordinator import Coordinator
 from actors.events import Event, LaneDown, LaneUp, Verified, VerifierDown, VerifierUp
-from actors.fleet import Fleet, raise_fleet
+from actors.fleet import Fleet, load, raise_fleet
 from actors.jobs import Stream
 from actors.knowledge import Knowledge
 from actors.settings import Limits, Policies
@@ -311,3 +313,18 @@ def test_what_is_wrong_with_a_model_is_said_as_it_is_and_nothing_stays(
         await until(lambda: not processes("bad"))
 
     loop.run(main())
+
+
+def test_a_drafter_with_the_same_tokens_under_other_ids_is_refused(
+    profiles: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "swapped"
+    shutil.copytree(model_path("tiny"), path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    inline = replace(TARGET_SPEC, placement="inline")
+    with pytest.raises(IncompatibleDrafter, match="4 entries differ") as refused:
+        load(inline, [DrafterSpec("swapped", checkpoint=path)], profiles)
+    assert refused.value.field == "tokenizer"

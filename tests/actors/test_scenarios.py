@@ -6,7 +6,7 @@ or not at all, are preempted and swapped; hosts die; policies change under way.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -217,10 +217,18 @@ class Scenarios(RuleBasedStateMachine):
         schedule=st.sampled_from(sorted(SCHEDULES)),
         selection=st.sampled_from(sorted(SELECTIONS)),
         speculation=st.sampled_from(sorted(SPECULATIONS)),
+        mode=st.sampled_from(["asynchronous", "barrier"]),
     )
-    def change_policies(self, schedule: str, selection: str, speculation: str) -> None:
+    def change_policies(
+        self,
+        schedule: str,
+        selection: str,
+        speculation: str,
+        mode: Literal["asynchronous", "barrier"],
+    ) -> None:
         async def change() -> None:
-            self.coordinator.use(self._policies(schedule, selection, speculation))
+            policies = self._policies(schedule, selection, speculation)
+            self.coordinator.use(policies, MicroBatchParams(mode))
 
         self.loop.run_until_complete(change())
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.check import main, read
+from cluster.check import Said, main, read
 from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import Node, parse_node
@@ -181,7 +181,46 @@ def test_a_node_is_stated_in_units() -> None:
 
 
 def test_a_kuberay_manifest_is_read_like_a_serve_config(tmp_path: Path) -> None:
-    inner = yaml.safe_dump({"applications": [{"name": "mine", "args": {"threads": 2}}]})
+    user_config = {"schedule": {"name": "fcfs"}}
+    inner = yaml.safe_dump(
+        {
+            "applications": [
+                {
+                    "name": "mine",
+                    "args": {"threads": 2},
+                    "deployments": [{"name": "Replica", "user_config": user_config}],
+                }
+            ]
+        }
+    )
     manifest = {"kind": "RayService", "spec": {"serveConfigV2": inner}}
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(manifest))
-    assert read(tmp_path / "service.yaml") == [("mine", {"threads": 2})]
+    assert read(tmp_path / "service.yaml") == [Said("mine", {"threads": 2}, user_config)]
+
+
+@pytest.mark.parametrize(
+    ("user_config", "field"),
+    [
+        ({"schedule": {"name": "fcfs"}}, None),
+        ({"scedule": {"name": "fcfs"}}, "policies.scedule: there is no such field"),
+        ({"pipeline": {"mode": "fast"}}, "policies.pipeline.mode: "),
+        (
+            {"selection": {"name": "fixed", "options": {"drafter": "huge"}}},
+            "policies.selection.options.drafter: no 'huge'",
+        ),
+    ],
+)
+def test_policies_for_the_running_application_are_checked_like_those_at_its_start(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    user_config: dict[str, Any],
+    field: str | None,
+) -> None:
+    deployments = [{"name": "Ingress"}, {"name": "Replica", "user_config": user_config}]
+    file = tmp_path / "serve.yaml"
+    application = {"name": "mine", "args": {}, "deployments": deployments}
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    assert main([str(file), "--node", "CPU=4,memory=8GB"]) == (0 if field is None else 1)
+    if field is not None:
+        said = capsys.readouterr().err
+        assert said.startswith(f"mine: user_config of Replica: {field}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.config import AppConfig, ValidationError, problems
+from cluster.config.keys import resolved
 from cluster.zoo import model_path
 from tests.cluster.checkpoints import write
 
@@ -114,6 +115,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("limits.recovery_s", {"limits": {"recovery_s": 0}}),
         ("scaling: max_replicas", {"scaling": {"min_replicas": 2}}),
         ("api_keys.a", {"api_keys": {"a": ""}}),
+        ("api_keys.a: behind env:", {"api_keys": {"a": "env:MY KEY"}}),
         (
             "api_keys: a and b",
             {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}},
@@ -154,6 +156,19 @@ def test_defaults_follow_from_what_is_said(tmp_path: Path) -> None:
 
 def test_keys_stay_out_of_logs() -> None:
     assert "s3cret" not in repr(AppConfig.model_validate({"api_keys": {"a": "s3cret"}}))
+
+
+def test_keys_are_read_from_the_environment_where_they_say_so() -> None:
+    keys = {"a": "env:KEY_OF_A", "b": "plain"}
+    config = AppConfig.model_validate({"api_keys": keys})
+    assert config.api_keys == keys, "the config holds no more than it was given"
+    environment = {"KEY_OF_A": "s3cret"}
+    assert resolved("api_keys", config.api_keys, environment) == {"a": "s3cret", "b": "plain"}
+    for unset in ({}, {"KEY_OF_A": ""}):
+        with pytest.raises(ValueError, match=r"api_keys\.a: .* KEY_OF_A is not set"):
+            resolved("api_keys", config.api_keys, unset)
+    with pytest.raises(ValueError, match="api_keys: a and b have the same key"):
+        resolved("api_keys", config.api_keys, {"KEY_OF_A": "plain"})
 
 
 def test_lanes_are_named_by_instance() -> None:

@@ -6,6 +6,7 @@ memory.
 """
 
 import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ MACHINES: Mapping[str, list[Node]] = {
     "cluster/fleet.yaml": LAPTOP,
     "cluster/one_process.yaml": LAPTOP,
     "cluster/test.yaml": LAPTOP,
+    "cluster/vllm.yaml": LAPTOP,
     "cluster/one_gpu.yaml": [GPU],
     "cluster/eight_gpus.yaml": [EIGHT],
     "cluster/several_nodes.yaml": [H100] * 2 + [L4] * 8,
@@ -50,8 +52,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(name: str, models: Path) -> AppConfig:
-    ((_, args),) = read(ROOT / name)
-    return AppConfig.model_validate(json.loads(json.dumps(args).replace("/models", str(models))))
+    (said,) = read(ROOT / name)
+    return AppConfig.model_validate(
+        json.loads(json.dumps(said.args).replace("/models", str(models)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "file"), [("native", "cluster.yaml"), ("vllm", "cluster/vllm.yaml")]
+)
+def test_make_serve_runs_the_file_of_its_target(target: str, file: str, models: Path) -> None:
+    command = ["make", "--dry-run", "serve", f"TARGET={target}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split()[-1] == file
+    assert load(file, models).target.backend == target
+
+
+def test_make_serve_refuses_another_target() -> None:
+    command = ["make", "--dry-run", "serve", "TARGET=vlm"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode
+    assert "native or vllm" in refused.stderr
 
 
 def test_all_topologies_are_tested() -> None:

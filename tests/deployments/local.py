@@ -134,8 +134,7 @@ class LocalReplicas:
             async for commit in stream.relay():
                 if dies is not None and dies < commit.first_index + len(commit.token_ids):
                     raise RayActorError
-                yield messages.committed(commit)
-            yield messages.ended(stream.statistics)
+                yield messages.committed(commit, stream.statistics)
         except SpindleError as error:
             yield messages.failed(str(error), retry=False)
         finally:

@@ -49,7 +49,9 @@ def cluster(port: int, **options: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def deploy(args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None) -> None:
+def deploy(
+    args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None, within_s: float = 90
+) -> None:
     """As `serve run` deploys a file; once more with a `user_config` switches policies."""
     application = {
         "name": "spindle",
@@ -66,7 +68,7 @@ def deploy(args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None
         assert status.status != "DEPLOY_FAILED", "\n".join(reasons)
         return status.status == "RUNNING"
 
-    eventually(is_running, "the application runs", within_s=90)
+    eventually(is_running, "the application runs", within_s)
 
 
 def replicas() -> DeploymentHandle:

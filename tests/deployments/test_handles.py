@@ -52,9 +52,11 @@ print("SAID", json.dumps([answer, chunks, refused]))
 
 @pytest.fixture(scope="module", autouse=True)
 def _app() -> Iterator[None]:
-    with cluster(PORT):
-        deploy({**ARGS, "api_keys": {"tenant": KEY}})
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEY_OF_TENANT", KEY)  # the ingress's: Ray's processes inherit it
+        with cluster(PORT):
+            deploy({**ARGS, "api_keys": {"tenant": "env:KEY_OF_TENANT"}})
+            yield
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_statistics_are_told_for_each_choice() -> None:
     run(test)
 
 
-def test_only_those_with_a_key_come_in_and_as_whom() -> None:
+def test_only_those_with_a_key_come_in_and_as_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(app: App) -> None:
         for headers in ({}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic one"}):
             answer = await app.client.post("/v1/completions", json={"bad": 1}, headers=headers)
@@ -170,7 +170,8 @@ def test_only_those_with_a_key_come_in_and_as_whom() -> None:
         assert (await app.ask(max_tokens=2)).status_code == 200
         assert app.replicas.requests[-1]["tenant"] == "beta"
 
-    run(test, api_keys={"alpha": "one", "beta": "two"})
+    monkeypatch.setenv("KEY_OF_BETA", "two")
+    run(test, api_keys={"alpha": "one", "beta": "env:KEY_OF_BETA"})
 
 
 @pytest.mark.parametrize(

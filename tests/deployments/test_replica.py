@@ -1,11 +1,14 @@
 """The replica's messages as an ingress sees them, over a Serve handle."""
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ray.serve.handle import DeploymentResponseGenerator
 
+from tests.actors.cluster import processes
 from tests.deployments.serving import (
     ARGS,
     SEED,
@@ -23,6 +26,7 @@ SILENT_INGRESS_S = 1.5
 UNREAD_TOKENS = 48
 ARGS = {
     **ARGS,
+    "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
     "limits": {
         "max_batch": 4,
         "max_waiting": 2,
@@ -65,11 +69,11 @@ def nobody_is_here() -> bool:
     )
 
 
-def test_a_stream_is_accepted_commits_what_the_oracle_says_and_ends_with_statistics() -> None:
+def test_a_stream_is_accepted_and_commits_what_the_oracle_says_with_statistics() -> None:
     messages = read("plain")
     assert [message["kind"] for message in messages[:1]] == ["accepted"]
     assert messages[0]["replica"] == state()["replica"]
-    commits = messages[1:-1]
+    commits = messages[1:]
     assert {commit["kind"] for commit in commits} == {"commit"}
     assert tokens(commits) == expected_ids(1.0, SEED, 40)
     indices = [commit["first_index"] for commit in commits]
@@ -78,9 +82,11 @@ def test_a_stream_is_accepted_commits_what_the_oracle_says_and_ends_with_statist
     ]
     assert [commit["finish"] for commit in commits[:-1]] == [None] * (len(commits) - 1)
     assert commits[-1]["finish"] in ("stop", "length")
-    statistics = messages[-1]["statistics"]
-    assert messages[-1]["kind"] == "end"
+    statistics = commits[-1]["statistics"]
     assert statistics["rounds"] == len(commits), "one message for each verdict"
+    rounds = [commit["statistics"]["rounds"] for commit in commits]
+    assert rounds == sorted(rounds)
+    assert rounds[0] > 0
     assert statistics["drafted"] >= statistics["accepted"] >= len(tokens(commits)) - len(commits)
     assert 0 < statistics["by_lane"]["tiny"] <= statistics["rounds"]
     # uvloop's clock has only milliseconds, and policies learn from drafts that take less.
@@ -161,7 +167,7 @@ def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up
     with signs_of_life({"slow": next(stream)["replica"]}, read):
         for message in stream:
             read["slow"] += len(message.get("token_ids", ()))
-    assert message["kind"] == "end"
+    assert message["finish"] == "length"
     assert read["slow"] == 300 > UNREAD_TOKENS
 
     stalled = endless("stalled")
@@ -176,6 +182,14 @@ def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up
 def test_a_sign_of_life_for_a_replica_that_is_gone_is_dropped() -> None:
     sign = {"replica": "gone", "ingress": "whoever", "read": {"whatever": 5}}
     assert replicas().sign_of_life.remote(sign).result(timeout_s=10) is None
+
+
+def test_an_idle_drafter_that_dies_is_replaced_before_anyone_asks_for_it() -> None:
+    replica = state()["replica"]
+    killed = processes(replica)["tiny"]
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: processes(replica).get("tiny", killed) != killed, "another one is there", 30)
+    assert state()["replica"] == replica, "no reason to replace the whole replica"
 
 
 def test_describe_says_what_can_be_asked_for() -> None:
@@ -197,7 +211,7 @@ def test_user_config_switches_policies_while_a_request_runs() -> None:
     # Ordered by lengths that the target itself is asked for.
     deploy(ARGS, {"schedule": {"name": "laps_sd"}, "speculation": {"name": "fixed"}})
     assert tokens(read("laps")) == expected_ids(1.0, SEED, 40)
-    deploy(ARGS, {"schedule": {"name": "self_ranked"}})
+    deploy(ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"mode": "asynchronous"}})
     assert tokens(read("ranked")) == expected_ids(1.0, SEED, 40)
 
 

@@ -110,6 +110,8 @@ def test_a_stop_string_is_found_across_the_cut() -> None:
         assert undisturbed["choices"][0]["text"] == whole[: whole.find(stop)]
         last = undisturbed["usage"]["completion_tokens"]
         assert last < TOKENS
+        rounds = undisturbed["choices"][0]["spindle"]["rounds"]
+        assert 0 < rounds <= last, "told although the choice ended before the replica's stream"
         deaths = [str(token) for token in range(last)]
         for answer in await asyncio.gather(*(api.generate(request, death) for death in deaths)):
             assert told(answer["choices"][0]) == told(undisturbed["choices"][0])
@@ -211,13 +213,21 @@ class ScriptedReplicas:
             yield line
 
 
-def commit(first: int, *tokens: int, finish: Any = None) -> Message:
+def commit(first: int, *tokens: int, finish: Any = None, rounds: int = 1) -> Message:
     return {
         "kind": "commit",
         "first_index": first,
         "token_ids": list(tokens),
         "logprobs": None,
         "finish": finish,
+        "statistics": {
+            "rounds": rounds,
+            "drafted": 3 * rounds,
+            "accepted": 2 * rounds,
+            "by_lane": {"near": rounds},
+            "queue_s": 0.25,
+            "ttft_s": 0.5,
+        },
     }
 
 
@@ -305,6 +315,32 @@ def test_a_failure_says_whether_another_attempt_may_heal_it(retry: bool) -> None
         assert (error.status, len(replicas.requests)) == (503, 1)
 
 
-def test_statistics_lost_with_a_replica_do_not_lose_the_answer() -> None:
+def test_a_replica_that_dies_behind_its_last_commit_is_not_missed() -> None:
     tokens, replicas, error = converse([ACCEPTED, commit(0, 5, finish="stop"), RayActorError()])
     assert (tokens, error, len(replicas.requests)) == ([5], None, 1)
+
+
+def test_statistics_add_up_over_attempts() -> None:
+    scripts: list[Script] = [
+        [ACCEPTED, commit(0, 5, rounds=1), commit(1, 6, rounds=2), RayActorError()],
+        [ACCEPTED, RayActorError()],
+        [ACCEPTED, commit(2, 7, rounds=1), commit(3, 8, finish="stop", rounds=3)],
+    ]
+
+    async def read() -> list[int]:
+        conversation = Conversation(REQUEST, ScriptedReplicas(*scripts), make_config().limits)
+        await conversation.open()
+        rounds = []
+        async for _ in conversation.commits():
+            rounds.append(conversation.statistics["rounds"])
+        assert conversation.statistics == {
+            "rounds": 5,
+            "drafted": 15,
+            "accepted": 10,
+            "by_lane": {"near": 5},
+            "queue_s": 0.5,
+            "ttft_s": 0.5,
+        }
+        return rounds
+
+    assert asyncio.run(read()) == [1, 2, 3, 5]

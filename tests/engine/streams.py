@@ -152,6 +152,10 @@ class Watched:
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._verifier.stop_token_ids
 
+    @property
+    def verifies_trees(self) -> bool:
+        return self._verifier.verifies_trees
+
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
         answers = self._verifier.verify(orders)
         for order, answer in zip(orders, answers, strict=True):

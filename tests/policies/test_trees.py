@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.tree import ROOT, DraftTree
-from policies.trees import merge_each, prune_each
+from policies.trees import Merged, cut_to_chains, merge_each, prune_each
 from tests.policies.test_tree import by_path, token_path, trees
 
 SEEDED = settings(deadline=None, derandomize=True)
@@ -76,3 +76,32 @@ def test_two_drafters_that_are_sure_of_different_tokens_share_the_certainty() ->
     [(merged, _)] = merge_each([[one, other]])
     assert merged.parents.tolist() == [ROOT, 0, ROOT]
     assert merged.confidence == pytest.approx([0.6, 0.8, 0.4])
+
+
+@SEEDED
+@given(st.lists(FORESTS, max_size=3))
+def test_the_chain_of_a_tree_is_the_path_that_promises_the_most_tokens(
+    proposed: list[list[DraftTree]],
+) -> None:
+    merged = merge_each(proposed)
+    for (tree, sources), (chain, own) in zip(merged, cut_to_chains(merged), strict=True):
+        assert chain.is_chain
+        assert chain.depth.tolist() == list(range(1, len(chain) + 1))
+        leaves = set(range(len(tree))) - set(tree.parents.tolist())
+        worth = {leaf: float(tree.path_confidence()[tree.path(leaf)].sum()) for leaf in leaves}
+        nodes = tree.follow(chain.tokens.tolist())
+        assert len(nodes) == len(chain)
+        assert not leaves or nodes[-1] in leaves, "a chain that ends early wastes a forward"
+        assert float(chain.path_confidence().sum()) == pytest.approx(max(worth.values(), default=0))
+        assert chain.confidence.tolist() == tree.confidence[nodes].tolist()
+        assert sources is not None
+        assert own is not None
+        assert own.tolist() == sources[nodes].tolist()
+
+
+def test_a_chain_stays_the_object_that_it_is_and_needs_no_sources() -> None:
+    chain, forked = DraftTree.chain([5, 6]), DraftTree.build([1, 2, 3], [ROOT, ROOT, 1], [0.5] * 3)
+    assert cut_to_chains([Merged(chain)])[0].tree is chain
+    [first, second] = cut_to_chains([Merged(chain), Merged(forked)])
+    assert (first.tree.tokens.tolist(), first.sources) == ([5, 6], None)
+    assert (second.tree.tokens.tolist(), second.sources) == ([2, 3], None)

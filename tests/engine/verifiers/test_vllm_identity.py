@@ -44,6 +44,7 @@ class Halves:
         self.vocab_size = verifier.vocab_size
         self.max_context = verifier.max_context
         self.stop_token_ids = verifier.stop_token_ids
+        self.verifies_trees = verifier.verifies_trees
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
         answers: list[Verdict | Missing | NoRoom | None] = [None] * len(orders)

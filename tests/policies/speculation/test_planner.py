@@ -416,6 +416,7 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
     assert width(flat) == 3
     assert width(replace(flat, verify_budget=1 + 2)) == 1  # a chain of two is better
     assert width(replace(flat, draft_budget=2)) == 2
+    assert width(replace(flat, trees=False)) == 1
     assert width(steep) == 1
     never = Calibration()
     pair = DraftTree.build([1, 2], [ROOT, ROOT], [0.5, 0.3])

@@ -1,0 +1,42 @@
+"""Keys that a config holds, or only refers to: Serve logs an application's config, and people keep
+such files."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+_REFERENCE = "env:"
+
+
+def check_reference(key: str) -> str:
+    """ValueError where it means to name a variable and does not."""
+    variable = _variable(key)
+    if variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+        raise ValueError(f"behind {_REFERENCE} there is no name of an environment variable")
+    return key
+
+
+def differ(field: str, keys: Mapping[str, str]) -> None:
+    twice = [key for key, count in Counter(keys.values()).items() if count > 1]
+    owners = [name for name, key in keys.items() if key in twice]
+    if owners:
+        raise ValueError(f"{field}: {' and '.join(owners)} have the same key; give each its own")
+
+
+def resolved(field: str, keys: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The keys themselves; ValueError names the field and the variable that is missing."""
+    found = {}
+    for name, key in keys.items():
+        variable = _variable(key)
+        found[name] = key if variable is None else environment.get(variable, "")
+        if not found[name]:
+            raise ValueError(
+                f"{field}.{name}: the environment variable {variable} is not set where the "
+                "ingress runs"
+            )
+    differ(field, found)
+    return found
+
+
+def _variable(key: str) -> str | None:
+    return key.removeprefix(_REFERENCE) if key.startswith(_REFERENCE) else None

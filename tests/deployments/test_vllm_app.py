@@ -1,0 +1,182 @@
+"""The application with its target on vLLM, over HTTP: what clients get is what the oracle says.
+
+What holds on every backend is in test_app.py.
+"""
+
+import asyncio
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+
+from benchmarks.serving.streams import Said, read, read_all
+from engine.params import SamplingParams
+from engine.verifiers.vllm_environment import process_environment
+from tests.actors.cluster import processes
+from tests.deployments.serving import (
+    ARGS,
+    PROMPT,
+    cluster,
+    deploy,
+    eventually,
+    oracle,
+    replicas,
+    tokenizer,
+)
+from tests.identity import Identity
+
+PORT, METRICS_PORT = 8151, 8251
+URL = f"http://127.0.0.1:{PORT}"
+ARGS = {
+    **ARGS,
+    "target": {
+        "dtype": "float32",
+        "backend": "vllm",
+        # Without compilation it loads in a third of the time.
+        "engine_args": {"enforce_eager": True},
+    },
+    "limits": {"recovery_s": 120},
+}
+PROMPTS = (
+    PROMPT,
+    "<|user|>List 6 animals.<|end|><|assistant|>",
+    '<|user|>Repeat "blue cup" 4 times.<|end|><|assistant|>',
+    "<|user|>Make a table of 5 rivers with length.<|end|><|assistant|>",
+)
+OPTIONS: Sequence[Mapping[str, Any]] = (
+    {"temperature": 0},
+    {"temperature": 1},
+    {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+    {"temperature": 0.9, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.2,
+     "logit_bias": {100: 3.0, 7: -5.0}},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _app() -> Iterator[None]:
+    with cluster(
+        PORT,
+        _metrics_export_port=METRICS_PORT,
+        _system_config={"metrics_report_interval_ms": 500},
+    ):
+        deploy(ARGS, within_s=240)
+        yield
+        eventually(kv_is_free, "KV of requests that have left is freed")
+
+
+def bodies(max_tokens: int) -> list[dict[str, Any]]:
+    """Eight of them: all prompts, all options."""
+    return [
+        {
+            "model": "target",
+            "prompt": PROMPTS[number % 4],
+            "max_tokens": max_tokens,
+            "seed": number,
+            "ignore_eos": True,
+            **OPTIONS[(number + number // 4) % 4],
+        }
+        for number in range(8)
+    ]
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    body = {"model": "target", "prompt": PROMPT, "max_tokens": 40, **fields}
+    answer: dict[str, Any] = requests.post(f"{URL}/v1/completions", json=body, timeout=60).json()
+    return answer
+
+
+def check(said: Sequence[Said], asked: Sequence[Mapping[str, Any]]) -> None:
+    """Every stream is complete and the oracle's."""
+    identity = Identity(oracle())
+    names = SamplingParams.__dataclass_fields__.keys() - {"seed", "ignore_eos"}
+    for one, body in zip(said, asked, strict=True):
+        assert one.error is None
+        assert one.finish == "length"
+        params = SamplingParams(**{name: body[name] for name in names & body.keys()})
+        prompt = tokenizer()(body["prompt"])["input_ids"]
+        identity.check(prompt, one.token_ids, params, body["seed"])
+        assert one.text == tokenizer().decode(one.token_ids, skip_special_tokens=True)
+    identity.finish()
+
+
+def kv_is_free() -> bool:
+    state = replicas().state.remote().result(timeout_s=10)
+    kv = state["kv_blocks"]
+    assert kv["free"] + kv["used"] + kv["cached"] == kv["total"], "blocks have been lost"
+    return kv["used"] == 0 and state["running"] == state["waiting"] == 0
+
+
+def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None:
+    asked = bodies(max_tokens=32)
+    said = asyncio.run(read_all(URL, asked, timeout_s=120))
+    check(said, asked)
+    statistics = [one.statistics for one in said if one.statistics is not None]
+    assert len(statistics) == len(said)
+    assert sum(one["accepted"] for one in statistics) > len(said)
+    assert sum(one["rounds"] for one in statistics) < sum(len(one.token_ids) for one in said)
+    assert all("tiny" in one["rounds_by_lane"] for one in statistics)
+    eventually(kv_is_free, "nobody is here")
+
+
+def test_without_speculation_the_same_is_said() -> None:
+    with_drafts, plain = (
+        ask(temperature=1, seed=3, speculation=drafter) for drafter in ("tiny", "off")
+    )
+    assert plain["choices"][0]["spindle"]["drafted"] == 0
+    assert with_drafts["choices"][0]["spindle"]["drafted"] > 0
+    assert with_drafts["choices"][0]["text"] == plain["choices"][0]["text"]
+
+
+def test_a_killed_verifier_comes_back_and_nobody_notices() -> None:
+    asked = bodies(max_tokens=96)
+    said = [Said() for _ in asked]
+    replica = replicas().state.remote().result(timeout_s=10)["replica"]
+    victim = processes(replica)["verifier"]
+    killed: list[int] = []
+
+    def strike() -> None:
+        tokens = sum(len(one.token_ids) for one in said)
+        if not killed and tokens > 8 * len(said):
+            killed.append(sum(not one.complete for one in said))
+            os.kill(victim, signal.SIGKILL)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(timeout=240) as client:
+            streams = zip(asked, said, strict=True)
+            await asyncio.gather(*(read(client, URL, body, one, strike) for body, one in streams))
+
+    asyncio.run(run())
+    assert killed == [len(said)], "the fault came too late"
+    assert processes(replica)["verifier"] != victim
+    check(said, asked)
+    eventually(kv_is_free, "nobody is here")
+
+
+def test_intels_openmp_is_loaded_before_anything_else() -> None:
+    """Without it threads that share their cores cost up to ten times."""
+    replica = replicas().state.remote().result(timeout_s=10)["replica"]
+    pid = processes(replica)["verifier"]
+    preloaded = process_environment().get("LD_PRELOAD")
+    if preloaded is None:
+        pytest.skip("intel-openmp is not installed")
+    assert preloaded in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_vllms_own_metrics_are_beside_ours() -> None:
+    def shown() -> set[str]:
+        url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        return {line.split("{")[0] for line in text.splitlines() if "{" in line}
+
+    wanted = {
+        "ray_vllm_num_requests_running",
+        "ray_vllm_kv_cache_usage_perc",
+        "ray_spindle_committed_tokens_total",
+    }
+    eventually(lambda: wanted <= shown(), f"{wanted} are shown")
