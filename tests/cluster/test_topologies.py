@@ -62,7 +62,8 @@ def load(name: str, models: Path) -> AppConfig:
     ("target", "file"), [("native", "cluster.yaml"), ("vllm", "cluster/vllm.yaml")]
 )
 def test_make_serve_runs_the_file_of_its_target(target: str, file: str, models: Path) -> None:
-    command = ["make", "--dry-run", "serve", f"TARGET={target}"]
+    # Inside `make test` it would also say which directory it enters and leaves.
+    command = ["make", "--no-print-directory", "--dry-run", "serve", f"TARGET={target}"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said.split()[-1] == file
     assert load(file, models).target.backend == target
