@@ -344,8 +344,8 @@ class StepEngine:
             return {}
         if self._lost:
             raise RankLost(self._lost)
-        # In a thread that is new to torch, OpenMP's count of threads becomes torch's when torch first
-        # asks. vLLM's attention would plan with that count before, and compute with it after.
+        # In a thread that is new to torch, OpenMP's count of threads becomes torch's when torch
+        # first asks. vLLM's attention would plan with the count before, and compute with that after.
         torch.get_num_threads()
         requests = {name: self._scheduler.requests[name] for name in turns}
         before = {name: one.num_computed_tokens for name, one in requests.items()}
