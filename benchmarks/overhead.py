@@ -16,7 +16,7 @@ import httpx
 import torch
 
 from actors.coordinator import Coordinator
-from actors.fleet import load
+from actors.fleet import raise_fleet
 from actors.knowledge import Knowledge
 from actors.settings import Limits, Policies
 from actors.specs import DrafterSpec, TargetSpec
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 async def compare(app: App, placement: str, requests: Sequence[Request]) -> list[Record]:
-    coordinator = in_process()
+    coordinator = await in_process()
     served: list[float] = []
     direct: list[float] = []
     async with httpx.AsyncClient(timeout=60) as client:
@@ -82,11 +82,11 @@ async def compare(app: App, placement: str, requests: Sequence[Request]) -> list
     ]
 
 
-def in_process() -> Coordinator:
+async def in_process() -> Coordinator:
     """The same target, drafter and policies."""
     target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
     drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"))]
-    fleet = load(target, drafters, cache_dir() / "profiles")
+    fleet = await raise_fleet(target, drafters, cache_dir() / "profiles")
     knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
     policies = Policies(
         make_schedule("default"),

@@ -345,7 +345,7 @@ class StepEngine:
         if self._lost:
             raise RankLost(self._lost)
         # In a thread that is new to torch, OpenMP's count of threads becomes torch's when torch
-        # first asks. vLLM's attention would plan with the count before, and compute with that after.
+        # first asks. vLLM's attention would plan with one count and compute with the other.
         torch.get_num_threads()
         requests = {name: self._scheduler.requests[name] for name in turns}
         before = {name: one.num_computed_tokens for name, one in requests.items()}
