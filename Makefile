@@ -53,6 +53,10 @@ bench: $(INSTALLED)
 	$(RUN)/python -m benchmarks.policy_cost
 	$(RUN)/python -m benchmarks.regret --smoke
 	$(RUN)/python -m benchmarks.papers --smoke
+	$(RUN)/python -m benchmarks.vllm_step
+	$(RUN)/python -m benchmarks.overhead
+	$(RUN)/python -m benchmarks.chaos --rounds 1
+	$(RUN)/python -m benchmarks.soak --seconds 60
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
