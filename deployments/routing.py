@@ -86,8 +86,9 @@ class PrefixRouter(RequestRouter):
         if method == "sign_of_life":
             name = pending_request.args[0]["replica"]
             named = [one for one in candidate_replicas if one.replica_id.unique_id == name]
-            # Where it is gone, another one takes the message and drops it.
-            return [named or running]
+            # Where it is gone, any other one takes the message and drops it, even one that drains:
+            # a sign that waited for a new replica would hold up those of the streams that go on.
+            return [named or candidate_replicas]
         if method == "stream":
             return self._for_prompt(running, pending_request.args[0]["prompt_ids"])
         return [_two_of(running)]
