@@ -217,7 +217,7 @@ class Coordinator:
             _form_cohorts(running, cutting.cohorts)
         self._drafting.start(running, self._policies, cutting, now)
         if self._verifying.start(running, self._policies, cutting, now):
-            self._drafting.catch_up(running, self._policies)
+            self._drafting.catch_up(running, self._policies, now)
 
     def _choose_who_runs(self, now: float) -> None:
         """Gives out batch slots and KV in the schedule's order. A request on its way through a

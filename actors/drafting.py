@@ -22,6 +22,11 @@ Answer = Draft | Missing | NoRoom
 _WORTH_READING = 8
 """Committed tokens for which an idle lane is asked to catch up: fewer can be read when the request
 comes, and every round of every request would cost an order."""
+_READING_SHARE = 0.02
+"""Of the time, for reading ahead on lanes that share processors with the verifier: there it is
+no idle time, and slows the forward down."""
+_SAVED_READING_S = 0.1
+"""So much of it can be saved up."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,8 @@ class Drafting:
         self._observe = observe
         self._spawn = spawn
         self._changed = changed
+        self._reading_s = 0.0
+        self._saved_at_s = 0.0
 
     @property
     def lanes(self) -> list[Lane]:
@@ -149,7 +156,9 @@ class Drafting:
             may = [job for job in jobs if job.drafter is None or job.drafter == drafter]
             if not may:
                 continue
-            plan = policies.speculation.plan([job.view for job in may], name, context, now)
+            unread = [len(job.served.committed) - job.served.known.get(name, 0) for job in may]
+            around = replace(context, unread=unread)
+            plan = policies.speculation.plan([job.view for job in may], name, around, now)
             asked = [
                 (job, _within(limit, job.draft_room, context.trees))
                 for job, limit in zip(may, plan.limits, strict=True)
@@ -166,7 +175,7 @@ class Drafting:
                 if call.state.name == chosen:
                     self._put_on(job, chosen, now)
         if calls:
-            self._spawn(self._draft(calls, now))
+            self._spawn(self._draft(calls))
 
     def _put_on(self, job: Job, lane: str, now: float) -> None:
         job.asked = lane
@@ -177,13 +186,15 @@ class Drafting:
                 self._observe(Switched(now, job.name, job.lane, lane, job.caught_up))
             job.lane = lane
 
-    async def _draft(self, calls: Sequence["_Call"], begun: float) -> None:
+    async def _draft(self, calls: Sequence["_Call"]) -> None:
         """All lanes' trees of each request become one (DESIGN 4.8), or one chain."""
         if len(calls) == 1:
             answers = [await self._ask(calls[0])]
         else:
             answers = await asyncio.gather(*(self._ask(call) for call in calls))
-        seconds = asyncio.get_running_loop().time() - begun
+        # Lookups are too short to tell from the handling around them.
+        priced = (call.seconds for call in calls if not call.state.lane.free)
+        seconds = max(priced, default=0.0)
         jobs: dict[str, Job] = {}
         for call, trees in zip(calls, answers, strict=True):
             for (job, _), tree in zip(call.asked, trees, strict=True):
@@ -215,9 +226,9 @@ class Drafting:
         trees = [
             _take(job, name, answer) for (job, _), answer in zip(call.asked, answers, strict=True)
         ]
-        seconds = clock() - begun
-        self._knowledge.learn_draft_cost(name, orders, trees, seconds)
-        self._observe(Drafted(clock(), name, seconds, len(orders), sum(map(len, trees))))
+        call.seconds = clock() - begun
+        self._knowledge.learn_draft_cost(name, orders, trees, call.seconds)
+        self._observe(Drafted(clock(), name, call.seconds, len(orders), sum(map(len, trees))))
         return trees
 
     def _lose(self, state: _LaneState, error: HostLost) -> None:
@@ -237,17 +248,18 @@ class Drafting:
         self._observe(LaneUp(clock(), state.name, clock() - lost_s))
         self._changed()
 
-    def catch_up(self, running: Sequence[Job], policies: Policies) -> None:
+    def catch_up(self, running: Sequence[Job], policies: Policies, now: float) -> None:
         """Fast switching (Spin IV-C): while the verifier works, lanes with nothing to do read
         what the requests that will probably come to them have committed."""
-        idle = {state.name for state in self._lanes.values() if state.idle and not state.lane.free}
+        self._save_reading_time(now)
+        idle = {state.name for state in self._lanes.values() if self._may_read(state)}
         if len(self._lanes) < 2 or not idle:
             return
         pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._limits.catch_up_tokens)
         for job in running:
-            # Who has never been drafted for (speculation is off, or does not pay) stays alone.
-            if job.stage is not Stage.VERIFYING or job.lane is None or job.draft_room <= 0:
+            # Also for who decodes plainly: else nobody would learn that it could do better.
+            if job.stage is not Stage.VERIFYING or job.draft_room <= 0:
                 continue
             if job.drafter is not None or not any(_is_behind(job, lane) for lane in idle):
                 continue
@@ -263,6 +275,14 @@ class Drafting:
             self._lanes[lane].busy = True
             self._spawn(self._read_ahead(self._lanes[lane], batch, policies.selection))
 
+    def _save_reading_time(self, now: float) -> None:
+        saved_s = self._reading_s + _READING_SHARE * (now - self._saved_at_s)
+        self._reading_s, self._saved_at_s = min(saved_s, _SAVED_READING_S), now
+
+    def _may_read(self, state: _LaneState) -> bool:
+        lane = state.lane
+        return state.idle and not lane.free and (lane.apart or self._reading_s > 0.0)
+
     async def _read_ahead(
         self,
         state: _LaneState,
@@ -277,6 +297,8 @@ class Drafting:
             return
         state.busy = False
         now = asyncio.get_running_loop().time()
+        if not state.lane.apart:
+            self._reading_s -= now - begun
         for (job, order), answer in zip(pieces, answers, strict=True):
             _take(job, state.name, answer, upto=order.prefix.base + len(order.prefix.delta))
             if isinstance(answer, Draft) and answer.matched and not job.ends:
@@ -310,13 +332,15 @@ class Drafting:
             await host.forget(requests)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
     """What one lane is asked for in one micro-batch."""
 
     state: _LaneState
     asked: Sequence[tuple[Job, DraftLimit]]
     rule: StepRule | None
+    seconds: float = 0.0
+    """Until it answered."""
 
 
 def _is_behind(job: Job, lane: str) -> bool:

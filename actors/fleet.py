@@ -82,7 +82,10 @@ async def raise_fleet(
         for close in closers:
             close()
         raise
-    lanes = [Lane(view, model.host) for view, model in zip(views, models, strict=True)]
+    lanes = [
+        Lane(view, model.host, apart=_is_apart(model.spec))
+        for view, model in zip(views, models, strict=True)
+    ]
     budget = verify.token_budget
     costs = Costs(
         verify.verify,
@@ -147,6 +150,12 @@ def _needed(group: Group | None) -> Group:
     if group is None:
         raise ValueError("placement: actor needs a group of actors to belong to")
     return group
+
+
+def _is_apart(spec: DrafterSpec) -> bool:
+    """Inline it computes where the target does; without a GPU on cores that others need as well,
+    if only the coordinator."""
+    return spec.placement == "actor" and spec.gpus > 0
 
 
 def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:

@@ -62,7 +62,12 @@ class Knowledge:
         self._lessons: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {
             lane.name: [] for lane in lanes
         }
-        self._waiting_s = 0.0
+        self._queueing_s = 0.0
+        """A running mean of waiting while the verifier worked for others."""
+        self._extra_plain_s = 0.0
+        self._extra_drafted_s = 0.0
+        """Running means of what rounds without and with drafts take beyond that, drafting, and what
+        the forward should: handling, the host's own work, transport."""
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
         return RoundContext(
@@ -73,6 +78,7 @@ class Knowledge:
             other_tokens=prefill_tokens,
             trees=self._trees,
             waiting_s=self._waiting_s,
+            handling_s=self._handling_s,
         )
 
     def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[Merged]:
@@ -112,10 +118,31 @@ class Knowledge:
         self._draft[lane].observe(context, tokens / levels, seconds / levels)
 
     def learn_verify(self, verified: Verified) -> None:
+        predicted_s = self._verify.predict(verified.context, verified.tokens)
+        slower_s = verified.seconds - predicted_s
         self._verify.observe(verified.context, verified.tokens, verified.seconds)
-        for outcome in verified.outcomes:
-            wait = outcome.seconds - outcome.verify_s - outcome.draft_s
-            self._waiting_s += _WAIT_MEMORY * (max(0.0, wait) - self._waiting_s)
+        if not verified.outcomes or verified.prefill_tokens:
+            return
+        # Who waits for the drafts of others waits as long as they.
+        drafting_s = max(outcome.draft_s for outcome in verified.outcomes)
+        waits = [one.seconds - one.verify_s - drafting_s for one in verified.outcomes]
+        wait_s = max(0.0, sum(waits) / len(waits))
+        idle_s = min(wait_s, max(0.0, verified.idle_s - drafting_s))
+        self._queueing_s += _WAIT_MEMORY * (wait_s - idle_s - self._queueing_s)
+        # A pause of the whole process, say, must not end drafting for good: a forward at most.
+        extra_s = min(idle_s + slower_s, verified.seconds)
+        if any(outcome.depth for outcome in verified.outcomes):
+            self._extra_drafted_s += _WAIT_MEMORY * (extra_s - self._extra_drafted_s)
+        else:
+            self._extra_plain_s += _WAIT_MEMORY * (extra_s - self._extra_plain_s)
+
+    @property
+    def _waiting_s(self) -> float:
+        return self._queueing_s + max(0.0, self._extra_plain_s)
+
+    @property
+    def _handling_s(self) -> float:
+        return max(0.0, self._extra_drafted_s - max(0.0, self._extra_plain_s))
 
     def score(
         self, lane: LaneView, context: int, matched: Sequence[bool], covered: Sequence[bool]
@@ -128,6 +155,7 @@ class Knowledge:
         best = Score(0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
             seconds = depth * step_s + self._verify.predict(context, 1 + depth) + self._waiting_s
+            seconds += self._handling_s if depth else 0.0
             tokens = len(matched) / count
             if tokens * best.seconds > best.tokens * seconds:
                 best = Score(tokens, seconds)

@@ -40,6 +40,8 @@ class Lane:
 
     view: LaneView
     host: DrafterHost
+    apart: bool = True
+    """Has processors of its own: what it computes while the verifier works slows nobody down."""
     free: bool = False
     """Costs next to nothing (a lookup), so it drafts for every request beside the chosen lane
     instead of being chosen."""

@@ -58,7 +58,9 @@ class Segment:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    arguments.add_argument("--requests", type=int, default=24, help="in each segment")
+    arguments.add_argument(
+        "--requests", type=int, default=24, help="in each segment, and at least 4 for each client"
+    )
     arguments.add_argument("--segments", type=int, default=3, help="pairs of segments")
     arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
@@ -116,14 +118,16 @@ async def compare(fleet: Fleet, chosen: argparse.Namespace) -> list[Record]:
         seconds = asyncio.get_running_loop().time() - begun
         return Segment([served[n] for n in sorted(served)], seconds, list(events))
 
-    requests = mixed_requests(chosen.requests * chosen.segments)
     await segment(mixed_requests(chosen.requests, seed=2), largest, True)  # learns and compiles
     records = []
     for clients in chosen.clients:
+        # With fewer a segment would be one wave and its end, at the pace of the longest request.
+        count = max(chosen.requests, 4 * clients)
+        requests = mixed_requests(count * chosen.segments)
         plain: list[Segment] = []
         drafted: list[Segment] = []
         for number in range(chosen.segments):
-            part = requests[number * chosen.requests : (number + 1) * chosen.requests]
+            part = requests[number * count : (number + 1) * count]
             for speculate in (True, False) if number % 2 else (False, True):
                 (drafted if speculate else plain).append(await segment(part, clients, speculate))
         records += report(f"local/{clients}", plain, drafted)

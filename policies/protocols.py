@@ -59,6 +59,12 @@ class RoundContext:
     waiting_s: float = 0.0
     """Between two verdicts of a request, besides its own drafting and verification: queueing
     behind other micro-batches, and transport."""
+    unread: Sequence[int] = ()
+    """Committed tokens that the planned lane has not read, of each request of its batch: the first
+    draft step reads them. Empty: one each."""
+    handling_s: float = 0.0
+    """What a round that drafts takes on top of drafting and verification, and a plain one does
+    not: planning, orders, choosing."""
 
 
 class DraftLimit(NamedTuple):

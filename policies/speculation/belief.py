@@ -76,6 +76,17 @@ class Beliefs:
             self._pool,
         )
 
+    def miss(self, rows: Ints, lane: str) -> None:
+        """The lane was asked and proposed nothing."""
+        self._numbers.setdefault(lane, len(self._numbers))
+        self._add_lanes()
+        number = self._numbers[lane]
+        self._own[rows, number] *= _FADE
+        self._own[rows, number, _REACHED] += 1.0
+        self._pool[number, _REACHED] += len(rows)
+        if self._pool[number, _REACHED] > _LANE_MEMORY:
+            self._pool[number] /= 2
+
     def reserve(self, rows: int) -> None:
         self._own = with_rows(self._own, rows)
 

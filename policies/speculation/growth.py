@@ -33,6 +33,8 @@ class RoundCosts(NamedTuple):
     fixed: int
     """Tokens that are verified anyway: roots, and what rides along."""
     waiting_s: float
+    handling_s: float
+    """Of a round with drafts."""
     room: int
     """Draft tokens that the verification has room for."""
     draft_budget: int
@@ -45,13 +47,16 @@ class RoundCosts(NamedTuple):
 @njit(cache=True)
 def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
     verify_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
-    return drafting_s + costs.waiting_s + verify_s
+    handling_s = costs.handling_s if nodes > 0.0 else 0.0
+    return drafting_s + handling_s + costs.waiting_s + verify_s
 
 
 class Prospects(NamedTuple):
     """What each request of the batch may expect, as arrays."""
 
     context: Floats
+    unread: Floats
+    """Tokens that the first draft step reads."""
     acceptance: Floats
     """Of the next level, given that the one before is accepted."""
     needs: Floats
@@ -67,6 +72,7 @@ class Prospects(NamedTuple):
 
 def prospects(
     standing: Standing,
+    unread: Sequence[int],
     acceptance: Floats,
     trust: Floats,
     no_harm: TimeCaps,
@@ -79,7 +85,8 @@ def prospects(
         standing, acceptance, no_harm, now, verdict_s, depth
     )
     caps = TimeCaps(slope, offset)
-    return Prospects(standing.context, acceptance, needs, promised, token_s, caps, trust)
+    reads = np.array(unread, np.float64) if unread else np.ones(len(acceptance))
+    return Prospects(standing.context, reads, acceptance, needs, promised, token_s, caps, trust)
 
 
 @njit(cache=True)
@@ -205,7 +212,8 @@ class GrowthRule:
         if not len(going):
             return 0.0
         read = float(self.prospects.context[going].sum()) + depth * len(going)
-        return self.costs.draft.predict(read, len(going) * self.width)
+        tokens = len(going) * self.width if depth else float(self.prospects.unread[going].sum())
+        return self.costs.draft.predict(read, tokens)
 
 
 @njit(cache=True)
@@ -245,11 +253,12 @@ def _going_on(
     # T if nobody goes on, the first one does, the first two do, ...
     seconds = np.empty(count + 1)
     seconds[0] = round_seconds(costs, float(drafted.nodes), drafted.drafting_s)
-    read = 0.0
+    read = tokens = 0.0
     for place in range(count):
         read += prospects.context[line.request[place]] + depth
         rows = float((place + 1) * width)
-        step_s = bent_seconds(costs.draft, read, rows)
+        tokens += width if depth else prospects.unread[line.request[place]]
+        step_s = bent_seconds(costs.draft, read, tokens)
         seconds[place + 1] = round_seconds(costs, drafted.nodes + rows, drafted.drafting_s + step_s)
     go_on = np.zeros(len(at), np.bool_)
     go_on[line.place[: _how_many(line, seconds, fair, drafted, prospects)]] = True

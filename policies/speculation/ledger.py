@@ -1,9 +1,9 @@
 """What speculation gives or costs each request, in tokens against plain decoding.
 
 The no-harm promise of DESIGN 4.6: over a window of its rounds, a request gains at least 0.97 of
-the tokens that plain decoding would have given it in the same time. Gains are the expected ones:
-realised tokens are so noisy over a window that some request of a batch would always be in debt,
-by chance alone. Where expectations are wrong, `Trust` mends them.
+the tokens that plain decoding would have given it in the same time. Times are measured. Gains are
+the expected ones: realised tokens are so noisy over a window that some request of a batch would
+always be in debt, by chance alone. Where expectations are wrong, `Trust` mends them.
 """
 
 import numpy as np
@@ -31,19 +31,35 @@ class Ledger:
         self._entries = np.zeros(0)
         """How many there were."""
         self._credit = np.zeros(0)
+        self._open = np.zeros((0, 3))
+        """Of the round under way: tokens beyond the target's own, the share of the forward that
+        drafts cost, seconds of handling."""
 
     def reserve(self, rows: int) -> None:
         self._rounds = with_rows(self._rounds, rows)
         self._entries = with_rows(self._entries, rows)
         self._credit = with_rows(self._credit, rows)
+        self._open = with_rows(self._open, rows)
 
-    def enter(self, rows: Ints, tokens: Floats, slowdown: float) -> None:
-        """A round that gains each `tokens` and takes `slowdown` times as long as a plain one."""
-        entries = tokens - self._promise * slowdown
+    def expect(self, rows: Ints, gains: Floats, drafts_share: float, handling_s: float) -> None:
+        """A round with drafts: `drafts_share` of its forward is theirs."""
+        self._open[rows, 0] = gains
+        self._open[rows, 1] = drafts_share
+        self._open[rows, 2] = handling_s
+
+    def settle(self, rows: Ints, seconds: Floats, verify_s: Floats, drafting_s: float) -> None:
+        """The round took each `seconds`, of them `verify_s` in the forward, and so long for
+        drafting, be it for others. One that nobody expected was plain."""
+        gains, drafts_share, handling_s = self._open[rows].T
+        plain_s = seconds - drafting_s - handling_s - drafts_share * verify_s
+        # A clock too coarse for the round must not make it look endless.
+        slowdown = seconds / np.maximum(plain_s, 0.1 * np.maximum(seconds, 1e-9))
+        entries = 1.0 + gains - self._promise * slowdown
         _enter(rows, entries, self._rounds, self._entries, self._credit)
+        self._open[rows] = 0.0
 
     def forget(self, row: int) -> None:
-        for account in (self._rounds, self._entries, self._credit):
+        for account in (self._rounds, self._entries, self._credit, self._open):
             account[row] = 0.0
 
     def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:

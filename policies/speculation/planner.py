@@ -32,6 +32,17 @@ from policies.speculation.width import best_width
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
+_LONGEST_REST = 3
+"""Rounds for which a lane that did not pay is not thought about: to think costs time as well. Not
+many, for what its drafter has to read grows meanwhile, and with it the cost of coming back."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """Of a lane on which nobody drafts."""
+
+    rounds: int = 1
+    left: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,9 @@ class Planner:
         self._rows = Rows()
         self._explore_s: dict[str, float] = {}
         """By lane: seconds that may be spent on finding out."""
+        self._asked: dict[str, set[int]] = {}
+        """By lane: rows of those who draft there in this round, and have proposed nothing yet."""
+        self._rests: dict[str, _Rest] = {}
         self._usual_s = 0.0
         """A running mean of T: how long a request of the batch waits for its next verdict."""
         self.needs_over_harm = 0
@@ -82,14 +96,21 @@ class Planner:
     def plan(
         self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
     ) -> DraftPlan:
+        if self._resting(batch, lane):
+            return DraftPlan([DraftLimit(0)] * len(batch))
         standing, rows = Standing.of(batch), self._rows_of(batch)
         rule = self._rule(batch, standing, rows, lane, context, now)
         able = np.flatnonzero(standing.left)
         begins = np.zeros(len(batch), np.bool_)
         begins[able] = rule.worthwhile(able, 0)
         begins[self._explorers(rows, lane, rule, able, begins)] = True
+        self._asked.setdefault(lane, set()).update(rows[begins].tolist())
         if not begins.any():
+            rest = self._rests.setdefault(lane, _Rest())
+            rest.left = rest.rounds
+            rest.rounds = min(rest.rounds + 1, _LONGEST_REST)
             return DraftPlan([DraftLimit(0)] * len(batch))
+        self._rests.pop(lane, None)
         depths = np.where(begins, np.minimum(standing.left, self._params.max_depth), 0.0).tolist()
         limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
         return DraftPlan([limit[depth] for depth in depths], rule)
@@ -103,10 +124,13 @@ class Planner:
         standing, rows = Standing.of(requests), self._rows_of(requests)
         promised = Forest.of(candidates)
         self._beliefs.observe(rows, candidates, promised, context.draft.keys())
+        for row, candidate in zip(rows.tolist(), candidates, strict=True):
+            for lane in candidate.lanes:
+                self._asked.get(lane, set()).discard(row)
         forest = promised.trusted(self._trust.of(rows))
         most = min(forest.nodes, room(len(requests), context))
         verify_s = verify_seconds(context, float(standing.context.sum()), len(requests), most)
-        drafting_s = max(candidate.drafting_s for candidate in candidates)
+        drafting_s = max(candidate.drafting_s for candidate in candidates) + context.handling_s
         # Two verdicts of a request lie so far apart, by the number of draft tokens.
         seconds = drafting_s + context.waiting_s + verify_s
         plain_s = float(seconds[0]) - drafting_s
@@ -114,8 +138,9 @@ class Planner:
         choice = self._choose(standing, forest, seconds, now - drafting_s, no_harm)
         self.needs_over_harm += choice.needs_over_harm
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
-        slowdown = choice.seconds / plain_s if plain_s > 0.0 else 1.0
-        self._ledger.enter(rows, 1.0 + choice.gain, slowdown)
+        kept_s = float(verify_s[len(choice.nodes)])
+        drafts_share = 1.0 - float(verify_s[0]) / kept_s if kept_s > 0.0 else 0.0
+        self._ledger.expect(rows, choice.gain, drafts_share, context.handling_s)
         self._trust.promise(rows, promised.gains(choice.nodes))
         return forest.masks(choice.nodes)
 
@@ -123,14 +148,32 @@ class Planner:
         known = [one for one in outcomes if self._rows.get(one.request) is not None]
         if known:
             rows = self._rows.of([one.request for one in known])
+            self._note_silence(rows)
             self._trust.settle(rows, np.array([float(one.accepted) for one in known]))
+            self._ledger.settle(
+                rows,
+                np.array([one.seconds for one in known]),
+                np.array([one.verify_s for one in known]),
+                max(one.draft_s for one in outcomes),
+            )
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
         if row is not None:
             self._beliefs.forget(row)
+            for asked in self._asked.values():
+                asked.discard(row)
             self._ledger.forget(row)
             self._trust.forget(row)
+
+    def _note_silence(self, rows: Ints) -> None:
+        """Who was asked for a draft and had none: a lookup that finds nothing."""
+        here = set(rows.tolist())
+        for lane, asked in self._asked.items():
+            silent = asked & here
+            if silent:
+                asked -= silent
+                self._beliefs.miss(np.array(sorted(silent), np.int64), lane)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
         rows = self._rows.of([request.name for request in requests])
@@ -139,6 +182,16 @@ class Planner:
         return rows
 
     # -- planning ------------------------------------------------------------------------------
+
+    def _resting(self, batch: Sequence[RequestView], lane: str) -> bool:
+        """Not where somebody is new, nor where an SLO's needs may have grown."""
+        rest = self._rests.get(lane)
+        if rest is None or rest.left == 0:
+            return False
+        if any(self._rows.get(one.name) is None or one.slo.tpot_s is not None for one in batch):
+            return False
+        rest.left -= 1
+        return True
 
     def _rule(
         self,
@@ -155,6 +208,7 @@ class Planner:
             read=float(standing.context.sum()),
             fixed=len(batch) + context.other_tokens,
             waiting_s=context.waiting_s,
+            handling_s=context.handling_s,
             room=room(len(batch), context),
             draft_budget=context.draft_budget,
         )
@@ -167,6 +221,7 @@ class Planner:
             names=tuple(request.name for request in batch),
             prospects=prospects(
                 standing,
+                context.unread,
                 acceptance,
                 self._trust.of(rows) * added,
                 self._no_harm_caps(standing, rows, plain_s),
@@ -210,7 +265,8 @@ class Planner:
         """Who drafts although it is not expected to pay: those known least, as far as the
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
         plain_s = rule.costs.seconds(0, 0.0)
-        saved_s = self._explore_s.get(lane, 0.0) + self._params.explore * plain_s
+        rounds = self._rests[lane].rounds if lane in self._rests else 1
+        saved_s = self._explore_s.get(lane, 0.0) + self._params.explore * plain_s * rounds
         self._explore_s[lane] = saved_s = min(saved_s, plain_s)
         idle = able[~begins[able]]
         if not len(idle):

@@ -68,6 +68,7 @@ class Service:
     schedule: Schedule = field(default_factory=fcfs)
     limits: Limits = field(default_factory=lambda: Limits(max_batch=4, kv_tokens=1024))
     stay: int = 6
+    apart: bool = True
     pipeline: MicroBatchParams = field(default_factory=MicroBatchParams)
     kv_tokens: int = 2048
     swap_tokens: int = 0
@@ -82,8 +83,8 @@ class Service:
         self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
         self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
         lanes = [
-            Lane(LaneView("near", "near", capacity=8), self.near),
-            Lane(LaneView("far", "far", capacity=8), self.far),
+            Lane(LaneView("near", "near", capacity=8), self.near, apart=self.apart),
+            Lane(LaneView("far", "far", capacity=8), self.far, apart=self.apart),
             Lane(LaneView("ngram", "ngram", 64), DirectDrafter(NgramDrafter("ngram")), free=True),
         ]
         draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
@@ -494,6 +495,26 @@ def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
         assert await late_tokens(reading) < await late_tokens(alone) / 2
         assert reading.seen(CaughtUp)
         assert not alone.seen(CaughtUp)
+
+    run(main())
+
+
+def test_lanes_on_the_verifiers_processors_read_ahead_for_little_of_the_time() -> None:
+    async def share_of_reading(apart: bool) -> float:
+        service = Service(stay=24, apart=apart)
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        params = replace(GREEDY, max_tokens=110)
+        streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(4)]
+        await asyncio.gather(*map(read, streams))
+        seconds = clock() - begun
+        await service.end()
+        return sum(event.seconds for event in service.seen(CaughtUp)) / seconds
+
+    async def main() -> None:
+        # One order more than has been saved up may be on its way.
+        assert 0 < await share_of_reading(apart=False) < 0.05
+        assert await share_of_reading(apart=True) > 0.05
 
     run(main())
 

@@ -76,7 +76,15 @@ def play(
             played.drafted[one.name] += drafted
             outcomes.append(
                 RoundOutcome(
-                    one.name, "lane", verified, drafted, accepted, accepted + 1, seconds, verify_s
+                    one.name,
+                    "lane",
+                    verified,
+                    drafted,
+                    accepted,
+                    accepted + 1,
+                    seconds,
+                    verify_s,
+                    drafting_s,
                 )
             )
         policy.observe(outcomes, now)

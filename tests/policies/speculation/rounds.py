@@ -47,6 +47,7 @@ def context(
     draft_budget: int = 10_000,
     other_tokens: int = 0,
     waiting_s: float = 0.0,
+    handling_s: float = 0.0,
 ) -> RoundContext:
     return RoundContext(
         verify=verify,
@@ -55,6 +56,7 @@ def context(
         draft_budget=draft_budget,
         other_tokens=other_tokens,
         waiting_s=waiting_s,
+        handling_s=handling_s,
     )
 
 

@@ -50,6 +50,26 @@ def kept(masks: Sequence[Mask]) -> list[int]:
     return [int(mask.sum()) for mask in masks]
 
 
+def concluded(
+    planner: Planner,
+    chosen: Sequence[Candidate],
+    around: RoundContext,
+    drafting_s: float = 0.0,
+) -> list[int]:
+    """A round that took as long as the costs say, and `drafting_s`: how much was verified."""
+    nodes = kept(planner.select(chosen, around, 10.0))
+    read = sum(one.request.context for one in chosen)
+    verify_s = around.verify.predict(read, len(chosen) + sum(nodes))
+    outcomes = [
+        RoundOutcome(
+            one.request.name, None, count, 0, 0, 1, drafting_s + verify_s, verify_s, drafting_s
+        )
+        for one, count in zip(chosen, nodes, strict=True)
+    ]
+    planner.observe(outcomes, 10.0)
+    return nodes
+
+
 def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
     return np.array(path, np.float32)
 
@@ -283,15 +303,63 @@ def test_debts_are_repaid() -> None:
     easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
     # Rounds without debt give it credit, which a later round may use: the easy one is drafted.
     for _ in range(20):
-        planner.select([plain, Candidate(view("easy"), DraftTree.empty())], around, 10.0)
-    assert kept(planner.select([plain, easy], around, 10.0))[1] > 0
+        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], around)
+    assert concluded(planner, [plain, easy], around)[1] > 0
     for _ in range(10):
-        planner.select([plain, needy], around, 10.0)
+        concluded(planner, [plain, needy], around)
     assert planner.needs_over_harm > 0
-    assert kept(planner.select([plain, easy], around, 10.0))[1] == 0
+    assert concluded(planner, [plain, easy], around)[1] == 0
     for _ in range(40):
-        planner.select([plain, Candidate(view("easy"), DraftTree.empty())], around, 10.0)
-    assert kept(planner.select([plain, easy], around, 10.0))[1] > 0
+        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], around)
+    assert concluded(planner, [plain, easy], around)[1] > 0
+
+
+def test_time_that_nobody_had_predicted_is_a_debt() -> None:
+    """Drafts for one are short and sure, and yet rounds with them take half as long again."""
+    around = context(verify=LinearCost(0.0, 2.5e-4, 20e-3))
+    chosen = [
+        Candidate(view("plain"), DraftTree.empty()),
+        Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3)),
+    ]
+    as_expected, slower = Planner(), Planner()
+    for _ in range(20):
+        concluded(as_expected, chosen, around)
+        concluded(slower, chosen, around, drafting_s=10e-3)
+    assert concluded(as_expected, chosen, around)[1] > 0
+    assert concluded(slower, chosen, around)[1] == 0
+
+
+def test_a_lookup_that_finds_nothing_is_asked_less() -> None:
+    around = context(verify=LinearCost(0.0, 1e-4, 20e-3), handling_s=2e-3)
+    batch = batch_of(4)
+    silent, talking = Planner(), Planner()
+    asked = {silent: 0, talking: 0}
+    for _ in range(60):
+        for planner in (silent, talking):
+            plan = planner.plan(batch, "lookup", around, 1.0)
+            asked[planner] += sum(limit.depth > 0 for limit in plan.limits)
+            tree = DraftTree.chain([1, 2], [0.8, 0.8]) if planner is talking else DraftTree.empty()
+            drafted = [Candidate(one, tree, lanes=("lookup",) * bool(len(tree))) for one in batch]
+            concluded(planner, drafted, around)
+    assert asked[silent] < 0.2 * asked[talking]
+
+
+def test_the_first_step_pays_for_what_the_drafter_has_not_read() -> None:
+    around = context(draft=LinearCost(0.0, 1e-6, 1e-4))
+    seconds = [
+        rule_for(replace(around, unread=unread)).round_s(np.array([0], np.int64))
+        for unread in ([1], [101])
+    ]
+    assert seconds[1] - seconds[0] == pytest.approx(100 * 1e-6)
+
+
+def test_handling_can_make_drafting_a_loss() -> None:
+    around = context(verify=LinearCost(0.0, 1e-4, 20e-3))
+    rule = rule_for(around)
+    dear = replace(rule, costs=rule.costs._replace(handling_s=40e-3))
+    first = np.array([0], np.int64)
+    assert rule.worthwhile(first, 0).any()
+    assert not dear.worthwhile(first, 0).any()
 
 
 def test_drafts_that_cost_nothing_are_kept_where_a_promise_is_missed_anyway() -> None:

@@ -1,0 +1,56 @@
+"""What a coordinator learns of the time between verdicts."""
+
+import pytest
+
+from actors.events import Verified
+from actors.knowledge import Costs, Knowledge
+from policies.cost import LinearCost
+from policies.request import RoundOutcome
+
+FORWARD_S = 0.01
+
+
+def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Knowledge:
+    """After rounds of two requests, one of which drafts for 4 ms, or none."""
+    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {}, 64, 64), [])
+    learn(knowledge, drafted, extra_s, queueing_s, count)
+    return knowledge
+
+
+def learn(
+    knowledge: Knowledge, drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60
+) -> None:
+    drafting_s = 0.004 if drafted else 0.0
+    idle_s = drafting_s + extra_s
+    seconds = idle_s + queueing_s + FORWARD_S
+    outcomes = (
+        RoundOutcome("drafts", "lane", 0, 2 * drafted, 0, 1, seconds, FORWARD_S, drafting_s),
+        RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S),
+    )
+    for _ in range(count):
+        knowledge.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
+
+
+def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> None:
+    context = rounds(drafted=True, extra_s=0.0).context()
+    assert context.waiting_s == pytest.approx(0.0, abs=1e-6)
+    assert context.handling_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_handling_is_what_only_rounds_with_drafts_take() -> None:
+    knowledge = rounds(drafted=True, extra_s=0.002)
+    learn(knowledge, drafted=False, extra_s=0.0005)
+    assert knowledge.context().handling_s == pytest.approx(0.0015, rel=0.05)
+    assert knowledge.context().waiting_s == pytest.approx(0.0005, rel=0.05)
+
+
+def test_time_in_which_the_verifier_works_for_others_is_waiting() -> None:
+    context = rounds(drafted=True, extra_s=0.0, queueing_s=0.008).context()
+    assert context.waiting_s == pytest.approx(0.008, rel=0.05)
+    assert context.handling_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_one_long_pause_does_not_end_drafting() -> None:
+    knowledge = rounds(drafted=True, extra_s=0.001)
+    learn(knowledge, drafted=True, extra_s=30.0, count=1)
+    assert knowledge.context().handling_s < FORWARD_S / 2
