@@ -21,6 +21,11 @@ from policies.trees import Merged, cut_to_chains, merge_each
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
+_FORGETTING = 0.02
+"""Per plain round, of what rounds with drafts have cost: a bad spell must not end drafting for
+good, for only drafting could tell that it is over."""
+_MOST_EXTRA = 0.5
+"""Of a forward: what one round can teach of time that nothing explains."""
 _DEEPEST_SCORED = 8
 _TREES_PER_LESSON = 64
 """Calibrations learn from at least so many trees at once: one at a time costs several times as
@@ -129,12 +134,13 @@ class Knowledge:
         wait_s = max(0.0, sum(waits) / len(waits))
         idle_s = min(wait_s, max(0.0, verified.idle_s - drafting_s))
         self._queueing_s += _WAIT_MEMORY * (wait_s - idle_s - self._queueing_s)
-        # A pause of the whole process, say, must not end drafting for good: a forward at most.
-        extra_s = min(idle_s + slower_s, verified.seconds)
+        # A pause of the whole process, say, must not end drafting.
+        extra_s = min(idle_s + slower_s, _MOST_EXTRA * predicted_s)
         if any(outcome.depth for outcome in verified.outcomes):
             self._extra_drafted_s += _WAIT_MEMORY * (extra_s - self._extra_drafted_s)
         else:
             self._extra_plain_s += _WAIT_MEMORY * (extra_s - self._extra_plain_s)
+            self._extra_drafted_s += _FORGETTING * (self._extra_plain_s - self._extra_drafted_s)
 
     @property
     def _waiting_s(self) -> float:

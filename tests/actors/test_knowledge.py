@@ -38,8 +38,8 @@ def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> No
 
 
 def test_handling_is_what_only_rounds_with_drafts_take() -> None:
-    knowledge = rounds(drafted=True, extra_s=0.002)
-    learn(knowledge, drafted=False, extra_s=0.0005)
+    knowledge = rounds(drafted=False, extra_s=0.0005)
+    learn(knowledge, drafted=True, extra_s=0.002)
     assert knowledge.context().handling_s == pytest.approx(0.0015, rel=0.05)
     assert knowledge.context().waiting_s == pytest.approx(0.0005, rel=0.05)
 
@@ -53,4 +53,11 @@ def test_time_in_which_the_verifier_works_for_others_is_waiting() -> None:
 def test_one_long_pause_does_not_end_drafting() -> None:
     knowledge = rounds(drafted=True, extra_s=0.001)
     learn(knowledge, drafted=True, extra_s=30.0, count=1)
-    assert knowledge.context().handling_s < FORWARD_S / 2
+    assert knowledge.context().handling_s < 0.002
+
+
+def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
+    knowledge = rounds(drafted=True, extra_s=0.005)
+    assert knowledge.context().handling_s > 0.004
+    learn(knowledge, drafted=False, extra_s=0.0, count=100)
+    assert knowledge.context().handling_s < 0.001
