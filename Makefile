@@ -54,6 +54,7 @@ bench: $(INSTALLED)
 	$(RUN)/python -m benchmarks.regret --smoke
 	$(RUN)/python -m benchmarks.papers --smoke
 	$(RUN)/python -m benchmarks.vllm_step
+	$(RUN)/python -m benchmarks.peers --smoke
 	$(RUN)/python -m benchmarks.overhead
 	$(RUN)/python -m benchmarks.chaos --rounds 1
 	$(RUN)/python -m benchmarks.soak --seconds 60

@@ -1,10 +1,12 @@
 """Faults under load: `python -m benchmarks.chaos [--rounds 10] [--faults NAME ...] [--json FILE]`.
+With `--backend vllm` the target is on vLLM; its ranks are no parts that could be killed alone.
 
 24 concurrent streams, first undisturbed; then the same streams while one part is killed: a
 drafter, the verifier, a tensor-parallel rank, the router, a replica, a replica's node. Every
 stream must end complete and equal to the undisturbed one. Names: chaos/FAULT/identical_share (with
-excused near-ties), chaos/FAULT/excused_share, chaos/FAULT/recovery_s (until every stream that was
-under way has got its next token). Exits with 1 when a stream was lost or differed.
+excused near-ties), chaos/FAULT/excused_share, chaos/FAULT/recovery_s (the longest that a stream
+that was under way then had to wait for its next tokens). Exits with 1 when a stream was lost or
+differed.
 """
 
 import asyncio
@@ -18,18 +20,13 @@ from statistics import mean
 from typing import Any
 
 import httpx
-import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
-from benchmarks.serving.app import Actor, App, running, until
+from benchmarks.serving.app import APP, Actor, App, running, small_args, until
+from benchmarks.serving.judge import Judge
 from benchmarks.serving.streams import Said, read
-from cluster.zoo import TARGET, model_path
-from engine.params import SamplingParams
-from tests import reference
-from tests.identity import NEAR_TIE
+from cluster.zoo import TARGET
 
 PORT = 8171
 STREAMS = 24
@@ -39,19 +36,7 @@ UNFINISHED = 0.5
 """A fault counts only if so many of the streams were still under way."""
 STREAM_S = 180.0
 RECOVERY_S = 120.0
-CONFIG: dict[str, Any] = {
-    # A share of CPU so large that only worker nodes have room for a replica (serving/app.py).
-    "target": {"dtype": "float32", "tensor_parallel": 2, "cpus": 0.5, "kv_tokens": 16_384},
-    "drafters": [
-        {"name": "tiny", "model": "zoo/tiny", "cpus": 0.2},
-        {"name": "tasks", "model": "zoo/tasks", "cpus": 0.2},
-        {"name": "ngram", "kind": "ngram"},
-    ],
-    # Under our own policies drafting may not pay for so small a target.
-    "policies": {"selection": {"name": "lbss"}, "speculation": {"name": "fixed"}},
-    "limits": {"max_batch": 16, "max_waiting": 64},
-    "scaling": {"min_replicas": 2, "max_replicas": 2},
-}
+NODE_CPUS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +46,64 @@ class Fault:
     """Of an actor's name or class."""
     node: bool = False
     """Takes the victim's whole node."""
+    ranks: int = 1
+    """Of each target that it strikes at."""
 
     def hits(self, actor: Actor) -> bool:
         return bool(self.victim.search(actor.name) or self.victim.search(actor.kind))
 
 
+REPLICA = re.compile(r"^SERVE_REPLICA::spindle#Replica#")
+ROUTER = re.compile(r"Router")
 FAULTS = (
     Fault("drafter", re.compile(r"^spindle:.*:tiny:")),
-    Fault("verifier", re.compile(r"^spindle:.*:verifier(/rank0)?:")),
-    Fault("tp_rank", re.compile(r"^spindle:.*:verifier/rank1:")),
-    Fault("router", re.compile(r"Router")),
-    Fault("replica", re.compile(r"^SERVE_REPLICA::spindle#Replica#")),
-    Fault("node", re.compile(r"^SERVE_REPLICA::spindle#Replica#"), node=True),
+    Fault("verifier", re.compile(r"^spindle:.*:verifier:")),
+    Fault("router", ROUTER),
+    Fault("replica", REPLICA),
+    Fault("node", REPLICA, node=True),
+    Fault("tp_rank", re.compile(r"^spindle:.*:verifier/rank1:"), ranks=2),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the faults of a series strike at."""
+
+    ranks: int
+    backend: str
+
+    @property
+    def replicas(self) -> int:
+        """Only whole targets need another one beside them: ranks take all streams with them."""
+        return 2 if self.ranks == 1 else 1
+
+    def args(self) -> dict[str, Any]:
+        args = small_args()
+        args["target"] |= {
+            "backend": self.backend,
+            "tensor_parallel": self.ranks,
+            # A share so large that every replica has a worker node to itself (serving/app.py).
+            "cpus": NODE_CPUS / 2 / self.ranks,
+            "kv_tokens": 16_384,
+        }
+        if self.backend == "vllm":  # without compilation it is back in a third of the time
+            args["target"]["engine_args"] = {"enforce_eager": True}
+        # Under our own policies drafting may not pay for so small a target.
+        args["policies"] = {"selection": {"name": "lbss"}, "speculation": {"name": "fixed"}}
+        args["scaling"] = {"min_replicas": self.replicas, "max_replicas": self.replicas}
+        return args
+
+    def is_up(self, app: App) -> bool:
+        """All replicas serve, with all their hosts, and the router is there."""
+        actors = app.actors()
+        hosts = sum(actor.name.startswith(f"{APP}:") for actor in actors)
+        drafters = 2
+        return (
+            hosts == self.replicas * (drafters + self.ranks)
+            and app.replica_states() == {"RUNNING": self.replicas}
+            and any(ROUTER.search(actor.name) or ROUTER.search(actor.kind) for actor in actors)
+            and _healthy(app.url)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +119,61 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=10)
     arguments.add_argument("--streams", type=int, default=STREAMS)
     names = [fault.name for fault in FAULTS]
-    arguments.add_argument("--faults", nargs="+", choices=names, default=names)
+    arguments.add_argument("--faults", nargs="+", choices=names)
+    arguments.add_argument("--backend", choices=("native", "vllm"), default="native")
     chosen = arguments.parse_args()
-    faults = [fault for fault in FAULTS if fault.name in chosen.faults]
-    with running(CONFIG, PORT, worker_nodes=2, cpus=2) as app:
-        records = asyncio.run(rounds(app, faults, chosen.rounds, chosen.streams))
-    publish(records, chosen.json)
-    shares = [record.value for record in records if record.name.endswith("identical_share")]
-    sys.exit(0 if all(share == 1 for share in shares) else 1)
-
-
-async def rounds(app: App, faults: Sequence[Fault], count: int, streams: int) -> list[Record]:
-    bodies = requests(streams)
+    strikable = [one for one in FAULTS if chosen.backend == "native" or one.ranks == 1]
+    wanted = chosen.faults or [one.name for one in strikable]
+    if len(wanted) > sum(one.name in wanted for one in strikable):
+        arguments.error("--faults tp_rank: vLLM's ranks are no parts that could be killed alone")
+    bodies = requests(chosen.streams)
     judge = Judge()
-    await until(lambda: whole(app), RECOVERY_S, "all hosts are up")
+    outcomes: dict[str, list[Outcome]] = {}
+    for ranks in (1, 2):
+        faults = [one for one in strikable if one.ranks == ranks and one.name in wanted]
+        if faults:
+            setting = Setting(ranks, chosen.backend)
+            with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
+                outcomes |= asyncio.run(series(app, setting, faults, chosen.rounds, bodies, judge))
+    publish(
+        [record for name, seen in outcomes.items() for record in report(name, seen)], chosen.json
+    )
+    lost = any(one.identical < one.streams for seen in outcomes.values() for one in seen)
+    sys.exit(1 if lost else 0)
+
+
+async def series(
+    app: App,
+    setting: Setting,
+    faults: Sequence[Fault],
+    rounds: int,
+    bodies: Sequence[Mapping[str, Any]],
+    judge: Judge,
+) -> dict[str, list[Outcome]]:
+    """All rounds of the faults in one setting, one fault at a time: each strikes at a whole
+    system."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    await until(lambda: setting.is_up(app), RECOVERY_S, "all hosts are up")
     calm = await undisturbed(app, bodies)
+    print(f"{setting}: undisturbed streams {clock() - begun:.1f} s", flush=True)
     outcomes: dict[str, list[Outcome]] = {fault.name: [] for fault in faults}
-    for number in range(count):
+    for number in range(rounds):
         for fault in faults:
+            begun = clock()
             outcome = await strike(app, fault, bodies, calm, judge)
             outcomes[fault.name].append(outcome)
-            print(f"round {number} {fault.name}: {outcome}", flush=True)
+            ended = clock()
             if fault.node:
-                app.cluster.add_node(num_cpus=2)
-            await until(lambda: whole(app), RECOVERY_S, f"all hosts are back after {fault.name}")
-    return [record for name, seen in outcomes.items() for record in report(name, seen)]
+                app.cluster.add_node(num_cpus=NODE_CPUS)
+            await until(lambda: setting.is_up(app), RECOVERY_S, f"all is back after {fault.name}")
+            print(
+                f"round {number}, {fault.name}: {outcome.identical} of {outcome.streams} identical,"
+                f" {outcome.excused} excused; streams wait {outcome.recovery_s:.1f} s at most, end"
+                f" after {ended - begun:.1f} s, all is back {clock() - ended:.1f} s later",
+                flush=True,
+            )
+    return outcomes
 
 
 def requests(count: int) -> list[dict[str, Any]]:
@@ -132,15 +192,6 @@ def requests(count: int) -> list[dict[str, Any]]:
             }
         )
     return bodies
-
-
-def whole(app: App) -> bool:
-    """Two replicas with all their hosts, and the router."""
-    actors = app.actors()
-    hosts = sum(actor.name.startswith("spindle:") for actor in actors)
-    replicas = sum(actor.name.startswith("SERVE_REPLICA::spindle#Replica#") for actor in actors)
-    router = any("Router" in actor.kind or "Router" in actor.name for actor in actors)
-    return hosts == 8 and replicas == 2 and router and _healthy(app.url)
 
 
 def _healthy(url: str) -> bool:
@@ -178,7 +229,7 @@ async def strike(
     fault: Fault,
     bodies: Sequence[Mapping[str, Any]],
     calm: Sequence[Said],
-    judge: "Judge",
+    judge: Judge,
 ) -> Outcome:
     victim = next(actor for actor in app.actors() if fault.hits(actor))
     due = KILL_AT * sum(len(one.token_ids) for one in calm)
@@ -206,7 +257,6 @@ async def strike(
     await until(
         lambda: all(actor.pid != victim.pid for actor in app.actors()), RECOVERY_S, "a victim dies"
     )
-    waits = [after - moment for one in unfinished if (after := one.token_after(moment)) is not None]
     verdicts = [
         judge(body, before, after) for body, before, after in zip(bodies, calm, said, strict=True)
     ]
@@ -214,45 +264,8 @@ async def strike(
         identical=sum(verdict is not None for verdict in verdicts),
         excused=sum(verdict is True for verdict in verdicts),
         streams=len(said),
-        recovery_s=max(waits),
+        recovery_s=max(one.longest_pause_s(moment) for one in unfinished),
     )
-
-
-class Judge:
-    """Grade F: equal to the undisturbed stream, or apart first at a near-tie of the reference."""
-
-    def __init__(self) -> None:
-        path = model_path(TARGET)
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(path)
-
-    def __call__(self, body: Mapping[str, Any], calm: Said, said: Said) -> bool | None:
-        """None: lost or different; else whether it had to be excused."""
-        if not said.complete:
-            print(f"  seed {body['seed']}: incomplete: {said.error}", flush=True)
-            return None
-        if said.token_ids == calm.token_ids and said.text == calm.text:
-            return False
-        pairs = zip(calm.token_ids, said.token_ids, strict=False)
-        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if first is not None and self._near_tie(body, calm.token_ids[:first]):
-            return True
-        print(f"  seed {body['seed']}: differs at output token {first}", flush=True)
-        return None
-
-    def _near_tie(self, body: Mapping[str, Any], output: Sequence[int]) -> bool:
-        params = SamplingParams(
-            temperature=body["temperature"],
-            frequency_penalty=body["frequency_penalty"],
-            max_tokens=body["max_tokens"],
-        )
-        tokens = [*body["prompt"], *output]
-        logits = reference.forward(self._model, tokens)[-1]
-        scores = reference.perturbed(logits, tokens, len(body["prompt"]), params, int(body["seed"]))
-        second, best = np.sort(scores)[-2:]
-        return bool(best - second < NEAR_TIE)
 
 
 def report(fault: str, outcomes: Sequence[Outcome]) -> list[Record]:

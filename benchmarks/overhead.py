@@ -2,8 +2,9 @@
 
 Time to the first token of single requests, over HTTP and from the same coordinator in this
 process, in turns; once with every host inline, once with hosts as Ray actors. Names:
-overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process) and
-overhead/PLACEMENT/added_p50 (`reference`: the bound). Exits with 1 when a bound is missed.
+overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process),
+overhead/PLACEMENT/added_p50 (`reference`: the bound) and overhead/lane/transport_p50 (a call that
+does nothing, to a drafter that is an actor). Exits with 1 when a bound is missed.
 """
 
 import asyncio
@@ -16,10 +17,11 @@ import httpx
 import torch
 
 from actors.coordinator import Coordinator
-from actors.fleet import raise_fleet
+from actors.fleet import Fleet, raise_fleet
 from actors.knowledge import Knowledge
 from actors.settings import Limits, Policies
-from actors.specs import DrafterSpec, TargetSpec
+from actors.spawn import Group
+from actors.specs import DrafterSpec, TargetSpec, Where
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import Request, mixed_requests
 from benchmarks.serving.app import App, running
@@ -31,6 +33,8 @@ from policies.catalogue import make_schedule, make_selection, make_speculation
 
 PORT = 8173
 BOUNDS_S = {"inline": 0.010, "actor": 0.020}
+TRANSPORT_BOUND_S = 0.001
+CALLS = 200
 MAX_TOKENS = 4
 KV_TOKENS = 16_384
 
@@ -53,9 +57,11 @@ def main() -> None:
     for placement in BOUNDS_S:
         with running(config(placement), PORT) as app:
             records += asyncio.run(compare(app, placement, requests))
+            if placement == "actor":
+                records.append(asyncio.run(transport()))
     publish(records, chosen.json)
-    added = {record.name: record for record in records if record.name.endswith("added_p50")}
-    sys.exit(0 if all(one.ratio is not None and one.ratio <= 1 for one in added.values()) else 1)
+    bounded = [one for one in records if one.name.endswith(("added_p50", "transport_p50"))]
+    sys.exit(0 if all(one.ratio is not None and one.ratio <= 1 for one in bounded) else 1)
 
 
 async def compare(app: App, placement: str, requests: Sequence[Request]) -> list[Record]:
@@ -82,11 +88,25 @@ async def compare(app: App, placement: str, requests: Sequence[Request]) -> list
     ]
 
 
+async def transport() -> Record:
+    fleet = await hosts("actor")
+    (lane,) = fleet.lanes
+    clock = asyncio.get_running_loop().time
+    seconds = []
+    for _ in range(CALLS):
+        begun = clock()
+        await lane.host.forget(())
+        seconds.append(clock() - begun)
+    await fleet.close()
+    took = median(seconds)
+    return Record(
+        "overhead/lane/transport_p50", took, "s", TRANSPORT_BOUND_S, took / TRANSPORT_BOUND_S
+    )
+
+
 async def in_process() -> Coordinator:
-    """The same target, drafter and policies."""
-    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
-    drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"))]
-    fleet = await raise_fleet(target, drafters, cache_dir() / "profiles")
+    """With the application's target, drafter and policies."""
+    fleet = await hosts("inline")
     knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
     policies = Policies(
         make_schedule("default"),
@@ -95,6 +115,12 @@ async def in_process() -> Coordinator:
     )
     limits = Limits(kv_tokens=KV_TOKENS)
     return Coordinator(fleet.verifier, fleet.lanes, policies, knowledge, limits)
+
+
+async def hosts(drafter: Where) -> Fleet:
+    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
+    drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"), placement=drafter)]
+    return await raise_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
 
 
 async def over_http(client: httpx.AsyncClient, url: str, request: Request) -> float:

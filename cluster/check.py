@@ -170,7 +170,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=parse_node,
         action="append",
         metavar="CPU=8,GPU=2,memory=64GB,gpu_memory=80GB",
-        help="a node of the cluster; once for each. Left out: this machine",
+        help="a node of the cluster; once for each, the head first. Left out: this machine",
     )
     cluster.add_argument("--ray", metavar="ADDRESS", help="ask a running cluster; auto: this one")
     return parser.parse_args(arguments)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cluster.config import AppConfig
 from cluster.footprint import RUNTIME_BYTES, Footprint, footprints
 from cluster.nodes import Node
-from cluster.placement import ACCELERATOR, OWN_CPUS, Placement, plan
+from cluster.placement import ACCELERATOR, HEAD_NODE, HEAD_SHARE, OWN_CPUS, Placement, plan
 
 _UNSTATED = ("memory",)
 """Resources that are checked only where a node says how much it has."""
@@ -25,23 +25,38 @@ class Demand:
 
 def missing(config: AppConfig, nodes: Sequence[Node], replicas: int | None = None) -> list[str]:
     """Why these nodes cannot hold the application (at the least number of replicas that the
-    config allows, or at so many): one line for each resource, none if they can."""
+    config allows, or at so many): one line for each resource, none if they can. Where none of
+    them is said to be the head, the first one is."""
+    if nodes and not any(HEAD_NODE in node for node in nodes):
+        nodes = [{HEAD_NODE: 1.0, **nodes[0]}, *nodes[1:]]
     placement = plan(config)
     processes = footprints(config, placement)
     one_replica = _demands(placement, processes)
     count = config.scaling.min_replicas if replicas is None else replicas
     demands = [*one_replica * count, *_SERVICES]
     return (
-        _too_large(demands, nodes)
+        _head_too_small(nodes)
+        or _too_large(demands, nodes)
         or _too_many(demands, nodes)
         or _unpacked(demands, nodes)
         or _gpu_memory(placement, processes, nodes)
     )
 
 
-_SERVICES = [
-    Demand(name, {"CPU": OWN_CPUS, "memory": RUNTIME_BYTES}) for name in ("ingress", "router")
-]
+_OWN = {"CPU": OWN_CPUS, "memory": RUNTIME_BYTES}
+_INGRESS = Demand("ingress", {HEAD_NODE: HEAD_SHARE, **_OWN})
+_SERVICES = [_INGRESS, Demand("router", _OWN)]
+
+
+def _head_too_small(nodes: Sequence[Node]) -> list[str]:
+    heads = [node for node in nodes if HEAD_NODE in node]
+    return [
+        f"{resource}: ingress needs {_amount(resource, amount)} on the head node, which has "
+        f"{_amount(resource, _has(head, resource))}"
+        for head in heads
+        for resource, amount in _INGRESS.resources.items()
+        if amount > _has(head, resource) + _EPSILON
+    ]
 
 
 def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Demand]:
@@ -143,7 +158,8 @@ def _has(node: Node, resource: str) -> float:
 
 
 def _size(demand: Demand) -> tuple[float, ...]:
-    return tuple(demand.resources.get(resource, 0.0) for resource in ("GPU", "memory", "CPU"))
+    resources = (HEAD_NODE, "GPU", "memory", "CPU")  # the head's have nowhere else to go
+    return tuple(demand.resources.get(resource, 0.0) for resource in resources)
 
 
 def _list(demand: Demand) -> str:

@@ -16,6 +16,10 @@ REPLICA = 0
 """The replica's own bundle: Serve places the replica into the first one."""
 OWN_CPUS = 0.05
 """Of the replica, the ingress and the router, which compute little."""
+HEAD_NODE = "node:__internal_head__"
+"""Ray's own resource of the head node, which is the last one to go: the ingress lies there ..."""
+HEAD_SHARE = 0.001
+"""... and takes a sliver of it."""
 STRATEGY = "PACK"
 """On as few nodes as there is room for."""
 ACCELERATOR = "accelerator_type:"

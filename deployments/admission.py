@@ -8,7 +8,7 @@ from typing import Any
 from cluster.config import AppConfig
 from deployments.errors import ApiError
 from deployments.messages import SloFields, SpeculationFields, StreamRequest
-from deployments.requests import ChatRequest, CompletionRequest, GenerationRequest, SloTargets
+from deployments.requests import ChatRequest, GenerationRequest, SloTargets, sampling_params
 from deployments.tokens import Tokens
 from engine.errors import InvalidRequest
 from engine.params import SamplingParams
@@ -60,7 +60,6 @@ class Admission:
         if isinstance(request, ChatRequest):
             messages = [message.for_template for message in request.messages]
             return [await self._tokens.encode_chat(messages)], "messages"
-        assert isinstance(request, CompletionRequest)
         return [
             await self._tokens.encode(prompt) if isinstance(prompt, str) else prompt
             for prompt in request.prompts
@@ -130,7 +129,7 @@ def _params(
             field if room < 1 else request.token_limit_field,
             "context_length_exceeded",
         )
-    return request.sampling(max_tokens)
+    return sampling_params(request, max_tokens)
 
 
 def _check(

@@ -17,7 +17,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import ray_nodes
-from cluster.placement import OWN_CPUS, plan
+from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, plan
 from deployments.entrance import Entrance
 from deployments.replica import Replica
 from deployments.router_actor import router_config
@@ -25,8 +25,6 @@ from deployments.routing import PrefixRouter
 from deployments.scaling import QueueGoodputAttainment
 from engine.verifiers.vllm_environment import process_environment
 
-_HEAD_NODE = {"node:__internal_head__": 0.001}
-"""Ray's own resource of the head node, which is the last one to go."""
 _SPARE_CALLS = 1000
 """Signs of life and requests that will be refused: the coordinator decides on admission (429), and
 Serve's own limits stay out of its way."""
@@ -55,7 +53,7 @@ def _ingress(config: AppConfig) -> serve.Deployment:
         Entrance,
         name="Ingress",
         num_replicas=1,
-        ray_actor_options={"num_cpus": OWN_CPUS, "resources": _HEAD_NODE},
+        ray_actor_options={"num_cpus": OWN_CPUS, "resources": {HEAD_NODE: HEAD_SHARE}},
         max_ongoing_requests=admitted * config.scaling.max_replicas + _SPARE_CALLS,
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,

@@ -9,7 +9,6 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.api import Body
 from deployments.errors import ApiError
 from deployments.ingress import Ingress
 
@@ -62,7 +61,7 @@ def _fields(request: StringValue) -> dict[str, Any]:
     return fields
 
 
-def _said(body: Body, context: RayServegRPCContext) -> StringValue:
+def _said(body: dict[str, Any], context: RayServegRPCContext) -> StringValue:
     """With a status that is an error gRPC drops the message: its details say what is wrong."""
     if (error := body.get("error")) is not None:
         context.set_code(_CODES.get(error["status"], grpc.StatusCode.INTERNAL))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.schema import ReplicaRank
@@ -14,14 +14,15 @@ from actors.jobs import Cancelled, Overloaded, Stream
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.announce import announce, tell
-from deployments.hosts import raise_hosts
 from deployments.messages import Message, Refused, SignOfLife, StreamRequest
 from deployments.metrics import Metrics
 from deployments.router_actor import exchange
-from deployments.service import Service
 from deployments.signals import Signals
 from deployments.silence import Silence
 from engine.errors import InvalidRequest, SpindleError
+
+if TYPE_CHECKING:
+    from deployments.service import Service
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +44,11 @@ class Replica:
         self._announcing: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
-    async def _start(self) -> Service:
+    async def _start(self) -> "Service":
+        # Only here: models take seconds to import, and who builds the application needs none.
+        from deployments.hosts import raise_hosts
+        from deployments.service import Service
+
         tell(f"Spindle: loading {self._config.served_name}")
         fleet = await raise_hosts(self._config, self._name, tell)
         service = Service(self._config, fleet)
@@ -155,7 +160,7 @@ class Replica:
             _LOG.exception("idle hosts could not be checked")
 
     @property
-    def _service(self) -> Service:
+    def _service(self) -> "Service":
         """Serve calls nothing before it is there."""
         return self._starting.result()
 

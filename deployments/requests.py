@@ -66,8 +66,8 @@ class SpeculationOptions(Fields):
     """Tokens drafted ahead at most."""
 
 
-class GenerationRequest(Fields):
-    """What both completion APIs share."""
+class SharedFields(Fields):
+    """What both completion APIs have."""
 
     model: str
     n: Annotated[int, Field(ge=1)] = 1
@@ -124,40 +124,8 @@ class GenerationRequest(Fields):
             return SpeculationOptions(drafter=self.speculation)
         return self.speculation or SpeculationOptions()
 
-    @property
-    def token_limit(self) -> int | None:
-        """Output tokens at most; None: as many as the context has room for."""
-        raise NotImplementedError
 
-    @property
-    def token_limit_field(self) -> str:
-        return "max_tokens"
-
-    @property
-    def alternatives(self) -> int | None:
-        """Alternatives to report beside each token's log-probability; None: neither."""
-        raise NotImplementedError
-
-    def sampling(self, max_tokens: int) -> SamplingParams:
-        """All but the seed, of which each choice has its own."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=self.alternatives,
-        )
-
-
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(SharedFields):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -177,8 +145,12 @@ class CompletionRequest(GenerationRequest):
         return [tokens] if tokens else [one for one in self.prompt if not isinstance(one, int)]
 
     @property
-    def token_limit(self) -> int | None:
+    def token_limit(self) -> int:
         return self.max_tokens
+
+    @property
+    def token_limit_field(self) -> str:
+        return "max_tokens"
 
     @property
     def alternatives(self) -> int | None:
@@ -213,7 +185,7 @@ class TextFormat(Fields):
     type: Literal["text"]
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -250,6 +222,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def token_limit(self) -> int | None:
+        """None: as many as the context has room for."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -259,6 +232,30 @@ class ChatRequest(GenerationRequest):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+GenerationRequest = CompletionRequest | ChatRequest
+"""Both say how many output tokens they want at most (`token_limit`, and in which field), and how
+many `alternatives` beside each token's log-probability; None: not even that."""
+
+
+def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
+    """All but the seed, of which each choice has its own."""
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        logprobs=request.alternatives,
+    )
 
 
 class TokenizeRequest(Fields):

@@ -2,27 +2,30 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+import yaml
 from ray import serve
+from ray._private import state  # the public API needs a dashboard: half a dozen processes
 from ray.cluster_utils import Cluster
-from ray.util.state import list_actors
 
 from deployments.app import build
 
 APP = "spindle"
+_CONFIG = Path(__file__).parents[2] / "cluster" / "test.yaml"
 _WORKER_ENV = {"OMP_WAIT_POLICY": "PASSIVE", "RAY_metrics_report_interval_ms": "500"}
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """One living actor, as Ray's state API shows it."""
+    """One living actor, as Ray sees it."""
 
-    identity: str
     name: str
     kind: str
     pid: int
@@ -35,17 +38,24 @@ class App:
     cluster: Cluster
 
     def actors(self) -> list[Actor]:
-        alive = list_actors(
-            filters=[("state", "=", "ALIVE")], limit=1000, raise_on_missing_output=False
-        )
         return [
-            Actor(one.actor_id, one.name or "", one.class_name, one.pid or 0, one.node_id or "")
-            for one in alive
+            Actor(one["Name"], one["ActorClassName"], one["Pid"], one["Address"]["NodeID"])
+            for one in state.actors(actor_state_name="ALIVE").values()
         ]
 
-    def ours(self) -> list[Actor]:
-        """Drafters, verifiers and their ranks; Serve's own actors are not among them."""
-        return [actor for actor in self.actors() if actor.name.startswith(f"{APP}:")]
+    def replica_states(self) -> Mapping[str, int]:
+        """How many replicas are in each of Serve's states."""
+        states: Mapping[str, int] = (
+            serve.status().applications[APP].deployments["Replica"].replica_states
+        )
+        return states
+
+
+def small_args() -> dict[str, Any]:
+    """The application's arguments in cluster/test.yaml."""
+    (application,) = yaml.safe_load(_CONFIG.read_text())["applications"]
+    args: dict[str, Any] = application["args"]
+    return args
 
 
 @contextmanager
@@ -57,8 +67,9 @@ def running(
     With worker nodes the head has one CPU: give the hosts so large a share in `args` that a
     replica does not fit there.
     """
+    _check_free(port)
     os.environ.update(_WORKER_ENV)
-    head = {"num_cpus": 1 if worker_nodes else cpus, "include_dashboard": True}
+    head = {"num_cpus": 1 if worker_nodes else cpus, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(worker_nodes):
@@ -71,6 +82,13 @@ def running(
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
+
+
+def _check_free(port: int) -> None:
+    """Raises OSError: Serve's proxy would share it with whoever listens, and the requests, too."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
 
 
 async def until(condition: Callable[[], bool], bound_s: float, what: str) -> None:

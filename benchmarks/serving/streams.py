@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -26,9 +27,10 @@ class Said:
     def complete(self) -> bool:
         return self.finish is not None and self.error is None
 
-    def token_after(self, moment_s: float) -> float | None:
-        """When the first token behind `moment_s` came."""
-        return next((time for time in self.times_s if time > moment_s), None)
+    def longest_pause_s(self, since_s: float) -> float:
+        """Between two events, from then on. What was on its way then has come through."""
+        times = [since_s, *(time for time in self.times_s if time > since_s)]
+        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 
 async def read(

@@ -137,6 +137,23 @@ def test_the_missing_resource_is_named_and_the_status_is_1(
             "GPU: beside the others no node has room for",
         ),
         (
+            # The first one is the head, where the ingress goes and nothing else has to.
+            {},
+            [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS],
+            "CPU: ingress needs 0.05 on the head node, which has 0",
+        ),
+        (
+            {},
+            [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS | {"node:__internal_head__": 1.0}],
+            None,
+        ),
+        (
+            # A replica on the head would leave no room for the ingress, which comes first.
+            {"target": {"cpus": 0.95}},
+            [TWO_GPUS | {"CPU": 1.0}, TWO_GPUS | {"CPU": 1.0}],
+            None,
+        ),
+        (
             {"target": {"gpus": 0.5, "kv_tokens": 3 * 10**6}},
             [TWO_GPUS | {"gpu_memory": 8e9}],
             "gpu_memory: verifier needs 6,",

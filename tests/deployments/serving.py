@@ -53,6 +53,19 @@ def deploy(
     args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None, within_s: float = 90
 ) -> None:
     """As `serve run` deploys a file; once more with a `user_config` switches policies."""
+    begin_deploy(args, user_config)
+
+    def is_running() -> bool:
+        status = serve.status().applications["spindle"]
+        reasons = [status.message, *(one.message for one in status.deployments.values())]
+        assert status.status != "DEPLOY_FAILED", "\n".join(reasons)
+        return status.status == "RUNNING"
+
+    eventually(is_running, "the application runs", within_s)
+
+
+def begin_deploy(args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None) -> None:
+    """Serve does the rest, and is done when replicas that go have drained."""
     application = {
         "name": "spindle",
         "import_path": "deployments.app:build",
@@ -62,13 +75,13 @@ def deploy(
     schema = ServeDeploySchema.model_validate({"applications": [application]})
     _get_global_client().deploy_apps(schema, _blocking=False)
 
-    def is_running() -> bool:
-        status = serve.status().applications["spindle"]
-        reasons = [status.message, *(one.message for one in status.deployments.values())]
-        assert status.status != "DEPLOY_FAILED", "\n".join(reasons)
-        return status.status == "RUNNING"
 
-    eventually(is_running, "the application runs", within_s)
+def replica_states() -> Mapping[str, int]:
+    """How many replicas are in each of Serve's states."""
+    states: Mapping[str, int] = (
+        serve.status().applications["spindle"].deployments["Replica"].replica_states
+    )
+    return states
 
 
 def replicas() -> DeploymentHandle:

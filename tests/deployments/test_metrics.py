@@ -1,7 +1,9 @@
 """What Ray's metrics endpoint says, and whether it is what clients received."""
 
 import json
+import os
 import re
+import signal
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, exported_names
-from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually
+from tests.actors.cluster import processes
+from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
 
 ROOT = Path(__file__).parents[2]
 METRICS_PORT = 8239
 STREAMS = 8
+DRAFTERS = [
+    {"name": "tiny", "model": "zoo/tiny", "placement": "actor"},
+    {"name": "tasks", "model": "zoo/tasks", "placement": "inline"},
+]
 Samples = dict[str, float]
 
 
@@ -28,7 +35,7 @@ def app() -> Iterator[serve.handle.DeploymentHandle]:
         _metrics_export_port=METRICS_PORT,
         _system_config={"metrics_report_interval_ms": 500},
     ):
-        deploy(ARGS)
+        deploy({**ARGS, "drafters": DRAFTERS})
         yield serve.get_app_handle("spindle")
 
 
@@ -84,6 +91,27 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     # Even seeds were promised what nobody can keep.
     by_kept = scrape("kept")
     assert by_kept["promises_total/yes"] == by_kept["promises_total/no"] == STREAMS / 2
+
+
+def test_a_drafter_that_dies_is_counted_with_its_recovery_and_who_moved_away(
+    app: serve.handle.DeploymentHandle,
+) -> None:
+    replica = replicas().state.remote().result(timeout_s=10)["replica"]
+    assert "switches_total" not in scrape()
+    endless = {"model": "target", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+    stream = iter(app.options(stream=True).stream.remote(endless))
+    next(stream)
+    os.kill(processes(replica)["tiny"], signal.SIGKILL)
+    *_, last = stream
+    assert last["choices"][0]["finish_reason"] == "length"
+    eventually(
+        lambda: scrape("host").get("restarts_total/tiny") == 1,
+        "the restart is counted",
+        within_s=30,
+    )
+    assert 0 < scrape("host")["recovery_seconds_total/tiny"] < 30
+    assert last["choices"][0]["spindle"]["rounds_by_lane"].keys() == {"tiny", "tasks"}
+    assert scrape()["switches_total"] == 1
 
 
 BOARDS = sorted((ROOT / "dashboards").glob("*.json"))

@@ -1,11 +1,12 @@
 """The official `openai` client against the application over Serve: it must notice nothing."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from engine.seeds import splitmix64
@@ -23,7 +24,8 @@ from tests.deployments.serving import (
 
 PORT = 8161
 KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
-LIMITS = {"max_batch": 8, "max_waiting": 8, "max_choices": 4}
+ADMITTED = 64
+LIMITS = {"max_batch": 8, "max_waiting": ADMITTED - 8, "max_choices": 4}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 7."}]
 
 
@@ -38,6 +40,15 @@ def complete(client: OpenAI, **fields: object) -> openai.types.Completion:
     asked = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, **fields}
     answer: openai.types.Completion = client.completions.create(**asked)  # type: ignore[call-overload]  # fields vary
     return answer
+
+
+def nobody_is_here() -> bool:
+    state = replicas().state.remote().result(timeout_s=10)
+    kv = state["kv_blocks"]
+    return (
+        state["running"] == state["waiting"] == kv["used"] == 0
+        and kv["free"] + kv["cached"] == kv["total"]
+    )
 
 
 def test_models(client: OpenAI) -> None:
@@ -162,15 +173,40 @@ def test_logit_bias_bans_a_token(client: OpenAI) -> None:
     assert not text.startswith(tokenizer().decode([first]))
 
 
-def test_32_streams_at_once_say_what_each_says_alone(client: OpenAI) -> None:
-    """With 16 admitted at once, the others are told to come again (429), as the client does."""
+def test_96_streams_at_once_say_what_each_says_alone(client: OpenAI) -> None:
+    """With 64 admitted at once, the others are told to come again (429), as the client does."""
     patient = client.with_options(max_retries=20)
-    with ThreadPoolExecutor(32) as pool:
+    with ThreadPoolExecutor(96) as pool:
         answers = list(
-            pool.map(lambda seed: complete(patient, temperature=1, seed=seed % 4), range(32))
+            pool.map(lambda seed: complete(patient, temperature=1, seed=seed % 4), range(96))
         )
     for seed, answer in enumerate(answers):
         assert answer.choices[0].text == expected_text(1.0, seed % 4, 24)
+
+
+def test_of_500_at_once_each_is_served_or_told_when_to_come_again(client: OpenAI) -> None:
+    async def ask(impatient: AsyncOpenAI, seed: int) -> str | openai.RateLimitError:
+        try:
+            answer = await impatient.completions.create(
+                model="target", prompt=PROMPT, max_tokens=24, temperature=1, seed=seed
+            )
+        except openai.RateLimitError as refusal:
+            return refusal
+        return answer.choices[0].text
+
+    async def all_at_once() -> list[str | openai.RateLimitError]:
+        async with AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, max_retries=0, timeout=60
+        ) as impatient:
+            return await asyncio.gather(*(ask(impatient, number % 4) for number in range(500)))
+
+    said = asyncio.run(all_at_once())
+    served = [(number % 4, text) for number, text in enumerate(said) if isinstance(text, str)]
+    refused = [one for one in said if isinstance(one, openai.RateLimitError)]
+    assert ADMITTED <= len(served) < 500
+    assert all(int(one.response.headers["retry-after"]) > 0 for one in refused)
+    assert all(text == expected_text(1.0, seed, 24) for seed, text in served)
+    eventually(nobody_is_here, "all KV is free or cached")
 
 
 def test_statistics_come_with_each_choice(client: OpenAI) -> None:
@@ -221,8 +257,4 @@ def test_who_leaves_frees_his_place_and_his_memory(client: OpenAI, streamed: boo
             with pytest.raises(openai.APITimeoutError):
                 complete(impatient, max_tokens=1500, n=4, extra_body={"ignore_eos": True})
 
-    def idle() -> bool:
-        state = replicas().state.remote().result()
-        return state["running"] == state["waiting"] == 0 and state["kv_blocks"]["used"] == 0
-
-    eventually(idle, "nothing runs and no KV is held", within_s=5)
+    eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)

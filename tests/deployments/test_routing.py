@@ -2,7 +2,6 @@
 goes."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +15,12 @@ from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
 from tests.deployments.serving import (
     ARGS,
     PROMPT,
+    begin_deploy,
     cluster,
     deploy,
     eventually,
     expected_text,
+    replica_states,
     replicas,
     request,
     signs_of_life,
@@ -27,9 +28,15 @@ from tests.deployments.serving import (
 )
 
 SILENT_INGRESS_S = 1.0
-LIMITS = {"max_batch": 16, "unread_tokens": 64, "silent_ingress_s": SILENT_INGRESS_S}
+LIMITS = {
+    "max_batch": 16,
+    "unread_tokens": 64,
+    "stalled_s": 120,
+    "silent_ingress_s": SILENT_INGRESS_S,
+}
 TWO = {**ARGS, "limits": LIMITS, "scaling": {"min_replicas": 2, "max_replicas": 2}}
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
+LONG = {**ENDLESS, "max_tokens": 400}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +118,7 @@ def test_signs_of_life_reach_the_replicas_that_they_name() -> None:
     while len(set(homes.values())) < 2 and len(streams) < 16:
         name = f"read {len(streams)}"
         streams[name], homes[name] = open_stream(
-            name, prompt_ids=[200 + len(streams)] * BLOCK, params={**ENDLESS, "max_tokens": 400}
+            name, prompt_ids=[200 + len(streams)] * BLOCK, params=LONG
         )
     assert len(set(homes.values())) == 2
     read = dict.fromkeys(streams, 0)
@@ -126,7 +133,7 @@ def test_signs_of_life_reach_the_replicas_that_they_name() -> None:
             reader.start()
         for reader in readers:
             reader.join(60)
-    assert read == dict.fromkeys(streams, 400)
+    assert read == dict.fromkeys(streams, LONG["max_tokens"])
 
 
 @pytest.mark.usefixtures("_two_replicas")
@@ -175,26 +182,33 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
     for number in range(2):
         name = f"drained {number}"
         streams[name], homes[name] = open_stream(
-            name, prompt_ids=[300 + number] * BLOCK, params=ENDLESS
+            name, prompt_ids=[300 + number] * BLOCK, params=LONG
         )
     read = dict.fromkeys(streams, 0)
     said: dict[str, list[dict[str, Any]]] = {name: [] for name in streams}
+    replaced = threading.Event()
 
     def follow(name: str) -> None:
         for message in streams[name]:
             said[name].append(message)
-            time.sleep(0.02)  # a slow reader, so that most is still to come when the replica goes
+            if len(said[name]) == 3:
+                replaced.wait(90)  # unread, it pauses, and nearly all is still to come
             read[name] += len(message.get("token_ids", ()))
 
     with signs_of_life(homes, read):
         readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
         for reader in readers:
             reader.start()
-        deploy({**TWO, "scaling": {}})
+        begin_deploy({**TWO, "scaling": {}})
+        try:
+            now = {"RUNNING": 1, "STOPPING": 2}
+            eventually(lambda: replica_states() == now, "both replicas go", within_s=60)
+        finally:
+            replaced.set()
         for reader in readers:
             reader.join(60)
     for name, messages in said.items():
         assert messages[-1].get("finish") is not None, (name, messages[-1])
-        assert len(tokens(messages)) == ENDLESS["max_tokens"]
+        assert len(tokens(messages)) == LONG["max_tokens"]
     _, home = open_stream("after", prompt_ids=[300] * BLOCK)
     assert home not in homes.values()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from ray import serve
 from ray.serve.config import AutoscalingContext
 
 from actors.events import Left, Verified
@@ -11,7 +10,15 @@ from actors.jobs import Statistics
 from deployments.scaling import QueueGoodputAttainment
 from deployments.signals import Signals
 from policies.request import RequestView, RoundOutcome, Slo
-from tests.deployments.serving import ARGS, cluster, deploy, eventually, replicas, request
+from tests.deployments.serving import (
+    ARGS,
+    cluster,
+    deploy,
+    eventually,
+    replica_states,
+    replicas,
+    request,
+)
 
 MAX_BATCH = 8
 ENDLESS = {"max_tokens": 1900, "ignore_eos": True}
@@ -121,8 +128,4 @@ def test_serve_adds_a_replica_while_requests_wait(monkeypatch: pytest.MonkeyPatc
         # Unread, the first one pauses, and the others wait behind it.
         assert [next(stream)["kind"] for stream in held] == ["accepted"] * 6
 
-        def there_are_two() -> bool:
-            deployment = serve.status().applications["spindle"].deployments["Replica"]
-            return deployment.replica_states.get("RUNNING") == 2
-
-        eventually(there_are_two, "a second replica", within_s=60)
+        eventually(lambda: sum(replica_states().values()) == 2, "a second replica", within_s=60)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import requests
+from ray import serve
 
 from benchmarks.serving.streams import Said, read, read_all
 from engine.params import SamplingParams
@@ -41,7 +42,12 @@ ARGS = {
         # Without compilation it loads in a third of the time.
         "engine_args": {"enforce_eager": True},
     },
+    "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
     "limits": {"recovery_s": 120},
+}
+ELSEWHERE: Mapping[str, Mapping[str, Any]] = {
+    "in the replica's own process": {"placement": "inline"},
+    "on two ranks": {"tensor_parallel": 2},
 }
 PROMPTS = (
     PROMPT,
@@ -133,11 +139,12 @@ def test_without_speculation_the_same_is_said() -> None:
     assert with_drafts["choices"][0]["text"] == plain["choices"][0]["text"]
 
 
-def test_a_killed_verifier_comes_back_and_nobody_notices() -> None:
+@pytest.mark.parametrize("part", ["verifier", "tiny"])
+def test_a_killed_part_comes_back_and_nobody_notices(part: str) -> None:
     asked = bodies(max_tokens=96)
     said = [Said() for _ in asked]
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
-    victim = processes(replica)["verifier"]
+    victim = processes(replica)[part]
     killed: list[int] = []
 
     def strike() -> None:
@@ -153,8 +160,8 @@ def test_a_killed_verifier_comes_back_and_nobody_notices() -> None:
 
     asyncio.run(run())
     assert killed == [len(said)], "the fault came too late"
-    assert processes(replica)["verifier"] != victim
     check(said, asked)
+    eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
     eventually(kv_is_free, "nobody is here")
 
 
@@ -180,3 +187,14 @@ def test_vllms_own_metrics_are_beside_ours() -> None:
         "ray_spindle_committed_tokens_total",
     }
     eventually(lambda: wanted <= shown(), f"{wanted} are shown")
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_elsewhere_eight_streams_are_the_oracles_as_well(where: str) -> None:
+    serve.delete("spindle")
+    deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=240)
+    asked = bodies(max_tokens=32)
+    said = asyncio.run(read_all(URL, asked, timeout_s=120))
+    check(said, asked)
+    assert sum(one.statistics["accepted"] for one in said if one.statistics) > len(said)
+    eventually(kv_is_free, "nobody is here")

@@ -1,0 +1,145 @@
+"""How the benchmark works, with sides on the native backend, which are up in seconds."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import pytest
+import torch
+
+from benchmarks.contenders import Asked, Served, mend_temperatures
+from benchmarks.peers import EACH, PLAIN, SPINDLE, Contender, compete, questions, report
+from cluster.zoo import TARGET, model_path
+from engine.drafters.lookup import NgramDrafter
+from engine.generate import Rejected, generate
+from engine.model import PackedModel
+from engine.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+
+MOST = 12
+"""Tokens of an answer."""
+LOADS = (1, 2)
+
+
+class Native:
+    """The zoo's target as it was trained; made in the contender's process."""
+
+    def __init__(self, checkpoint: str, drafts: bool = False, dies_at: int = 100) -> None:
+        model = PackedModel.load(checkpoint, dtype=torch.float32, device="cpu", kv_tokens=4096)
+        self._verifier = NativeVerifier(model)
+        self._drafter = NgramDrafter("ngram") if drafts else None
+        self._batches_left = dies_at
+
+    def serve(self, requests: Sequence[Asked], clients: int) -> Served:
+        if not self._batches_left:
+            os._exit(3)
+        self._batches_left -= 1
+        params = [
+            SamplingParams(
+                one.temperature,
+                max_tokens=one.max_tokens,
+                stop_token_ids=one.stop,
+                ignore_eos=True,
+                seed=0,
+            )
+            for one in requests
+        ]
+        prompts = [one.prompt for one in requests]
+        lengths = [0] * len(requests)
+        commits = list(
+            generate(self._verifier, prompts, params, drafter=self._drafter, max_batch=clients)
+        )
+        for commit in commits:
+            assert not isinstance(commit, Rejected)
+            lengths[int(commit.request)] += len(commit.token_ids)
+        return Served(tuple(lengths), 1.0, len(commits), 0.5)
+
+
+@contextmanager
+def contending(**sides: Callable[[], Native]) -> Iterator[list[Contender]]:
+    contenders = [Contender(name, make) for name, make in sides.items()]
+    try:
+        for contender in contenders:
+            contender.wait()
+        yield contenders
+    finally:
+        for contender in contenders:
+            contender.close()
+
+
+def few_tokens(checkpoint: str) -> Iterator[Asked]:
+    return (replace(one, max_tokens=MOST) for one in questions(checkpoint))
+
+
+def test_everyone_serves_the_same_work_and_who_does_not_run_says_why() -> None:
+    checkpoint = str(model_path(TARGET))
+    with contending(
+        plain=partial(Native, checkpoint),
+        drafting=partial(Native, checkpoint, drafts=True),
+        dying=partial(Native, checkpoint, dies_at=2),
+        missing=partial(Native, "/no/such/checkpoint"),
+    ) as contenders:
+        results = compete(contenders, few_tokens(checkpoint), LOADS, seconds=0)
+        plain, drafting, dying, missing = contenders
+    assert plain.refused is drafting.refused is None
+    assert dying.refused is not None
+    assert "ended with 3" in dying.refused.reason
+    assert missing.refused is not None
+    assert "/no/such/checkpoint" in missing.refused.reason
+    assert set(results) == {
+        *((name, load) for name in ("plain", "drafting") for load in LOADS),
+        ("dying", LOADS[0]),
+    }
+    for load in LOADS:
+        (ours,), (theirs,) = results["drafting", load], results["plain", load]
+        assert ours.lengths == theirs.lengths
+        assert len(ours.lengths) == EACH * load
+        assert ours.forwards < theirs.forwards
+    lengths = [one for load in LOADS for one in results["plain", load][0].lengths]
+    assert min(lengths) < max(lengths) == MOST, "answers end where the target ends them"
+
+
+def test_questions_are_greedy_and_sampled_in_every_domain_and_never_come_twice() -> None:
+    asked = list(islice(questions(str(model_path(TARGET))), 60))
+    assert [one.temperature for one in asked[:EACH]] == [0, 0, 0, 1, 1, 1]
+    assert len({one.prompt for one in asked}) > 50
+
+
+def served(tokens: int, seconds: float) -> Served:
+    return Served((tokens,), seconds, forwards=10, verifying_s=seconds / 2)
+
+
+def test_the_report_holds_spindle_against_the_best_of_vllms() -> None:
+    records, behind = report(
+        {
+            (PLAIN, 1): [served(100, 1.0), served(100, 3.0)],
+            ("vllm_suffix_k3", 1): [served(100, 1.0), served(100, 1.0)],
+            (SPINDLE, 1): [served(100, 1.0), served(100, 1.5)],
+            (PLAIN, 4): [served(100, 1.0)],
+            (SPINDLE, 4): [served(100, 0.5)],
+        }
+    )
+    by_name = {record.name: record for record in records}
+    suffix = by_name["peers/vllm_suffix_k3/c1/goodput"]
+    assert (suffix.value, suffix.reference, suffix.ratio) == (100, 50, 2)
+    ahead = by_name["peers/spindle/c1/over_best"]
+    assert (ahead.value, ahead.reference, ahead.ratio) == (80, 100, 0.8)
+    assert by_name["peers/spindle/c4/over_best"].ratio == 2
+    assert by_name["peers/spindle/c4/tokens_per_forward"].value == 10
+    assert by_name["peers/spindle/c4/forward_ms"].value == 25
+    assert by_name["peers/spindle/c4/between_ms"].value == 25
+    (line,) = behind
+    assert line.startswith("1 clients: behind vllm_suffix_k3")
+
+
+def test_vllms_rejection_sampler_gets_the_temperature_of_each_token() -> None:
+    rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
+    mend_temperatures()
+    temperatures, ends = torch.tensor([0.5, 0.0, 0.7, 2.0]), torch.tensor([2, 3, 3, 6])
+    spread = rejection_sampler.expand_batch_to_tokens(
+        temperatures, ends.to(torch.int32), 6, replace_from=0, replace_to=1
+    )
+    assert spread.tolist() == pytest.approx([0.5, 0.5, 1.0, 2.0, 2.0, 2.0])
