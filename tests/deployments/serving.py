@@ -77,11 +77,9 @@ def begin_deploy(args: Mapping[str, Any], user_config: Mapping[str, Any] | None 
 
 
 def replica_states() -> Mapping[str, int]:
-    """How many replicas are in each of Serve's states."""
-    states: Mapping[str, int] = (
-        serve.status().applications["spindle"].deployments["Replica"].replica_states
-    )
-    return states
+    """How many replicas are in each of Serve's states; none while the application is built."""
+    deployments = serve.status().applications["spindle"].deployments
+    return deployments["Replica"].replica_states if "Replica" in deployments else {}
 
 
 def replicas() -> DeploymentHandle:

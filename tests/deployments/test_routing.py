@@ -35,6 +35,7 @@ LIMITS = {
     "silent_ingress_s": SILENT_INGRESS_S,
 }
 TWO = {**ARGS, "limits": LIMITS, "scaling": {"min_replicas": 2, "max_replicas": 2}}
+ONE = {**TWO, "scaling": {}}
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
 LONG = {**ENDLESS, "max_tokens": 400}
 
@@ -199,10 +200,9 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
         readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
         for reader in readers:
             reader.start()
-        begin_deploy({**TWO, "scaling": {}})
+        begin_deploy(ONE)
         try:
-            now = {"RUNNING": 1, "STOPPING": 2}
-            eventually(lambda: replica_states() == now, "both replicas go", within_s=60)
+            eventually(lambda: replica_states().get("STOPPING", 0) > 0, "one goes", within_s=60)
         finally:
             replaced.set()
         for reader in readers:
@@ -210,5 +210,6 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
     for name, messages in said.items():
         assert messages[-1].get("finish") is not None, (name, messages[-1])
         assert len(tokens(messages)) == LONG["max_tokens"]
+    deploy(ONE)
     _, home = open_stream("after", prompt_ids=[300] * BLOCK)
     assert home not in homes.values()
