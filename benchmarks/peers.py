@@ -14,12 +14,10 @@ nothing. Suffix decoding needs the extra `peers` of pyproject.toml.
 """
 
 import multiprocessing
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -29,6 +27,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from benchmarks.contenders import PARAMS, THREADS, Asked, Served, Side, Spindle, Vllm
+from benchmarks.processes import environment
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
 from cluster.zoo import inflated_target, model_path
@@ -125,7 +124,7 @@ class Contender:
         self.refused: Refused | None = None
         context = multiprocessing.get_context("spawn")
         self._connection, far = context.Pipe()
-        with _environment(ENVIRONMENT | process_environment()):
+        with environment(ENVIRONMENT | process_environment()):
             self._process = context.Process(target=_work, args=(make, far), daemon=True)
             self._process.start()
         far.close()
@@ -173,16 +172,6 @@ def _work(make: Callable[[], Side], connection: Connection) -> None:
         pass  # the benchmark is over
     except Exception as error:
         connection.send(Refused(f"{type(error).__name__}: {error}"))
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """For the libraries that a process loads before its first line of Python."""
-    before = dict(os.environ)
-    os.environ.update(changes)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def compete(

@@ -8,12 +8,11 @@ the two take turns in short bursts. Exits with 1 where a ratio is above 1.1, or 
 
 import importlib.metadata
 import multiprocessing
-import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.processes import environment
 from benchmarks.report import Ratio, Record, paired_ratio, parser, publish, seconds
 from cluster.zoo import inflated_target
 
@@ -99,11 +99,11 @@ def _ask(side: Connection, method: str, *arguments: int) -> list[float]:
 
 
 def _start(
-    make: Callable[[Path], Side], checkpoint: Path, environment: Mapping[str, str]
+    make: Callable[[Path], Side], checkpoint: Path, changes: Mapping[str, str]
 ) -> Connection:
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
-    with _environment(environment):
+    with environment(changes):
         context.Process(target=_serve, args=(make, checkpoint, far), daemon=True).start()
     return near
 
@@ -117,16 +117,6 @@ def _serve(make: Callable[[Path], Side], checkpoint: Path, connection: Connectio
                 connection.send([side.step() for _ in range(BURST_STEPS)])
             else:
                 connection.send(getattr(side, method)(*arguments))
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """For the libraries that a process loads before its first line of Python."""
-    before = dict(os.environ)
-    os.environ.update(changes)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def _vllm_environment() -> dict[str, str]:
