@@ -149,6 +149,7 @@ class Replica:
         coordinator: only its own end is a reason."""
         if not self._service.coordinator.alive:
             raise RuntimeError("the coordinator has stopped")
+        self._show_load()  # Ray forgets a gauge that nobody has set for 20 s
         if self._checking is None or self._checking.done():
             # Not awaited: Serve would give up a replica because a host is slow to answer.
             self._checking = asyncio.create_task(self._check_hosts())

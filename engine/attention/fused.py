@@ -5,6 +5,8 @@ whatever no row of a block may see, which is nearly everything between requests.
 """
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,11 @@ from torch.nn.attention.flex_attention import (
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.partial import add_sinks
 
-_compiled_flex_attention = torch.compile(flex_attention, dynamic=True)
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """At first use: it takes a second, which a process without a GPU need not spend."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 class FusedPlan:
@@ -49,7 +55,7 @@ class FusedPlan:
         self._block_masks: dict[int | None, BlockMask] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        attention = _compiled_flex_attention if query.is_cuda else flex_attention
+        attention = _compiled() if query.is_cuda else flex_attention
         mixed, aux = attention(
             query.transpose(0, 1).unsqueeze(0),
             keys[self._slots].transpose(0, 1).unsqueeze(0),
