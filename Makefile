@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BUILD)
 # Idle OpenMP threads that spin cost up to 10x when several torch processes share the cores.
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)
+SERVE_ENV := $(shell grep -v '^\#' cluster/serve.env)
 
 TORCH := $(shell grep '^torch==' constraints-$(BUILD).txt)
 NO_TORCH := No build of $(TORCH) found: name a folder with its wheel in PIP_FIND_LINKS or an \
@@ -32,7 +33,7 @@ $(INSTALLED): constraints-$(BUILD).txt
 	@touch $@
 
 serve: $(INSTALLED)
-	$(RUN)/serve run --working-dir . $(TOPOLOGY)
+	env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
 
 test: $(INSTALLED)
 	$(RUN)/python -m pytest

@@ -51,6 +51,7 @@ class Admission:
                         "priority": request.priority,
                         "tenant": tenant,
                         "speculation": speculation,
+                        "avoid": [],
                     }
                 )
         return choices

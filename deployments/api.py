@@ -51,7 +51,7 @@ class Api:
         self._tokens = Tokens(config.target.path())
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
-        self._signs = SignsOfLife(ingress, replicas, config.limits.unread_tokens)
+        self._signs = SignsOfLife(ingress, replicas, config.limits)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -108,7 +108,7 @@ class Api:
         choices = [
             Choice(
                 index,
-                Conversation(asked, self._streaming, self.config.limits),
+                Conversation(asked, self._streaming, self._signs.silent, self.config.limits),
                 request.stops,
                 self._tokens,
             )

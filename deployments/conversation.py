@@ -7,7 +7,7 @@ parameters alone (DESIGN 4.1), so the stream goes on as if nothing had happened.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -30,14 +30,18 @@ class _Lost(Exception):
 
 class Conversation:
     def __init__(
-        self, request: StreamRequest, replicas: DeploymentHandle, limits: LimitsConfig
+        self,
+        request: StreamRequest,
+        replicas: DeploymentHandle,
+        silent: Collection[str],
+        limits: LimitsConfig,
     ) -> None:
         self.request = request
         """As the first attempt sends it."""
         self.output_ids: list[int] = []
         self.attempt = 0
         self.replica: str | None = None
-        """Which has accepted it last."""
+        """Which has accepted it last, unless that was given up."""
         self.written = 0
         """Output tokens that have reached the client."""
         self.statistics = NO_STATISTICS
@@ -45,6 +49,8 @@ class Conversation:
         self._earlier = NO_STATISTICS
         """Of the attempts before the present one."""
         self._replicas = replicas
+        self._silent = silent
+        """The replicas that are just now."""
         self._limits = limits
         self._response: DeploymentResponseGenerator | None = None
         self._closed = False
@@ -79,6 +85,12 @@ class Conversation:
         self._closed = True
         self._leave_replica()
 
+    def give_up_replica(self) -> None:
+        """It is silent: what it has not sent comes from another one."""
+        self.replica = None
+        if self._response is not None:
+            self._response.cancel()
+
     def _leave_replica(self) -> None:
         if self._response is not None:
             self._response.cancel()
@@ -90,6 +102,7 @@ class Conversation:
             **self.request,
             "attempt": self.attempt,
             "output_ids": list(self.output_ids),
+            "avoid": list(self._silent),
         }
         self._response = self._replicas.stream.remote(request)
         try:

@@ -44,6 +44,8 @@ class StreamRequest(TypedDict):
     priority: int
     tenant: str
     speculation: SpeculationFields
+    avoid: list[str]
+    """For the router: replicas that are silent."""
 
 
 class SignOfLife(TypedDict):

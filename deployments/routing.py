@@ -58,7 +58,8 @@ def block_hashes(prompt: Sequence[int]) -> list[int]:
 
 class PrefixRouter(RequestRouter):
     """A stream goes where its prompt's beginning is known, unless that replica has too much to
-    do; a sign of life goes to the replica that it names; all else to the less loaded of two.
+    do, but not to a silent one; a sign of life goes to the replica that it names; all else to the
+    less loaded of two.
 
     A replica that drains (scale-down, redeploy) leaves Serve's list while its streams go on: it
     is kept here for their signs of life, without which it would take its ingress for dead.
@@ -90,7 +91,9 @@ class PrefixRouter(RequestRouter):
             # a sign that waited for a new replica would hold up those of the streams that go on.
             return [named or candidate_replicas]
         if method == "stream":
-            return self._for_prompt(running, pending_request.args[0]["prompt_ids"])
+            request = pending_request.args[0]
+            speaking = [one for one in running if one.replica_id.unique_id not in request["avoid"]]
+            return self._for_prompt(speaking or running, request["prompt_ids"])
         return [_two_of(running)]
 
     def _for_prompt(

@@ -1,4 +1,8 @@
-"""Tells replicas that this ingress lives, and how far its clients have read."""
+"""Tells replicas that this ingress lives, and how far its clients have read.
+
+A replica that does not answer is given up: where its node has vanished without a word, that is long
+before the network says so.
+"""
 
 import asyncio
 import logging
@@ -6,6 +10,7 @@ from contextvars import Context
 
 from ray.serve.handle import DeploymentHandle
 
+from cluster.config import LimitsConfig
 from deployments.conversation import Conversation
 
 _LOG = logging.getLogger(__name__)
@@ -17,12 +22,15 @@ PERIOD_S = 1.0
 class SignsOfLife:
     """One loop for all conversations; made on the event loop that it lives on."""
 
-    def __init__(self, ingress: str, replicas: DeploymentHandle, unread_tokens: int) -> None:
+    def __init__(self, ingress: str, replicas: DeploymentHandle, limits: LimitsConfig) -> None:
         self._ingress = ingress
         self._replicas = replicas
         # A replica pauses a stream whose client is `unread_tokens` behind as far as it knows:
         # it hears of progress long before that.
-        self._hurry_tokens = max(1, unread_tokens // 4)
+        self._hurry_tokens = max(1, limits.unread_tokens // 4)
+        self._silent_s = limits.silent_replica_s
+        self.silent: set[str] = set()
+        """Replicas that have not answered for so long, until they do or their end is known."""
         self._conversations: dict[str, Conversation] = {}
         self._told: dict[str, int] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -73,6 +81,7 @@ class SignsOfLife:
         return read
 
     async def _call(self, replica: str, read: dict[str, int]) -> None:
+        silence = self._loop.call_later(self._silent_s, self._give_up, replica)
         try:
             await self._replicas.sign_of_life.remote(
                 {"replica": replica, "ingress": self._ingress, "read": read}
@@ -80,6 +89,15 @@ class SignsOfLife:
         except Exception as error:  # that replica is gone; its streams say so themselves
             _LOG.debug("no sign of life to %s: %s", replica, error)
         finally:
+            silence.cancel()
+            self.silent.discard(replica)
             del self._calls[replica]
         if any(self._hurries(one) for one in self._conversations.values()):
             self._due.set()
+
+    def _give_up(self, replica: str) -> None:
+        _LOG.warning("%s has not answered for %g s", replica, self._silent_s)
+        self.silent.add(replica)
+        for conversation in self._conversations.values():
+            if conversation.replica == replica:
+                conversation.give_up_replica()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ray
 import yaml
@@ -18,8 +19,7 @@ from ray.cluster_utils import Cluster
 from deployments.app import build
 
 APP = "spindle"
-_CONFIG = Path(__file__).parents[2] / "cluster" / "test.yaml"
-_WORKER_ENV = {"OMP_WAIT_POLICY": "PASSIVE", "RAY_metrics_report_interval_ms": "500"}
+_CLUSTER = Path(__file__).parents[2] / "cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class App:
 
 def small_args() -> dict[str, Any]:
     """The application's arguments in cluster/test.yaml."""
-    (application,) = yaml.safe_load(_CONFIG.read_text())["applications"]
+    (application,) = yaml.safe_load((_CLUSTER / "test.yaml").read_text())["applications"]
     args: dict[str, Any] = application["args"]
     return args
 
@@ -68,20 +68,27 @@ def running(
     replica does not fit there.
     """
     _check_free(port)
-    os.environ.update(_WORKER_ENV)
     head = {"num_cpus": 1 if worker_nodes else cpus, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(worker_nodes):
-            cluster.add_node(num_cpus=cpus)
-        ray.init(address=cluster.address, log_to_driver=False)
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(dict(args)), name=APP, route_prefix="/")
-        yield App(f"http://127.0.0.1:{port}", cluster)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+    with patch.dict(os.environ, ray_environment()):
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(worker_nodes):
+                cluster.add_node(num_cpus=cpus)
+            ray.init(address=cluster.address, log_to_driver=False)
+            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+            serve.run(build(dict(args)), name=APP, route_prefix="/")
+            yield App(f"http://127.0.0.1:{port}", cluster)
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def ray_environment() -> dict[str, str]:
+    """As `make serve` starts Ray, but with metrics that are half a second old at most."""
+    lines = (_CLUSTER / "serve.env").read_text().splitlines()
+    shared = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    return {**shared, "RAY_metrics_report_interval_ms": "500"}
 
 
 def _check_free(port: int) -> None:

@@ -1,11 +1,13 @@
 """The application in this process's own Ray cluster, on the uninflated target in fp32."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import ray
 import torch
@@ -15,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ServeDeploySchema
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.serving.app import ray_environment
 from cluster.zoo import TARGET, model_path
 from deployments.messages import StreamRequest
 from engine.params import SamplingParams
@@ -36,7 +39,8 @@ ARGS: Mapping[str, Any] = {
 
 @contextmanager
 def cluster(port: int, **options: Any) -> Iterator[None]:
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="warning", **options)
+    with patch.dict(os.environ, ray_environment()):
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="warning", **options)
     try:
         grpc = {
             "port": port + 1000,
@@ -133,6 +137,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "priority": 0,
         "tenant": "",
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+        "avoid": [],
     }
     return plain | changes  # type: ignore[return-value]  # the changes are of its fields
 

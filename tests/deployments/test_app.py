@@ -1,6 +1,7 @@
 """The application as `make serve` runs it, over real HTTP, on the uninflated target in fp32."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -21,6 +22,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from ray._private.ray_constants import get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import create_package
 
+from benchmarks.serving.app import ray_environment
 from deployments.app import build
 from tests.deployments.serving import ARGS, PROMPT, eventually, expected_text
 
@@ -64,7 +66,13 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     # As the Makefile has it.
     command = [str(Path(sys.executable).parent / "serve"), "run", "--working-dir", ".", str(path)]
     with log.open("w") as output:
-        server = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | ray_environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         for _ in range(300):
             try:

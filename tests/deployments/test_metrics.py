@@ -33,7 +33,6 @@ def app() -> Iterator[serve.handle.DeploymentHandle]:
     with cluster(
         8139,
         _metrics_export_port=METRICS_PORT,
-        _system_config={"metrics_report_interval_ms": 500},
     ):
         deploy({**ARGS, "drafters": DRAFTERS})
         yield serve.get_app_handle("spindle")

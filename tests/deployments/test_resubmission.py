@@ -245,6 +245,7 @@ REQUEST: StreamRequest = {
     "priority": 0,
     "tenant": "",
     "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+    "avoid": [],
 }
 
 
@@ -252,7 +253,7 @@ def converse(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception |
     replicas = ScriptedReplicas(*scripts)
 
     async def read() -> tuple[list[int], Exception | None]:
-        conversation = Conversation(REQUEST, replicas, make_config().limits)
+        conversation = Conversation(REQUEST, replicas, (), make_config().limits)
         tokens: list[int] = []
         try:
             await conversation.open()
@@ -328,7 +329,7 @@ def test_statistics_add_up_over_attempts() -> None:
     ]
 
     async def read() -> list[int]:
-        conversation = Conversation(REQUEST, ScriptedReplicas(*scripts), make_config().limits)
+        conversation = Conversation(REQUEST, ScriptedReplicas(*scripts), (), make_config().limits)
         await conversation.open()
         rounds = []
         async for _ in conversation.commits():

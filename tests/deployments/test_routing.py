@@ -1,6 +1,8 @@
 """Two replicas: which one gets a stream or a sign of life, and what happens to streams of one that
 goes."""
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 from ray import serve
+from ray._private import state  # the public API needs a dashboard
 from ray.exceptions import RayError
 
 from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
@@ -33,6 +36,7 @@ LIMITS = {
     "unread_tokens": 64,
     "stalled_s": 120,
     "silent_ingress_s": SILENT_INGRESS_S,
+    "silent_replica_s": 2,
 }
 TWO = {**ARGS, "limits": LIMITS, "scaling": {"min_replicas": 2, "max_replicas": 2}}
 ONE = {**TWO, "scaling": {}}
@@ -147,6 +151,10 @@ def test_all_choices_of_one_request_are_routed() -> None:
         assert choice["text"] == expected_text(1.0, choice["spindle"]["seed"], 12)
 
 
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
 def router() -> Any:
     """The router actor as it is now."""
     for actor in ray.util.list_named_actors(all_namespaces=True):
@@ -173,6 +181,44 @@ def test_one_router_hears_all_replicas_and_they_serve_on_without_it() -> None:
     ray.kill(dead)
     assert open_and_read("without a router", prompt_ids=[500] * BLOCK) in homes
     eventually(lambda: heard_by(router()) == homes, "a new router has heard of both", within_s=30)
+
+
+def replica_pids() -> dict[str, int]:
+    prefix = "SERVE_REPLICA::spindle#Replica#"
+    actors = state.actors(actor_state_name="ALIVE").values()
+    return {
+        one["Name"].removeprefix(prefix): int(one["Pid"])
+        for one in actors
+        if one["Name"].startswith(prefix)
+    }
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
+    """Nothing is closed: without signs of life it would wait for ever."""
+    asked = {
+        "model": "target",
+        "prompt": PROMPT,
+        "seed": 3,
+        "stream": True,
+        **LONG,
+        "max_tokens": 600,
+    }
+    handle = serve.get_app_handle("spindle").options(stream=True)
+    undisturbed = list(handle.stream.remote(asked))
+    stream = handle.stream.remote(asked)
+    chunks = [next(stream)]
+    idle = replicas().state.remote().result(timeout_s=10)  # the less loaded one answers
+    assert not idle["running"]
+    (hanging,) = {pid for name, pid in replica_pids().items() if name != idle["replica"]}
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        chunks += list(stream)
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+    assert text_of(chunks) == text_of(undisturbed)
+    said = chunks[-1]["choices"][0]["spindle"]
+    assert (said["attempts"], said["replica"]) == (2, idle["replica"])
 
 
 @pytest.mark.usefixtures("_two_replicas")

@@ -69,7 +69,6 @@ def _app() -> Iterator[None]:
     with cluster(
         PORT,
         _metrics_export_port=METRICS_PORT,
-        _system_config={"metrics_report_interval_ms": 500},
     ):
         deploy(ARGS, within_s=240)
         yield
