@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from actors.drafting import Drafting
 from actors.events import Arrived, Event, Left, Preempted
 from actors.hosts import KvState, VerifierHost
-from actors.jobs import Cancelled, Job, Overloaded, Stage, Statistics, Stream
+from actors.jobs import GONE, READY, WAITING, Cancelled, Job, Overloaded, Statistics, Stream
 from actors.knowledge import Knowledge
 from actors.pipelining import Pipelining
 from actors.settings import Lane, Limits, Policies
@@ -222,11 +222,11 @@ class Coordinator:
     def _choose_who_runs(self, now: float) -> None:
         """Gives out batch slots and KV in the schedule's order. A request on its way through a
         round keeps what it has; one between rounds that is not reached is preempted."""
-        between = [job for job in self._running.values() if job.stage is Stage.READY]
+        between = [job for job in self._running.values() if job.stage is READY]
         some_wait = len(self._jobs) > len(self._running)
         if not between and not some_wait:
             return
-        within = [job for job in self._running.values() if job.stage is not Stage.READY]
+        within = [job for job in self._running.values() if job.stage is not READY]
         if any(job.cramped for job in between):
             # The KV holds less than was thought: what the others need is all there is.
             others = [*within, *(job for job in between if not job.cramped)]
@@ -251,8 +251,8 @@ class Coordinator:
             if job.name not in names:
                 self._preempt(job, now)
         for job in kept:
-            if job.stage is Stage.WAITING:
-                job.stage = Stage.READY
+            if job.stage is WAITING:
+                job.stage = READY
                 job.since_s = now
                 if job.statistics.queue_s is None:
                     job.statistics.queue_s = now - job.view.arrival_s
@@ -260,13 +260,14 @@ class Coordinator:
 
     def _paused(self, between: Sequence[Job]) -> set[str]:
         """Requests too far ahead of their readers; in the end they are cancelled."""
-        for job in (*between, *(self._jobs[name] for name in list(self._stalls))):
-            ahead = job.stream.unread_tokens > self._limits.unread_tokens
-            if ahead and job.name not in self._stalls:
+        most = self._limits.unread_tokens
+        for job in between:
+            if job.stream.unread_tokens > most and job.name not in self._stalls:
                 timer = self._loop.call_later(self._limits.stalled_s, self.cancel, job.name)
                 self._stalls[job.name] = timer
-            elif not ahead:
-                self._unstall(job.name)
+        for name in list(self._stalls):
+            if self._jobs[name].stream.unread_tokens <= most:
+                self._unstall(name)
         return set(self._stalls)
 
     def _in_order(self, now: float) -> list[Job]:
@@ -285,7 +286,7 @@ class Coordinator:
 
     def _preempt(self, job: Job, now: float) -> None:
         """Its KV stays until the verifier needs the room, then moves to host memory or goes."""
-        job.stage = Stage.WAITING
+        job.stage = WAITING
         job.cohort = -1
         del self._running[job.name]
         self._observe(Preempted(now, job.name))
@@ -298,7 +299,7 @@ class Coordinator:
         if self._jobs.get(job.name) is not job:
             return
         job.cancelled = True
-        if job.stage is Stage.WAITING:
+        if job.stage is WAITING:
             self._leave(job, self._loop.time())
         self._wake.set()
 
@@ -306,7 +307,7 @@ class Coordinator:
         """Finished or cancelled: nothing of it stays anywhere."""
         if job.finish is None:
             job.stream.deliver(Cancelled(f"request {job.name!r} was cancelled"))
-        job.stage = Stage.GONE
+        job.stage = GONE
         del self._jobs[job.name]
         self._running.pop(job.name, None)
         self._unstall(job.name)
@@ -357,7 +358,7 @@ def _form_cohorts(running: Sequence[Job], count: int) -> None:
     moving = []
     for job in running:
         settled = 0 <= job.cohort < count and members[job.cohort] < size
-        if job.stage is Stage.READY and not settled:
+        if job.stage is READY and not settled:
             moving.append(job)
         else:
             job.cohort = min(max(job.cohort, 0), count - 1)

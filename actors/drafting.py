@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from actors.events import CaughtUp, Drafted, Event, LaneDown, LaneUp, Switched
 from actors.hosts import DrafterHost, HostLost
-from actors.jobs import Job, Stage
+from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Lane, Limits, Policies
@@ -86,7 +86,7 @@ class Drafting:
         self, running: Sequence[Job], policies: Policies, cutting: Cutting, now: float
     ) -> None:
         """Gives every ready request to its lane, or straight to the verifier."""
-        ready = [job for job in running if job.stage is Stage.READY]
+        ready = [job for job in running if job.stage is READY]
         drafting: list[Job] = []
         for job in ready:
             if job.prefilled and not job.cramped and job.draft_room > 0:
@@ -129,12 +129,14 @@ class Drafting:
         """What can start now: at most one micro-batch for each idle lane."""
         batches: dict[str | None, list[Job]] = {}
         members = Counter(chosen.values())
+        idle = {None, *(name for name, state in self._lanes.items() if state.idle)}
+        barrier = cutting.barrier
         for job in drafting:
             lane = chosen.get(job.name)
-            if lane is not None and not self._lanes[lane].idle:
+            if lane not in idle:
                 continue
             batch = batches.setdefault(lane, [])
-            if cutting.barrier:
+            if barrier:
                 fits = not batch or batch[0].cohort == job.cohort
             else:
                 fits = len(batch) * cutting.parts.get(lane, 1) < members[lane]
@@ -157,7 +159,7 @@ class Drafting:
             if not may:
                 continue
             unread = [len(job.served.committed) - job.served.known.get(name, 0) for job in may]
-            around = replace(context, unread=unread)
+            around = context._replace(unread=unread)
             plan = policies.speculation.plan([job.view for job in may], name, around, now)
             asked = [
                 (job, _within(limit, job.draft_room, context.trees))
@@ -171,7 +173,7 @@ class Drafting:
         for call in calls:
             call.state.busy = not call.state.lane.free
             for job, _ in call.asked:
-                job.stage = Stage.DRAFTING
+                job.stage = DRAFTING
                 if call.state.name == chosen:
                     self._put_on(job, chosen, now)
         if calls:
@@ -197,16 +199,17 @@ class Drafting:
         seconds = max(priced, default=0.0)
         jobs: dict[str, Job] = {}
         for call, trees in zip(calls, answers, strict=True):
+            lane = call.state.name
             for (job, _), tree in zip(call.asked, trees, strict=True):
                 jobs[job.name] = job
-                if len(tree):
-                    job.proposals.append((call.state.name, tree))
+                if len(tree.tokens):
+                    job.proposals.append((lane, tree))
         united = self._knowledge.united([job.proposals for job in jobs.values()])
         for job, (tree, sources) in zip(jobs.values(), united, strict=True):
             job.tree, job.sources = tree, sources
             job.depth = max(tree.depth.tolist(), default=0)
             job.draft_s = seconds
-            job.stage = Stage.DRAFTED
+            job.stage = DRAFTED
         self._changed()
 
     async def _ask(self, call: "_Call") -> list[DraftTree]:
@@ -259,14 +262,13 @@ class Drafting:
         left = dict.fromkeys(idle, self._limits.catch_up_tokens)
         for job in running:
             # Also for who decodes plainly: else nobody would learn that it could do better.
-            if job.stage is not Stage.VERIFYING or job.draft_room <= 0:
+            if job.stage is not VERIFYING or job.draft_room <= 0:
                 continue
-            if job.drafter is not None or not any(_is_behind(job, lane) for lane in idle):
+            behind = _behind(job, idle)
+            if job.drafter is not None or not behind:
                 continue
             lane = policies.selection.likely_next(job.name)
-            if lane is None or lane == job.lane or left.get(lane, 0) <= 0:
-                continue
-            if _is_behind(job, lane):
+            if lane in behind and left[lane] > 0:
                 # At most limits.catch_up_tokens, so that no micro-batch waits long behind them.
                 prefix = job.served.prefix_for(lane, at_most=left[lane])
                 pieces.setdefault(lane, []).append((job, DraftOrder(prefix, depth=0, score=True)))
@@ -343,10 +345,10 @@ class _Call:
     """Until it answered."""
 
 
-def _is_behind(job: Job, lane: str) -> bool:
-    """Whether what the lane lacks is worth an order of its own."""
-    lacks = len(job.served.committed.ids) - job.served.known.get(lane, 0)
-    return lane != job.lane and lacks >= _WORTH_READING
+def _behind(job: Job, lanes: Iterable[str]) -> list[str]:
+    """Those other than its own that lack so much of the request that it is worth an order."""
+    known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
+    return [lane for lane in lanes if lane != job.lane and known.get(lane, 0) <= enough]
 
 
 def _within(limit: DraftLimit, room: int, trees: bool) -> DraftLimit:

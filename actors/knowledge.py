@@ -21,9 +21,10 @@ from policies.trees import Merged, cut_to_chains, merge_each
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
-_FORGETTING = 0.02
+_FORGETTING = 0.002
 """Per plain round, of what rounds with drafts have cost: a bad spell must not end drafting for
-good, for only drafting could tell that it is over."""
+good, for only drafting could tell that it is over. Slow, or where few rounds pay for drafts the
+others would make them look cheap."""
 _MOST_EXTRA = 0.5
 """Of a forward: what one round can teach of time that nothing explains."""
 _DEEPEST_SCORED = 8
@@ -117,9 +118,10 @@ class Knowledge:
         """A draft call as that many equal forwards as its deepest tree has levels."""
         if lane not in self._draft:
             return
-        levels = max(1, max(int(tree.depth[-1]) if len(tree) else 0 for tree in trees))
-        context = sum(order.prefix.base for order in orders)
-        tokens = sum(len(order.prefix.delta) for order in orders) + sum(map(len, trees))
+        levels = max([1, *(int(tree.depth[-1]) for tree in trees if len(tree.depth))])
+        context = sum([order.prefix.base for order in orders])
+        tokens = sum([len(order.prefix.delta) for order in orders])
+        tokens += sum([len(tree.tokens) for tree in trees])
         self._draft[lane].observe(context, tokens / levels, seconds / levels)
 
     def learn_verify(self, verified: Verified) -> None:
@@ -148,7 +150,7 @@ class Knowledge:
 
     @property
     def _handling_s(self) -> float:
-        return max(0.0, self._extra_drafted_s - max(0.0, self._extra_plain_s))
+        return max(0.0, self._extra_drafted_s - self._extra_plain_s)
 
     def score(
         self, lane: LaneView, context: int, matched: Sequence[bool], covered: Sequence[bool]

@@ -1,6 +1,5 @@
 """How the running requests are cut into micro-batches; policies/microbatch.py decides."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,19 +33,20 @@ class Pipelining:
         self._params = params
         self._knowledge = knowledge
         self._cutting = Cutting()
-        self._members: Counter[str | None] = Counter()
+        self._members: dict[str | None, int] = {}
         self._passes = _REVISED_EVERY
 
     def use(self, params: MicroBatchParams) -> None:
         """From the next plan on, which is made at once."""
         self._params = params
-        self._members = Counter()
+        self._members = {}
         self._passes = _REVISED_EVERY
 
     def cutting(self, running: Sequence[Job]) -> Cutting:
         self._passes += 1
         if self._passes >= _REVISED_EVERY:
-            members = Counter(job.lane for job in running)
+            lanes = [job.lane for job in running]
+            members = {lane: lanes.count(lane) for lane in set(lanes)}
             if members != self._members:
                 self._passes = 0
                 self._members = members

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 
 from actors.events import Event, Verified, VerifierDown, VerifierUp
 from actors.hosts import HostLost, KvState, VerifierHost
-from actors.jobs import Job, Stage
+from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Limits, Policies
@@ -53,7 +53,7 @@ class Verifying:
         if not batch:
             return False
         decoding = [job for job in batch if job.prefilled]
-        drafted = sum(len(job.tree) for job in decoding)
+        drafted = sum([len(job.tree.tokens) for job in decoding])
         left = self._limits.forward_tokens - len(decoding)
         chunks = _chunks(
             [job for job in batch if not job.prefilled],
@@ -70,7 +70,7 @@ class Verifying:
         ]
         jobs = decoding + [job for job, _ in chunks]
         for job in jobs:
-            job.stage = Stage.VERIFYING
+            job.stage = VERIFYING
         self._busy = True
         self._spawn(self._verify(jobs, orders, policies, prefill_tokens, now))
         return True
@@ -79,7 +79,7 @@ class Verifying:
         self, jobs: Sequence[Job], policies: Policies, prefill_tokens: int, now: float
     ) -> list[DraftTree]:
         """The trees cut down to what the speculation policy has verified."""
-        if not any(len(job.tree) for job in jobs):
+        if not any(len(job.tree.tokens) for job in jobs):
             return [job.tree for job in jobs]
         masks = policies.speculation.select(
             [
@@ -115,10 +115,10 @@ class Verifying:
             await self._recover(jobs, error)
             return
         now = asyncio.get_running_loop().time()
-        context = sum(job.view.prefilled for job in jobs)
-        tokens = prefill_tokens + sum(
-            1 + len(order.tree) for job, order in zip(jobs, orders, strict=True) if job.prefilled
-        )
+        context = sum([job.view.prefilled for job in jobs])
+        # Roots and nodes: prompt chunks come without a tree.
+        roots = sum([job.prefilled for job in jobs])
+        tokens = prefill_tokens + roots + sum([len(order.tree.tokens) for order in orders])
         self._knowledge.learn_drafts(
             (lane, tree, answer.tokens)
             for job, answer in zip(jobs, answers, strict=True)
@@ -155,7 +155,7 @@ class Verifying:
     ) -> RoundOutcome | None:
         """What the answer means for one request; None where it brought no token."""
         job.served.round += 1
-        job.stage = Stage.READY
+        job.stage = READY
         job.cramped = isinstance(answer, NoRoom)
         if isinstance(answer, Missing):
             job.served.known[VERIFIER] = answer.have
@@ -171,16 +171,17 @@ class Verifying:
         if not answer.tokens:
             return None
         commit = job.served.commit(answer.tokens, answer.logprobs)
+        gained = len(commit.token_ids)
         accepted_free = self._accepted_free(job, answer.accepted)
-        covered = min(accepted_free, len(commit.token_ids))
-        job.covered += [True] * covered + [False] * (len(commit.token_ids) - covered)
+        covered = min(accepted_free, gained)
+        job.covered += [True] * covered + [False] * (gained - covered)
         outcome = RoundOutcome(
             request=job.name,
             lane=job.asked if job.depth else None,
-            drafted=len(order.tree),
+            drafted=len(order.tree.tokens),
             depth=job.depth,
             accepted=len(answer.accepted),
-            committed=len(commit.token_ids),
+            committed=gained,
             seconds=now - job.since_s,
             verify_s=verify_s,
             draft_s=job.draft_s,
@@ -189,7 +190,7 @@ class Verifying:
         )
         job.since_s = now
         job.statistics.add(outcome, [lane for lane, _ in job.proposals])
-        job.view.generated = job.served.produced
+        job.view.generated += gained
         if job.view.first_token_s is None:
             job.view.first_token_s = now
             job.statistics.ttft_s = now - job.view.arrival_s
@@ -216,7 +217,7 @@ class Verifying:
         await self._host.recover()
         self._observe(VerifierUp(clock(), clock() - lost_s))
         for job in jobs:
-            job.stage = Stage.READY
+            job.stage = READY
         self._busy = False
         self._changed()
 
@@ -244,10 +245,10 @@ class Verifying:
 def _ready(running: Sequence[Job], cutting: Cutting) -> list[Job]:
     """Spin's barrier: one whole micro-batch of all lanes. Otherwise everything that is ready
     from any lane, never one forward per lane."""
-    ready = [job for job in running if job.stage is Stage.DRAFTED]
+    ready = [job for job in running if job.stage is DRAFTED]
     if not ready or not cutting.barrier:
         return ready
-    incomplete = {job.cohort for job in running if job.stage in (Stage.READY, Stage.DRAFTING)}
+    incomplete = {job.cohort for job in running if job.stage in (READY, DRAFTING)}
     first = next((job.cohort for job in ready if job.cohort not in incomplete), None)
     return [job for job in ready if job.cohort == first]
 

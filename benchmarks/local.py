@@ -1,7 +1,9 @@
 """The zoo served in one process: `python -m benchmarks.local [--clients 1 4 16] [--json FILE]`.
 
-Closed-loop clients send the same held-out requests twice, decoded plainly and with speculation, in
-alternating segments of one run. Names: local/CLIENTS/...; `reference` is plain decoding.
+Closed-loop clients send the same held-out requests decoded plainly and with speculation, in
+alternating segments of one run; with the planner once more under its throughput objective. Names:
+local/CLIENTS/..., that objective's local/CLIENTS/throughput/...; `reference` is plain decoding, but
+for local/CLIENTS/to_throughput_objective that objective's goodput.
 """
 
 import argparse
@@ -24,7 +26,9 @@ from benchmarks.requests import Request, mixed_requests
 from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
 from engine.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
+from policies.microbatch import MicroBatchParams
 
+PLAIN, DRAFTED, THROUGHPUT = "plain", "drafted", "throughput"
 KV_TOKENS = 32_768
 MAX_TOKENS = 128
 
@@ -61,7 +65,7 @@ def main() -> None:
     arguments.add_argument(
         "--requests", type=int, default=24, help="in each segment, and at least 4 for each client"
     )
-    arguments.add_argument("--segments", type=int, default=3, help="pairs of segments")
+    arguments.add_argument("--segments", type=int, default=3, help="of each way")
     arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
     arguments.add_argument("--selection", default="hedge")
@@ -90,47 +94,63 @@ async def compare(fleet: Fleet, chosen: argparse.Namespace) -> list[Record]:
     names = itertools.count()
     largest = max(chosen.clients)
     knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    schedule = make_schedule(chosen.schedule)
+
+    def policies(**options: str) -> Policies:
+        calibrations = knowledge.calibrations
+        speculation = make_speculation(chosen.speculation, options, calibrations)
+        return Policies(schedule, make_selection(chosen.selection), speculation)
+
+    drafting = {DRAFTED: policies()}
+    if chosen.speculation == "planner":
+        drafting[THROUGHPUT] = policies(objective="throughput")
     coordinator = Coordinator(
         fleet.verifier,
         fleet.lanes,
-        Policies(
-            make_schedule(chosen.schedule),
-            make_selection(chosen.selection),
-            make_speculation(chosen.speculation, calibrations=knowledge.calibrations),
-        ),
+        drafting[DRAFTED],
         knowledge,
         Limits(max_batch=largest, max_waiting=largest, kv_tokens=KV_TOKENS),
         observe=events.append,
     )
 
-    async def segment(requests: Sequence[Request], clients: int, speculate: bool) -> Segment:
+    async def segment(requests: Sequence[Request], clients: int, way: str) -> Segment:
         events.clear()
+        if way in drafting:
+            coordinator.use(drafting[way], MicroBatchParams())
         waiting = list(enumerate(requests))
         served: dict[int, Served] = {}
 
         async def client() -> None:
             while waiting:
                 number, request = waiting.pop(0)
-                served[number] = await serve(coordinator, str(next(names)), request, speculate)
+                name = str(next(names))
+                served[number] = await serve(coordinator, name, request, way in drafting)
 
         begun = asyncio.get_running_loop().time()
         await asyncio.gather(*(client() for _ in range(clients)))
         seconds = asyncio.get_running_loop().time() - begun
         return Segment([served[n] for n in sorted(served)], seconds, list(events))
 
-    await segment(mixed_requests(chosen.requests, seed=2), largest, True)  # learns and compiles
+    for way in drafting:  # learns and compiles
+        await segment(mixed_requests(chosen.requests, seed=2), largest, way)
+    ways = [PLAIN, *drafting]
     records = []
     for clients in chosen.clients:
         # With fewer a segment would be one wave and its end, at the pace of the longest request.
         count = max(chosen.requests, 4 * clients)
         requests = mixed_requests(count * chosen.segments)
-        plain: list[Segment] = []
-        drafted: list[Segment] = []
+        served: dict[str, list[Segment]] = {way: [] for way in ways}
         for number in range(chosen.segments):
             part = requests[number * count : (number + 1) * count]
-            for speculate in (True, False) if number % 2 else (False, True):
-                (drafted if speculate else plain).append(await segment(part, clients, speculate))
-        records += report(f"local/{clients}", plain, drafted)
+            first = number % len(ways)
+            for way in ways[first:] + ways[:first]:
+                served[way].append(await segment(part, clients, way))
+        records += report(f"local/{clients}", served[PLAIN], served[DRAFTED])
+        if THROUGHPUT in served:
+            ours, best = (mean(s.goodput for s in served[way]) for way in (DRAFTED, THROUGHPUT))
+            name = f"local/{clients}/to_throughput_objective"
+            records.append(Record(name, ours, "tokens/s", best, ours / best))
+            records += by_domain(f"local/{clients}/throughput", served[PLAIN], served[THROUGHPUT])
     await coordinator.close()
     return records
 
@@ -154,16 +174,7 @@ def report(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> l
         Record(f"{name}/goodput", goodput, "tokens/s", reference, goodput / reference),
         _compared(f"{name}/ttft_p50", [s.ttft_s for s in ours], [s.ttft_s for s in theirs]),
     ]
-    for domain in sorted({one.domain for one in ours}):
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.domain == domain]
-        speeds = (
-            [1 / a.seconds_per_token for a, _ in pairs],
-            [1 / b.seconds_per_token for _, b in pairs],
-        )
-        ratio = paired_ratio(*speeds)
-        records.append(
-            Record(f"{name}/{domain}", mean(speeds[0]), "tokens/s", mean(speeds[1]), ratio.median)
-        )
+    records += by_domain(name, plain, drafted)
     forwards = [e for segment in drafted for e in segment.events if isinstance(e, Verified)]
     rounds = [outcome for forward in forwards for outcome in forward.outcomes]
     with_drafts = [outcome for outcome in rounds if outcome.drafted]
@@ -179,6 +190,24 @@ def report(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> l
         ),
         Record(f"{name}/bubbles", idle / (busy + idle), "share"),
     ]
+    return records
+
+
+def by_domain(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> list[Record]:
+    """Speeds of requests; the ratio is the median of each request's own."""
+    ours = [one for segment in drafted for one in segment.served]
+    theirs = [one for segment in plain for one in segment.served]
+    records = []
+    for domain in sorted({one.domain for one in ours}):
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.domain == domain]
+        speeds = (
+            [1 / a.seconds_per_token for a, _ in pairs],
+            [1 / b.seconds_per_token for _, b in pairs],
+        )
+        ratio = paired_ratio(*speeds)
+        records.append(
+            Record(f"{name}/{domain}", mean(speeds[0]), "tokens/s", mean(speeds[1]), ratio.median)
+        )
     return records
 
 

@@ -81,6 +81,10 @@ class Calibration:
         self._others = _no_counts()
         """Of other replicas' drafters."""
         self._since_fit = 0
+        self._fitted_to = np.full((RANKS + 1, BINS), np.nan)
+        """What had been seen, by everyone, when the curves were fitted."""
+        self._curves = [IDENTITY] * (RANKS + 1)
+        self._add_up()
         self._fit()
 
     def calibrate(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
@@ -104,11 +108,8 @@ class Calibration:
 
     def rank_share(self, rank: int, prior: float, weight: float = 16.0) -> float:
         """How often the sibling of this rank is the right one; `prior` until it was seen."""
-        row = min(rank, RANKS - 1)
-        own, others = self._counts, self._others
-        accepted = own.accepted[row].sum() + others.accepted[row].sum()
-        seen = own.seen[row].sum() + others.seen[row].sum()
-        return (float(accepted) + weight * prior) / (float(seen) + weight)
+        seen, accepted = self._totals[min(rank, RANKS - 1)]
+        return (accepted + weight * prior) / (seen + weight)
 
     def observe(self, drafted: Iterable[tuple[DraftTree, Sequence[int]]]) -> None:
         """Learns from trees as they were drafted and the tokens that were then committed.
@@ -127,6 +128,7 @@ class Calibration:
             fade = np.where(full, self._params.memory / 2 / np.maximum(total, 1.0), 1.0)
             for table in counts:
                 table *= fade
+        self._add_up()
         self._since_fit += judged
         least = max(self._params.refit_every, self._params.refit_share * float(total.max()))
         if self._since_fit >= least:
@@ -145,22 +147,32 @@ class Calibration:
             total = told.seen.sum(axis=1, keepdims=True)
             share = np.minimum(1.0, self._params.memory / np.maximum(total, 1.0))
             self._others = Counts(*(share * table for table in told))
+        self._add_up()
+        self._fitted_to[:] = np.nan  # others may differ in what was accepted alone
         self._fit()
+
+    def _add_up(self) -> None:
+        """Seen and accepted of each rank, which a plan asks for in every round."""
+        own, others = self._counts, self._others
+        seen = own.seen.sum(axis=1) + others.seen.sum(axis=1)
+        accepted = own.accepted.sum(axis=1) + others.accepted.sum(axis=1)
+        self._totals = list(zip(seen.tolist(), accepted.tolist(), strict=True))
 
     def _everyones(self) -> Counts:
         return Counts(*(own + told for own, told in zip(self._counts, self._others, strict=True)))
 
     def _fit(self) -> None:
+        """Anew only the curves of which more has been seen: of chains, two of five."""
         self._since_fit = 0
         prior = self._params.prior
         counts = self._everyones()
         weight = counts.seen + prior
         confidence = (counts.confidence + prior * _CENTRES) / weight
         share = (counts.accepted + prior * _CENTRES) / weight
-        self._curves = [
-            Curve(confidence[row], isotonic_regression(share[row], weights=weight[row]).x)
-            for row in range(RANKS + 1)
-        ]
+        for row in np.flatnonzero((counts.seen != self._fitted_to).any(axis=1)).tolist():
+            probability = isotonic_regression(share[row], weights=weight[row]).x
+            self._curves[row] = Curve(confidence[row], probability)
+        self._fitted_to = counts.seen
         self._of_ranks = _Curves(
             confidence[:RANKS], np.stack([curve.probability for curve in self._curves[:RANKS]])
         )

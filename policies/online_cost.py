@@ -31,6 +31,7 @@ class RefinedCost:
     def __init__(self, fitted: CostModel, params: RefinementParams | None = None) -> None:
         self._fitted = fitted
         self._params = params or RefinementParams()
+        self._shape = fitted.bent
         self._fixed_s = fitted.predict(0.0, 0.0)
         self._fixed_scale = self._rest_scale = 1.0
         # The normal equations of the two scales.
@@ -44,7 +45,7 @@ class RefinedCost:
 
     @property
     def bent(self) -> Bent:
-        rest, fitted = self._rest_scale, self._fitted.bent
+        rest, fitted = self._rest_scale, self._shape
         return Bent(
             rest * fitted.alpha,
             rest * fitted.gamma,

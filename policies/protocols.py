@@ -40,8 +40,7 @@ class Selection(Protocol):
     def forget(self, request: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RoundContext:
+class RoundContext(NamedTuple):
     """What a round costs, for the requests of one micro-batch."""
 
     verify: CostModel

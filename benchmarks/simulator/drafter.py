@@ -5,6 +5,8 @@ It follows soft state by deltas like any host, and honours step rules level by l
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from actors.hosts import HostLost
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.device import NO_FAULTS, Device, Faults
@@ -19,6 +21,7 @@ _MAX_REQUESTS = 4096
 """As the engine's hosts."""
 _CHUNK = 512
 """Committed tokens that enter one forward of a drafter, as engine/drafters/model.py has it."""
+_NOTHING_DRAFTED = np.empty(0, np.float32)
 
 
 class SimulatedDrafter:
@@ -139,15 +142,16 @@ def _choose_levels(growths: Sequence[Growth], rule: StepRule | None) -> None:
             growth.levels = growth.depth
         return
     drafting = [growth for growth in growths if growth.depth > 0]
+    frontier = [_NOTHING_DRAFTED] * len(drafting)
     level = 0
     while drafting:
-        wanted = rule(
-            level,
-            [growth.request for growth in drafting],
-            [growth.frontier(level) for growth in drafting],
-        )
+        wanted = rule(level, [growth.request for growth in drafting], frontier)
         level += 1
-        drafting = [growth for growth, more in zip(drafting, wanted, strict=True) if more]
-        for growth in drafting:
-            growth.levels = level
-        drafting = [growth for growth in drafting if growth.depth > level]
+        further = []
+        for growth, more in zip(drafting, wanted, strict=True):
+            if more:
+                growth.levels = level
+                if growth.depth > level:
+                    further.append(growth)
+        drafting = further
+        frontier = [growth.frontier(level) for growth in drafting]

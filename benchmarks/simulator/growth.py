@@ -56,10 +56,10 @@ class Growth:
         return self.ends[level] - self.ends[level - 1]
 
     def frontier(self, level: int) -> Floats:
-        """Path confidences of this level; level 0 has none."""
+        """Path confidences of this level, from 1 on."""
         if self._path is None:
             self._path = np.cumprod(self.grown.confidence)
-        return self._path[self.ends[max(0, level - 1)] : self.ends[level]]
+        return self._path[self.ends[level - 1] : self.ends[level]]
 
 
 def grow(

@@ -79,17 +79,7 @@ class Evidence:
         self._work_in()
         pool = self._pool + self._others
         plain_bound = self._plain_bound + self._others_plain_bound
-        fleet = pool[_PLAIN + 1 :].sum(axis=0)
-        if fleet[_SLOTS] <= _FADED:
-            # No drafter has been tried: as good as decoding plainly, whatever that is.
-            measured = pool[_PLAIN, _SLOTS] > _FADED
-            fleet = pool[_PLAIN] if measured else np.ones(3)
-        above = np.tile(fleet, (len(pool), 1))
-        if plain_bound[_SLOTS] > _FADED:
-            above[_PLAIN] = plain_bound
-        prior = pool + (self._prior_slots / above[:, _SLOTS, None]) * above
-        mean = self._own[rows] + (self._prior_slots / prior[:, _SLOTS, None]) * prior
-        return mean[:, :, _TOKENS] / mean[:, :, _SECONDS]
+        return _goodput(rows, self._own, pool, plain_bound, self._prior_slots)
 
     def slots(self) -> Floats:
         """[drafter]: everyone's."""
@@ -126,10 +116,31 @@ class Evidence:
 
     def _work_in(self) -> None:
         if self._notes:
-            notes = np.array(self._notes).reshape(-1, 5)
+            notes = np.array(self._notes, np.float64).reshape(-1, 5)
             self._notes = []
             decays = (self._own_decay, self._pool_decay)
             _work_in(notes, self._own, self._pool, self._plain_bound, *decays)
+
+
+@njit(cache=True)
+def _goodput(
+    rows: Ints, own: Floats, pool: Floats, plain_bound: Floats, prior_slots: float
+) -> Floats:
+    fleet = pool[_PLAIN + 1 :].sum(axis=0)
+    if fleet[_SLOTS] <= _FADED:
+        # No drafter has been tried: as good as decoding plainly, whatever that is.
+        fleet = pool[_PLAIN] if pool[_PLAIN, _SLOTS] > _FADED else np.ones(3)
+    goodput = np.empty((len(rows), len(pool)))
+    for drafter in range(len(pool)):
+        bounded = drafter == _PLAIN and plain_bound[_SLOTS] > _FADED
+        above = plain_bound if bounded else fleet
+        prior = pool[drafter] + (prior_slots / above[_SLOTS]) * above
+        weight = prior_slots / prior[_SLOTS]
+        for number, row in enumerate(rows):
+            tokens = own[row, drafter, _TOKENS] + weight * prior[_TOKENS]
+            seconds = own[row, drafter, _SECONDS] + weight * prior[_SECONDS]
+            goodput[number, drafter] = tokens / seconds
+    return goodput
 
 
 @njit(cache=True)

@@ -163,23 +163,28 @@ class Hedge:
         new = [request.name for request in requests if self._rows.get(request.name) is None]
         rows = self._rows.of([request.name for request in requests])
         self._evidence.reserve(len(self._rows))
-        before = {lane: column for column, lane in enumerate(self._lanes)}
-        self._lanes = [lane.name for lane in lanes]
-        caught_up = with_rows(self._caught_up, len(self._rows))
-        self._caught_up = np.zeros((len(caught_up), len(lanes)))
-        for column, lane in enumerate(self._lanes):
-            if lane in before:
-                self._caught_up[:, column] = caught_up[:, before[lane]]
+        self._caught_up = with_rows(self._caught_up, len(self._rows))
+        self._take_lanes([lane.name for lane in lanes])
         drafters = 1 + max((self._evidence.number(lane.drafter) for lane in lanes), default=0)
         self._draws = with_rows(self._draws, len(self._rows))
         missing = drafters - self._draws.shape[1]
         if missing > 0:
             drawn = self._rng.standard_normal((len(self._draws), missing))
             self._draws = np.hstack([self._draws, drawn])
-        self._draws[self._rows.of(new)] = self._rng.standard_normal(
-            (len(new), self._draws.shape[1])
-        )
+        if new:
+            drawn = self._rng.standard_normal((len(new), self._draws.shape[1]))
+            self._draws[self._rows.of(new)] = drawn
         return rows
+
+    def _take_lanes(self, lanes: list[str]) -> None:
+        """Columns of what is known of lanes follow them."""
+        if lanes == self._lanes:
+            return
+        before, caught_up = self._lanes, self._caught_up
+        self._lanes, self._caught_up = lanes, np.zeros((len(caught_up), len(lanes)))
+        for column, lane in enumerate(lanes):
+            if lane in before:
+                self._caught_up[:, column] = caught_up[:, before.index(lane)]
 
     def _values(
         self,

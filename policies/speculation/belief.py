@@ -1,8 +1,10 @@
 """How likely a draft's next level is accepted before it is drafted: per request, pooled by lane.
 
 Evidence is calibrated confidence, not acceptance: drafted levels that were never verified teach
-as well, and there is less noise in it. Each lane is credited with the nodes that it has proposed
-itself; a costly one is worth what it adds to those of the free ones, which draft in any case.
+as well, and there is less noise in it. The first level is told from those behind it: a lookup finds
+nothing most of the time, and where it does find something, that goes on for long. Each lane is
+credited with the nodes that it has proposed itself; a costly one is worth what it adds to those of
+the free ones, which draft in any case.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,35 +23,37 @@ _LANE_MEMORY = 512.0
 _NEW_LANE = 4.0
 """Levels that count for a lane adding all that it drafts."""
 
-_SURVIVED, _REACHED, _ADDED = 0, 1, 2
-"""Columns of evidence: expected levels that were accepted; those whose parent was; accepted ones
-that no free lane had proposed."""
+_FIRST, _ASKED, _SURVIVED, _REACHED, _ADDED = range(5)
+"""Columns of evidence: expected first levels that were accepted, of so many drafts; levels behind
+those, of so many whose parent was; accepted ones of both kinds that no free lane had proposed."""
+_COLUMNS = 5
 
 
 class Beliefs:
     def __init__(self, prior: float, weight: float) -> None:
-        """`prior`: acceptance of an unknown lane; `weight`: levels that the pool counts for."""
+        """`prior`: of an unknown lane's levels; `weight`: levels that the pool counts for."""
         self._prior, self._weight = prior, weight
         self._numbers: dict[str, int] = {}
         """Of the lanes."""
-        self._pool = np.zeros((0, 3))
+        self._pool = np.zeros((0, _COLUMNS))
         """A row for each lane."""
-        self._own = np.zeros((0, 0, 3))
+        self._own = np.zeros((0, 0, _COLUMNS))
         """[request, lane]."""
 
     def of(self, rows: Ints, lane: str) -> Floats:
-        """Of each request: how likely the lane's next level is accepted, and the share of what
-        the lane gains that free lanes would not have gained without it."""
-        everyone = self._of_all(lane)
-        return _beliefs(self._of(rows, lane), self.of_lane(lane), everyone, self._weight)
+        """Of each request: how likely the lane's first level is accepted, and each one behind an
+        accepted one; the share of what the lane gains that free lanes would not have gained."""
+        return _beliefs(self._of(rows, lane), self._of_all(lane), self._prior, self._weight)
 
     def of_lane(self, lane: str) -> float:
+        """How likely a level is accepted, be it the first or a later one."""
         pool, weight = self._of_all(lane), self._weight
-        return float((pool[_SURVIVED] + weight * self._prior) / (pool[_REACHED] + weight))
+        accepted = pool[_FIRST] + pool[_SURVIVED] + weight * self._prior
+        return float(accepted / (pool[_ASKED] + pool[_REACHED] + weight))
 
     def evidence(self, rows: Ints, lane: str) -> Floats:
-        """Levels that each request has shown on this lane."""
-        return self._of(rows, lane)[:, _REACHED]
+        """Drafts that each request has had from this lane."""
+        return self._of(rows, lane)[:, _ASKED]
 
     def observe(
         self, rows: Ints, candidates: Sequence[Candidate], forest: Forest, costly: Collection[str]
@@ -82,10 +86,9 @@ class Beliefs:
         self._add_lanes()
         number = self._numbers[lane]
         self._own[rows, number] *= _FADE
-        self._own[rows, number, _REACHED] += 1.0
-        self._pool[number, _REACHED] += len(rows)
-        if self._pool[number, _REACHED] > _LANE_MEMORY:
-            self._pool[number] /= 2
+        self._own[rows, number, _ASKED] += 1.0
+        self._pool[number, _ASKED] += len(rows)
+        _fade(self._pool[number])
 
     def reserve(self, rows: int) -> None:
         self._own = with_rows(self._own, rows)
@@ -101,23 +104,33 @@ class Beliefs:
 
     def _of(self, rows: Ints, lane: str) -> Floats:
         number = self._numbers.get(lane)
-        return np.zeros((len(rows), 3)) if number is None else self._own[rows, number]
+        return np.zeros((len(rows), _COLUMNS)) if number is None else self._own[rows, number]
 
     def _of_all(self, lane: str) -> Floats:
         number = self._numbers.get(lane)
-        return np.zeros(3) if number is None else self._pool[number]
+        return np.zeros(_COLUMNS) if number is None else self._pool[number]
 
 
 @njit(cache=True)
-def _beliefs(own: Floats, acceptance: float, everyone: Floats, weight: float) -> Floats:
-    survived, reached, added = own[:, _SURVIVED], own[:, _REACHED], own[:, _ADDED]
-    share = (everyone[_ADDED] + _NEW_LANE) / (everyone[_SURVIVED] + _NEW_LANE)
+def _beliefs(own: Floats, pool: Floats, prior: float, weight: float) -> Floats:
+    first = (pool[_FIRST] + weight * prior) / (pool[_ASKED] + weight)
+    next_ = (pool[_SURVIVED] + weight * prior) / (pool[_REACHED] + weight)
+    share = (pool[_ADDED] + _NEW_LANE) / (pool[_FIRST] + pool[_SURVIVED] + _NEW_LANE)
+    accepted = own[:, _FIRST] + own[:, _SURVIVED]
     return np.stack(
         (
-            (survived + weight * acceptance) / (reached + weight),
-            (added + weight * share) / (survived + weight),
+            (own[:, _FIRST] + weight * first) / (own[:, _ASKED] + weight),
+            (own[:, _SURVIVED] + weight * next_) / (own[:, _REACHED] + weight),
+            (own[:, _ADDED] + weight * share) / (accepted + weight),
         )
     )
+
+
+@njit(cache=True)
+def _fade(pool: Floats) -> None:
+    """So that the last ones count: the lane may have got better or worse."""
+    if pool[_ASKED] + pool[_REACHED] > _LANE_MEMORY:
+        pool /= 2
 
 
 @njit(cache=True)
@@ -153,9 +166,9 @@ def _credit(
                         added[depth] += forest.path[node]
             if deepest:
                 mass, added = np.minimum(mass, 1.0), np.minimum(added, 1.0)
-                seen = np.array([mass.sum(), 1.0 + mass[:deepest].sum(), added.sum()])
+                later, parents = mass[2:].sum(), mass[1:deepest].sum()
+                seen = np.array([mass[1], 1.0, later, parents, added.sum()])
                 own[rows[number], lane] = _FADE * own[rows[number], lane] + seen
                 pool[lane] += seen
-                if pool[lane, _REACHED] > _LANE_MEMORY:
-                    pool[lane] /= 2
+                _fade(pool[lane])
         first_lane += proposers[number]

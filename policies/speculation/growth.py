@@ -2,8 +2,9 @@
 
 Before each step it values what the next level of each request would add (the mass of its deepest
 level × the request's expected acceptance) against what the step costs everyone: the drafter's
-forward and the nodes that it adds to the verification. As in selection, the worth is sorted and
-the objective evaluated at every number of requests that go on.
+forward and the nodes that it adds to the verification. Before the first one it looks further
+ahead, for part of the cost comes but once: handling, and what the drafter has not read. As in
+selection, the worth is sorted and the objective evaluated at every number of requests that go on.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,8 @@ class RoundCosts(NamedTuple):
 
     def seconds(self, nodes: int, drafting_s: float) -> float:
         """T of the round with so many draft tokens."""
-        return round_seconds(self, float(nodes), drafting_s)
+        # As Python: for one number, the way into compiled code takes longer than the sum.
+        return round_seconds.py_func(self, float(nodes), drafting_s)
 
 
 @njit(cache=True)
@@ -52,98 +54,124 @@ def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
 
 
 class Prospects(NamedTuple):
-    """What each request of the batch may expect, as arrays."""
+    """What each request of the batch may expect, as arrays.
+
+    A rule holds them as the rows of one array (`_prospects_in`): the way into compiled code looks
+    at each array anew, in every draft step, and so does whoever sends the rule to a drafter.
+    """
 
     context: Floats
     unread: Floats
     """Tokens that the first draft step reads."""
+    first: Floats
+    """Acceptance of the first level."""
     acceptance: Floats
-    """Of the next level, given that the one before is accepted."""
+    """Of each later one, given that the one before is accepted."""
     needs: Floats
     """What A(r) asks beyond the target's own token; -inf: nothing."""
     promised: Floats
     """The gain that each request will have when drafting ends, if its needs are pursued."""
     token_s: Floats
     """What a token sooner is worth to an SLO."""
-    caps: TimeCaps
     trust: Floats
     """Tokens that this lane adds per token that its confidences promise."""
+    caps: TimeCaps
 
 
 def prospects(
     standing: Standing,
     unread: Sequence[int],
+    first: Floats,
     acceptance: Floats,
     trust: Floats,
     no_harm: TimeCaps,
     now: float,
     verdict_s: float,
     depth: int,
-) -> Prospects:
+) -> Floats:
     """`verdict_s`: when the next one is to be expected; `depth`: the greatest."""
-    needs, promised, token_s, slope, offset = _prospects(
-        standing, acceptance, no_harm, now, verdict_s, depth
-    )
-    caps = TimeCaps(slope, offset)
     reads = np.array(unread, np.float64) if unread else np.ones(len(acceptance))
-    return Prospects(standing.context, reads, acceptance, needs, promised, token_s, caps, trust)
+    return _prospects(standing, reads, first, acceptance, trust, no_harm, now, verdict_s, depth)
 
 
 @njit(cache=True)
 def _prospects(
     standing: Standing,
+    unread: Floats,
+    first: Floats,
     acceptance: Floats,
+    trust: Floats,
     no_harm: TimeCaps,
     now: float,
     verdict_s: float,
     depth: int,
 ) -> Floats:
     needs = needs_at(standing, verdict_s) - 1.0
-    level, chain = np.ones_like(acceptance), np.zeros_like(acceptance)
-    for _ in range(depth):
-        level *= acceptance
-        chain += level
-    within_reach = needs <= chain
+    within_reach = needs <= first * _chain(acceptance, depth)
     slope, offset = slo_caps(standing, now)
     # What is out of reach is lost in this round, whatever it costs the others.
     offset = np.where(within_reach, offset, np.inf)
     return np.stack(
         (
+            standing.context,
+            unread,
+            first,
+            acceptance,
             needs,
             np.where(within_reach, np.maximum(needs, 0.0), 0.0),
             np.where(np.isnan(standing.tpot_s), 0.0, standing.tpot_s),
+            trust,
             slope + no_harm.slope,
             np.minimum(offset, no_harm.offset),
         )
     )
 
 
+@njit(cache=True)
+def _prospects_in(rows: Floats) -> Prospects:
+    caps = TimeCaps(rows[8], rows[9])
+    return Prospects(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7], caps)
+
+
+@njit(cache=True)
+def _chain(acceptance: Floats, levels: int) -> Floats:
+    """What a chain of so many levels brings for each accepted first one."""
+    level, chain = np.ones_like(acceptance), np.zeros_like(acceptance)
+    for _ in range(levels):
+        chain += level
+        level *= acceptance
+    return chain
+
+
 class Drafted(NamedTuple):
-    """How far a round's drafting has come."""
+    """How far a round's drafting has come, likewise the rows of one array."""
 
     gain: Floats
     mass: Floats
     """Of the deepest level: the probability that one of its nodes is accepted."""
     raw: Floats
     """The same in the drafter's own confidences."""
-    nodes: int
-    drafting_s: float
+
+
+@njit(cache=True)
+def _drafted_in(rows: Floats) -> Drafted:
+    return Drafted(rows[0], rows[1], rows[2])
 
 
 @dataclass(slots=True, eq=False)
 class GrowthRule:
-    """A StepRule. Arrays are by position in `names`."""
+    """A StepRule. Columns of its arrays are by position in `names`."""
 
     costs: RoundCosts
     objective: Objective
     names: tuple[str, ...]
-    prospects: Prospects
+    prospects: Floats
     survival: Curve
     width: int
+    deepest: int
+    """Levels that a draft has at most."""
     index: dict[str, int] = field(init=False)
-    gain: Floats = field(init=False)
-    mass: Floats = field(init=False)
-    raw: Floats = field(init=False)
+    drafted: Floats = field(init=False)
     nodes: int = field(init=False)
     drafting_s: float = field(init=False)
 
@@ -153,9 +181,8 @@ class GrowthRule:
 
     def _begin(self) -> None:
         self.nodes, self.drafting_s = 0, 0.0
-        self.gain = np.zeros(len(self.names))
-        self.mass = np.ones(len(self.names))
-        self.raw = np.ones(len(self.names))
+        self.drafted = np.zeros((3, len(self.names)))
+        self.drafted[1:] = 1.0
 
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
@@ -176,11 +203,14 @@ class GrowthRule:
         return _going_on(
             at,
             depth,
+            self.deepest,
             self.begin_at_most(len(at)),
             self.width,
             self.objective == "fair",
             self.costs,
-            Drafted(self.gain, self.mass, self.raw, self.nodes, self.drafting_s),
+            self.nodes,
+            self.drafting_s,
+            self.drafted,
             self.prospects,
         )
 
@@ -189,18 +219,16 @@ class GrowthRule:
         return self.costs.seconds(len(begun) * self.width, self._step_s(begun, 0))
 
     def tightest_cap_s(self) -> float:
-        return float(
-            self.prospects.caps.at(np.maximum(self.gain, self.prospects.promised)).min(
-                initial=np.inf
-            )
-        )
+        prospects = _prospects_in.py_func(self.prospects)
+        gain = _drafted_in.py_func(self.drafted).gain
+        caps = prospects.caps.at(np.maximum(gain, prospects.promised))
+        return float(caps.min(initial=np.inf))
 
     def _absorb(self, at: Ints, frontier: Sequence[NDArray[np.float32]]) -> None:
         """The level that was drafted since, its confidences calibrated."""
-        drafted = Drafted(self.gain, self.mass, self.raw, self.nodes, self.drafting_s)
         sizes = np.array([len(level) for level in frontier], np.int64)
         confidence = np.concatenate(frontier)
-        _absorb(at, sizes, confidence, drafted, self.survival, self.prospects.trust)
+        _absorb(at, sizes, confidence, self.drafted, self.survival, self.prospects)
         self.nodes += len(confidence)
 
     def begin_at_most(self, requests: int) -> int:
@@ -209,11 +237,17 @@ class GrowthRule:
         return min(requests, room, self.costs.draft_budget // self.width)
 
     def _step_s(self, going: Ints, depth: int) -> float:
-        if not len(going):
-            return 0.0
-        read = float(self.prospects.context[going].sum()) + depth * len(going)
-        tokens = len(going) * self.width if depth else float(self.prospects.unread[going].sum())
-        return self.costs.draft.predict(read, tokens)
+        return _step_s(going, depth, self.width, self.costs.draft, self.prospects)
+
+
+@njit(cache=True)
+def _step_s(going: Ints, depth: int, width: int, draft: Bent, rows: Floats) -> float:
+    prospects = _prospects_in(rows)
+    read = tokens = 0.0
+    for request in going:
+        read += prospects.context[request] + depth
+        tokens += width if depth else prospects.unread[request]
+    return bent_seconds(draft, read, tokens) if len(going) else 0.0
 
 
 @njit(cache=True)
@@ -221,10 +255,11 @@ def _absorb(
     at: Ints,
     sizes: Ints,
     confidence: NDArray[np.float32],
-    drafted: Drafted,
+    rows: Floats,
     survival: Curve,
-    trust: Floats,
+    prospects: Floats,
 ) -> None:
+    drafted, trust = _drafted_in(rows), _prospects_in(prospects).trust
     begin = 0
     for number, request in enumerate(at):
         raw = confidence[begin : begin + sizes[number]].sum()
@@ -240,28 +275,31 @@ def _absorb(
 def _going_on(
     at: Ints,
     depth: int,
+    deepest: int,
     most: int,
     width: int,
     fair: bool,
     costs: RoundCosts,
-    drafted: Drafted,
-    prospects: Prospects,
+    nodes: int,
+    drafting_s: float,
+    drafted_rows: Floats,
+    prospects_rows: Floats,
 ) -> Mask:
-    line = _in_line(at, fair, drafted, prospects)
-    count = min(most, len(at))
-    line = _Line(line.place[:count], line.request[:count], line.step[:count], line.worth[:count])
-    # T if nobody goes on, the first one does, the first two do, ...
-    seconds = np.empty(count + 1)
-    seconds[0] = round_seconds(costs, float(drafted.nodes), drafted.drafting_s)
-    read = tokens = 0.0
-    for place in range(count):
-        read += prospects.context[line.request[place]] + depth
-        rows = float((place + 1) * width)
-        tokens += width if depth else prospects.unread[line.request[place]]
-        step_s = bent_seconds(costs.draft, read, tokens)
-        seconds[place + 1] = round_seconds(costs, drafted.nodes + rows, drafted.drafting_s + step_s)
+    drafted, prospects = _drafted_in(drafted_rows), _prospects_in(prospects_rows)
+    # Needs are met level by level.
+    ahead = 1 if depth or np.any(prospects.needs > drafted.gain) else deepest
     go_on = np.zeros(len(at), np.bool_)
-    go_on[line.place[: _how_many(line, seconds, fair, drafted, prospects)]] = True
+    best, levels = -np.inf, 1
+    while levels <= ahead:
+        fit = min(most, len(at), max(0, costs.room - nodes) // (width * levels))
+        line = _in_line(at, depth, levels, fit, fair, drafted, prospects)
+        seconds = _seconds(line, depth, levels, width, costs, nodes, drafting_s, prospects)
+        count, value = _how_many(line, seconds, fair, drafted, prospects)
+        if value > best:
+            best = value
+            go_on[:] = False
+            go_on[line.place[:count]] = True
+        levels *= 2
     return go_on
 
 
@@ -272,26 +310,61 @@ class _Line(NamedTuple):
     """In what was asked for."""
     request: Ints
     step: Floats
-    """What the next level should bring each."""
+    """What the next level, or the next ones, should bring each."""
     worth: Floats
     """To the objective."""
 
 
 @njit(cache=True)
-def _in_line(at: Ints, fair: bool, drafted: Drafted, prospects: Prospects) -> _Line:
-    step = drafted.mass[at] * prospects.acceptance[at] * prospects.trust[at]
+def _in_line(
+    at: Ints,
+    depth: int,
+    levels: int,
+    most: int,
+    fair: bool,
+    drafted: Drafted,
+    prospects: Prospects,
+) -> _Line:
+    nearest = prospects.acceptance if depth else prospects.first
+    reached = nearest * _chain(prospects.acceptance, levels)
+    step = drafted.mass[at] * reached[at] * prospects.trust[at]
     worth = np.log1p(step / (1.0 + drafted.gain[at])) if fair else step
     by_worth = np.argsort(-worth, kind="mergesort")
     urgent = (prospects.needs[at] > drafted.gain[at])[by_worth]
-    place = np.concatenate((by_worth[urgent], by_worth[~urgent]))
+    place = np.concatenate((by_worth[urgent], by_worth[~urgent]))[:most]
     return _Line(place, at[place], step[place], worth[place])
+
+
+@njit(cache=True)
+def _seconds(
+    line: _Line,
+    depth: int,
+    levels: int,
+    width: int,
+    costs: RoundCosts,
+    nodes: int,
+    drafting_s: float,
+    prospects: Prospects,
+) -> Floats:
+    """T if nobody goes on, the first one in line does, the first two do, ..."""
+    seconds = np.empty(len(line.place) + 1)
+    seconds[0] = round_seconds(costs, float(nodes), drafting_s)
+    read = tokens = 0.0
+    for place, request in enumerate(line.request):
+        read += prospects.context[request] + depth
+        tokens += width if depth else prospects.unread[request]
+        rows = float((place + 1) * width)
+        steps_s = bent_seconds(costs.draft, read, tokens)
+        steps_s += (levels - 1) * bent_seconds(costs.draft, read, rows)
+        seconds[place + 1] = round_seconds(costs, nodes + levels * rows, drafting_s + steps_s)
+    return seconds
 
 
 @njit(cache=True)
 def _how_many(
     line: _Line, seconds: Floats, fair: bool, drafted: Drafted, prospects: Prospects
-) -> int:
-    """The best number of requests to go on, `seconds` being T for each number."""
+) -> tuple[int, float]:
+    """The best number of requests to go on, `seconds` being T for each number, and its value."""
     least = _for_needs(line, seconds, drafted.gain, prospects)
     over = np.maximum(seconds - _tightest_cap(line, drafted.gain, prospects), 0.0)
     limit = missed_by(over[least:].min(), seconds[0])
@@ -309,7 +382,7 @@ def _how_many(
                 value = np.log((total + added) / seconds[count])
             if value > most:
                 best, most = count, value
-    return best
+    return best, most
 
 
 @njit(cache=True)

@@ -1,7 +1,8 @@
 """What speculation gives or costs each request, in tokens against plain decoding.
 
 The no-harm promise of DESIGN 4.6: over a window of its rounds, a request gains at least 0.97 of
-the tokens that plain decoding would have given it in the same time. Times are measured. Gains are
+the tokens that plain decoding would have given it in the same time. So within 32 rounds it may fall
+behind by 0.96 tokens, and at once: what it gains itself comes later. Times are measured. Gains are
 the expected ones: realised tokens are so noisy over a window that some request of a batch would
 always be in debt, by chance alone. Where expectations are wrong, `Trust` mends them.
 """
@@ -22,10 +23,11 @@ _LEAST_TRUST, _MOST_TRUST = 0.25, 1.25
 
 
 class Ledger:
-    """One account per request, a row: tokens gained minus `promise` × rounds of plain decoding."""
+    """One account per request, a row: tokens gained minus rounds of plain decoding."""
 
     def __init__(self, promise: float, window: int, repay: float) -> None:
-        self._promise, self._window, self._repay = promise, window, repay
+        self._overdraft = (1.0 - promise) * window
+        self._repay = repay
         self._rounds = np.zeros((0, window))
         """Entries of the last rounds, each over the oldest."""
         self._entries = np.zeros(0)
@@ -50,22 +52,18 @@ class Ledger:
     def settle(self, rows: Ints, seconds: Floats, verify_s: Floats, drafting_s: float) -> None:
         """The round took each `seconds`, of them `verify_s` in the forward, and so long for
         drafting, be it for others. One that nobody expected was plain."""
-        gains, drafts_share, handling_s = self._open[rows].T
-        plain_s = seconds - drafting_s - handling_s - drafts_share * verify_s
-        # A clock too coarse for the round must not make it look endless.
-        slowdown = seconds / np.maximum(plain_s, 0.1 * np.maximum(seconds, 1e-9))
-        entries = 1.0 + gains - self._promise * slowdown
+        entries = _entries(rows, self._open, seconds, verify_s, drafting_s)
         _enter(rows, entries, self._rounds, self._entries, self._credit)
-        self._open[rows] = 0.0
 
     def forget(self, row: int) -> None:
         for account in (self._rounds, self._entries, self._credit, self._open):
             account[row] = 0.0
 
     def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:
-        """1 + g + credit ≥ promise · T / T_plain for each request that it binds; what is owed is
-        repaid in parts, so that one bad round does not stop the whole batch."""
-        return TimeCaps(*_caps(rows, binds, self._credit, self._repay, plain_s / self._promise))
+        """1 + g + credit + overdraft ≥ T / T_plain for each request that it binds; what it owes
+        beyond that is repaid in parts, so that one bad round does not stop the whole batch."""
+        allowed = self._credit[rows] + self._overdraft
+        return TimeCaps(*_caps(binds, allowed, self._repay, plain_s))
 
 
 class Trust:
@@ -100,6 +98,27 @@ class Trust:
 
 
 @njit(cache=True)
+def _entries(
+    rows: Ints,
+    open_: Floats,
+    seconds: Floats,
+    verify_s: Floats,
+    drafting_s: float,
+) -> Floats:
+    """What each request's round was worth. Closes it."""
+    entries = np.empty(len(rows))
+    for number, row in enumerate(rows):
+        gain, drafts_share, handling_s = open_[row]
+        took_s = seconds[number]
+        plain_s = took_s - drafting_s - handling_s - drafts_share * verify_s[number]
+        # A clock too coarse for the round must not make it look endless.
+        slowdown = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))
+        entries[number] = 1.0 + gain - slowdown
+        open_[row] = 0.0
+    return entries
+
+
+@njit(cache=True)
 def _enter(rows: Ints, entries: Floats, rounds: Floats, count: Floats, credit: Floats) -> None:
     window = rounds.shape[1]
     for number, row in enumerate(rows):
@@ -110,14 +129,13 @@ def _enter(rows: Ints, entries: Floats, rounds: Floats, count: Floats, credit: F
 
 
 @njit(cache=True)
-def _caps(rows: Ints, binds: Mask, credit: Floats, repay: float, per_token_s: float) -> Floats:
-    slope, offset = caps = np.zeros((2, len(rows)))
+def _caps(binds: Mask, allowed: Floats, repay: float, plain_s: float) -> Floats:
+    slope, offset = caps = np.zeros((2, len(binds)))
     offset[:] = np.inf
-    for number, row in enumerate(rows):
+    for number, tokens in enumerate(allowed):
         if binds[number]:
-            allowance = credit[row] if credit[row] >= 0.0 else repay * credit[row]
-            slope[number] = per_token_s
-            offset[number] = per_token_s * allowance
+            slope[number] = plain_s
+            offset[number] = plain_s * (tokens if tokens >= 0.0 else repay * tokens)
     return caps
 
 

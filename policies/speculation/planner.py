@@ -32,9 +32,11 @@ from policies.speculation.width import best_width
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
-_LONGEST_REST = 3
+_LONGEST_REST = 12
 """Rounds for which a lane that did not pay is not thought about: to think costs time as well. Not
 many, for what its drafter has to read grows meanwhile, and with it the cost of coming back."""
+_AWAKENING = 0.25
+"""The part of a batch that is new when no lane rests any more."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class PlannerParams:
     repay: float = 0.25
     """The part of a debt that one round must repay."""
     explore: float = 0.01
-    """Share of the time that may go into drafts that are not expected to pay."""
+    """Share of the time that may go into drafts that are not expected to pay, on all lanes."""
     prior_acceptance: float = 0.6
     """Of a drafter that has not been seen."""
     prior_weight: float = 1.0
@@ -176,19 +178,22 @@ class Planner:
                 self._beliefs.miss(np.array(sorted(silent), np.int64), lane)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
+        before = len(self._rows)
         rows = self._rows.of([request.name for request in requests])
-        for accounts in (self._beliefs, self._ledger, self._trust):
-            accounts.reserve(len(self._rows))
+        if len(self._rows) > before:
+            for accounts in (self._beliefs, self._ledger, self._trust):
+                accounts.reserve(len(self._rows))
         return rows
 
     # -- planning ------------------------------------------------------------------------------
 
     def _resting(self, batch: Sequence[RequestView], lane: str) -> bool:
-        """Not where somebody is new, nor where an SLO's needs may have grown."""
+        """Not where many are new, nor where an SLO's needs may have grown."""
         rest = self._rests.get(lane)
         if rest is None or rest.left == 0:
             return False
-        if any(self._rows.get(one.name) is None or one.slo.tpot_s is not None for one in batch):
+        new = sum(self._rows.get(one.name) is None for one in batch)
+        if new >= _AWAKENING * len(batch) or any(one.slo.tpot_s is not None for one in batch):
             return False
         rest.left -= 1
         return True
@@ -214,14 +219,15 @@ class Planner:
         )
         plain_s = costs.seconds(0, 0.0)
         calibration = self._calibrations.get(lane)
-        acceptance, added = self._beliefs.of(rows, lane)
+        first, acceptance, added = self._beliefs.of(rows, lane)
         return GrowthRule(
             costs=costs,
             objective=self._params.objective,
-            names=tuple(request.name for request in batch),
+            names=tuple([request.name for request in batch]),
             prospects=prospects(
                 standing,
                 context.unread,
+                first,
                 acceptance,
                 self._trust.of(rows) * added,
                 self._no_harm_caps(standing, rows, plain_s),
@@ -238,6 +244,7 @@ class Planner:
                 self._params.objective,
                 self._params.max_depth,
             ),
+            deepest=self._params.max_depth,
         )
 
     def _sibling_shares(self, lane: str, widest: int) -> list[float]:
@@ -266,7 +273,8 @@ class Planner:
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
         plain_s = rule.costs.seconds(0, 0.0)
         rounds = self._rests[lane].rounds if lane in self._rests else 1
-        saved_s = self._explore_s.get(lane, 0.0) + self._params.explore * plain_s * rounds
+        saved_s = self._explore_s.setdefault(lane, 0.0)
+        saved_s += self._params.explore / len(self._explore_s) * plain_s * rounds
         self._explore_s[lane] = saved_s = min(saved_s, plain_s)
         idle = able[~begins[able]]
         if not len(idle):

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numba import njit
 
+from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints
 
 Objective = Literal["fair", "throughput"]
@@ -211,19 +212,27 @@ def urgent_nodes(
     that earn more (a token is worth `worth_s`, the TPOT) than the `node_s` that they cost each
     needy request.
     """
-    urgent = np.zeros(len(needs), np.int64)
-    needy = np.flatnonzero(needs > 1.0).tolist()
-    hopeless: list[int] = []
+    urgent, hopeless = _urgent_nodes(gains, needs, least, worth_s, node_s)
+    return np.minimum(urgent, most), np.flatnonzero(hopeless)
+
+
+@njit(cache=True)
+def _urgent_nodes(
+    gains: Gains, needs: Floats, least: Floats, worth_s: Floats, node_s: float
+) -> tuple[Ints, Mask]:
+    urgent, hopeless = np.zeros(len(needs), np.int64), np.zeros(len(needs), np.bool_)
+    needy = np.flatnonzero(needs > 1.0)
     for number in needy:
-        own = slice(int(gains.starts[number]), int(gains.starts[number + 1]))
-        path = gains.path[own]
-        reached = np.concatenate([[0.0], gains.before[own] + path])
+        begin, end = gains.starts[number], gains.starts[number + 1]
+        path = gains.path[begin:end]
+        # After none of its nodes, one, two, ...
+        reached = np.zeros(len(path) + 1)
+        reached[1:] = gains.before[begin:end] + path
         if reached[-1] >= needs[number] - 1.0:
-            wanted = int(np.searchsorted(reached, needs[number] - 1.0))
+            urgent[number] = np.searchsorted(reached, needs[number] - 1.0)
         elif reached[-1] >= least[number] - 1.0:
-            wanted = int(np.searchsorted(reached, least[number] - 1.0))
+            urgent[number] = np.searchsorted(reached, least[number] - 1.0)
         else:
-            hopeless.append(number)
-            wanted = int(np.sum(path * worth_s[number] > node_s * len(needy)))
-        urgent[number] = min(wanted, most)
-    return urgent, np.array(hopeless, np.int64)
+            hopeless[number] = True
+            urgent[number] = (path * worth_s[number] > node_s * len(needy)).sum()
+    return urgent, hopeless

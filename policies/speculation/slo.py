@@ -27,20 +27,17 @@ class Standing(NamedTuple):
 
     @classmethod
     def of(cls, requests: Sequence[RequestView]) -> "Standing":
-        facts = [
-            (
-                request.prompt_len + request.generated,
-                request.generated,
-                request.max_tokens - request.generated - 1,
-                request.slo.tpot_s or nan,
-                nan if request.first_token_s is None else request.first_token_s,
-            )
-            for request in requests
-        ]
-        # Copied, so that each column is a run of memory of its own.
-        columns = np.array(facts, np.float64).reshape(-1, 5).T.copy()
-        context, generated, left, tpot_s, first_s = columns
-        return cls(context, generated, np.maximum(left, 0.0), tpot_s, first_s)
+        prompt = np.array([request.prompt_len for request in requests], np.float64)
+        generated = np.array([request.generated for request in requests], np.float64)
+        most = np.array([request.max_tokens for request in requests], np.float64)
+        return cls(
+            context=prompt + generated,
+            generated=generated,
+            left=np.maximum(most - generated - 1.0, 0.0),
+            tpot_s=np.array([request.slo.tpot_s or nan for request in requests], np.float64),
+            # numpy makes nan of None.
+            first_s=np.array([request.first_token_s for request in requests], np.float64),
+        )
 
     def needs(self, verdict_s: float) -> Floats:
         """A(r) = (l + t_spec) / t_TPOT - o, where the next verdict comes at the time `verdict_s`.

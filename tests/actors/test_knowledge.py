@@ -59,5 +59,5 @@ def test_one_long_pause_does_not_end_drafting() -> None:
 def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
     knowledge = rounds(drafted=True, extra_s=0.005)
     assert knowledge.context().handling_s > 0.004
-    learn(knowledge, drafted=False, extra_s=0.0, count=100)
+    learn(knowledge, drafted=False, extra_s=0.0, count=1000)
     assert knowledge.context().handling_s < 0.001

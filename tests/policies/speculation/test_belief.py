@@ -58,10 +58,24 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
     own = DraftTree.chain([1, 2], [0.8, 0.5])
     same = [0.8, 0.5] if lookup[0] == 1 else [0.1, 0.1]
     free = DraftTree.chain(lookup, same[: len(lookup)])
-    _, added = believed(("lookup", free), ("ssm", own)).of(ROW, "ssm")
+    *_, added = believed(("lookup", free), ("ssm", own)).of(ROW, "ssm")
     assert added[0] == pytest.approx(share, abs=0.03)
-    _, free_added = believed(("lookup", free), ("ssm", own)).of(ROW, "lookup")
-    assert free_added[0] == 1.0
+    *_, free_added = believed(("lookup", free), ("ssm", own)).of(ROW, "lookup")
+    assert free_added[0] == pytest.approx(1.0)
+
+
+def test_a_lookup_that_seldom_finds_something_but_then_goes_on_is_known_for_both() -> None:
+    """Of somebody new, that is. Else the long drafts make it look as if it often found one."""
+    beliefs = believed(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
+    for _ in range(300):
+        for _ in range(4):
+            beliefs.miss(ROW, "lookup")
+        found = [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))]
+        beliefs.observe(ROW, found, Forest.of(found), costly=())
+    beliefs.reserve(2)
+    first, later, _ = beliefs.of(np.array([1]), "lookup")
+    assert first[0] == pytest.approx(0.9 / 5, abs=0.03)
+    assert later[0] == pytest.approx(0.9, abs=0.03)
 
 
 def drafted(plan: DraftPlan, lane: str, token: int, confidence: float) -> tuple[str, DraftTree]:

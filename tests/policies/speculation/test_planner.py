@@ -158,7 +158,7 @@ def test_needs_come_first_by_what_they_need() -> None:
     ]
     around = context(verify=LinearCost(0.0, 0.0, 10e-3), verify_budget=3 + 2)
     assert kept(Planner().select(chosen, around, 10.0)) == [0, 0, 2]
-    around = replace(around, verify_budget=3 + 3)
+    around = around._replace(verify_budget=3 + 3)
     assert kept(Planner().select(chosen, around, 10.0)) == [0, 1, 2]
 
 
@@ -199,14 +199,15 @@ def test_one_hopeless_need_takes_only_so_many_tokens() -> None:
 
 
 def test_where_needs_and_no_harm_collide_needs_win_and_are_counted() -> None:
-    """Every token costs the plain request, which gains nothing, a tenth of its speed."""
+    """Every token costs the plain request, which gains nothing and may lose nothing, a tenth of
+    its speed."""
     around = context(verify=LinearCost(0.0, 1e-3, 8e-3))
     plain = Candidate(view("plain"), DraftTree.empty())
     needy = Candidate(late("needy", 0.02, 0.02), DraftTree.chain([1, 2], [0.9, 0.9]))
-    planner = Planner()
+    planner = Planner(PlannerParams(no_harm=1.0))
     assert kept(planner.select([plain, needy], around, 10.0))[1] > 0
     assert planner.needs_over_harm == 1
-    relaxed = Planner()
+    relaxed = Planner(PlannerParams(no_harm=1.0))
     assert kept(relaxed.select([plain, Candidate(view("e"), needy.tree)], around, 10.0)) == [0, 0]
     assert relaxed.needs_over_harm == 0
 
@@ -347,7 +348,7 @@ def test_a_lookup_that_finds_nothing_is_asked_less() -> None:
 def test_the_first_step_pays_for_what_the_drafter_has_not_read() -> None:
     around = context(draft=LinearCost(0.0, 1e-6, 1e-4))
     seconds = [
-        rule_for(replace(around, unread=unread)).round_s(np.array([0], np.int64))
+        rule_for(around._replace(unread=unread)).round_s(np.array([0], np.int64))
         for unread in ([1], [101])
     ]
     assert seconds[1] - seconds[0] == pytest.approx(100 * 1e-6)
@@ -482,9 +483,9 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
         return limit.width
 
     assert width(flat) == 3
-    assert width(replace(flat, verify_budget=1 + 2)) == 1  # a chain of two is better
-    assert width(replace(flat, draft_budget=2)) == 2
-    assert width(replace(flat, trees=False)) == 1
+    assert width(flat._replace(verify_budget=1 + 2)) == 1  # a chain of two is better
+    assert width(flat._replace(draft_budget=2)) == 2
+    assert width(flat._replace(trees=False)) == 1
     assert width(steep) == 1
     never = Calibration()
     pair = DraftTree.build([1, 2], [ROOT, ROOT], [0.5, 0.3])
