@@ -7,11 +7,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """For the libraries that a process started here loads before its first line of Python."""
-    before = dict(os.environ)
+    """For the libraries that a process started here loads before its first line of Python. What
+    else has changed meanwhile stays: Ray, where it starts, leaves its token here for others."""
+    before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,14 +1,12 @@
 """The application on a Ray cluster of its own, as benchmarks and long tests start and stop it."""
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import ray
 import yaml
@@ -16,6 +14,7 @@ from ray import serve
 from ray._private import state  # the public API needs a dashboard: half a dozen processes
 from ray.cluster_utils import Cluster
 
+from benchmarks.processes import environment
 from deployments.app import build
 
 APP = "spindle"
@@ -69,7 +68,7 @@ def running(
     """
     _check_free(port)
     head = {"num_cpus": 1 if worker_nodes else cpus, "include_dashboard": False}
-    with patch.dict(os.environ, ray_environment()):
+    with environment(ray_environment()):
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(worker_nodes):

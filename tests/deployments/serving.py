@@ -1,13 +1,11 @@
 """The application in this process's own Ray cluster, on the uninflated target in fp32."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import ray
 import torch
@@ -17,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ServeDeploySchema
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.processes import environment
 from benchmarks.serving.app import ray_environment
 from cluster.zoo import TARGET, model_path
 from deployments.messages import StreamRequest
@@ -39,7 +38,7 @@ ARGS: Mapping[str, Any] = {
 
 @contextmanager
 def cluster(port: int, **options: Any) -> Iterator[None]:
-    with patch.dict(os.environ, ray_environment()):
+    with environment(ray_environment()):
         ray.init(num_cpus=4, include_dashboard=False, logging_level="warning", **options)
     try:
         grpc = {

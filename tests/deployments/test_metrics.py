@@ -97,10 +97,12 @@ def test_a_drafter_that_dies_is_counted_with_its_recovery_and_who_moved_away(
 ) -> None:
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     assert "switches_total" not in scrape()
-    endless = {"model": "target", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+    victim = processes(replica)["tiny"]
+    endless = {"model": "target", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
     stream = iter(app.options(stream=True).stream.remote(endless))
-    next(stream)
-    os.kill(processes(replica)["tiny"], signal.SIGKILL)
+    for _ in range(8):  # by then it has drafted
+        next(stream)
+    os.kill(victim, signal.SIGKILL)
     *_, last = stream
     assert last["choices"][0]["finish_reason"] == "length"
     eventually(
