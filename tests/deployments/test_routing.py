@@ -208,9 +208,9 @@ def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
     undisturbed = list(handle.stream.remote(asked))
     stream = handle.stream.remote(asked)
     chunks = [next(stream)]
-    idle = replicas().state.remote().result(timeout_s=10)  # the less loaded one answers
-    assert not idle["running"]
-    (hanging,) = {pid for name, pid in replica_pids().items() if name != idle["replica"]}
+    one, pids = replicas().state.remote().result(timeout_s=10), replica_pids()
+    (working,) = {one["replica"]} if one["running"] else pids.keys() - {one["replica"]}
+    hanging = pids[working]
     os.kill(hanging, signal.SIGSTOP)
     try:
         chunks += list(stream)
@@ -218,7 +218,8 @@ def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
         os.kill(hanging, signal.SIGCONT)
     assert text_of(chunks) == text_of(undisturbed)
     said = chunks[-1]["choices"][0]["spindle"]
-    assert (said["attempts"], said["replica"]) == (2, idle["replica"])
+    assert said["attempts"] == 2
+    assert said["replica"] in pids.keys() - {working}
 
 
 @pytest.mark.usefixtures("_two_replicas")
