@@ -17,7 +17,7 @@ from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows
 from policies.speculation.belief import Beliefs
 from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
-from policies.speculation.growth import GrowthRule, RoundCosts, prospects
+from policies.speculation.growth import GrowthRule
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
     Choice,
@@ -27,6 +27,7 @@ from policies.speculation.prefix import (
     best_prefix,
     urgent_nodes,
 )
+from policies.speculation.prospects import RoundCosts, prospects
 from policies.speculation.slo import Standing
 from policies.speculation.width import best_width
 

@@ -7,8 +7,8 @@ from numba import njit
 
 from policies.cost import bent_seconds
 from policies.speculation.forest import Floats
-from policies.speculation.growth import RoundCosts, round_seconds
 from policies.speculation.prefix import Objective
+from policies.speculation.prospects import RoundCosts, round_seconds
 
 _MOST_CERTAIN = 0.99
 """However wide, a level may miss."""
