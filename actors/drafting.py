@@ -14,7 +14,7 @@ from actors.pipelining import Cutting
 from actors.settings import Lane, Limits, Policies
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom
-from policies.protocols import DraftLimit, Selection, StepRule
+from policies.protocols import Ask, DraftLimit, Selection, StepRule
 from policies.request import LaneView
 from policies.tree import DraftTree
 
@@ -95,8 +95,10 @@ class Drafting:
                 job.propose_nothing()
         if drafting:
             chosen = self._chosen(running, policies.selection, now)
-            for lane, batch in self._batches(drafting, chosen, cutting).items():
-                self._begin(lane, batch, policies, now)
+            batches = self._batches(drafting, chosen, cutting)
+            for together in _verified_together(batches, cutting):
+                others = _waiting_with(together, running, cutting)
+                self._begin(together, others, policies, now)
 
     def _chosen(
         self, running: Sequence[Job], selection: Selection, now: float
@@ -145,37 +147,57 @@ class Drafting:
         return batches
 
     def _begin(
-        self, chosen: str | None, jobs: Sequence[Job], policies: Policies, now: float
+        self, batches: "Batches", others: Sequence[Job], policies: Policies, now: float
     ) -> None:
-        """Asks the chosen lane and every free one; no depth anywhere is plain decoding."""
-        names = [name for name, state in self._lanes.items() if state.lane.free and state.idle]
-        if chosen is not None:
-            names.append(chosen)
+        """Asks the chosen lanes and every free one; no depth anywhere is plain decoding.
+        `others` wait for the same verification."""
+        jobs = [job for batch in batches.values() for job in batch]
+        able = {lane: batch for lane, batch in batches.items() if lane is not None}
+        for name, state in self._lanes.items():
+            if state.lane.free and state.idle:
+                drafter = state.lane.view.drafter
+                able[name] = [job for job in jobs if job.drafter in (None, drafter)]
+        if able:
+            self._ask_for_drafts(able, [*jobs, *others], policies, now)
+        for job in jobs:
+            if job.stage is not DRAFTING:
+                job.propose_nothing()
+
+    def _ask_for_drafts(
+        self,
+        able: Mapping[str, Sequence[Job]],
+        waiting: Sequence[Job],
+        policies: Policies,
+        now: float,
+    ) -> None:
+        asks = [
+            Ask(
+                lane,
+                [job.view for job in batch],
+                [len(job.served.committed) - job.served.known.get(lane, 0) for job in batch],
+            )
+            for lane, batch in able.items()
+        ]
+        asks.append(Ask(None, [job.view for job in waiting]))
         context = self._knowledge.context()
+        plans = policies.speculation.plan(asks, context, now)
         calls = []
-        for name in names:
-            drafter = self._lanes[name].lane.view.drafter
-            may = [job for job in jobs if job.drafter is None or job.drafter == drafter]
-            if not may:
-                continue
-            unread = [len(job.served.committed) - job.served.known.get(name, 0) for job in may]
-            around = context._replace(unread=unread)
-            plan = policies.speculation.plan([job.view for job in may], name, around, now)
+        for (lane, batch), plan in zip(able.items(), plans, strict=False):
             asked = [
                 (job, _within(limit, job.draft_room, context.trees))
-                for job, limit in zip(may, plan.limits, strict=True)
+                for job, limit in zip(batch, plan.limits, strict=True)
                 if limit.depth > 0
             ]
             if asked:
-                calls.append(_Call(self._lanes[name], asked, plan.rule))
-        for job in jobs:
-            job.propose_nothing()
+                calls.append(_Call(self._lanes[lane], asked, plan.rule))
         for call in calls:
             call.state.busy = not call.state.lane.free
             for job, _ in call.asked:
-                job.stage = DRAFTING
-                if call.state.name == chosen:
-                    self._put_on(job, chosen, now)
+                if job.stage is not DRAFTING:
+                    job.propose_nothing()
+                    job.stage = DRAFTING
+                if not call.state.lane.free:
+                    self._put_on(job, call.state.name, now)
         if calls:
             self._spawn(self._draft(calls))
 
@@ -343,6 +365,31 @@ class _Call:
     rule: StepRule | None
     seconds: float = 0.0
     """Until it answered."""
+
+
+Batches = Mapping[str | None, Sequence[Job]]
+"""Who may draft now, by the chosen lane."""
+
+
+def _verified_together(batches: Batches, cutting: Cutting) -> Iterable[Batches]:
+    """With Spin's barrier the lanes of one micro-batch are planned as one, and else each alone."""
+    if not cutting.barrier:
+        return [{lane: batch} for lane, batch in batches.items()]
+    by_cohort: dict[int, dict[str | None, Sequence[Job]]] = {}
+    for lane, batch in batches.items():
+        by_cohort.setdefault(batch[0].cohort, {})[lane] = batch
+    return by_cohort.values()
+
+
+def _waiting_with(batches: Batches, running: Sequence[Job], cutting: Cutting) -> list[Job]:
+    """Others that the barrier makes wait for these drafts."""
+    if not cutting.barrier:
+        return []
+    here = {job.name for batch in batches.values() for job in batch}
+    cohort = next(iter(batches.values()))[0].cohort
+    return [
+        job for job in running if job.cohort == cohort and job.prefilled and job.name not in here
+    ]
 
 
 def _behind(job: Job, lanes: Iterable[str]) -> list[str]:

@@ -127,9 +127,10 @@ class Knowledge:
     def learn_verify(self, verified: Verified) -> None:
         predicted_s = self._verify.predict(verified.context, verified.tokens)
         slower_s = verified.seconds - predicted_s
-        self._verify.observe(verified.context, verified.tokens, verified.seconds)
         if not verified.outcomes or verified.prefill_tokens:
+            # Of a prompt only the last token is sampled: it would make draft tokens look cheap.
             return
+        self._verify.observe(verified.context, verified.tokens, verified.seconds)
         # Who waits for the drafts of others waits as long as they.
         drafting_s = max(outcome.draft_s for outcome in verified.outcomes)
         waits = [one.seconds - one.verify_s - drafting_s for one in verified.outcomes]

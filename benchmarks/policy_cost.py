@@ -24,7 +24,7 @@ from policies.catalogue import (
 )
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import LaneLoad, split
-from policies.protocols import Candidate, RoundContext, Schedule, Selection, Speculation
+from policies.protocols import Ask, Candidate, RoundContext, Schedule, Selection, Speculation
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
 
@@ -105,10 +105,10 @@ def speculation_us(
         for number, (view, tree) in enumerate(zip(views, trees, strict=True))
     ]
     told = outcomes(views)
+    asks = [Ask(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
     def play(now: float) -> None:
-        for index, lane in enumerate(LANES):
-            policy.plan(views[index :: len(LANES)], lane.name, context, now)
+        policy.plan(asks, context, now)
         policy.select(candidates, context, now)
         policy.observe(told, now)
 

@@ -41,7 +41,7 @@ class Selection(Protocol):
 
 
 class RoundContext(NamedTuple):
-    """What a round costs, for the requests of one micro-batch."""
+    """What a round of one micro-batch costs."""
 
     verify: CostModel
     draft: Mapping[str, CostModel]
@@ -58,12 +58,20 @@ class RoundContext(NamedTuple):
     waiting_s: float = 0.0
     """Between two verdicts of a request, besides its own drafting and verification: queueing
     behind other micro-batches, and transport."""
-    unread: Sequence[int] = ()
-    """Committed tokens that the planned lane has not read, of each request of its batch: the first
-    draft step reads them. Empty: one each."""
     handling_s: float = 0.0
     """What a round that drafts takes on top of drafting and verification, and a plain one does
     not: planning, orders, choosing."""
+
+
+class Ask(NamedTuple):
+    """Who may draft on one lane in this round."""
+
+    lane: str | None
+    """None: these only wait for the same verdict."""
+    batch: Sequence[RequestView]
+    unread: Sequence[int] = ()
+    """Committed tokens that the lane has not read, of each request of the batch: the first draft
+    step reads them. Empty: one each."""
 
 
 class DraftLimit(NamedTuple):
@@ -90,6 +98,10 @@ class DraftPlan:
     rule: StepRule | None = None
     """None: draft to the limits."""
 
+    @classmethod
+    def plain(cls, ask: Ask) -> "DraftPlan":
+        return cls([DraftLimit(0)] * len(ask.batch))
+
 
 class Candidate(NamedTuple):
     """What the drafters propose for one request: their trees merged, confidences calibrated."""
@@ -107,10 +119,9 @@ class Candidate(NamedTuple):
 class Speculation(Protocol):
     """How much is drafted, and what of it is verified."""
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        """Before `lane` drafts for `batch`."""
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        """Before the lanes of one micro-batch draft, one plan for each. A request may stand in
+        several: free lanes draft beside its own."""
         ...
 
     def select(

@@ -8,7 +8,7 @@ import numpy as np
 from policies.calibration import Calibration
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import LinearCost
-from policies.protocols import Candidate, RoundContext
+from policies.protocols import Ask, Candidate, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
 from policies.trees import cut_to_chains, merge_each, prune_each
@@ -38,7 +38,8 @@ def warm_up() -> None:
     free, costly = DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.build([1, 3], [-1, 0], [0.9, 0.4])
     for now in (1.0, 2.0):
         hedge.assign(requests, lanes, now)
-        plan = planner.plan(requests, "costly", context, now)
+        asks = [Ask("costly", requests), Ask("lookup", requests)]
+        [plan, _] = planner.plan(asks, context, now)
         if plan.rule is not None:
             names = [request.name for request in requests]
             for depth in range(3):

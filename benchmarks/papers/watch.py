@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from actors.events import Event, Left, Verified
 from benchmarks.papers.asking import PREFIX
-from policies.protocols import Candidate, DraftPlan, Mask, RoundContext, Speculation
-from policies.request import RequestView, RoundOutcome
+from policies.protocols import Ask, Candidate, DraftPlan, Mask, RoundContext, Speculation
+from policies.request import RoundOutcome
 from policies.scheduling.laps_sd import LapsSd
 
 Made = TypeVar("Made")
@@ -86,10 +86,8 @@ class Timed:
         self.observe = inner.observe
         self.forget = inner.forget
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        return self._taking(lambda: self._inner.plan(batch, lane, context, now))
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return self._taking(lambda: self._inner.plan(asks, context, now))
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float

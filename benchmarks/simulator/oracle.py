@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.simulator.run import Cluster, request_seed
 from benchmarks.simulator.scripts import DrafterScript, Target
 from benchmarks.simulator.workload import Arrival
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
 from policies.selection.oracle import Goodput
 from policies.speculation.forest import room
@@ -101,9 +101,13 @@ class Clairvoyant(Memoryless):
         self._foresight = foresight
         self._drafters: Mapping[str, str] = {spec.lane: spec.drafter for spec in cluster.drafters}
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return [
+            self._plan(ask.lane, ask.batch, context) if ask.lane else DraftPlan.plain(ask)
+            for ask in asks
+        ]
+
+    def _plan(self, lane: str, batch: Sequence[RequestView], context: RoundContext) -> DraftPlan:
         right = [self._right(view, self._drafters[lane]) for view in batch]
         read = sum(view.context for view in batch)
         draft = context.draft.get(lane)

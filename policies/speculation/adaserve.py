@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.forest import Floats, Forest, Ints, depth_left, room, tokens_read
 from policies.speculation.memoryless import Memoryless
@@ -49,10 +49,8 @@ class AdaServe(Memoryless):
     def __init__(self, params: AdaServeParams | None = None) -> None:
         self._params = params or AdaServeParams()
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        return DraftPlan(self._params.shape.limits(batch, context))
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return [DraftPlan(self._params.shape.limits(ask.batch, context)) for ask in asks]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float

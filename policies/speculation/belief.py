@@ -8,6 +8,7 @@ the free ones, which draft in any case.
 """
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -23,10 +24,24 @@ _LANE_MEMORY = 512.0
 _NEW_LANE = 4.0
 """Levels that count for a lane adding all that it drafts."""
 
-_FIRST, _ASKED, _SURVIVED, _REACHED, _ADDED = range(5)
+_FIRST, _ASKED, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
 """Columns of evidence: expected first levels that were accepted, of so many drafts; levels behind
-those, of so many whose parent was; accepted ones of both kinds that no free lane had proposed."""
-_COLUMNS = 5
+those, of so many whose parent was; accepted ones of both kinds that no free lane had proposed;
+drafts that were not empty."""
+_COLUMNS = 6
+
+
+class Belief(NamedTuple):
+    """In one lane, of each request."""
+
+    first: Floats
+    """How likely its first level is accepted."""
+    acceptance: Floats
+    """Each one behind an accepted one."""
+    added: Floats
+    """The share of what it gains that free lanes would not have gained."""
+    found: Floats
+    """How likely it has a draft at all."""
 
 
 class Beliefs:
@@ -40,10 +55,9 @@ class Beliefs:
         self._own = np.zeros((0, 0, _COLUMNS))
         """[request, lane]."""
 
-    def of(self, rows: Ints, lane: str) -> Floats:
-        """Of each request: how likely the lane's first level is accepted, and each one behind an
-        accepted one; the share of what the lane gains that free lanes would not have gained."""
-        return _beliefs(self._of(rows, lane), self._of_all(lane), self._prior, self._weight)
+    def of(self, rows: Ints, lane: str) -> Belief:
+        own, pool = self._of(rows, lane), self._of_all(lane)
+        return Belief(*_beliefs(own, pool, self._prior, self._weight))
 
     def of_lane(self, lane: str) -> float:
         """How likely a level is accepted, be it the first or a later one."""
@@ -116,12 +130,14 @@ def _beliefs(own: Floats, pool: Floats, prior: float, weight: float) -> Floats:
     first = (pool[_FIRST] + weight * prior) / (pool[_ASKED] + weight)
     next_ = (pool[_SURVIVED] + weight * prior) / (pool[_REACHED] + weight)
     share = (pool[_ADDED] + _NEW_LANE) / (pool[_FIRST] + pool[_SURVIVED] + _NEW_LANE)
+    found = (pool[_FOUND] + weight) / (pool[_ASKED] + weight)
     accepted = own[:, _FIRST] + own[:, _SURVIVED]
     return np.stack(
         (
             (own[:, _FIRST] + weight * first) / (own[:, _ASKED] + weight),
             (own[:, _SURVIVED] + weight * next_) / (own[:, _REACHED] + weight),
             (own[:, _ADDED] + weight * share) / (accepted + weight),
+            (own[:, _FOUND] + weight * found) / (own[:, _ASKED] + weight),
         )
     )
 
@@ -167,7 +183,7 @@ def _credit(
             if deepest:
                 mass, added = np.minimum(mass, 1.0), np.minimum(added, 1.0)
                 later, parents = mass[2:].sum(), mass[1:deepest].sum()
-                seen = np.array([mass[1], 1.0, later, parents, added.sum()])
+                seen = np.array([mass[1], 1.0, later, parents, added.sum(), 1.0])
                 own[rows[number], lane] = _FADE * own[rows[number], lane] + seen
                 pool[lane] += seen
                 _fade(pool[lane])

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.protocols import Candidate, DraftPlan, Mask, RoundContext
-from policies.request import RequestView
+from policies.protocols import Ask, Candidate, DraftPlan, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
 from policies.speculation.forest import Forest, room
 from policies.speculation.memoryless import Memoryless
@@ -22,10 +21,8 @@ class Equal(Memoryless):
     def __init__(self, params: EqualParams | None = None) -> None:
         self._params = params or EqualParams()
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        return DraftPlan(self._params.shape.limits(batch, context))
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return [DraftPlan(self._params.shape.limits(ask.batch, context)) for ask in asks]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float

@@ -1,10 +1,9 @@
 """The planner in the drafter's loop: whether one more draft step pays, and for whom.
 
-Before each step it values what the next level of each request would add (the mass of its deepest
-level × the request's expected acceptance) against what the step costs everyone: the drafter's
-forward and the nodes that it adds to the verification. Before the first one it looks further
-ahead, for part of the cost comes but once: handling, and what the drafter has not read. As in
-selection, the worth is sorted and the objective evaluated at every number of requests that go on.
+Before each step but the first it values what the next level of each request would add (the mass of
+its deepest level × the request's expected acceptance) against what the step costs everyone: the
+drafter's forward and the nodes that it adds to the verification. As in selection, the worth is
+sorted and the objective evaluated at every number of requests that go on.
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,7 @@ from policies.cost import Bent, bent_seconds
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import Objective, missed_by
-from policies.speculation.prospects import (
-    Prospects,
-    RoundCosts,
-    chain,
-    prospects_in,
-    round_seconds,
-)
+from policies.speculation.prospects import Prospects, RoundCosts, prospects_in, round_seconds
 
 
 class Drafted(NamedTuple):
@@ -46,16 +39,15 @@ def _drafted_in(rows: Floats) -> Drafted:
 
 @dataclass(slots=True, eq=False)
 class GrowthRule:
-    """A StepRule. Columns of its arrays are by position in `names`."""
+    """A StepRule of one lane. Columns of its arrays are by position in `names`."""
 
     costs: RoundCosts
     objective: Objective
     names: tuple[str, ...]
+    """Of everyone who waits for the verdict."""
     prospects: Floats
     survival: Curve
     width: int
-    deepest: int
-    """Levels that a draft has at most."""
     index: dict[str, int] = field(init=False)
     drafted: Floats = field(init=False)
     nodes: int = field(init=False)
@@ -85,12 +77,11 @@ class GrowthRule:
         return go_on.tolist()
 
     def worthwhile(self, at: Ints, depth: int) -> Mask:
-        """Which of these requests draft their level depth + 1."""
+        """Which of these requests, all at this depth, draft one level more."""
         return _going_on(
             at,
             depth,
-            self.deepest,
-            self.begin_at_most(len(at)),
+            self.at_most(len(at)),
             self.width,
             self.objective == "fair",
             self.costs,
@@ -105,10 +96,7 @@ class GrowthRule:
         return self.costs.seconds(len(begun) * self.width, self._step_s(begun, 0))
 
     def tightest_cap_s(self) -> float:
-        prospects = prospects_in.py_func(self.prospects)
-        gain = _drafted_in.py_func(self.drafted).gain
-        caps = prospects.caps.at(np.maximum(gain, prospects.promised))
-        return float(caps.min(initial=np.inf))
+        return float(_caps(self.drafted, self.prospects).min(initial=np.inf))
 
     def _absorb(self, at: Ints, frontier: Sequence[NDArray[np.float32]]) -> None:
         """The level that was drafted since, its confidences calibrated."""
@@ -117,7 +105,7 @@ class GrowthRule:
         _absorb(at, sizes, confidence, self.drafted, self.survival, self.prospects)
         self.nodes += len(confidence)
 
-    def begin_at_most(self, requests: int) -> int:
+    def at_most(self, requests: int) -> int:
         """Requests that one more step has room for in both budgets."""
         room = max(0, self.costs.room - self.nodes) // self.width
         return min(requests, room, self.costs.draft_budget // self.width)
@@ -131,9 +119,23 @@ def _step_s(going: Ints, depth: int, width: int, draft: Bent, rows: Floats) -> f
     prospects = prospects_in(rows)
     read = tokens = 0.0
     for request in going:
-        read += prospects.context[request] + depth
+        read += prospects.everyone.context[request] + depth
         tokens += width if depth else prospects.unread[request]
     return bent_seconds(draft, read, tokens) if len(going) else 0.0
+
+
+@njit(cache=True)
+def _caps(drafted_rows: Floats, prospects_rows: Floats) -> Floats:
+    """How long the round may take for each, with what has been drafted."""
+    prospects = prospects_in(prospects_rows)
+    return _cap(_drafted_in(drafted_rows).gain, prospects)
+
+
+@njit(cache=True)
+def _cap(gain: Floats, prospects: Prospects) -> Floats:
+    everyone = prospects.everyone
+    reached = np.maximum(gain + prospects.elsewhere, everyone.promised)
+    return everyone.slope * (1.0 + reached) + everyone.offset
 
 
 @njit(cache=True)
@@ -161,7 +163,6 @@ def _absorb(
 def _going_on(
     at: Ints,
     depth: int,
-    deepest: int,
     most: int,
     width: int,
     fair: bool,
@@ -172,20 +173,10 @@ def _going_on(
     prospects_rows: Floats,
 ) -> Mask:
     drafted, prospects = _drafted_in(drafted_rows), prospects_in(prospects_rows)
-    # Needs are met level by level.
-    ahead = 1 if depth or np.any(prospects.needs > drafted.gain) else deepest
+    line = _in_line(at, most, fair, drafted, prospects)
+    seconds = _seconds(line, depth, width, costs, nodes, drafting_s, prospects)
     go_on = np.zeros(len(at), np.bool_)
-    best, levels = -np.inf, 1
-    while levels <= ahead:
-        fit = min(most, len(at), max(0, costs.room - nodes) // (width * levels))
-        line = _in_line(at, depth, levels, fit, fair, drafted, prospects)
-        seconds = _seconds(line, depth, levels, width, costs, nodes, drafting_s, prospects)
-        count, value = _how_many(line, seconds, fair, drafted, prospects)
-        if value > best:
-            best = value
-            go_on[:] = False
-            go_on[line.place[:count]] = True
-        levels *= 2
+    go_on[line.place[: _how_many(line, seconds, fair, drafted, prospects)]] = True
     return go_on
 
 
@@ -196,27 +187,18 @@ class _Line(NamedTuple):
     """In what was asked for."""
     request: Ints
     step: Floats
-    """What the next level, or the next ones, should bring each."""
+    """What the next level should bring each."""
     worth: Floats
     """To the objective."""
 
 
 @njit(cache=True)
-def _in_line(
-    at: Ints,
-    depth: int,
-    levels: int,
-    most: int,
-    fair: bool,
-    drafted: Drafted,
-    prospects: Prospects,
-) -> _Line:
-    nearest = prospects.acceptance if depth else prospects.first
-    reached = nearest * chain(prospects.acceptance, levels)
-    step = drafted.mass[at] * reached[at] * prospects.trust[at]
-    worth = np.log1p(step / (1.0 + drafted.gain[at])) if fair else step
+def _in_line(at: Ints, most: int, fair: bool, drafted: Drafted, prospects: Prospects) -> _Line:
+    step = drafted.mass[at] * prospects.acceptance[at] * prospects.trust[at]
+    gain = drafted.gain[at] + prospects.elsewhere[at]
+    worth = np.log1p(step / (1.0 + gain)) if fair else step
     by_worth = np.argsort(-worth, kind="mergesort")
-    urgent = (prospects.needs[at] > drafted.gain[at])[by_worth]
+    urgent = (prospects.everyone.needs[at] > gain)[by_worth]
     place = np.concatenate((by_worth[urgent], by_worth[~urgent]))[:most]
     return _Line(place, at[place], step[place], worth[place])
 
@@ -225,7 +207,6 @@ def _in_line(
 def _seconds(
     line: _Line,
     depth: int,
-    levels: int,
     width: int,
     costs: RoundCosts,
     nodes: int,
@@ -235,27 +216,25 @@ def _seconds(
     """T if nobody goes on, the first one in line does, the first two do, ..."""
     seconds = np.empty(len(line.place) + 1)
     seconds[0] = round_seconds(costs, float(nodes), drafting_s)
-    read = tokens = 0.0
+    read = 0.0
     for place, request in enumerate(line.request):
-        read += prospects.context[request] + depth
-        tokens += width if depth else prospects.unread[request]
+        read += prospects.everyone.context[request] + depth
         rows = float((place + 1) * width)
-        steps_s = bent_seconds(costs.draft, read, tokens)
-        steps_s += (levels - 1) * bent_seconds(costs.draft, read, rows)
-        seconds[place + 1] = round_seconds(costs, nodes + levels * rows, drafting_s + steps_s)
+        step_s = bent_seconds(costs.draft, read, rows)
+        seconds[place + 1] = round_seconds(costs, nodes + rows, drafting_s + step_s)
     return seconds
 
 
 @njit(cache=True)
 def _how_many(
     line: _Line, seconds: Floats, fair: bool, drafted: Drafted, prospects: Prospects
-) -> tuple[int, float]:
-    """The best number of requests to go on, `seconds` being T for each number, and its value."""
+) -> int:
+    """The best number of requests to go on, `seconds` being T for each number."""
     least = _for_needs(line, seconds, drafted.gain, prospects)
     over = np.maximum(seconds - _tightest_cap(line, drafted.gain, prospects), 0.0)
     limit = missed_by(over[least:].min(), seconds[0])
     requests = len(drafted.gain)
-    total = requests + drafted.gain.sum()
+    total = requests + drafted.gain.sum() + prospects.elsewhere.sum()
     added = line.worth[:least].sum()
     best, most = least, -np.inf
     for count in range(least, len(seconds)):
@@ -268,19 +247,20 @@ def _how_many(
                 value = np.log((total + added) / seconds[count])
             if value > most:
                 best, most = count, value
-    return best, most
+    return best
 
 
 @njit(cache=True)
 def _for_needs(line: _Line, seconds: Floats, gain: Floats, prospects: Prospects) -> int:
     """How many go on for needs, whatever the objective says: the most for whom the seconds that
     their next tokens earn them outweigh those that the step takes from every urgent request."""
-    urgent = prospects.needs > gain
+    everyone = prospects.everyone
+    urgent = everyone.needs > gain + prospects.elsewhere
     waiting = urgent.sum()
     least, earned_s = 0, 0.0
     for place in range(len(line.request)):
         request = line.request[place]
-        slack_s = line.step[place] * prospects.token_s[request]
+        slack_s = line.step[place] * everyone.token_s[request]
         if urgent[request] and slack_s > 0.0:
             earned_s += slack_s
             if earned_s > (seconds[place + 1] - seconds[0]) * waiting:
@@ -291,8 +271,7 @@ def _for_needs(line: _Line, seconds: Floats, gain: Floats, prospects: Prospects)
 @njit(cache=True)
 def _tightest_cap(line: _Line, gain: Floats, prospects: Prospects) -> Floats:
     """The tightest cap of any request if the first 0, 1, ... in line draft on."""
-    promised, caps = prospects.promised, prospects.caps
-    resting = caps.slope * (1.0 + np.maximum(gain, promised)) + caps.offset
+    resting = _cap(gain, prospects)
     others = resting.copy()
     others[line.request] = np.inf
     count = len(line.request)
@@ -301,10 +280,11 @@ def _tightest_cap(line: _Line, gain: Floats, prospects: Prospects) -> Floats:
     for place in range(count - 1, -1, -1):
         waiting = min(waiting, resting[line.request[place]])
         tightest[place] = min(tightest[place], waiting)
-    grown = np.inf
+    grown = gain.copy()
+    grown[line.request] += line.step
+    reached = _cap(grown, prospects)
+    least = np.inf
     for place in range(count):
-        request = line.request[place]
-        reached = max(gain[request] + line.step[place], promised[request])
-        grown = min(grown, caps.slope[request] * (1.0 + reached) + caps.offset[request])
-        tightest[place + 1] = min(tightest[place + 1], grown)
+        least = min(least, reached[line.request[place]])
+        tightest[place + 1] = min(tightest[place + 1], least)
     return tightest

@@ -1,21 +1,24 @@
 """Our default: one plan for the whole round, fair to every request (DESIGN 4.6).
 
 Precedence: budgets; needs of SLO requests, the greatest A(r) first; SLOs; no harm to the others;
-then the objective, proportionally fair or throughput. `plan` decides who drafts and how wide,
-`GrowthRule` how deep while drafting goes on, `select` what is verified of it.
+then the objective, proportionally fair or throughput. `plan` decides for all lanes who begins to
+draft and how wide (beginning.py), `GrowthRule` how deep while drafting goes on, `select` what is
+verified of it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.calibration import IDENTITY, Calibration
-from policies.cost import FOR_NOTHING
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.cost import FOR_NOTHING, Bent
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows
-from policies.speculation.belief import Beliefs
+from policies.speculation.beginning import Beginning, Chances, begin
+from policies.speculation.belief import Belief, Beliefs
 from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
 from policies.speculation.growth import GrowthRule
 from policies.speculation.ledger import Ledger, Trust
@@ -27,7 +30,7 @@ from policies.speculation.prefix import (
     best_prefix,
     urgent_nodes,
 )
-from policies.speculation.prospects import RoundCosts, prospects
+from policies.speculation.prospects import RoundCosts, chain, everyone, of_lane
 from policies.speculation.slo import Standing
 from policies.speculation.width import best_width
 
@@ -38,6 +41,23 @@ _LONGEST_REST = 12
 many, for what its drafter has to read grows meanwhile, and with it the cost of coming back."""
 _AWAKENING = 0.25
 """The part of a batch that is new when no lane rests any more."""
+
+
+_READING_LASTS = 16
+"""Rounds, at most, on which what it takes to read up is spread: what has been read stays known."""
+
+
+class _Lane(NamedTuple):
+    """Who may draft on one lane."""
+
+    name: str
+    at: Ints
+    """Places in the round."""
+    belief: Belief
+    trust: Floats
+    unread: Floats
+    step: Bent
+    width: int
 
 
 @dataclass(slots=True)
@@ -96,27 +116,48 @@ class Planner:
         self.needs_over_harm = 0
         """Rounds in which a need was served at the price of a no-harm cap."""
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        if self._resting(batch, lane):
-            return DraftPlan([DraftLimit(0)] * len(batch))
-        standing, rows = Standing.of(batch), self._rows_of(batch)
-        rule = self._rule(batch, standing, rows, lane, context, now)
-        able = np.flatnonzero(standing.left)
-        begins = np.zeros(len(batch), np.bool_)
-        begins[able] = rule.worthwhile(able, 0)
-        begins[self._explorers(rows, lane, rule, able, begins)] = True
-        self._asked.setdefault(lane, set()).update(rows[begins].tolist())
-        if not begins.any():
-            rest = self._rests.setdefault(lane, _Rest())
-            rest.left = rest.rounds
-            rest.rounds = min(rest.rounds + 1, _LONGEST_REST)
-            return DraftPlan([DraftLimit(0)] * len(batch))
-        self._rests.pop(lane, None)
-        depths = np.where(begins, np.minimum(standing.left, self._params.max_depth), 0.0).tolist()
-        limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
-        return DraftPlan([limit[depth] for depth in depths], rule)
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        plans = [DraftPlan.plain(ask) for ask in asks]
+        awake = [place for place, ask in enumerate(asks) if self._is_awake(ask)]
+        if not awake:
+            return plans
+        requests = list({one.name: one for ask in asks for one in ask.batch}.values())
+        standing, rows = Standing.of(requests), self._rows_of(requests)
+        costs = RoundCosts(
+            verify=context.verify.bent,
+            draft=FOR_NOTHING,
+            read=float(standing.context.sum()),
+            fixed=float(len(requests) + context.other_tokens),
+            waiting_s=context.waiting_s,
+            handling_s=context.handling_s,
+            elsewhere_s=0.0,
+            room=room(len(requests), context),
+            draft_budget=context.draft_budget,
+        )
+        places = {one.name: place for place, one in enumerate(requests)}
+        lanes = [self._lane(asks[ask], places, standing, rows, costs, context) for ask in awake]
+        plain_s = costs.seconds(0, 0.0)
+        reach = np.zeros(len(requests))
+        for lane in lanes:
+            levels = chain(lane.belief.acceptance, self._params.max_depth)
+            reach[lane.at] += lane.belief.first * levels
+        waiting = everyone(
+            standing,
+            reach,
+            self._no_harm_caps(standing, rows, plain_s),
+            now,
+            now + max(plain_s, self._usual_s),
+        )
+        chances = self._chances(lanes, standing)
+        steps, widths = [lane.step for lane in lanes], [lane.width for lane in lanes]
+        begun = begin(chances, steps, widths, waiting, costs, self._params.objective == "fair")
+        names = tuple(places)
+        for number, (ask, lane) in enumerate(zip(awake, lanes, strict=True)):
+            rule = self._rule(number, lane, names, chances, begun, waiting, costs)
+            begins = begun.depth[chances.lane == number] > 0
+            begins |= self._explores(lane, rows, standing, rule, begins, plain_s)
+            plans[ask] = self._plan_of(lane, rows, standing, rule, begins)
+        return plans
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float
@@ -188,65 +229,117 @@ class Planner:
 
     # -- planning ------------------------------------------------------------------------------
 
-    def _resting(self, batch: Sequence[RequestView], lane: str) -> bool:
-        """Not where many are new, nor where an SLO's needs may have grown."""
-        rest = self._rests.get(lane)
+    def _is_awake(self, ask: Ask) -> bool:
+        """A lane that rests is woken where many are new, or an SLO's needs may have grown."""
+        if ask.lane is None or not ask.batch:
+            return False
+        rest = self._rests.get(ask.lane)
         if rest is None or rest.left == 0:
-            return False
-        new = sum(self._rows.get(one.name) is None for one in batch)
-        if new >= _AWAKENING * len(batch) or any(one.slo.tpot_s is not None for one in batch):
-            return False
+            return True
+        new = sum(self._rows.get(one.name) is None for one in ask.batch)
+        if new >= _AWAKENING * len(ask.batch):
+            return True
+        if any(one.slo.tpot_s is not None for one in ask.batch):
+            return True
         rest.left -= 1
-        return True
+        return False
+
+    def _lane(
+        self,
+        ask: Ask,
+        places: Mapping[str, int],
+        standing: Standing,
+        rows: Ints,
+        costs: RoundCosts,
+        context: RoundContext,
+    ) -> _Lane:
+        name = ask.lane or ""
+        step = context.draft[name].bent if name in context.draft else FOR_NOTHING
+        at = np.array([places[one.name] for one in ask.batch], np.int64)
+        belief = self._beliefs.of(rows[at], name)
+        width = best_width(
+            belief.acceptance,
+            belief.added,
+            self._sibling_shares(name, self._params.max_width if context.trees else 1),
+            float(standing.context[at].sum()),
+            len(places),
+            costs._replace(draft=step),
+            self._params.objective,
+            self._params.max_depth,
+        )
+        unread = np.array(ask.unread, np.float64) if ask.unread else np.ones(len(at))
+        trust = self._trust.of(rows[at]) * belief.added
+        return _Lane(name, at, belief, trust, np.maximum(unread, 1.0), step, width)
+
+    def _chances(self, lanes: Sequence[_Lane], standing: Standing) -> Chances:
+        at = np.concatenate([lane.at for lane in lanes])
+        left = standing.left[at]
+        return Chances(
+            request=at,
+            lane=np.repeat(np.arange(len(lanes)), [len(lane.at) for lane in lanes]),
+            first=np.concatenate([lane.belief.first for lane in lanes]),
+            acceptance=np.concatenate([lane.belief.acceptance for lane in lanes]),
+            trust=np.concatenate([lane.trust for lane in lanes]),
+            found=np.concatenate([lane.belief.found for lane in lanes]),
+            unread=np.concatenate([lane.unread for lane in lanes]),
+            # Rounds with drafts commit several tokens each.
+            lasting=np.clip(left / 4.0, 1.0, _READING_LASTS),
+            deepest=np.minimum(left, self._params.max_depth).astype(np.int64),
+        )
 
     def _rule(
         self,
-        batch: Sequence[RequestView],
-        standing: Standing,
-        rows: Ints,
-        lane: str,
-        context: RoundContext,
-        now: float,
+        number: int,
+        lane: _Lane,
+        names: tuple[str, ...],
+        chances: Chances,
+        begun: Beginning,
+        waiting: Floats,
+        costs: RoundCosts,
     ) -> GrowthRule:
-        costs = RoundCosts(
-            verify=context.verify.bent,
-            draft=context.draft[lane].bent if lane in context.draft else FOR_NOTHING,
-            read=float(standing.context.sum()),
-            fixed=len(batch) + context.other_tokens,
-            waiting_s=context.waiting_s,
-            handling_s=context.handling_s,
-            room=room(len(batch), context),
-            draft_budget=context.draft_budget,
-        )
-        plain_s = costs.seconds(0, 0.0)
-        calibration = self._calibrations.get(lane)
-        first, acceptance, added = self._beliefs.of(rows, lane)
+        """What other lanes are about to do stands for what they will have done."""
+        others = chances.lane != number
+        gains = np.where(others & (begun.depth > 0), begun.gain, 0.0)
+        nodes = float(begun.nodes.sum() - begun.nodes[number])
+        handled = nodes > 0.0
+        calibration = self._calibrations.get(lane.name)
         return GrowthRule(
-            costs=costs,
+            costs=costs._replace(
+                draft=lane.step,
+                fixed=costs.fixed + nodes,
+                waiting_s=costs.waiting_s + (costs.handling_s if handled else 0.0),
+                handling_s=0.0 if handled else costs.handling_s,
+                elsewhere_s=float(np.delete(begun.drafting_s, number).max(initial=0.0)),
+                room=max(0, costs.room - int(nodes)),
+            ),
             objective=self._params.objective,
-            names=tuple([request.name for request in batch]),
-            prospects=prospects(
-                standing,
-                context.unread,
-                first,
-                acceptance,
-                self._trust.of(rows) * added,
-                self._no_harm_caps(standing, rows, plain_s),
-                now,
-                now + max(plain_s, self._usual_s),
-                self._params.max_depth,
+            names=names,
+            prospects=of_lane(
+                waiting,
+                lane.at,
+                lane.unread,
+                lane.belief.acceptance,
+                lane.trust,
+                np.bincount(chances.request, gains, len(names)),
             ),
             survival=calibration.survival if calibration else IDENTITY,
-            width=best_width(
-                acceptance,
-                added,
-                self._sibling_shares(lane, self._params.max_width if context.trees else 1),
-                costs,
-                self._params.objective,
-                self._params.max_depth,
-            ),
-            deepest=self._params.max_depth,
+            width=lane.width,
         )
+
+    def _plan_of(
+        self, lane: _Lane, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
+    ) -> DraftPlan:
+        self._asked.setdefault(lane.name, set()).update(rows[lane.at[begins]].tolist())
+        if not begins.any():
+            rest = self._rests.setdefault(lane.name, _Rest())
+            rest.left = rest.rounds
+            rest.rounds = min(rest.rounds + 1, _LONGEST_REST)
+            return DraftPlan([DraftLimit(0)] * len(begins))
+        self._rests.pop(lane.name, None)
+        most = np.minimum(standing.left[lane.at], self._params.max_depth)
+        depths = np.where(begins, most, 0.0).tolist()
+        limit = {depth: DraftLimit(int(depth), lane.width) for depth in set(depths)}
+        return DraftPlan([limit[depth] for depth in depths], rule)
 
     def _sibling_shares(self, lane: str, widest: int) -> list[float]:
         """P(one of the siblings behind the first is right | the first is not), by width."""
@@ -262,35 +355,39 @@ class Planner:
             shares.append(min(1.0, shares[-1] + share / max(wrong, share, 1e-9)))
         return shares
 
-    def _explorers(
+    def _explores(
         self,
+        lane: _Lane,
         rows: Ints,
-        lane: str,
+        standing: Standing,
         rule: GrowthRule,
-        able: Ints,
         begins: Mask,
-    ) -> Ints:
+        plain_s: float,
+    ) -> Mask:
         """Who drafts although it is not expected to pay: those known least, as far as the
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
-        plain_s = rule.costs.seconds(0, 0.0)
-        rounds = self._rests[lane].rounds if lane in self._rests else 1
-        saved_s = self._explore_s.setdefault(lane, 0.0)
+        rounds = self._rests[lane.name].rounds if lane.name in self._rests else 1
+        saved_s = self._explore_s.setdefault(lane.name, 0.0)
         saved_s += self._params.explore / len(self._explore_s) * plain_s * rounds
-        self._explore_s[lane] = saved_s = min(saved_s, plain_s)
-        idle = able[~begins[able]]
+        self._explore_s[lane.name] = saved_s = min(saved_s, plain_s)
+        chosen = np.zeros(len(begins), np.bool_)
+        able = standing.left[lane.at] > 0
+        idle = np.flatnonzero(able & ~begins)
         if not len(idle):
-            return idle
-        idle = idle[np.argsort(self._beliefs.evidence(rows[idle], lane), kind="stable")]
+            return chosen
+        known = self._beliefs.evidence(rows[lane.at[idle]], lane.name)
+        idle = idle[np.argsort(known, kind="stable")]
         begun = np.flatnonzero(begins)
-        idle = idle[: max(0, rule.begin_at_most(len(able)) - len(begun))]
-        without_s, cap_s = rule.round_s(begun), rule.tightest_cap_s()
+        idle = idle[: max(0, rule.at_most(int(able.sum())) - len(begun))]
+        without_s, cap_s = rule.round_s(lane.at[begun]), rule.tightest_cap_s()
         while len(idle):
-            with_s = rule.round_s(np.concatenate([begun, idle]))
+            with_s = rule.round_s(lane.at[np.concatenate([begun, idle])])
             if with_s - without_s <= saved_s and with_s <= cap_s:
-                self._explore_s[lane] = saved_s - (with_s - without_s)
+                self._explore_s[lane.name] = saved_s - (with_s - without_s)
+                chosen[idle] = True
                 break
             idle = idle[: len(idle) // 2]
-        return idle
+        return chosen
 
     # -- selection -----------------------------------------------------------------------------
 

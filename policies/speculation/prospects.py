@@ -1,31 +1,32 @@
 """What the planner expects of a round before anything is drafted: its costs, and what each request
 may gain."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from policies.cost import Bent, bent_seconds
-from policies.speculation.forest import Floats
+from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import TimeCaps
 from policies.speculation.slo import Standing, needs_at, slo_caps
 
 
 class RoundCosts(NamedTuple):
-    """What the rule must know of the round besides the drafts."""
+    """What must be known of the round besides the drafts; in a lane's rule, besides its own."""
 
     verify: Bent
     draft: Bent
     """One step of this lane."""
     read: float
     """Committed tokens of the whole batch."""
-    fixed: int
-    """Tokens that are verified anyway: roots, and what rides along."""
+    fixed: float
+    """Tokens that are verified anyway: roots, what rides along, nodes of other lanes."""
     waiting_s: float
     handling_s: float
     """Of a round with drafts."""
+    elsewhere_s: float
+    """For which other lanes draft."""
     room: int
     """Draft tokens that the verification has room for."""
     draft_budget: int
@@ -40,77 +41,47 @@ class RoundCosts(NamedTuple):
 def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
     verify_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
     handling_s = costs.handling_s if nodes > 0.0 else 0.0
-    return drafting_s + handling_s + costs.waiting_s + verify_s
+    return max(drafting_s, costs.elsewhere_s) + handling_s + costs.waiting_s + verify_s
 
 
-class Prospects(NamedTuple):
-    """What each request of the batch may expect, as arrays.
-
-    A rule holds them as the rows of one array (`prospects_in`): the way into compiled code looks
-    at each array anew, in every draft step, and so does whoever sends the rule to a drafter.
-    """
+class Everyone(NamedTuple):
+    """Who waits for the round's verdict, as arrays. Passed on as the rows of one array."""
 
     context: Floats
-    unread: Floats
-    """Tokens that the first draft step reads."""
-    first: Floats
-    """Acceptance of the first level."""
-    acceptance: Floats
-    """Of each later one, given that the one before is accepted."""
     needs: Floats
     """What A(r) asks beyond the target's own token; -inf: nothing."""
     promised: Floats
     """The gain that each request will have when drafting ends, if its needs are pursued."""
     token_s: Floats
     """What a token sooner is worth to an SLO."""
-    trust: Floats
-    """Tokens that this lane adds per token that its confidences promise."""
-    caps: TimeCaps
+    slope: Floats
+    """Of the caps on the round's time (prefix.TimeCaps)."""
+    offset: Floats
 
 
-def prospects(
-    standing: Standing,
-    unread: Sequence[int],
-    first: Floats,
-    acceptance: Floats,
-    trust: Floats,
-    no_harm: TimeCaps,
-    now: float,
-    verdict_s: float,
-    depth: int,
+def everyone(
+    standing: Standing, reach: Floats, no_harm: TimeCaps, now: float, verdict_s: float
 ) -> Floats:
-    """`verdict_s`: when the next one is to be expected; `depth`: the greatest."""
-    reads = np.array(unread, np.float64) if unread else np.ones(len(acceptance))
-    return _prospects(standing, reads, first, acceptance, trust, no_harm, now, verdict_s, depth)
+    """`reach`: what each request could gain at most; `verdict_s`: when the next verdict is to be
+    expected."""
+    return _everyone(standing, reach, no_harm, now, verdict_s)
 
 
 @njit(cache=True)
-def _prospects(
-    standing: Standing,
-    unread: Floats,
-    first: Floats,
-    acceptance: Floats,
-    trust: Floats,
-    no_harm: TimeCaps,
-    now: float,
-    verdict_s: float,
-    depth: int,
+def _everyone(
+    standing: Standing, reach: Floats, no_harm: TimeCaps, now: float, verdict_s: float
 ) -> Floats:
     needs = needs_at(standing, verdict_s) - 1.0
-    within_reach = needs <= first * chain(acceptance, depth)
+    within_reach = needs <= reach
     slope, offset = slo_caps(standing, now)
     # What is out of reach is lost in this round, whatever it costs the others.
     offset = np.where(within_reach, offset, np.inf)
     return np.stack(
         (
             standing.context,
-            unread,
-            first,
-            acceptance,
             needs,
             np.where(within_reach, np.maximum(needs, 0.0), 0.0),
             np.where(np.isnan(standing.tpot_s), 0.0, standing.tpot_s),
-            trust,
             slope + no_harm.slope,
             np.minimum(offset, no_harm.offset),
         )
@@ -118,9 +89,50 @@ def _prospects(
 
 
 @njit(cache=True)
+def everyone_in(rows: Floats) -> Everyone:
+    return Everyone(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5])
+
+
+class Prospects(NamedTuple):
+    """What each request of the round may expect of one lane, as arrays.
+
+    A rule holds them as the rows of one array (`prospects_in`): the way into compiled code looks
+    at each array anew, in every draft step, and so does whoever sends the rule to a drafter.
+    """
+
+    everyone: Everyone
+    unread: Floats
+    """Tokens that the first draft step reads."""
+    acceptance: Floats
+    """Of each level, given that the one before is accepted."""
+    trust: Floats
+    """Tokens that this lane adds per token that its confidences promise."""
+    elsewhere: Floats
+    """What other lanes should bring."""
+
+
+@njit(cache=True)
+def of_lane(
+    everyone: Floats,
+    at: Ints,
+    unread: Floats,
+    acceptance: Floats,
+    trust: Floats,
+    elsewhere: Floats,
+) -> Floats:
+    """Rows of Prospects. `at`: the places of the lane's requests in the round."""
+    rows = np.zeros((10, everyone.shape[1]))
+    rows[:6] = everyone
+    rows[6][at] = unread
+    rows[7][at] = acceptance
+    rows[8][at] = trust
+    rows[9] = elsewhere
+    return rows
+
+
+@njit(cache=True)
 def prospects_in(rows: Floats) -> Prospects:
-    caps = TimeCaps(rows[8], rows[9])
-    return Prospects(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7], caps)
+    return Prospects(everyone_in(rows), rows[6], rows[7], rows[8], rows[9])
 
 
 @njit(cache=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.request import RequestView
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.speculation.forest import Forest, depth_left, room
 from policies.speculation.memoryless import Memoryless
 
@@ -24,10 +23,8 @@ def keep_what_fits(candidates: Sequence[Candidate], context: RoundContext) -> li
 class Off(Memoryless):
     """Decodes plainly."""
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        return DraftPlan([DraftLimit(0)] * len(batch))
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return [DraftPlan.plain(ask) for ask in asks]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float
@@ -47,11 +44,12 @@ class Fixed(Memoryless):
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         length = self._params.length
-        return DraftPlan([DraftLimit(min(length, depth_left(request))) for request in batch])
+        return [
+            DraftPlan([DraftLimit(min(length, depth_left(request))) for request in ask.batch])
+            for ask in asks
+        ]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float
@@ -100,12 +98,12 @@ class Threshold(Memoryless):
     def __init__(self, params: ThresholdParams | None = None) -> None:
         self._params = params or ThresholdParams()
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         length = self._params.max_length
-        limits = [DraftLimit(min(length, depth_left(request))) for request in batch]
-        return DraftPlan(limits, ThresholdRule(self._params.confidence))
+        limits = [
+            [DraftLimit(min(length, depth_left(request))) for request in ask.batch] for ask in asks
+        ]
+        return [DraftPlan(each, ThresholdRule(self._params.confidence)) for each in limits]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.request import RequestView
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.speculation.forest import Forest, Ints, depth_left, room
 from policies.speculation.memoryless import Memoryless
 
@@ -27,11 +26,12 @@ class SpecInfer(Memoryless):
     def __init__(self, params: SpecInferParams | None = None) -> None:
         self._params = params or SpecInferParams()
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         depth, width = self._params.depth, self._params.width
-        return DraftPlan([DraftLimit(min(depth, depth_left(one)), width) for one in batch])
+        return [
+            DraftPlan([DraftLimit(min(depth, depth_left(one)), width) for one in ask.batch])
+            for ask in asks
+        ]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cost import CostModel
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.request import RequestView, RoundOutcome
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.request import RoundOutcome
 from policies.speculation.forest import (
     Floats,
     Forest,
@@ -113,14 +113,15 @@ class SpecServe:
             return self._params.initial_confidence
         return self._confidence / self._tokens
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        length = self._params.max_length
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return [self._plan(ask, context) for ask in asks]
+
+    def _plan(self, ask: Ask, context: RoundContext) -> DraftPlan:
+        batch, length = ask.batch, self._params.max_length
         limits = [DraftLimit(min(length, depth_left(request))) for request in batch]
         rule = SpecServeRule(
             verify=context.verify,
-            draft=context.draft.get(lane),
+            draft=context.draft.get(ask.lane) if ask.lane else None,
             read=tokens_read(batch),
             context={request.name: request.context for request in batch},
             roots=len(batch) + context.other_tokens,

@@ -18,22 +18,25 @@ def best_width(
     acceptance: Floats,
     added: Floats,
     siblings: Sequence[float],
+    read: float,
+    everyone: int,
     costs: RoundCosts,
     objective: Objective,
     max_depth: int,
 ) -> int:
-    """The width of the best uniform beam of any depth, all requests drafting alike.
+    """The width of the best uniform beam of any depth, all requests of a lane drafting alike.
 
     A level of width w survives with p + (1 - p)·siblings[w - 1]: `siblings` is the probability
     that one of those behind the first is right where the first is not. Of what survives, the
-    share `added` counts.
+    share `added` counts. The lane's requests have committed `read` tokens, and `everyone` waits.
     """
     requests = len(acceptance)
     widest = min(len(siblings), costs.draft_budget // max(1, requests))
     if widest <= 1:
         return 1
     shares = np.array(siblings[:widest])
-    return _best(acceptance, added, shares, costs, max_depth, objective == "fair")
+    fair = objective == "fair"
+    return _best(acceptance, added, shares, read, everyone, costs, max_depth, fair)
 
 
 @njit(cache=True)
@@ -41,6 +44,8 @@ def _best(
     acceptance: Floats,
     added: Floats,
     shares: Floats,
+    read: float,
+    everyone: int,
     costs: RoundCosts,
     max_depth: int,
     fair: bool,
@@ -53,7 +58,7 @@ def _best(
         mass = added.copy()
         gain = np.zeros(requests)
         level = float(requests * width)
-        step_s = bent_seconds(costs.draft, costs.read, level)
+        step_s = bent_seconds(costs.draft, read, level)
         for depth in range(1, max_depth + 1):
             if level * depth > costs.room:
                 break
@@ -61,9 +66,9 @@ def _best(
             gain += mass
             time = np.log(round_seconds(costs, level * depth, step_s * depth))
             if fair:
-                value = np.log1p(gain).sum() - requests * time
+                value = np.log1p(gain).sum() - everyone * time
             else:
-                value = np.log(requests + gain.sum()) - time
+                value = np.log(everyone + gain.sum()) - time
             if value > most:
                 best, most = width, value
     return best

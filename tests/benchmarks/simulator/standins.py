@@ -6,7 +6,7 @@ import numpy as np
 
 from actors.settings import Policies
 from benchmarks.simulator.run import MakePolicies
-from policies.protocols import Candidate, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
+from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
 from policies.request import LaneView, RequestView, RoundOutcome
 
 
@@ -61,10 +61,8 @@ class FixedLength:
         self._limit = DraftLimit(depth, width)
         self._rule = rule
 
-    def plan(
-        self, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
-    ) -> DraftPlan:
-        return DraftPlan([self._limit] * len(batch), self._rule)
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        return [DraftPlan([self._limit] * len(ask.batch), self._rule) for ask in asks]
 
     def select(
         self, candidates: Sequence[Candidate], context: RoundContext, now: float

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.protocols import Candidate, DraftPlan, RoundContext, Speculation
+from policies.protocols import Ask, Candidate, DraftPlan, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.tree import DraftTree
 
@@ -31,6 +31,19 @@ class Played:
         return sum(self.tokens.values()) / self.seconds
 
 
+def plan_alone(
+    policy: Speculation,
+    batch: Sequence[RequestView],
+    lane: str,
+    around: RoundContext,
+    now: float,
+    unread: Sequence[int] = (),
+) -> DraftPlan:
+    """In a round that is made of this lane's requests."""
+    [plan] = policy.plan([Ask(lane, batch, unread)], around, now)
+    return plan
+
+
 Acceptance = Callable[[str, int], float]
 """(request, round) → how likely each draft token is accepted, which the drafter knows."""
 
@@ -48,7 +61,7 @@ def play(
     now = 1.0
     for number in range(rounds):
         accepts = {one.name: acceptance(one.name, number) for one in batch}
-        plan = policy.plan(batch, "lane", around, now)
+        plan = plan_alone(policy, batch, "lane", around, now)
         chains, drafting_s = draft(plan, batch, accepts, around)
         now += drafting_s
         candidates = [

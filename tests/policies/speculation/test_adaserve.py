@@ -14,6 +14,7 @@ from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
 from policies.speculation.adaserve_optimal import optimal_trees
 from policies.speculation.slo import Standing
 from policies.tree import DraftTree
+from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     SEEDED,
     all_selections,
@@ -220,7 +221,7 @@ def test_every_selection_is_whole_and_within_the_budget(
 def limits(requests: int, around: RoundContext, shape: TreeShape) -> set[tuple[int, int]]:
     batch: list[RequestView] = [view(f"r{number}") for number in range(requests)]
     policy: Speculation = AdaServe(AdaServeParams(shape))
-    return {(one.depth, one.width) for one in policy.plan(batch, "lane", around, 0.0).limits}
+    return {(one.depth, one.width) for one in plan_alone(policy, batch, "lane", around, 0.0).limits}
 
 
 def test_depth_and_width_follow_the_load() -> None:
@@ -234,5 +235,5 @@ def test_depth_and_width_follow_the_load() -> None:
 
 def test_no_request_drafts_beyond_its_output() -> None:
     batch = [view("a", generated=98, max_tokens=100)]
-    plan = AdaServe().plan(batch, "lane", context(), 0.0)
+    plan = plan_alone(AdaServe(), batch, "lane", context(), 0.0)
     assert plan.limits[0].depth == 1

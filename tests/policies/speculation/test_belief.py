@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from policies.cost import LinearCost
-from policies.protocols import Candidate, DraftPlan, RoundContext
+from policies.protocols import Ask, Candidate, DraftPlan, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.belief import Beliefs
 from policies.speculation.forest import Forest
 from policies.speculation.planner import Planner, PlannerParams
 from policies.tree import DraftTree
 from policies.trees import merge_each
+from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import view
 
 DRAFT = LinearCost(0.0, 0.0, 1e-3)
@@ -58,9 +59,9 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
     own = DraftTree.chain([1, 2], [0.8, 0.5])
     same = [0.8, 0.5] if lookup[0] == 1 else [0.1, 0.1]
     free = DraftTree.chain(lookup, same[: len(lookup)])
-    *_, added = believed(("lookup", free), ("ssm", own)).of(ROW, "ssm")
+    added = believed(("lookup", free), ("ssm", own)).of(ROW, "ssm").added
     assert added[0] == pytest.approx(share, abs=0.03)
-    *_, free_added = believed(("lookup", free), ("ssm", own)).of(ROW, "lookup")
+    free_added = believed(("lookup", free), ("ssm", own)).of(ROW, "lookup").added
     assert free_added[0] == pytest.approx(1.0)
 
 
@@ -73,9 +74,10 @@ def test_a_lookup_that_seldom_finds_something_but_then_goes_on_is_known_for_both
         found = [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))]
         beliefs.observe(ROW, found, Forest.of(found), costly=())
     beliefs.reserve(2)
-    first, later, _ = beliefs.of(np.array([1]), "lookup")
-    assert first[0] == pytest.approx(0.9 / 5, abs=0.03)
-    assert later[0] == pytest.approx(0.9, abs=0.03)
+    of_new = beliefs.of(np.array([1]), "lookup")
+    assert of_new.found[0] == pytest.approx(1 / 5, abs=0.03)
+    assert of_new.first[0] == pytest.approx(0.9 / 5, abs=0.03)
+    assert of_new.acceptance[0] == pytest.approx(0.9, abs=0.03)
 
 
 def drafted(plan: DraftPlan, lane: str, token: int, confidence: float) -> tuple[str, DraftTree]:
@@ -97,7 +99,9 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
     drafting_s, seconds = np.zeros(rounds), np.zeros(rounds)
     for number in range(rounds):
         now = float(seconds.sum())
-        lookup, costly = (planner.plan([request], lane, AROUND, now) for lane in ("lookup", "ssm"))
+        lookup, costly = planner.plan(
+            [Ask("lookup", [request]), Ask("ssm", [request])], AROUND, now
+        )
         proposals = [drafted(lookup, "lookup", 1, 0.8), drafted(costly, "ssm", token, confidence)]
         drafting_s[number] = len(proposals[1][1]) * DRAFT.predict(0, 1)
         proposals = [proposal for proposal in proposals if len(proposal[1])]
@@ -125,6 +129,6 @@ def test_without_lookup_the_same_lane_is_drafted_with() -> None:
     planner = Planner(PlannerParams(max_width=1))
     request, asked = view("r", max_tokens=10**6), []
     for _ in range(100):
-        asked.append(planner.plan([request], "ssm", AROUND, 0.0).limits[0].depth > 0)
+        asked.append(plan_alone(planner, [request], "ssm", AROUND, 0.0).limits[0].depth > 0)
         planner.select([merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], AROUND, 0.0)
     assert all(asked)

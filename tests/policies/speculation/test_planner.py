@@ -17,7 +17,7 @@ from policies.speculation.growth import GrowthRule
 from policies.speculation.planner import Planner, PlannerParams
 from policies.speculation.prefix import Objective
 from policies.tree import ROOT, DraftTree
-from tests.policies.speculation.play import play
+from tests.policies.speculation.play import plan_alone, play
 from tests.policies.speculation.rounds import (
     SEEDED,
     all_selections,
@@ -124,7 +124,7 @@ def test_plain_where_nothing_pays() -> None:
     for kind in ("fair", "throughput"):
         planner = Planner(PlannerParams(objective=kind))
         around = context(verify=STEEP)
-        plan = planner.plan(batch_of(16), "lane", around, 0.0)
+        plan = plan_alone(planner, batch_of(16), "lane", around, 0.0)
         assert {limit.depth for limit in plan.limits} == {0}
         assert plan.rule is None
         masks = planner.select(candidates([DraftTree.chain([1], [0.5])] * 16), around, 0.0)
@@ -186,7 +186,7 @@ def test_a_lost_slo_does_not_hold_back_the_others() -> None:
     masks = Planner(GREEDY).select([lost, easy], context(), 10.0)
     assert kept(masks)[1] == 3
     ended = replace(lost.request, max_tokens=7)  # has no use for drafts itself
-    plan = Planner(GREEDY).plan([ended, easy.request], "lane", context(), 10.0)
+    plan = plan_alone(Planner(GREEDY), [ended, easy.request], "lane", context(), 10.0)
     assert [limit.depth > 0 for limit in plan.limits] == [False, True]
 
 
@@ -216,9 +216,9 @@ def test_a_request_behind_its_slo_drafts_where_the_objective_would_not() -> None
     """Plan and rule serve needs as well, or selection would have nothing to choose from."""
     crowd = batch_of(15)
     around = context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
-    relaxed = Planner().plan([*crowd, view("x")], "lane", around, 10.0)
+    relaxed = plan_alone(Planner(), [*crowd, view("x")], "lane", around, 10.0)
     assert relaxed.limits[-1].depth == 0
-    plan = Planner().plan([*crowd, late("x", 0.05, 0.05)], "lane", around, 10.0)
+    plan = plan_alone(Planner(), [*crowd, late("x", 0.05, 0.05)], "lane", around, 10.0)
     assert plan.limits[-1].depth > 0
     assert [limit.depth for limit in plan.limits[:-1]] == [0] * 15
 
@@ -227,10 +227,10 @@ def test_needs_are_those_of_a_round_as_long_as_usual() -> None:
     """A plain round would keep its TPOT, but rounds here take three times as long."""
     around = context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 5e-3))
     planner, batch = Planner(), [late("x", 20e-3, 0.0), *batch_of(3)]
-    assert planner.plan(batch, "lane", around, 10.0).limits[0].depth == 0
+    assert plan_alone(planner, batch, "lane", around, 10.0).limits[0].depth == 0
     for _ in range(20):
         planner.select([Candidate(view("y"), DraftTree.empty(), 30e-3)], around, 10.0)
-    assert planner.plan(batch, "lane", around, 10.0).limits[0].depth > 0
+    assert plan_alone(planner, batch, "lane", around, 10.0).limits[0].depth > 0
 
 
 @pytest.mark.parametrize(("requests", "goes_on"), [(10, True), (30, False)])
@@ -241,7 +241,7 @@ def test_a_draft_step_must_earn_the_needy_more_time_than_it_takes(
     wait 2 ms for it. The objective would stop in both cases."""
     around = context(verify=LinearCost(0.0, 1e-7, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     batch = [late(f"r{number}", 0.05, 0.2) for number in range(requests)]
-    plan = Planner(PlannerParams(max_width=1)).plan(batch, "lane", around, 10.0)
+    plan = plan_alone(Planner(PlannerParams(max_width=1)), batch, "lane", around, 10.0)
     assert plan.rule is not None
     names = [request.name for request in batch]
     assert all(plan.rule(0, names, [level()] * requests))
@@ -284,7 +284,7 @@ def test_a_request_whose_confidences_lie_is_found_out() -> None:
         return kept(planner.select([Candidate(liar, tree)], around, 0.0))[0]
 
     def drafts() -> bool:
-        return planner.plan([liar], "lane", around, 0.0).limits[0].depth > 0
+        return plan_alone(planner, [liar], "lane", around, 0.0).limits[0].depth > 0
 
     assert verified() == 3
     assert drafts()
@@ -337,7 +337,7 @@ def test_a_lookup_that_finds_nothing_is_asked_less() -> None:
     asked = {silent: 0, talking: 0}
     for _ in range(60):
         for planner in (silent, talking):
-            plan = planner.plan(batch, "lookup", around, 1.0)
+            plan = plan_alone(planner, batch, "lookup", around, 1.0)
             asked[planner] += sum(limit.depth > 0 for limit in plan.limits)
             tree = DraftTree.chain([1, 2], [0.8, 0.8]) if planner is talking else DraftTree.empty()
             drafted = [Candidate(one, tree, lanes=("lookup",) * bool(len(tree))) for one in batch]
@@ -348,8 +348,7 @@ def test_a_lookup_that_finds_nothing_is_asked_less() -> None:
 def test_the_first_step_pays_for_what_the_drafter_has_not_read() -> None:
     around = context(draft=LinearCost(0.0, 1e-6, 1e-4))
     seconds = [
-        rule_for(around._replace(unread=unread)).round_s(np.array([0], np.int64))
-        for unread in ([1], [101])
+        rule_for(around, unread=unread).round_s(np.array([0], np.int64)) for unread in (1, 101)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(100 * 1e-6)
 
@@ -378,9 +377,9 @@ def test_what_drafts_for_a_need_anyway_drafts_for_all_who_gain() -> None:
     around = context(verify=LinearCost(0.0, 1e-6, 10e-3), draft=LinearCost(0.0, 1e-6, 3e-3))
     planner = Planner(PlannerParams(max_width=1, prior_acceptance=0.3))
     others = batch_of(3)
-    alone = planner.plan(others, "lane", around, 10.0)
+    alone = plan_alone(planner, others, "lane", around, 10.0)
     assert [limit.depth for limit in alone.limits] == [0, 0, 0]
-    plan = planner.plan([late("needy", 0.1, 0.12), *others], "lane", around, 10.0)
+    plan = plan_alone(planner, [late("needy", 0.1, 0.12), *others], "lane", around, 10.0)
     assert all(limit.depth for limit in plan.limits)
 
 
@@ -388,9 +387,10 @@ def test_what_drafts_for_a_need_anyway_drafts_for_all_who_gain() -> None:
 
 
 def rule_for(
-    around: RoundContext, calibrations: dict[str, Calibration] | None = None
+    around: RoundContext, calibrations: dict[str, Calibration] | None = None, unread: int = 1
 ) -> GrowthRule:
-    plan = Planner(PlannerParams(max_width=1), calibrations).plan([view("a")], "lane", around, 0.0)
+    planner = Planner(PlannerParams(max_width=1), calibrations)
+    plan = plan_alone(planner, [view("a")], "lane", around, 0.0, [unread])
     assert plan.rule is not None
     rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter
     assert isinstance(rule, GrowthRule)
@@ -414,7 +414,7 @@ def test_a_rule_asked_at_depth_0_begins_anew() -> None:
 
 def test_each_request_stops_for_itself() -> None:
     planner = Planner(replace(GREEDY, max_width=1))
-    plan = planner.plan([view("a"), view("b")], "lane", context(), 0.0)
+    plan = plan_alone(planner, [view("a"), view("b")], "lane", context(), 0.0)
     assert plan.rule is not None
     assert plan.rule(0, ["a", "b"], [level(), level()]) == [True, True]
     assert plan.rule(1, ["a", "b"], [level(0.95), level(0.01)]) == [True, False]
@@ -451,16 +451,16 @@ def test_long_waits_make_longer_drafts_pay() -> None:
 def test_drafting_stops_where_the_verifier_has_no_room() -> None:
     planner = Planner(PlannerParams(max_width=1))
     batch = batch_of(4)
-    plan = planner.plan(batch, "lane", context(verify_budget=4 + 6), 0.0)
+    plan = plan_alone(planner, batch, "lane", context(verify_budget=4 + 6), 0.0)
     assert plan.rule is not None
     names = [request.name for request in batch]
     assert plan.rule(0, names, [level()] * 4) == [True] * 4
     assert sum(plan.rule(1, names, [level(0.9)] * 4)) == 2
-    assert Planner().plan(batch, "lane", context(verify_budget=4), 0.0).rule is None
+    assert plan_alone(Planner(), batch, "lane", context(verify_budget=4), 0.0).rule is None
 
 
 def test_draft_steps_stay_within_their_own_budget() -> None:
-    plan = Planner(GREEDY).plan(batch_of(8), "lane", context(draft_budget=5), 0.0)
+    plan = plan_alone(Planner(GREEDY), batch_of(8), "lane", context(draft_budget=5), 0.0)
     drafting = [limit for limit in plan.limits if limit.depth]
     assert sum(limit.width for limit in drafting) <= 5
     assert drafting
@@ -468,7 +468,7 @@ def test_draft_steps_stay_within_their_own_budget() -> None:
 
 def test_no_request_drafts_beyond_its_output() -> None:
     batch = [view("a", generated=97, max_tokens=100), view("b", generated=99, max_tokens=100)]
-    plan = Planner(GREEDY).plan(batch, "lane", context(), 0.0)
+    plan = plan_alone(Planner(GREEDY), batch, "lane", context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [2, 0]
 
 
@@ -478,7 +478,7 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
 
     def width(around: RoundContext, calibration: Calibration | None = None) -> int:
         calibrations = {"lane": calibration} if calibration else None
-        [limit] = Planner(None, calibrations).plan([view("a")], "lane", around, 0.0).limits
+        [limit] = plan_alone(Planner(None, calibrations), [view("a")], "lane", around, 0.0).limits
         assert limit.depth > 0
         return limit.width
 
@@ -497,8 +497,8 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
 
 def test_a_lane_that_drafts_for_nothing_is_asked_where_a_costly_one_is_not() -> None:
     around = context(verify=LinearCost(0.0, 4e-4, 5e-3), draft=LinearCost(0.0, 0.0, 2e-2))
-    assert Planner().plan([view("a")], "lane", around, 0.0).limits[0].depth == 0
-    assert Planner().plan([view("a")], "lookup", around, 0.0).limits[0].depth > 0
+    assert plan_alone(Planner(), [view("a")], "lane", around, 0.0).limits[0].depth == 0
+    assert plan_alone(Planner(), [view("a")], "lookup", around, 0.0).limits[0].depth > 0
 
 
 # -- exploration and memory --------------------------------------------------------------------
@@ -525,7 +525,7 @@ def test_what_is_saved_for_exploration_is_bounded() -> None:
     play(planner, batch, lambda request, number: 0.02, around, 30)
     ended = [view(one.name, generated=9, max_tokens=10) for one in batch]
     for _ in range(1000):
-        planner.plan(ended, "lane", around, 0.0)
+        plan_alone(planner, ended, "lane", around, 0.0)
     bad = play(planner, batch, lambda request, number: 0.02, around, 20)
     # Four drafts at once cost 6 ms of 24; without a bound each of the 20 rounds would draft four.
     assert 0 < sum(bad.drafted.values()) <= 5 * 4

@@ -16,6 +16,7 @@ from policies.speculation.simple import (
     ThresholdRule,
 )
 from policies.tree import DraftTree
+from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import SEEDED, candidates, context, is_whole, trees, view
 
 
@@ -25,7 +26,7 @@ def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
 
 def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
     policy: Speculation = Off()
-    plan = policy.plan([view("a"), view("b")], "lane", context(), 0.0)
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [0, 0]
     masks = policy.select(candidates([DraftTree.chain([1, 2]), DraftTree.empty()]), context(), 0.0)
     assert [mask.tolist() for mask in masks] == [[False, False], []]
@@ -34,7 +35,7 @@ def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
 def test_fixed_drafts_its_length_but_not_beyond_the_output() -> None:
     policy: Speculation = Fixed(FixedParams(length=5))
     batch = [view("a"), view("b", generated=97, max_tokens=100)]
-    plan = policy.plan(batch, "lane", context(), 0.0)
+    plan = plan_alone(policy, batch, "lane", context(), 0.0)
     assert [(limit.depth, limit.width) for limit in plan.limits] == [(5, 1), (2, 1)]
     assert plan.rule is None
 
@@ -54,7 +55,7 @@ def test_what_does_not_fit_is_cut_from_the_deepest_level(
 
 def test_threshold_stops_each_request_behind_its_first_doubtful_token() -> None:
     policy: Speculation = Threshold(ThresholdParams(confidence=0.5, max_length=6))
-    plan = policy.plan([view("a"), view("b")], "lane", context(), 0.0)
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [6, 6]
     assert plan.rule is not None
     rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter

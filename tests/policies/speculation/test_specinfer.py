@@ -10,6 +10,7 @@ from policies.speculation.adaserve import TreeShape
 from policies.speculation.equal import Equal, EqualParams
 from policies.speculation.specinfer import SpecInfer, SpecInferParams
 from policies.tree import ROOT, DraftTree
+from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     SEEDED,
     candidates,
@@ -38,7 +39,7 @@ def test_its_tree_holds_23_tokens_whatever_the_load(requests: int) -> None:
     """AdaServe 6.2: 'each draft token tree contains 23 tokens with no upper limit'."""
     policy: Speculation = SpecInfer()
     batch = [view(f"r{number}") for number in range(requests)]
-    plan = policy.plan(batch, "lane", context(verify_budget=100_000), 0.0)
+    plan = plan_alone(policy, batch, "lane", context(verify_budget=100_000), 0.0)
     assert {(limit.depth, limit.width) for limit in plan.limits} == {(8, 3)}
     rng = np.random.default_rng(0)
     drafted = [beam(8, 3, rng) for _ in range(requests)]
@@ -49,7 +50,7 @@ def test_its_tree_holds_23_tokens_whatever_the_load(requests: int) -> None:
 
 def test_width_1_is_a_chain() -> None:
     """SpecInfer* of SpecServe's section 7.1."""
-    plan = SpecInfer(SpecInferParams(width=1)).plan([view("a")], "lane", context(), 0.0)
+    plan = plan_alone(SpecInfer(SpecInferParams(width=1)), [view("a")], "lane", context(), 0.0)
     assert [(limit.depth, limit.width) for limit in plan.limits] == [(8, 1)]
 
 
@@ -76,7 +77,11 @@ def test_equal_gives_each_request_the_same_and_the_best_of_its_tree(
 
 
 def test_equal_drafts_as_adaserve_does() -> None:
-    plan = Equal(EqualParams(TreeShape(max_depth=5))).plan(
-        [view("a")] * 4, "lane", context(verify_budget=16, draft_budget=8), 0.0
+    plan = plan_alone(
+        Equal(EqualParams(TreeShape(max_depth=5))),
+        [view("a")] * 4,
+        "lane",
+        context(verify_budget=16, draft_budget=8),
+        0.0,
     )
     assert {(limit.depth, limit.width) for limit in plan.limits} == {(3, 2)}

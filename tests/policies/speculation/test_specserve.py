@@ -12,6 +12,7 @@ from policies.cost import CostModel, LinearCost
 from policies.protocols import Candidate, Mask, RoundContext, Speculation
 from policies.speculation.specserve import SpecServe, SpecServeParams, SpecServeRule
 from policies.tree import DraftTree
+from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     DRAFT,
     SEEDED,
@@ -53,7 +54,7 @@ def plan_length(
     policy = SpecServe(SpecServeParams(max_length=50, initial_confidence=confidence))
     batch = [view(f"r{number}", tpot_s=tpot_s) for number in range(requests)]
     around = context(verify=verify, draft=draft, waiting_s=waiting_s)
-    plan = policy.plan(batch, "lane", around, 0.0)
+    plan = plan_alone(policy, batch, "lane", around, 0.0)
     rule = pickle.loads(pickle.dumps(plan.rule))
     return draft_chains(rule, [request.name for request in batch], confidence)
 
@@ -96,7 +97,7 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
     The first token was nearly hopeless; whatever follows it is too, however high the mean.
     """
     policy = SpecServe(SpecServeParams(initial_confidence=0.9))
-    rule = policy.plan([view("a")], "lane", context(), 0.0).rule
+    rule = plan_alone(policy, [view("a")], "lane", context(), 0.0).rule
     assert rule is not None
     assert rule(0, ["a"], [np.array([], np.float32)]) == [True]
     assert rule(1, ["a"], [np.array([0.01], np.float32)]) == [False]
@@ -107,7 +108,7 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
 def test_one_decision_for_the_batch() -> None:
     policy = SpecServe()
     names = ["a", "b"]
-    rule = policy.plan([view(name) for name in names], "lane", context(), 0.0).rule
+    rule = plan_alone(policy, [view(name) for name in names], "lane", context(), 0.0).rule
     assert rule is not None
     assert rule(0, names, [np.array([], np.float32)] * 2) == [True, True]
     sure, lost = np.array([0.99], np.float32), np.array([0.01], np.float32)
@@ -135,7 +136,7 @@ def test_no_round_is_drafted_beyond_the_tpot(tpot_s: float) -> None:
 
 def test_the_tightest_tpot_of_the_batch_counts() -> None:
     batch = [view("a", tpot_s=1.0), view("b", tpot_s=5e-3), view("c")]
-    rule = SpecServe().plan(batch, "lane", context(), 0.0).rule
+    rule = plan_alone(SpecServe(), batch, "lane", context(), 0.0).rule
     assert rule is not None
     assert rule(0, ["a", "b", "c"], [np.array([], np.float32)] * 3) == [False] * 3
 
