@@ -1,0 +1,148 @@
+"""Who begins to draft is one choice for all lanes: each alone would be wrong, or miss something."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+
+from policies.cost import FOR_NOTHING, Bent, LinearCost
+from policies.protocols import Ask, DraftPlan, RoundContext
+from policies.request import RequestView
+from policies.speculation.beginning import Chances, begin
+from policies.speculation.planner import Planner, PlannerParams
+from policies.speculation.prospects import RoundCosts
+from tests.policies.speculation.play import plan_alone
+
+GREEDY = PlannerParams(explore=0.0, max_width=1)
+VERIFY = Bent(0.0, 2e-4, 10e-3)
+STEP = Bent(0.0, 5e-5, 2e-4)
+
+
+def view(name: str, left: int = 1000) -> RequestView:
+    return RequestView(name, 0.0, 100, max_tokens=200 + left, generated=200, first_token_s=0.1)
+
+
+def around(**options: object) -> RoundContext:
+    step = LinearCost(0.0, 5e-5, 2e-4)
+    usual = RoundContext(LinearCost(0.0, 2e-4, 10e-3), {"a": step, "b": step}, 256, 256)
+    return usual._replace(**options)  # type: ignore[arg-type]
+
+
+def drafts(plan: DraftPlan) -> bool:
+    return any(limit.depth > 0 for limit in plan.limits)
+
+
+def test_lanes_share_what_no_lane_alone_would_pay_for() -> None:
+    """Two requests each on two lanes, and 9 ms of handling in a round of 11."""
+    one, other = [view("r0"), view("r1")], [view("r2"), view("r3")]
+    dear = around(handling_s=9e-3)
+    waiting = Ask(None, other)
+    [alone, _] = Planner(GREEDY).plan([Ask("a", one), waiting], dear, 1.0)
+    assert not drafts(alone)
+    together = Planner(GREEDY).plan([Ask("a", one), Ask("b", other)], dear, 1.0)
+    assert all(map(drafts, together))
+
+
+def test_who_only_waits_counts() -> None:
+    """A request drafts where its round is its own, and not where 15 others wait for its drafts."""
+    far = around(draft={"a": LinearCost(0.0, 5e-5, 1e-3)})
+    assert drafts(plan_alone(Planner(GREEDY), [view("r")], "a", far, 1.0))
+    others = Ask(None, [view(f"other{number}") for number in range(15)])
+    [plan, _] = Planner(GREEDY).plan([Ask("a", [view("r")]), others], far, 1.0)
+    assert not drafts(plan)
+
+
+def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
+    """Drafts for r0 take longer than r1 may be held up, unless r1 gains as well: on lane b."""
+    params = PlannerParams(explore=0.0, max_width=1, window=1)
+    slow = around(draft={lane: LinearCost(0.0, 5e-5, 1e-3) for lane in "ab"})
+    [alone, _] = Planner(params).plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
+    assert not drafts(alone)
+    assert all(
+        map(
+            drafts,
+            Planner(params).plan([Ask("a", [view("r0")]), Ask("b", [view("r1")])], slow, 1.0),
+        )
+    )
+
+
+@pytest.mark.parametrize(("left", "begins"), [(1000, True), (3, False)])
+def test_reading_up_is_paid_for_by_the_rounds_to_come(left: int, begins: bool) -> None:
+    """300 tokens are read in 15 ms, once, in rounds of 10."""
+    params = PlannerParams(explore=0.0, max_width=1, no_harm=0.01)
+    plan = plan_alone(Planner(params), [view("r", left)], "a", around(), 1.0, unread=[300])
+    assert drafts(plan) == begins
+
+
+def test_a_lookup_costs_where_it_finds_something() -> None:
+    """Nodes and handling of a lookup that seldom has a draft are seldom paid."""
+    costs = costs_of(requests=4, handling_s=6e-3)
+    seldom, always = (
+        begin(chances(first=[0.1] * 4, found=[found] * 4), [FOR_NOTHING], [1], free(4), costs, True)
+        for found in (0.1, 1.0)
+    )
+    assert (seldom.depth > 0).all()
+    assert not always.depth.any()
+
+
+def test_how_far_it_is_from_the_best() -> None:
+    """Against every combination of depths 0, 1, 2, 4, 8 for four requests on two lanes."""
+    rng = np.random.default_rng(0)
+    lost = []
+    for _ in range(40):
+        asked = chances(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
+        asked = asked._replace(lane=np.array([0, 0, 1, 1]))
+        costs = costs_of(requests=4, handling_s=float(rng.choice([0.0, 2e-3, 6e-3])))
+        chosen = begin(asked, [STEP, STEP], [1, 1], free(4), costs, True).depth
+        best = max(worth(depths, asked, costs) for depths in product((0, 1, 2, 4, 8), repeat=4))
+        lost.append(best - worth(chosen.tolist(), asked, costs))
+    speeds = 1.0 - np.exp(-np.array(lost) / 4)  # of the geometric mean of the requests
+    print(f"\nlost: mean {speeds.mean():.1%}, worst {speeds.max():.1%}")
+    assert speeds.mean() < 0.01
+    assert speeds.max() < 0.05
+
+
+def worth(depths: Sequence[int], asked: Chances, costs: RoundCosts) -> float:
+    gains = [
+        first * sum(acceptance**level for level in range(depth))
+        for depth, first, acceptance in zip(depths, asked.first, asked.acceptance, strict=True)
+    ]
+    drafting_s = 0.0
+    for lane in (0, 1):
+        here = [depth for depth, at in zip(depths, asked.lane, strict=True) if at == lane]
+        rows = [sum(depth > level for depth in here) for level in range(max(here))]
+        drafting_s = max(drafting_s, sum(STEP.predict(0, count) for count in rows))
+    seconds = drafting_s + VERIFY.predict(0, costs.fixed + sum(depths))
+    seconds += costs.handling_s if any(depths) else 0.0
+    return float(np.log1p(gains).sum() - len(gains) * np.log(seconds))
+
+
+def costs_of(requests: int, handling_s: float) -> RoundCosts:
+    return RoundCosts(VERIFY, FOR_NOTHING, 0.0, float(requests), 0.0, handling_s, 0.0, 256, 256)
+
+
+def free(requests: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+    """Everyone's rows without SLOs and caps."""
+    rows = np.zeros((6, requests))
+    rows[1], rows[5] = -np.inf, np.inf
+    return rows
+
+
+def chances(
+    first: Sequence[float] | np.ndarray,
+    acceptance: Sequence[float] | np.ndarray = (0.7,) * 4,
+    found: Sequence[float] = (1.0,) * 4,
+) -> Chances:
+    count = len(first)
+    return Chances(
+        request=np.arange(count),
+        lane=np.zeros(count, np.int64),
+        first=np.array(first),
+        acceptance=np.array(acceptance),
+        trust=np.ones(count),
+        found=np.array(found),
+        unread=np.ones(count),
+        lasting=np.ones(count),
+        deepest=np.full(count, 8),
+    )
