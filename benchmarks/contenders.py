@@ -36,7 +36,7 @@ CONFIG: Mapping[str, Any] = {
     "drafters": [
         {"name": "tiny", "model": "zoo/tiny", "placement": "inline"},
         {"name": "tasks", "model": "zoo/tasks", "placement": "inline"},
-        {"name": "ngram", "kind": "ngram"},
+        {"name": "suffix", "kind": "suffix"},
     ],
 }
 
@@ -153,7 +153,9 @@ def mend_temperatures() -> None:
 class Spindle:
     """The application's coordinator, policies and models, all in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, objective: str) -> None:
+        """`objective`: of the planner."""
+        self._objective = objective
         # It runs only while it serves, so that nobody works while another is measured.
         self._loop = asyncio.new_event_loop()
         self._events: list[Event] = []
@@ -167,7 +169,8 @@ class Spindle:
         from deployments.hosts import drafter_specs, limits_of, target_spec
         from deployments.service import Service
 
-        config = AppConfig.model_validate(CONFIG)
+        speculation = {"name": "planner", "options": {"objective": self._objective}}
+        config = AppConfig.model_validate({**CONFIG, "policies": {"speculation": speculation}})
         placement = plan(config)
         fleet = await raise_fleet(
             target_spec(config, placement),

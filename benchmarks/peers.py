@@ -1,15 +1,16 @@
 """vLLM's own speculation and Spindle on vLLM, side by side: `python -m benchmarks.peers`.
 
 The zoo's target inflated to 90M in bf16. Contenders: vLLM plain; its ngram, suffix and draft_model
-at k = 1, 3, 5; Spindle with its default policies, all in one process. Each is loaded once, in a
-process of its own with two threads, and idles while others work: in every round each of them
-serves the same new requests, half of them sampled, to 1, 4 and 16 closed-loop clients. An answer
-is as long as plain vLLM's own was, so everyone does equal work.
+at k = 1, 3, 5; Spindle with its default policies, all in one process, and once more under the
+planner's throughput objective: vLLM's methods do not see to it that no request is slowed down
+either. Each is loaded once, in a process of its own with two threads, and idles while others work:
+in every round each of them serves the same new requests, half of them sampled, to 1, 4 and 16
+closed-loop clients. An answer is as long as plain vLLM's own was, so everyone does equal work.
 
 Names: peers/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM), .../tokens_per_forward,
 .../forward_ms and .../between_ms (vLLM drafts within its steps, Spindle between and beside them);
-peers/spindle/cCLIENTS/over_best (`reference`: the best of vLLM's). A contender that does not run is
-named with its reason. Exits with 1 where Spindle is behind the best of vLLM's; `--smoke` judges
+peers/spindle.../cCLIENTS/over_best (`reference`: the best of vLLM's). A contender that does not run
+is named with its reason. Exits with 1 where Spindle is behind the best of vLLM's; `--smoke` judges
 nothing. Suffix decoding needs the extra `peers` of pyproject.toml.
 """
 
@@ -41,7 +42,9 @@ LOAD_S, SERVE_S = 240.0, 120.0
 DRAFTER = "tiny"
 """Of vLLM's draft_model. At k = 3 it is 8% to 17% faster there than with `small`."""
 KS = (1, 3, 5)
-PLAIN, SPINDLE = "vllm", "spindle"
+PLAIN, SPINDLE, THROUGHPUT = "vllm", "spindle", "spindle_throughput"
+SPINDLES = {SPINDLE: "fair", THROUGHPUT: "throughput"}
+"""By the planner's objective."""
 PEERS: Mapping[str, Mapping[str, Any]] = {
     f"vllm_{method}_k{k}": {"method": method, "num_speculative_tokens": k, **options}
     for method, options in (
@@ -51,7 +54,7 @@ PEERS: Mapping[str, Mapping[str, Any]] = {
     )
     for k in KS
 }
-CONTENDERS = (PLAIN, *PEERS, SPINDLE)
+CONTENDERS = (PLAIN, *PEERS, *SPINDLES)
 SMOKE = (PLAIN, "vllm_ngram_k3", SPINDLE)
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(THREADS),
@@ -91,13 +94,14 @@ def main() -> None:
     contenders = [
         Contender(name, partial(Vllm, checkpoint, PEERS.get(name)))
         for name in names
-        if name != SPINDLE
+        if name not in SPINDLES
     ]
     for contender in contenders:
         contender.wait()
-    if SPINDLE in names:  # by itself, because it measures what its forwards cost
-        contenders.append(Contender(SPINDLE, Spindle))
-        contenders[-1].wait()
+    for name in names:
+        if name in SPINDLES:  # by itself, because it measures what its forwards cost
+            contenders.append(Contender(name, partial(Spindle, SPINDLES[name])))
+            contenders[-1].wait()
     results = compete(contenders, questions(checkpoint), chosen.clients, chosen.seconds)
     for contender in contenders:
         if contender.refused:
@@ -223,22 +227,21 @@ def report(results: Results) -> tuple[list[Record], list[str]]:
         goodputs = {name: goodput(served) for name, served in rounds.items()}
         for name, served in rounds.items():
             records += _of_one(f"peers/{name}/c{clients}", served, goodputs[name], goodputs[PLAIN])
-        if SPINDLE not in goodputs:
-            continue
-        ours = goodputs.pop(SPINDLE)
-        best = max(goodputs, key=goodputs.__getitem__)
-        ratio = ours / goodputs[best]
-        records.append(
-            Record(f"peers/spindle/c{clients}/over_best", ours, "tokens/s", goodputs[best], ratio)
-        )
-        each = [
-            goodput([a]) / goodput([b]) for a, b in zip(rounds[SPINDLE], rounds[best], strict=False)
-        ]
-        if ratio <= 1:
-            behind.append(
-                f"{clients} clients: behind {best}, {ratio:.2f} of its goodput "
-                f"({min(each):.2f} to {max(each):.2f} in {len(each)} rounds)"
-            )
+        theirs = {name: rate for name, rate in goodputs.items() if name not in SPINDLES}
+        best = max(theirs, key=theirs.__getitem__)
+        for name in (name for name in SPINDLES if name in goodputs):
+            ratio = goodputs[name] / theirs[best]
+            over = f"peers/{name}/c{clients}/over_best"
+            records.append(Record(over, goodputs[name], "tokens/s", theirs[best], ratio))
+            each = [
+                goodput([a]) / goodput([b])
+                for a, b in zip(rounds[name], rounds[best], strict=False)
+            ]
+            if ratio <= 1:
+                behind.append(
+                    f"{name} at {clients} clients: behind {best}, {ratio:.2f} of its goodput "
+                    f"({min(each):.2f} to {max(each):.2f} in {len(each)} rounds)"
+                )
     return records, behind
 
 

@@ -132,7 +132,7 @@ def test_the_report_holds_spindle_against_the_best_of_vllms() -> None:
     assert by_name["peers/spindle/c4/forward_ms"].value == 25
     assert by_name["peers/spindle/c4/between_ms"].value == 25
     (line,) = behind
-    assert line.startswith("1 clients: behind vllm_suffix_k3")
+    assert line.startswith("spindle at 1 clients: behind vllm_suffix_k3")
 
 
 def test_vllms_rejection_sampler_gets_the_temperature_of_each_token() -> None:
