@@ -202,7 +202,8 @@ def _best_prefix(
     levels = np.zeros((len(steps), int(depth.max()) if len(depth) else 0, 2))
     drafting_s, spared_s = np.zeros(len(steps)), np.zeros(len(steps))
     gained = np.zeros(requests)
-    nodes = found = added = 0.0
+    caps_s = round_.slope * (1.0 + round_.promised) + round_.offset
+    nodes = found = added = brought = 0.0
     for count in range(len(line) + 1):
         if count:
             pair = line[count - 1]
@@ -212,7 +213,11 @@ def _best_prefix(
             )
             reading = chances.unread[pair] - 1.0
             spared_s[lane] += steps[lane, 1] * reading * (1.0 - 1.0 / chances.lasting[pair])
-            gained[chances.request[pair]] += gain[pair]
+            request = chances.request[pair]
+            gained[request] += gain[pair]
+            reached = max(gained[request], round_.promised[request])
+            caps_s[request] = round_.slope[request] * (1.0 + reached) + round_.offset[request]
+            brought += gain[pair]
             nodes += chances.found[pair] * depth[pair] * widths[lane]
             found += chances.found[pair]
             added += worth[pair]
@@ -220,13 +225,11 @@ def _best_prefix(
         around_s += costs.waiting_s + costs.handling_s * min(1.0, found)
         seconds[count] = around_s + drafting_s.max()
         paid_s = around_s + (drafting_s - spared_s).max()
-        reached = np.maximum(gained, round_.promised)
-        cap_s = (round_.slope * (1.0 + reached) + round_.offset).min()
-        over[count] = max(seconds[count] - cap_s, 0.0)
+        over[count] = max(seconds[count] - caps_s.min(), 0.0)
         if fair:
             value[count] = added - requests * np.log(paid_s)
         else:
-            value[count] = np.log((requests + gained.sum()) / paid_s)
+            value[count] = np.log((requests + brought) / paid_s)
     least = _for_needs(line, gain, urgent, chances, seconds, round_)
     limit = missed_by(over[least:].min(), seconds[0])
     best, most = least, -np.inf
