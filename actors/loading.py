@@ -107,7 +107,9 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> Loaded
 
 
 def make_lookup(spec: DrafterSpec) -> Drafter:
-    return NgramDrafter(spec.name) if spec.kind == "ngram" else SuffixDrafter(spec.name)
+    if spec.kind == "ngram":
+        return NgramDrafter(spec.name)
+    return SuffixDrafter(spec.name, spec.past_tokens)
 
 
 def _whole(spec: TargetSpec) -> PackedModel:

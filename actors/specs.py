@@ -52,6 +52,8 @@ class DrafterSpec:
     capacity: int = 16
     """Requests that a lane of it serves at once."""
     kv_tokens: int = 32_768
+    past_tokens: int = 100_000
+    """Of past outputs, which kind suffix remembers."""
     instances: int = 1
     """Lanes of it."""
     placement: Where = "inline"

@@ -56,6 +56,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
             checkpoint=drafter.path(),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_tokens,
+            past_tokens=drafter.past_tokens,
             instances=drafter.instances,
             placement=drafter.placement,
             gpus=drafter.gpus,

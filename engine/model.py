@@ -2,7 +2,7 @@
 
 The linear layers see one flat list of rows, without padding; attention sees each request's rows
 against its own KV (DESIGN 4.2). Layers stay the model's own, so they may be replaced (tensor
-parallel) before they come here. On a CPU their weights are prepacked.
+parallel) before they come here. On a CPU their weights are prepacked, and a few rows may follow.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from engine.families import check_config, prepare, stock_logits
 from engine.fused import Forward, fused_forward
 from engine.kv_cache import KVCache, KVShape
 from engine.prepack import prepack
+from engine.row_counts import with_few_row_counts
 
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -84,7 +85,9 @@ class PackedModel:
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
         prepack(model)
-        self._compute: Forward = fused_forward(model) or partial(stock_forward, model)
+        compute: Forward = fused_forward(model) or partial(stock_forward, model)
+        on_cpu = self.device.type == "cpu"
+        self._compute = with_few_row_counts(compute) if on_cpu else compute
         self._check_against(stock)
 
     @classmethod

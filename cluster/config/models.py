@@ -122,6 +122,9 @@ class DrafterConfig(Section):
     """Requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Annotated[int, Field(ge=64)] = 32_768
     """Tokens that the KV memory of each instance holds."""
+    past_tokens: Annotated[int, Field(ge=0)] = 100_000
+    """Of kind suffix: tokens of past outputs that it remembers, over all requests; the least
+    recently used leave. Each takes some 0.2 to 2 kB of the replica's memory (docs/drafters.md)."""
     instances: Annotated[int, Field(ge=1)] = 1
     """Lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(
@@ -140,6 +143,11 @@ class DrafterConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.kind != "suffix" and "past_tokens" in self.model_fields_set:
+            raise ValueError(
+                f"past_tokens: only kind suffix remembers past outputs, not {self.kind}; "
+                "leave it out"
+            )
         if self.kind != "model":
             return self._is_a_lookup()
         if self.model is None:
@@ -155,7 +163,7 @@ class DrafterConfig(Section):
             raise ValueError(
                 f"placement: {self.kind} drafts in less time than a message takes; set inline"
             )
-        meaningless = self.model_fields_set - {"name", "kind", "placement"}
+        meaningless = self.model_fields_set - {"name", "kind", "placement", "past_tokens"}
         if meaningless:
             raise ValueError(
                 f"{', '.join(sorted(meaningless))}: {self.kind} runs no model and has no such "

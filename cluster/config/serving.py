@@ -120,7 +120,8 @@ class LimitsConfig(Section):
     silent_ingress_s: Seconds = 5.0
     """Requests of an ingress that has given no sign of life for so long are cancelled."""
     silent_replica_s: Seconds = 30.0
-    """A replica that answers no sign of life for so long loses its streams to another one."""
+    """A replica that answers no sign of life for so long loses its streams to another one, and
+    new ones avoid it."""
     stalled_host_s: Seconds = 5.0
     """A drafter or verifier that takes so long over one call, and 20 times as long as predicted,
     counts as dead."""

@@ -30,18 +30,21 @@ class Place(NamedTuple):
 class PastOutputs:
     """A suffix tree over whole outputs; the least recently used leave when it is full."""
 
-    def __init__(self, max_size: int, depth: int) -> None:
+    def __init__(self, max_tokens: int, depth: int) -> None:
         self.tree = SuffixTree(depth)
-        self._max_size = max_size
+        self._max_tokens = max_tokens
+        self._tokens = 0
         self._by_use: dict[Text, None] = {}  # least recently used first
 
     def learn(self, tokens: Sequence[int]) -> None:
         text = Text()
         self.tree.extend(text, tokens)
         self._by_use[text] = None
-        while self.tree.size > self._max_size:
+        self._tokens += len(text.tokens)
+        while self._tokens > self._max_tokens:
             oldest = next(iter(self._by_use))
             del self._by_use[oldest]
+            self._tokens -= len(oldest.tokens)
             self.tree.remove(oldest)
 
     def touch(self, text: Text | None) -> None:
@@ -61,21 +64,19 @@ class SuffixDrafter:
     def __init__(
         self,
         name: str = "suffix",
-        max_past_size: int = 300_000,
+        past_tokens: int = 100_000,
         min_match: int = 2,
         max_match: int = 10,
         max_requests: int = 256,
     ) -> None:
-        """`max_past_size` bounds past outputs by `SuffixTree.size`, some 80 to 240 bytes a unit:
-        about 2 units a token of new text, 1 where it was learnt before, and up to `max_match` +
-        READ_ON where a text repeats another for the first time."""
+        """`past_tokens`: of past outputs, remembered at most (docs/drafters.md: their memory)."""
         if not 1 <= min_match <= max_match:
             raise ValueError(f"1 <= min_match <= max_match, got {min_match} and {max_match}")
         self.name = name
         self._min_match = min_match
         self._max_match = max_match
         self._depth = max_match + READ_ON
-        self._past = PastOutputs(max_past_size, self._depth)
+        self._past = PastOutputs(past_tokens, self._depth)
         self._own: dict[str, tuple[SuffixTree, Text]] = {}
         self._state = SoftState(max_requests, on_drop=self._drop)
 

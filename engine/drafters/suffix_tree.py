@@ -40,8 +40,6 @@ class SuffixTree:
         self._depth = depth
         self._root = Node(text=None)
         self._newest: Text | None = None
-        self.size = 0
-        """Tokens, nodes and leaves held, the measure of the tree's memory."""
 
     def extend(self, text: Text, tokens: Iterable[int]) -> None:
         """Adds tokens to the newest text, or a new text. An older text no longer grows: its last
@@ -54,7 +52,6 @@ class SuffixTree:
             self._append_last(text, token)
 
     def _append_last(self, text: Text, token: int) -> None:
-        self.size += 1
         end = len(text.tokens)
         depth = len(text.open) + 1
         still_open: list[Node] = []
@@ -62,7 +59,6 @@ class SuffixTree:
             child = node.children.get(token)
             if child is None:
                 node.children[token] = Leaf(text, end)
-                self.size += 1
             else:
                 if isinstance(child, Leaf):
                     child = self._split(child, depth)
@@ -80,19 +76,16 @@ class SuffixTree:
         node = Node(text, count=1)
         if depth < self._depth and position < len(text.tokens):
             node.children[text.tokens[position]] = Leaf(text, position + 1)
-            self.size += 1
         return node
 
     def remove(self, text: Text) -> None:
-        self.size -= len(text.tokens)
         for start in range(len(text.tokens)):
             node = self._root
             for token in text.tokens[start : start + self._depth]:
                 child = node.children[token]
                 if isinstance(child, Leaf) or child.count == 1:
-                    # No other suffix passes here, so what hangs below is this one's chain.
+                    # No other suffix passes here, so what hangs below goes with it.
                     del node.children[token]
-                    self.size -= _chain_length(child)
                     break
                 child.count -= 1
                 if child.text is text:
@@ -127,14 +120,6 @@ class SuffixTree:
                 return Leaf(text, position + len(rest)) if found else None
             node = child
         return node
-
-
-def _chain_length(place: Node | Leaf) -> int:
-    length = 1
-    while isinstance(place, Node) and place.children:
-        (place,) = place.children.values()
-        length += 1
-    return length
 
 
 def continuations(place: Node | Leaf) -> list[tuple[int, int, Node | Leaf]]:

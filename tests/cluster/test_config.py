@@ -17,6 +17,7 @@ from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 NGRAM = {"name": "ngram", "kind": "ngram"}
+SUFFIX = {"name": "suffix", "kind": "suffix"}
 VLLM = {"backend": "vllm"}
 
 
@@ -61,6 +62,9 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             "drafters.1: max_batch: ngram",
             {"drafters": [TINY, NGRAM | {"max_batch": 4}]},
         ),
+        ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
+        ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
+        ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
         ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
         (
             "placement: ngram .* set inline",

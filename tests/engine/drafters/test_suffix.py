@@ -42,7 +42,7 @@ def test_prompts_of_others_are_not_learnt() -> None:
 
 
 def test_without_room_for_past_outputs_only_the_own_text_counts() -> None:
-    drafter = SuffixDrafter(max_past_size=0)
+    drafter = SuffixDrafter(past_tokens=0)
     drafter.learn(SAID)
     assert len(Stream("a", [11, 12]).draft(drafter, depth=1)) == 0
     assert len(Stream("b", [11, 12, 13, 11, 12]).draft(drafter, depth=1)) == 1
@@ -73,7 +73,7 @@ def test_a_text_that_repeats_itself_is_drafted_to_any_depth() -> None:
 
 
 def test_past_outputs_are_bounded_and_the_least_recently_used_leave() -> None:
-    drafter = SuffixDrafter(max_past_size=60)
+    drafter = SuffixDrafter(past_tokens=30)
     for first in (100, 200, 300):
         drafter.learn(range(first, first + 10))
 
@@ -86,7 +86,7 @@ def test_past_outputs_are_bounded_and_the_least_recently_used_leave() -> None:
 
 
 def test_an_output_larger_than_all_the_room_leaves_nothing_behind() -> None:
-    drafter = SuffixDrafter(max_past_size=60)
+    drafter = SuffixDrafter(past_tokens=60)
     drafter.learn(range(100))
     assert len(Stream("a", [1, 2]).draft(drafter, depth=1)) == 0
 
@@ -98,7 +98,7 @@ def test_outputs_that_left_take_no_memory() -> None:
         return sum(type(thing) is Text for thing in gc.get_objects())
 
     before = texts()
-    drafter = SuffixDrafter(max_past_size=100)
+    drafter = SuffixDrafter(past_tokens=100)
     for last in range(50):
         drafter.learn([*SAID, 20 + last])
         drafter.learn(SAID)
