@@ -52,6 +52,7 @@ class Admission:
                         "tenant": tenant,
                         "speculation": speculation,
                         "avoid": [],
+                        "routed_to": None,
                     }
                 )
         return choices

@@ -38,10 +38,10 @@ class Conversation:
     ) -> None:
         self.request = request
         """As the first attempt sends it."""
+        self._sent = request
+        """As the last attempt has sent it."""
         self.output_ids: list[int] = []
         self.attempt = 0
-        self.replica: str | None = None
-        """Which has accepted it last, unless that was given up."""
         self.written = 0
         """Output tokens that have reached the client."""
         self.statistics = NO_STATISTICS
@@ -58,6 +58,11 @@ class Conversation:
     @property
     def name(self) -> str:
         return self.request["name"]
+
+    @property
+    def replica(self) -> str | None:
+        """Which has it, or was sent it and has not answered yet, unless that was given up."""
+        return self._sent["routed_to"]
 
     async def open(self) -> None:
         """Returns when a replica has accepted it; ApiError when it is refused."""
@@ -87,7 +92,7 @@ class Conversation:
 
     def give_up_replica(self) -> None:
         """It is silent: what it has not sent comes from another one."""
-        self.replica = None
+        self._sent["routed_to"] = None
         if self._response is not None:
             self._response.cancel()
 
@@ -98,13 +103,13 @@ class Conversation:
 
     async def _dispatch(self) -> None:
         """Sends what is left of it to a replica, and waits for the answer to that."""
-        request: StreamRequest = {
+        self._sent = {
             **self.request,
             "attempt": self.attempt,
             "output_ids": list(self.output_ids),
             "avoid": list(self._silent),
         }
-        self._response = self._replicas.stream.remote(request)
+        self._response = self._replicas.stream.remote(self._sent)
         try:
             async with asyncio.timeout(self._limits.recovery_s):
                 message = await self._next_message()
@@ -114,7 +119,7 @@ class Conversation:
             raise ApiError(message["status"], message["message"], message["param"])
         if message["kind"] != "accepted":
             raise _Lost(f"began with {message['kind']!r}")
-        self.replica = message["replica"]
+        self._sent["routed_to"] = message["replica"]
 
     async def _resubmit(self, lost: _Lost) -> None:
         """Up to `limits.resubmits` times in all: a request that kills replicas must not kill each.

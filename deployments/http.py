@@ -14,6 +14,7 @@ from deployments.answer import Answer
 from deployments.api import Api, Body
 from deployments.errors import ApiError
 from deployments.keys import Keys
+from deployments.proxy import BODY, replay
 from deployments.requests import (
     ChatRequest,
     CompletionRequest,
@@ -126,7 +127,8 @@ class Gate:
             return
         except ClientDisconnect:
             return
-        await self._app(scope, _replay(body, receive), send)
+        whole: Message = {"type": "http.request", "body": body, "more_body": False}
+        await self._app(scope, replay(whole, receive), send)
 
     def _tenant(self, request: Request) -> str:
         if request.url.path in OPEN_TO_ALL:
@@ -134,19 +136,14 @@ class Gate:
         return self._keys.tenant(request.headers.get("authorization", ""))
 
     async def _body(self, request: Request) -> bytes:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")
+        body: bytes = request.scope.get(BODY, b"")
+        self._check_size(body)
+        if BODY not in request.scope:
+            async for part in request.stream():
+                body += part
+                self._check_size(body)
         return body
 
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then whatever comes."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
+    def _check_size(self, body: bytes) -> None:
+        if len(body) > self._max_body_bytes:
+            raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")

@@ -46,6 +46,9 @@ class StreamRequest(TypedDict):
     speculation: SpeculationFields
     avoid: list[str]
     """For the router: replicas that are silent."""
+    routed_to: str | None
+    """Where the router sends it, which runs in the sender's process and writes this itself: a
+    replica that hangs would never say that it has it."""
 
 
 class SignOfLife(TypedDict):

@@ -164,10 +164,17 @@ class PrefixRouter(RequestRouter):
         """
         for pending in self._pending_requests_to_fulfill:
             if pending.metadata is request_metadata and not pending.future.done():
+                _tell_sender(pending, replica)
                 self._record_queue_wait_time(pending)
                 pending.future.set_result(replica)
                 self._remove_pending_request_from_indices(pending)
                 return
+
+
+def _tell_sender(pending: PendingRequest, replica: RunningReplica) -> None:
+    """A replica that hangs would never say that it has the stream."""
+    if pending.metadata.call_method == "stream":
+        pending.args[0]["routed_to"] = replica.replica_id.unique_id
 
 
 def _two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:

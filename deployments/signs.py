@@ -1,7 +1,7 @@
 """Tells replicas that this ingress lives, and how far its clients have read.
 
-A replica that does not answer is given up: where its node has vanished without a word, that is long
-before the network says so.
+A replica that does not answer is given up, whether it has accepted a stream or was only sent one:
+where its node has vanished without a word, that is long before the network says so.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from deployments.conversation import Conversation
 _LOG = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-"""At most between two signs of life to a replica that holds streams of ours."""
+"""At most between two signs of life to a replica that has streams of ours, or was sent one."""
 
 
 class SignsOfLife:

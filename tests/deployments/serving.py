@@ -21,6 +21,7 @@ from cluster.zoo import TARGET, model_path
 from deployments.messages import StreamRequest
 from engine.params import SamplingParams
 from tests import reference
+from tests.actors.cluster import start_ray
 
 SEED = 7
 """Of `request` below."""
@@ -39,7 +40,7 @@ ARGS: Mapping[str, Any] = {
 @contextmanager
 def cluster(port: int, **options: Any) -> Iterator[None]:
     with environment(ray_environment()):
-        ray.init(num_cpus=4, include_dashboard=False, logging_level="warning", **options)
+        start_ray(logging_level="warning", **options)
     try:
         grpc = {
             "port": port + 1000,
@@ -137,6 +138,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "tenant": "",
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
         "avoid": [],
+        "routed_to": None,
     }
     return plain | changes  # type: ignore[return-value]  # the changes are of its fields
 

@@ -246,6 +246,7 @@ REQUEST: StreamRequest = {
     "tenant": "",
     "speculation": {"enabled": True, "drafter": None, "max_depth": None},
     "avoid": [],
+    "routed_to": None,
 }
 
 

@@ -223,6 +223,32 @@ def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
 
 
 @pytest.mark.usefixtures("_two_replicas")
+def test_a_replica_that_hangs_and_holds_no_stream_is_avoided() -> None:
+    """It never says that it has what it was sent, which would wait for `recovery_s`."""
+    handle = serve.get_app_handle("spindle")
+    asked = {"model": "target", "prompt": [600] * 3 * BLOCK, "seed": 3, "max_tokens": 8}
+
+    def ask() -> tuple[str, dict[str, Any]]:
+        (choice,) = handle.generate.remote(asked).result(timeout_s=30)["choices"]
+        return choice["text"], choice["spindle"]
+
+    text, said = ask()
+    preferred = said["replica"]  # from now on, for this prompt
+    hanging = replica_pids()[preferred]
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        elsewhere, moved = ask()
+        _, avoided = ask()
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+    assert elsewhere == text
+    assert moved["attempts"] == 2
+    assert moved["replica"] != preferred
+    assert avoided["attempts"] == 1
+    assert avoided["replica"] != preferred
+
+
+@pytest.mark.usefixtures("_two_replicas")
 def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
     """A replica that drains is no longer listed, and still hears that its ingress lives."""
     streams: dict[str, Any] = {}
