@@ -176,16 +176,32 @@ def test_32_concurrent_callers_get_the_oracles_text(channel: grpc.Channel) -> No
     assert said == [expected_text(1.0, number % 4, 24) for number in range(32)]
 
 
-def test_callers_that_go_away_free_their_kv(channel: grpc.Channel) -> None:
-    endless = {**FIELDS, "max_tokens": 1900, "ignore_eos": True}
-    by_grpc = call(channel, "unary_stream", "Stream", endless)
-    by_handle = serve.get_app_handle("spindle").options(stream=True).stream.remote(endless)
-    for stream in (by_grpc, by_handle):
+def nobody_is_here() -> bool:
+    state = replicas().state.remote().result(timeout_s=10)
+    return bool(state["running"] == state["kv_blocks"]["used"] == 0)
+
+
+ENDLESS = {**FIELDS, "max_tokens": 1900, "ignore_eos": True}
+
+
+def test_a_caller_by_handle_that_goes_away_frees_its_kv() -> None:
+    stream = serve.get_app_handle("spindle").options(stream=True).stream.remote(ENDLESS)
+    next(iter(stream))
+    stream.cancel()
+    eventually(nobody_is_here, "KV of a caller that went away is free", within_s=2)
+
+
+def test_a_caller_by_grpc_that_goes_away_frees_its_kv(channel: grpc.Channel) -> None:
+    """Of 32 cancellations Serve 2.60's gRPC entrance lost 2 (docs/api.md): then the request runs to
+    its end. Three in a row are no accident."""
+    for last in (False, False, True):
+        stream = call(channel, "unary_stream", "Stream", ENDLESS)
         next(iter(stream))
         stream.cancel()
-
-    def nobody_is_here() -> bool:
-        state = replicas().state.remote().result(timeout_s=10)
-        return state["running"] == state["kv_blocks"]["used"] == 0
-
-    eventually(nobody_is_here, "KV of callers that went away is free", within_s=2)
+        try:
+            eventually(nobody_is_here, "KV of a caller that went away is free", within_s=2)
+            return
+        except AssertionError:
+            if last:
+                raise
+            eventually(nobody_is_here, "the stream that went on has ended", within_s=60)
