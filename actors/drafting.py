@@ -10,7 +10,7 @@ from actors.events import CaughtUp, Drafted, Event, LaneDown, LaneUp, Switched
 from actors.hosts import DrafterHost, HostLost
 from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
-from actors.pipelining import Cutting
+from actors.pipelining import Batches, Cutting, verified_together, waiting_with
 from actors.settings import Lane, Limits, Policies
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom
@@ -96,8 +96,8 @@ class Drafting:
         if drafting:
             chosen = self._chosen(running, policies.selection, now)
             batches = self._batches(drafting, chosen, cutting)
-            for together in _verified_together(batches, cutting):
-                others = _waiting_with(together, running, cutting)
+            for together in verified_together(batches, cutting):
+                others = waiting_with(together, running, cutting)
                 self._begin(together, others, policies, now)
 
     def _chosen(
@@ -147,7 +147,7 @@ class Drafting:
         return batches
 
     def _begin(
-        self, batches: "Batches", others: Sequence[Job], policies: Policies, now: float
+        self, batches: Batches, others: Sequence[Job], policies: Policies, now: float
     ) -> None:
         """Asks the chosen lanes and every free one; no depth anywhere is plain decoding.
         `others` wait for the same verification."""
@@ -365,31 +365,6 @@ class _Call:
     rule: StepRule | None
     seconds: float = 0.0
     """Until it answered."""
-
-
-Batches = Mapping[str | None, Sequence[Job]]
-"""Who may draft now, by the chosen lane."""
-
-
-def _verified_together(batches: Batches, cutting: Cutting) -> Iterable[Batches]:
-    """With Spin's barrier the lanes of one micro-batch are planned as one, and else each alone."""
-    if not cutting.barrier:
-        return [{lane: batch} for lane, batch in batches.items()]
-    by_cohort: dict[int, dict[str | None, Sequence[Job]]] = {}
-    for lane, batch in batches.items():
-        by_cohort.setdefault(batch[0].cohort, {})[lane] = batch
-    return by_cohort.values()
-
-
-def _waiting_with(batches: Batches, running: Sequence[Job], cutting: Cutting) -> list[Job]:
-    """Others that the barrier makes wait for these drafts."""
-    if not cutting.barrier:
-        return []
-    here = {job.name for batch in batches.values() for job in batch}
-    cohort = next(iter(batches.values()))[0].cohort
-    return [
-        job for job in running if job.cohort == cohort and job.prefilled and job.name not in here
-    ]
 
 
 def _behind(job: Job, lanes: Iterable[str]) -> list[str]:

@@ -1,12 +1,14 @@
 """How the running requests are cut into micro-batches; policies/microbatch.py decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.jobs import Job
 from actors.knowledge import Knowledge
 from policies.microbatch import MicroBatchParams, Mode, split
 
+Batches = Mapping[str | None, Sequence[Job]]
+"""Who may draft now, by the chosen lane."""
 _REVISED_EVERY = 32
 """Passes for which a plan stays, although requests move: planning costs more than a round may."""
 
@@ -60,3 +62,24 @@ class Pipelining:
         loads = [self._knowledge.load(lane, jobs) for lane, jobs in by_lane.items()]
         best = split(loads, self._knowledge.context().verify, self._params)
         return Cutting(best.mode, dict(zip(by_lane, best.parts, strict=True)))
+
+
+def verified_together(batches: Batches, cutting: Cutting) -> Iterable[Batches]:
+    """With Spin's barrier the lanes of one micro-batch are planned as one, and else each alone."""
+    if not cutting.barrier:
+        return [{lane: batch} for lane, batch in batches.items()]
+    by_cohort: dict[int, dict[str | None, Sequence[Job]]] = {}
+    for lane, batch in batches.items():
+        by_cohort.setdefault(batch[0].cohort, {})[lane] = batch
+    return by_cohort.values()
+
+
+def waiting_with(batches: Batches, running: Sequence[Job], cutting: Cutting) -> list[Job]:
+    """Others that the barrier makes wait for these drafts."""
+    if not cutting.barrier:
+        return []
+    here = {job.name for batch in batches.values() for job in batch}
+    cohort = next(iter(batches.values()))[0].cohort
+    return [
+        job for job in running if job.cohort == cohort and job.prefilled and job.name not in here
+    ]

@@ -8,19 +8,19 @@ verified of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from policies.calibration import IDENTITY, Calibration
-from policies.cost import FOR_NOTHING, Bent
+from policies.calibration import Calibration
+from policies.cost import FOR_NOTHING
 from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows
-from policies.speculation.beginning import Beginning, Chances, begin
-from policies.speculation.belief import Belief, Beliefs
+from policies.speculation.beginning import begin
+from policies.speculation.belief import Beliefs
 from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
 from policies.speculation.growth import GrowthRule
+from policies.speculation.lanes import Lane, chances_of, rule_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
     Choice,
@@ -30,7 +30,7 @@ from policies.speculation.prefix import (
     best_prefix,
     urgent_nodes,
 )
-from policies.speculation.prospects import RoundCosts, chain, everyone, of_lane
+from policies.speculation.prospects import RoundCosts, chain, everyone
 from policies.speculation.slo import Standing
 from policies.speculation.width import best_width
 
@@ -41,23 +41,6 @@ _LONGEST_REST = 12
 many, for what its drafter has to read grows meanwhile, and with it the cost of coming back."""
 _AWAKENING = 0.25
 """The part of a batch that is new when no lane rests any more."""
-
-
-_READING_LASTS = 16
-"""Rounds, at most, on which what it takes to read up is spread: what has been read stays known."""
-
-
-class _Lane(NamedTuple):
-    """Who may draft on one lane."""
-
-    name: str
-    at: Ints
-    """Places in the round."""
-    belief: Belief
-    trust: Floats
-    unread: Floats
-    step: Bent
-    width: int
 
 
 @dataclass(slots=True)
@@ -148,12 +131,22 @@ class Planner:
             now,
             now + max(plain_s, self._usual_s),
         )
-        chances = self._chances(lanes, standing)
+        chances = chances_of(lanes, standing, self._params.max_depth)
         steps, widths = [lane.step for lane in lanes], [lane.width for lane in lanes]
         begun = begin(chances, steps, widths, waiting, costs, self._params.objective == "fair")
         names = tuple(places)
         for number, (ask, lane) in enumerate(zip(awake, lanes, strict=True)):
-            rule = self._rule(number, lane, names, chances, begun, waiting, costs)
+            rule = rule_of(
+                number,
+                lane,
+                names,
+                chances,
+                begun,
+                waiting,
+                costs,
+                self._params.objective,
+                self._calibrations.get(lane.name),
+            )
             begins = begun.depth[chances.lane == number] > 0
             begins |= self._explores(lane, rows, standing, rule, begins, plain_s)
             plans[ask] = self._plan_of(lane, rows, standing, rule, begins)
@@ -252,7 +245,7 @@ class Planner:
         rows: Ints,
         costs: RoundCosts,
         context: RoundContext,
-    ) -> _Lane:
+    ) -> Lane:
         name = ask.lane or ""
         step = context.draft[name].bent if name in context.draft else FOR_NOTHING
         at = np.array([places[one.name] for one in ask.batch], np.int64)
@@ -269,65 +262,10 @@ class Planner:
         )
         unread = np.array(ask.unread, np.float64) if ask.unread else np.ones(len(at))
         trust = self._trust.of(rows[at]) * belief.added
-        return _Lane(name, at, belief, trust, np.maximum(unread, 1.0), step, width)
-
-    def _chances(self, lanes: Sequence[_Lane], standing: Standing) -> Chances:
-        at = np.concatenate([lane.at for lane in lanes])
-        left = standing.left[at]
-        return Chances(
-            request=at,
-            lane=np.repeat(np.arange(len(lanes)), [len(lane.at) for lane in lanes]),
-            first=np.concatenate([lane.belief.first for lane in lanes]),
-            acceptance=np.concatenate([lane.belief.acceptance for lane in lanes]),
-            trust=np.concatenate([lane.trust for lane in lanes]),
-            found=np.concatenate([lane.belief.found for lane in lanes]),
-            unread=np.concatenate([lane.unread for lane in lanes]),
-            # Rounds with drafts commit several tokens each.
-            lasting=np.clip(left / 4.0, 1.0, _READING_LASTS),
-            deepest=np.minimum(left, self._params.max_depth).astype(np.int64),
-        )
-
-    def _rule(
-        self,
-        number: int,
-        lane: _Lane,
-        names: tuple[str, ...],
-        chances: Chances,
-        begun: Beginning,
-        waiting: Floats,
-        costs: RoundCosts,
-    ) -> GrowthRule:
-        """What other lanes are about to do stands for what they will have done."""
-        others = chances.lane != number
-        gains = np.where(others & (begun.depth > 0), begun.gain, 0.0)
-        nodes = float(begun.nodes.sum() - begun.nodes[number])
-        handled = nodes > 0.0
-        calibration = self._calibrations.get(lane.name)
-        return GrowthRule(
-            costs=costs._replace(
-                draft=lane.step,
-                fixed=costs.fixed + nodes,
-                waiting_s=costs.waiting_s + (costs.handling_s if handled else 0.0),
-                handling_s=0.0 if handled else costs.handling_s,
-                elsewhere_s=float(np.delete(begun.drafting_s, number).max(initial=0.0)),
-                room=max(0, costs.room - int(nodes)),
-            ),
-            objective=self._params.objective,
-            names=names,
-            prospects=of_lane(
-                waiting,
-                lane.at,
-                lane.unread,
-                lane.belief.acceptance,
-                lane.trust,
-                np.bincount(chances.request, gains, len(names)),
-            ),
-            survival=calibration.survival if calibration else IDENTITY,
-            width=lane.width,
-        )
+        return Lane(name, at, belief, trust, np.maximum(unread, 1.0), step, width)
 
     def _plan_of(
-        self, lane: _Lane, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
+        self, lane: Lane, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
     ) -> DraftPlan:
         self._asked.setdefault(lane.name, set()).update(rows[lane.at[begins]].tolist())
         if not begins.any():
@@ -357,7 +295,7 @@ class Planner:
 
     def _explores(
         self,
-        lane: _Lane,
+        lane: Lane,
         rows: Ints,
         standing: Standing,
         rule: GrowthRule,
