@@ -23,10 +23,11 @@ def view(name: str, left: int = 1000) -> RequestView:
     return RequestView(name, 0.0, 100, max_tokens=200 + left, generated=200, first_token_s=0.1)
 
 
-def around(**options: object) -> RoundContext:
-    step = LinearCost(0.0, 5e-5, 2e-4)
-    usual = RoundContext(LinearCost(0.0, 2e-4, 10e-3), {"a": step, "b": step}, 256, 256)
-    return usual._replace(**options)  # type: ignore[arg-type]
+def around(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
+    """`draft_s`: of a draft step, whatever is in it."""
+    step = LinearCost(0.0, 5e-5, draft_s)
+    verify = LinearCost(0.0, 2e-4, 10e-3)
+    return RoundContext(verify, {"a": step, "b": step}, 256, 256, handling_s=handling_s)
 
 
 def drafts(plan: DraftPlan) -> bool:
@@ -46,7 +47,7 @@ def test_lanes_share_what_no_lane_alone_would_pay_for() -> None:
 
 def test_who_only_waits_counts() -> None:
     """A request drafts where its round is its own, and not where 15 others wait for its drafts."""
-    far = around(draft={"a": LinearCost(0.0, 5e-5, 1e-3)})
+    far = around(draft_s=1e-3)
     assert drafts(plan_alone(Planner(GREEDY), [view("r")], "a", far, 1.0))
     others = Ask(None, [view(f"other{number}") for number in range(15)])
     [plan, _] = Planner(GREEDY).plan([Ask("a", [view("r")]), others], far, 1.0)
@@ -56,7 +57,7 @@ def test_who_only_waits_counts() -> None:
 def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
     """Drafts for r0 take longer than r1 may be held up, unless r1 gains as well: on lane b."""
     params = PlannerParams(explore=0.0, max_width=1, window=1)
-    slow = around(draft={lane: LinearCost(0.0, 5e-5, 1e-3) for lane in "ab"})
+    slow = around(draft_s=1e-3)
     [alone, _] = Planner(params).plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
     assert not drafts(alone)
     assert all(
