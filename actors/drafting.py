@@ -156,9 +156,13 @@ class Drafting:
         for name, state in self._lanes.items():
             if state.lane.free and state.idle:
                 drafter = state.lane.view.drafter
-                able[name] = [job for job in jobs if job.drafter in (None, drafter)]
+                may = [job for job in jobs if job.drafter in (None, drafter)]
+                if may:
+                    able[name] = may
         if able:
-            self._ask_for_drafts(able, [*jobs, *others], policies, now)
+            asked = {job.name for batch in able.values() for job in batch}
+            waiting = [job for job in (*jobs, *others) if job.name not in asked]
+            self._ask_for_drafts(able, waiting, policies, now)
         for job in jobs:
             if job.stage is not DRAFTING:
                 job.propose_nothing()
