@@ -61,11 +61,12 @@ class SimulatedDrafter:
             ]
             _choose_levels(growths, rule)
             await self._work(self._seconds(growths))
-        answers = iter(growths)
-        return [
-            held if isinstance(held, Missing) else self._answer(order, held, next(answers))
-            for order, held in zip(orders, followed, strict=True)
-        ]
+            # Before the turn ends: while answers travel, a request may already be forgotten here.
+            answers = iter(growths)
+            return [
+                held if isinstance(held, Missing) else self._answer(order, held, next(answers))
+                for order, held in zip(orders, followed, strict=True)
+            ]
 
     async def forget(self, requests: Collection[str]) -> None:
         async with self.device.turn():

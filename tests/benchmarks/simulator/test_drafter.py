@@ -31,9 +31,11 @@ def drafter(
     cost: LinearCost | None = FORWARDS,
     model: DrafterModel = MODEL,
     faults: Faults = NO_FAULTS,
+    transport_s: float = 0.0,
 ) -> SimulatedDrafter:
+    acceptance = Acceptance({("", "ssm"): model})
     return SimulatedDrafter(
-        "ssm", cost, TARGET, Acceptance({("", "ssm"): model}), OF, faults=faults
+        "ssm", cost, TARGET, acceptance, OF, transport_s=transport_s, faults=faults
     )
 
 
@@ -233,6 +235,22 @@ def test_matched_covers_only_output_that_was_new() -> None:
         return len(answer.matched)
 
     assert clock.run(main()) == 6
+
+
+def test_a_request_may_be_forgotten_while_its_answer_travels() -> None:
+    async def main() -> int:
+        host, stream = drafter(transport_s=1.0), Stream("a", PROMPT)
+        stream.committed.extend(truth("a")[:4])
+        reading = asyncio.create_task(
+            host.draft([DraftOrder(stream.prefix(), depth=0, score=True)], None)
+        )
+        await asyncio.sleep(1.5)
+        await host.forget(["a"])
+        (answer,) = await reading
+        assert isinstance(answer, Draft)
+        return len(answer.matched)
+
+    assert clock.run(main()) == 4
 
 
 def test_a_lookup_drafter_may_say_nothing_and_takes_no_time() -> None:
