@@ -22,9 +22,9 @@ Answer = Draft | Missing | NoRoom
 _WORTH_READING = 8
 """Committed tokens for which an idle lane is asked to catch up: fewer can be read when the request
 comes, and every round of every request would cost an order."""
-_READING_SHARE = 0.02
+_READING_SHARE = 0.005
 """Of the time, for reading ahead on lanes that share processors with the verifier: there it is
-no idle time, and slows the forward down."""
+no idle time and slows the forward down, so it is done for what it teaches only."""
 _SAVED_READING_S = 0.1
 """So much of it can be saved up."""
 
@@ -199,6 +199,7 @@ class Drafting:
             for job, _ in call.asked:
                 if job.stage is not DRAFTING:
                     job.propose_nothing()
+                    job.tried = True
                     job.stage = DRAFTING
                 if not call.state.lane.free:
                     self._put_on(job, call.state.name, now)
@@ -301,7 +302,7 @@ class Drafting:
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():
             self._lanes[lane].busy = True
-            self._spawn(self._read_ahead(self._lanes[lane], batch, policies.selection))
+            self._spawn(self._read_ahead(self._lanes[lane], batch, policies))
 
     def _save_reading_time(self, now: float) -> None:
         saved_s = self._reading_s + _READING_SHARE * (now - self._saved_at_s)
@@ -315,7 +316,7 @@ class Drafting:
         self,
         state: _LaneState,
         pieces: Sequence[tuple[Job, DraftOrder]],
-        selection: Selection,
+        policies: Policies,
     ) -> None:
         begun = asyncio.get_running_loop().time()
         try:
@@ -334,7 +335,8 @@ class Drafting:
                 covered = job.covered[end - len(answer.matched) : end]
                 view, context = state.lane.view, job.view.context
                 score = self._knowledge.score(view, context, answer.matched, covered)
-                selection.observe_score(job.name, state.name, score.tokens, score.seconds)
+                policies.selection.observe_score(job.name, state.name, score.tokens, score.seconds)
+                policies.speculation.observe_read(job.name, state.name, answer.matched, covered)
         tokens = sum(len(order.prefix.delta) for _, order in pieces)
         self._observe(CaughtUp(now, state.name, now - begun, tokens))
         self._changed()
@@ -372,9 +374,9 @@ class _Call:
 
 
 def _behind(job: Job, lanes: Iterable[str]) -> list[str]:
-    """Those other than its own that lack so much of the request that it is worth an order."""
+    """Those that lack so much of the request that it is worth an order."""
     known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
-    return [lane for lane in lanes if lane != job.lane and known.get(lane, 0) <= enough]
+    return [lane for lane in lanes if known.get(lane, 0) <= enough]
 
 
 def _within(limit: DraftLimit, room: int, trees: bool) -> DraftLimit:

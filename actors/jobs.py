@@ -98,6 +98,8 @@ class Job:
     """(lane, its own tree), from which calibration learns."""
     sources: NDArray[np.int64] | None = None
     """Of each node of `tree`: bit i is set where the i-th proposal has it. None: there is one."""
+    tried: bool = False
+    """Some drafter is asked in this round."""
     asked: str | None = None
     """The lane that drafts in this round; None: none but free ones, at most."""
     covered: list[bool] = field(default_factory=list)
@@ -136,6 +138,7 @@ class Job:
         self.tree = DraftTree.empty()
         self.proposals = []
         self.sources = None
+        self.tried = False
         self.asked = None
         self.draft_s = 0.0
         self.depth = 0

@@ -13,7 +13,7 @@ from engine.protocol import DraftOrder
 from policies.calibration import Calibration
 from policies.cost import CostModel
 from policies.microbatch import LaneLoad
-from policies.online_cost import RefinedCost
+from policies.online_cost import RefinedCost, RefinementParams
 from policies.protocols import RoundContext
 from policies.request import LaneView
 from policies.tree import DraftTree
@@ -25,6 +25,9 @@ _FORGETTING = 0.002
 """Per plain round, of what rounds with drafts have cost: a bad spell must not end drafting for
 good, for only drafting could tell that it is over. Slow, or where few rounds pay for drafts the
 others would make them look cheap."""
+_CALLS = RefinementParams(furthest=16.0)
+"""A small drafter's call may take many times its forwards, which were profiled back to back: it
+changes threads or processes, asks the rule at each level, and finds the caches cold."""
 _MOST_EXTRA = 0.5
 """Of a forward: what one round can teach of time that nothing explains."""
 _DEEPEST_SCORED = 8
@@ -58,7 +61,7 @@ class Score:
 class Knowledge:
     def __init__(self, costs: Costs, lanes: Sequence[LaneView]) -> None:
         self._verify = RefinedCost(costs.verify)
-        self._draft = {lane: RefinedCost(cost) for lane, cost in costs.draft.items()}
+        self._draft = {lane: RefinedCost(cost, _CALLS) for lane, cost in costs.draft.items()}
         self._verify_budget = costs.verify_budget
         self._draft_budget = costs.draft_budget
         self._trees = costs.trees
@@ -139,11 +142,18 @@ class Knowledge:
         self._queueing_s += _WAIT_MEMORY * (wait_s - idle_s - self._queueing_s)
         # A pause of the whole process, say, must not end drafting.
         extra_s = min(idle_s + slower_s, _MOST_EXTRA * predicted_s)
-        if any(outcome.depth for outcome in verified.outcomes):
+        if any(outcome.tried for outcome in verified.outcomes):
             self._extra_drafted_s += _WAIT_MEMORY * (extra_s - self._extra_drafted_s)
         else:
             self._extra_plain_s += _WAIT_MEMORY * (extra_s - self._extra_plain_s)
             self._extra_drafted_s += _FORGETTING * (self._extra_plain_s - self._extra_drafted_s)
+
+    def share_of_prompts(self, context: int, tokens: int, prefill_tokens: int) -> float:
+        """Of a forward."""
+        if not prefill_tokens:
+            return 0.0
+        without_s = self._verify.predict(context, tokens - prefill_tokens)
+        return 1.0 - without_s / max(self._verify.predict(context, tokens), without_s)
 
     @property
     def _waiting_s(self) -> float:

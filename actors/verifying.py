@@ -125,10 +125,12 @@ class Verifying:
             if isinstance(answer, Verdict)
             for lane, tree in job.proposals
         )
+        verify_s = now - begun
+        prompts_s = verify_s * self._knowledge.share_of_prompts(context, tokens, prefill_tokens)
         outcomes = [
             outcome
             for job, order, answer in zip(jobs, orders, answers, strict=True)
-            if (outcome := self._conclude(job, order, answer, now, now - begun)) is not None
+            if (outcome := self._conclude(job, order, answer, now, verify_s, prompts_s)) is not None
         ]
         self._busy = False
         self._free_since = now
@@ -138,9 +140,7 @@ class Verifying:
         for outcome in outcomes:
             policies.selection.observe(outcome)
             policies.schedule.observe(outcome, now)
-        verified = Verified(
-            now, now - begun, idle_s, context, tokens, prefill_tokens, tuple(outcomes)
-        )
+        verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
         self._knowledge.learn_verify(verified)
         self._observe(verified)
         self._changed()
@@ -152,6 +152,7 @@ class Verifying:
         answer: Verdict | Missing | NoRoom,
         now: float,
         verify_s: float,
+        prompts_s: float,
     ) -> RoundOutcome | None:
         """What the answer means for one request; None where it brought no token."""
         job.served.round += 1
@@ -187,6 +188,8 @@ class Verifying:
             draft_s=job.draft_s,
             caught_up=job.caught_up,
             accepted_free=accepted_free,
+            tried=job.tried,
+            prompts_s=prompts_s,
         )
         job.since_s = now
         job.statistics.add(outcome, [lane for lane, _ in job.proposals])

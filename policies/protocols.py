@@ -132,6 +132,13 @@ class Speculation(Protocol):
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
 
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None:
+        """Counterfactual: which of the output's tokens that `lane` has just read it would have
+        drafted itself; `covered`: those that free lanes had proposed."""
+        ...
+
     def forget(self, request: str) -> None: ...
 
 

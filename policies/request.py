@@ -80,3 +80,7 @@ class RoundOutcome(NamedTuple):
     accepted_free: int = 0
     """Of the accepted tokens, those that drafters which are asked anyway (lookup) had proposed:
     without its lane the request would have gained them, too."""
+    tried: bool = False
+    """Some drafter was asked, be it in vain."""
+    prompts_s: float = 0.0
+    """Of the forward, what the prompts of others took."""

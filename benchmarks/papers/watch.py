@@ -84,6 +84,7 @@ class Timed:
         self._inner = inner
         self._watch = watch
         self.observe = inner.observe
+        self.observe_read = inner.observe_read
         self.forget = inner.forget
 
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:

@@ -37,6 +37,9 @@ class HedgeParams:
     """Slots of a request, on average, between two decisions."""
     stay: float = 0.02
     """A move must promise so much more goodput: estimates are noisy."""
+    reluctance: float = 0.1
+    """Plain decoding must promise so much more than a lane: there the speculation policy may still
+    decline to draft, but without a lane it cannot begin, and nobody learns that it should."""
     horizon_tokens: int = 128
     """A switch must pay within so many tokens."""
     doubt: float = 0.3
@@ -52,8 +55,8 @@ class HedgeParams:
             raise ValueError("prior_slots, horizon_tokens and hold_slots are above 0")
         if not (0 < self.own_decay <= 1 and 0 < self.pool_decay <= 1):
             raise ValueError("own_decay and pool_decay are above 0 and at most 1")
-        if min(self.stay, self.doubt, self.curiosity) < 0:
-            raise ValueError("stay, doubt and curiosity are not negative")
+        if min(self.stay, self.doubt, self.curiosity) < 0 or not 0 <= self.reluctance < 1:
+            raise ValueError("stay, doubt and curiosity are not negative, reluctance is below 1")
 
 
 class Hedge:
@@ -71,6 +74,9 @@ class Hedge:
         self._caught_up = np.zeros((0, 0))
         """[request, lane]: committed tokens that the lane has, as far as we know."""
         self._mapping: dict[str, str | None] = {}
+        self._drafting: dict[str, str | None] = {}
+        """The lane that has drafted in each request's last round: a request may have a lane and
+        not draft there."""
         self._load: Counter[str | None] = Counter()
         self._slots = 0
         """Ended since the last decision."""
@@ -102,11 +108,18 @@ class Hedge:
         if row is None:
             return
         self._slots += 1
+        if outcome.lane != self._drafting.get(outcome.request):
+            self._drafting[outcome.request] = outcome.lane
+            self._likely = None
         drafter, seconds = self._roster.drafter(outcome), self._roster.slot_seconds(outcome)
         if seconds is None:
             self._evidence.slot(row, None)
         elif outcome.lane is None:
             self._evidence.slot(row, PLAIN, outcome.committed, seconds)
+            lane = self._roster.lanes.get(self._mapping.get(outcome.request) or "")
+            if lane is not None:
+                # It may draft there and does not: that lane, too, has brought it no more.
+                self._evidence.score(row, lane.drafter, outcome.committed, seconds)
         elif drafter is None:
             self._evidence.slot(row, None)
         else:
@@ -129,6 +142,7 @@ class Hedge:
             self._evidence.forget(row)
             self._caught_up[row] = 0.0
             self._mapping.pop(request, None)
+            self._drafting.pop(request, None)
 
     def export(self) -> Statistics:
         return self._evidence.export()
@@ -147,7 +161,7 @@ class Hedge:
         rows = self._rows_of(requests, lanes)
         goodput = self._goodput(rows)
         values = self._values(requests, lanes, goodput, rows)
-        plain = goodput[:, self._evidence.number(PLAIN)]
+        plain = (1 - self._params.reluctance) * goodput[:, self._evidence.number(PLAIN)]
         names = [request.name for request in requests]
         loyal = 1 + self._params.stay
         for row, name in enumerate(names):
@@ -212,7 +226,7 @@ class Hedge:
             hope,
             np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),
             np.array(
-                [column.get(self._mapping.get(name) or "", _NOWHERE) for name in names], np.int64
+                [column.get(self._drafting.get(name) or "", _NOWHERE) for name in names], np.int64
             ),
             self._caught_up[rows],
             np.array([lane.capacity - self._load[lane.name] for lane in lanes], np.int64),

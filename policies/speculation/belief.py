@@ -94,6 +94,14 @@ class Beliefs:
             self._pool,
         )
 
+    def read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
+        """What the lane would have drafted on tokens that others have committed: as evidence as
+        good as its own rounds, and it comes also where it is not let draft."""
+        self._numbers.setdefault(lane, len(self._numbers))
+        self._add_lanes()
+        number = self._numbers[lane]
+        _replay(matched, covered, self._own[row, number], self._pool[number])
+
     def miss(self, rows: Ints, lane: str) -> None:
         """The lane was asked and proposed nothing."""
         self._numbers.setdefault(lane, len(self._numbers))
@@ -147,6 +155,27 @@ def _fade(pool: Floats) -> None:
     """So that the last ones count: the lane may have got better or worse."""
     if pool[_ASKED] + pool[_REACHED] > _LANE_MEMORY:
         pool /= 2
+
+
+@njit(cache=True)
+def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
+    """Rounds in which the lane drafts as long as it is right: the token behind it is the
+    target's own, and the next round begins there."""
+    position = 0
+    while position < len(matched):
+        seen = np.zeros(_COLUMNS)
+        seen[_ASKED] = seen[_FOUND] = 1.0
+        first = position
+        while position < len(matched) and matched[position]:
+            seen[_FIRST if position == first else _SURVIVED] += 1.0
+            seen[_ADDED] += 0.0 if covered[position] else 1.0
+            position += 1
+        seen[_REACHED] = min(position, len(matched) - 1) - first
+        position += 1
+        own *= _FADE
+        own += seen
+        pool += seen
+        _fade(pool)
 
 
 @njit(cache=True)

@@ -49,10 +49,18 @@ class Ledger:
         self._open[rows, 1] = drafts_share
         self._open[rows, 2] = handling_s
 
-    def settle(self, rows: Ints, seconds: Floats, verify_s: Floats, drafting_s: float) -> None:
-        """The round took each `seconds`, of them `verify_s` in the forward, and so long for
-        drafting, be it for others. One that nobody expected was plain."""
-        entries = _entries(rows, self._open, seconds, verify_s, drafting_s)
+    def settle(
+        self,
+        rows: Ints,
+        seconds: Floats,
+        verify_s: Floats,
+        prompts_s: Floats,
+        drafting_s: float,
+    ) -> None:
+        """The round took each `seconds`, of them `verify_s` in the forward, of that `prompts_s`
+        for prompts, and so long for drafting, be it for others. One that nobody expected was
+        plain."""
+        entries = _entries(rows, self._open, seconds, verify_s, prompts_s, drafting_s)
         _enter(rows, entries, self._rounds, self._entries, self._credit)
 
     def forget(self, row: int) -> None:
@@ -103,13 +111,18 @@ def _entries(
     open_: Floats,
     seconds: Floats,
     verify_s: Floats,
+    prompts_s: Floats,
     drafting_s: float,
 ) -> Floats:
-    """What each request's round was worth. Closes it."""
+    """What each request's round was worth. Closes it.
+
+    Prompts are left out: they come as requests end, so the faster all decode, the more of them a
+    round has, and they would make what drafts cost look like a smaller share of it.
+    """
     entries = np.empty(len(rows))
     for number, row in enumerate(rows):
         gain, drafts_share, handling_s = open_[row]
-        took_s = seconds[number]
+        took_s = seconds[number] - prompts_s[number]
         plain_s = took_s - drafting_s - handling_s - drafts_share * verify_s[number]
         # A clock too coarse for the round must not make it look endless.
         slowdown = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))

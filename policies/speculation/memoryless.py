@@ -9,5 +9,10 @@ class Memoryless:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         """Learns nothing."""
 
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None:
+        """Nor from that."""
+
     def forget(self, request: str) -> None:
         """Knows nothing of it."""

@@ -62,7 +62,7 @@ class PlannerParams:
     """Draft tokens that one request may take for its SLO alone (AdaServe's n_max)."""
     no_harm: float = 0.97
     """What a request without an SLO keeps of its speed under plain decoding, at least."""
-    window: int = 32
+    window: int = 128
     """Rounds over which it does."""
     repay: float = 0.25
     """The part of a debt that one round must repay."""
@@ -150,6 +150,9 @@ class Planner:
             begins = begun.depth[chances.lane == number] > 0
             begins |= self._explores(lane, rows, standing, rule, begins, plain_s)
             plans[ask] = self._plan_of(lane, rows, standing, rule, begins)
+        if any(limit.depth for plan in plans for limit in plan.limits):
+            # Drafts may turn out empty: the round has been held up even so.
+            self._ledger.expect(rows, np.zeros(len(rows)), 0.0, context.handling_s)
         return plans
 
     def select(
@@ -191,8 +194,16 @@ class Planner:
                 rows,
                 np.array([one.seconds for one in known]),
                 np.array([one.verify_s for one in known]),
+                np.array([one.prompts_s for one in known]),
                 max(one.draft_s for one in outcomes),
             )
+
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None:
+        row = self._rows.get(request)
+        if row is not None:
+            self._beliefs.read(row, lane, np.array(matched), np.array(covered))
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)

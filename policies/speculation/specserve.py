@@ -148,6 +148,11 @@ class SpecServe:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         """Its history is of confidences, which `select` sees."""
 
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None:
+        """Nor of what was not drafted."""
+
     def forget(self, request: str) -> None:
         """Its history is of all requests."""
 

@@ -18,15 +18,21 @@ def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 
 
 
 def learn(
-    knowledge: Knowledge, drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60
+    knowledge: Knowledge,
+    drafted: bool,
+    extra_s: float,
+    queueing_s: float = 0.0,
+    count: int = 60,
+    depth: int = 2,
 ) -> None:
+    """`depth` 0: drafters were asked in vain."""
     drafting_s = 0.004 if drafted else 0.0
     idle_s = drafting_s + extra_s
     seconds = idle_s + queueing_s + FORWARD_S
-    outcomes = (
-        RoundOutcome("drafts", "lane", 0, 2 * drafted, 0, 1, seconds, FORWARD_S, drafting_s),
-        RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S),
+    asked = RoundOutcome(
+        "drafts", "lane", 0, depth, 0, 1, seconds, FORWARD_S, drafting_s, tried=drafted
     )
+    outcomes = (asked, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
     for _ in range(count):
         knowledge.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
 
@@ -37,9 +43,10 @@ def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> No
     assert context.handling_s == pytest.approx(0.0, abs=1e-6)
 
 
-def test_handling_is_what_only_rounds_with_drafts_take() -> None:
+@pytest.mark.parametrize("depth", [2, 0], ids=["found", "in vain"])
+def test_handling_is_what_only_rounds_take_in_which_drafters_are_asked(depth: int) -> None:
     knowledge = rounds(drafted=False, extra_s=0.0005)
-    learn(knowledge, drafted=True, extra_s=0.002)
+    learn(knowledge, drafted=True, extra_s=0.002, depth=depth)
     assert knowledge.context().handling_s == pytest.approx(0.0015, rel=0.05)
     assert knowledge.context().waiting_s == pytest.approx(0.0005, rel=0.05)
 

@@ -123,7 +123,7 @@ def test_plain_decoding_is_pooled_as_well() -> None:
     other = Hedge()
     for number in range(20):
         view = request(f"before {number}")
-        other.assign([view], LANES, 0.0)
+        other.assign([view], [], 0.0)
         for _ in range(3):
             other.observe(outcome(view.name, None, 90.0))
         other.forget(view.name)

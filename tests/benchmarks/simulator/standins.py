@@ -71,6 +71,10 @@ class FixedLength:
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
 
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None: ...
+
     def forget(self, request: str) -> None: ...
 
 

@@ -15,15 +15,18 @@ SURE = HedgeParams(doubt=0.0)
 
 
 def warm(policy: Hedge, a: float, b: float, plain: float = 1.0) -> None:
-    """Requests before this one, each scored on both lanes."""
+    """Requests before this one, scored on both lanes, and others that had none."""
     for number in range(20):
-        view = request(f"before {number}")
+        view, without = requests(f"before {number}", f"plain {number}")
         policy.assign([view], AB, 0.0)
         for _ in range(5):
             policy.observe(outcome(view.name, "a", a))
             policy.observe_score(view.name, "b", b * 0.05, 0.05)
-            policy.observe(outcome(view.name, None, plain))
+        policy.assign([without], [], 0.0)
+        for _ in range(5):
+            policy.observe(outcome(without.name, None, plain))
         policy.forget(view.name)
+        policy.forget(without.name)
 
 
 def settle(
@@ -72,6 +75,7 @@ def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() ->
             policy.observe_score("before", name, goodput * 0.05, 0.05)
     here = requests("r")
     assert policy.assign(here, lanes, 0.0) == {"r": "a"}
+    policy.observe(outcome("r", "a", 60.0))
     asked = []
     for _ in range(10):
         scored = policy.likely_next("r")
@@ -79,6 +83,39 @@ def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() ->
         policy.observe_score("r", scored or "", 50.0 * 0.05, 0.05)
     assert asked[0] == "b"
     assert "c" in asked
+
+
+def test_catch_up_goes_to_its_own_lane_as_long_as_that_does_not_draft() -> None:
+    """Else nothing would ever be learned there."""
+    policy = Hedge(SURE)
+    warm(policy, a=60.0, b=50.0)
+    assert policy.assign(requests("r"), AB, 0.0) == {"r": "a"}
+    assert policy.likely_next("r") == "a"
+    policy.observe(outcome("r", "a", 60.0))
+    assert policy.likely_next("r") == "b"
+    policy.observe(outcome("r", None, 60.0))
+    assert policy.likely_next("r") == "a"
+
+
+def test_a_lane_on_which_nothing_is_ever_drafted_is_left() -> None:
+    """Whatever was hoped of it: the speculation policy sees it otherwise, and waits for another."""
+    policy = Hedge(SURE)
+    warm(policy, a=60.0, b=55.0, plain=20.0)
+    tried = []
+    for _ in range(40):
+        tried.append(policy.assign(requests("r"), AB, 0.0)["r"])
+        policy.observe(outcome("r", None, 20.0))
+    assert tried[0] == "a"
+    assert "b" in tried
+
+
+@pytest.mark.parametrize(("reluctance", "choice"), [(0.1, "a"), (0.0, None)])
+def test_a_lane_is_kept_where_plain_decoding_is_hardly_better(
+    reluctance: float, choice: str | None
+) -> None:
+    policy = Hedge(replace(SURE, reluctance=reluctance))
+    warm(policy, a=40.0, b=35.0, plain=43.0)
+    assert policy.assign(requests("r"), AB, 0.0) == {"r": choice}
 
 
 @pytest.mark.parametrize(("stay", "choice"), [(0.0, "b"), (0.02, "a")])
@@ -100,7 +137,7 @@ def test_a_gain_within_the_noise_moves_nobody(stay: float, choice: str) -> None:
 
 def test_nor_away_from_plain_decoding() -> None:
     for stay, choice in ((0.0, "a"), (0.02, None)):
-        policy = Hedge(replace(SURE, stay=stay))
+        policy = Hedge(replace(SURE, stay=stay, reluctance=0.0))
         here = requests("r")
         policy.assign(here, [], 0.0)
         for _ in range(2000):
@@ -133,7 +170,7 @@ def test_while_nothing_is_known_requests_try_different_drafters() -> None:
 
 
 def test_a_drafter_that_nobody_has_tried_is_tried_although_plain_decoding_is_known() -> None:
-    policy = Hedge()
+    policy = Hedge(HedgeParams(reluctance=0.0))
     early = request("early")
     policy.assign([early], [], 0.0)
     for _ in range(100):

@@ -132,3 +132,43 @@ def test_without_lookup_the_same_lane_is_drafted_with() -> None:
         asked.append(plan_alone(planner, [request], "ssm", AROUND, 0.0).limits[0].depth > 0)
         planner.select([merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], AROUND, 0.0)
     assert all(asked)
+
+
+def test_reading_tells_what_the_lane_would_have_drafted() -> None:
+    """Right three times, wrong, right, wrong, wrong: three drafts, of which one went on twice."""
+    beliefs = Beliefs(prior=0.5, weight=1e-9)
+    beliefs.reserve(1)
+    matched = np.array([True, True, True, False, True, False, False])
+    beliefs.read(0, "ssm", matched, np.zeros(7, np.bool_))
+    of_another = beliefs.of(np.array([0]), "ssm")
+    beliefs.reserve(2)
+    of_new = beliefs.of(np.array([1]), "ssm")
+    assert of_new.first[0] == pytest.approx(2 / 3)
+    assert of_new.acceptance[0] == pytest.approx(2 / 4)
+    assert of_another.found[0] == of_new.found[0] == pytest.approx(1.0)
+
+
+def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> None:
+    beliefs = Beliefs(prior=0.5, weight=1.0)
+    beliefs.reserve(1)
+    for _ in range(50):
+        beliefs.read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))
+    assert beliefs.of(ROW, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_lane_that_once_looked_bad_is_begun_again_after_it_has_read() -> None:
+    """Without exploration, and without a single draft of its own."""
+    planner, request = Planner(PlannerParams(explore=0.0)), view("r")
+    bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
+    for number in range(60):
+        planner.select([bad], AROUND, float(number))
+        planner.observe([RoundOutcome("r", "ssm", 0, 1, 0, 1, 0.02)], float(number))
+
+    def begins() -> bool:
+        plans = [plan_alone(planner, [request], "ssm", AROUND, 99.0) for _ in range(13)]
+        return any(plan.limits[0].depth for plan in plans)
+
+    assert not begins()
+    for _ in range(3):
+        planner.observe_read("r", "ssm", [True] * 20, [False] * 20)
+    assert begins()

@@ -298,7 +298,7 @@ def test_a_request_whose_confidences_lie_is_found_out() -> None:
 def test_debts_are_repaid() -> None:
     """Needs of another have slowed a request down; afterwards it gets its share before others."""
     around = context(verify=LinearCost(0.0, 1e-3, 20e-3))
-    planner = Planner()
+    planner = Planner(PlannerParams(window=32))
     plain = Candidate(view("plain"), DraftTree.empty())
     needy = Candidate(late("needy", 0.02, 1.0), DraftTree.chain(list(range(6)), [0.9] * 6))
     easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
