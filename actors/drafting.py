@@ -283,7 +283,7 @@ class Drafting:
         what the requests that will probably come to them have committed."""
         self._save_reading_time(now)
         idle = {state.name for state in self._lanes.values() if self._may_read(state)}
-        if len(self._lanes) < 2 or not idle:
+        if not idle:
             return
         pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._limits.catch_up_tokens)

@@ -103,9 +103,6 @@ def _begin(
                 tokens = np.where(begun > 0, gain, 0.0)
                 nodes, drafting_s = _by_lane(begun, chances, steps, widths, round_)
                 chosen = (begun, tokens, nodes, drafting_s)
-            if urgent.any():
-                # Needs say how deep those in need draft.
-                return chosen
     return chosen
 
 
@@ -152,7 +149,7 @@ def _at_price(
         worth = gain = 0.0
         most = -np.inf
         for depth in range(1, min(deepest, chances.deepest[pair]) + 1):
-            needed = gain < round_.needs[request]
+            needed = gain < round_.promised[request]
             worth += np.log1p(level / (1.0 + gain)) if fair else level
             gain += level
             level *= chances.acceptance[pair]

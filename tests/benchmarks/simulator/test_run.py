@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.events import Event, Left, Preempted, Verified
-from actors.settings import Limits
+from actors.events import CaughtUp, Event, Left, Preempted, Verified
+from actors.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.device import Faults
 from benchmarks.simulator.report import Report
@@ -18,6 +18,7 @@ from benchmarks.simulator.run import Cluster, DrafterSpec, WrongOutput, simulate
 from benchmarks.simulator.scripts import TargetScript
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson, specserve_slo
+from policies.catalogue import Calibrations
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import MicroBatchParams
 from policies.request import RequestView, Slo
@@ -62,6 +63,28 @@ def test_a_run_repeats_to_its_last_event_in_any_process() -> None:
         check=True,
     )
     assert elsewhere.stdout.strip() == here
+
+
+def test_a_lone_drafter_reads_ahead_also_while_it_is_not_let_draft() -> None:
+    """Else it falls behind, and to begin would cost the more, the longer nobody did; and what it
+    reads shows the speculation policy when it should."""
+    events: list[Event] = []
+    learned: list[tuple[str, int]] = []
+
+    def make(calibrations: Calibrations) -> Policies:
+        made = policies(depth=0)(calibrations)
+
+        def note(request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]) -> None:
+            learned.append((lane, len(matched)))
+
+        made.speculation.observe_read = note  # type: ignore[method-assign]
+        return made
+
+    requests = workload()
+    simulate(requests, cluster("small"), make, LIMITS, observe=events.append)
+    read = sum(event.tokens for event in events if isinstance(event, CaughtUp))
+    assert read > sum(one.prompt_tokens for one in requests) / 2
+    assert sum(tokens for lane, tokens in learned if lane == "small") > 100
 
 
 def test_another_seed_is_another_run() -> None:

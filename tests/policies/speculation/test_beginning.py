@@ -76,6 +76,19 @@ def test_reading_up_is_paid_for_by_the_rounds_to_come(left: int, begins: bool) -
     assert drafts(plan) == begins
 
 
+def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
+    """Of four that draft one would need twenty tokens, which nothing brings it; a fifth waits, and
+    not longer than for two steps."""
+    asked = chances(first=[0.7] * 4)
+    waiting = free(5)
+    step, costs = Bent(0.0, 0.0, 5e-3), costs_of(requests=5, handling_s=0.0)
+    needs, slope, offset = waiting[1], waiting[4], waiting[5]
+    needs[0] = 20.0
+    slope[4], offset[4] = 0.05, costs.seconds(0, 0.0) + 12e-3 - 0.05
+    begun = begin(asked, [step], [1], waiting, costs, True)
+    assert begun.depth.all()
+
+
 def test_a_lookup_costs_where_it_finds_something() -> None:
     """Nodes and handling of a lookup that seldom has a draft are seldom paid."""
     costs = costs_of(requests=4, handling_s=6e-3)
