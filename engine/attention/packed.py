@@ -20,7 +20,6 @@ MOST_WALKED_LINES = 63
 """New rows of a request × query heads per key head up to which walking is not slower than
 gathering. Between 17 and 63 lines torch's bfloat16 products are up to 8 times slower than with
 fewer or more (measured in groups of 2, with contexts of 100 and 600; docs/cpu_speed.md)."""
-WALKED_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 NO_WINDOW = np.iinfo(np.int64).max
 NO_SINKS = np.empty(0, np.float32)
 
@@ -49,26 +48,30 @@ class PackedPlan:
 
     def _walk(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """Rows of requests that are not walked stay as they were: anything."""
-        bits = WALKED_BITS[query.dtype]
-        mixed = torch.empty(query.shape, dtype=torch.float32)
+        mixed = torch.empty(query.shape, dtype=query.dtype)
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         arguments = (
             self._arrays,
-            query.float().contiguous().numpy(),
-            keys.view(bits).numpy(),
-            values.view(bits).numpy(),
+            _stored(query),
+            _stored(keys),
+            _stored(values),
             scoring.scale,
             NO_WINDOW if scoring.window is None else scoring.window,
             scoring.softcap or 0.0,
             NO_SINKS if scoring.sinks is None else scoring.sinks.detach().float().numpy(),
-            mixed.numpy(),
+            _stored(mixed),
         )
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         if threads == 1:
             walk(*arguments)
         else:
             numba.set_num_threads(threads)
             walk_parallel(threads, *arguments)
-        return mixed.to(query.dtype)
+        return mixed
+
+
+def _stored(numbers: Tensor) -> NDArray[np.float32] | NDArray[np.int16]:
+    """numpy has no bfloat16, so its bits."""
+    return (numbers.view(torch.int16) if numbers.dtype == torch.bfloat16 else numbers).numpy()
 
 
 def _walk_arrays(batch: AttentionBatch, walked: NDArray[np.int64]) -> WalkArrays:

@@ -1,7 +1,9 @@
 """A compiled kernel for requests with few new rows: it reads keys and values where they lie.
 
-Values of a bfloat16 pool are the upper halves of fp32 numbers: shifted into place they are read
-exactly, and everything is computed in fp32. A float32 pool goes the same way, shifted by nothing.
+Everything is computed in fp32, whatever the pool holds. Of each row of the pool all that is
+needed is taken while it is at hand: of every key head (they lie side by side in memory), for all
+new rows and query heads that share it. What a new row's result is rounded to depends on its own
+request alone: neither other requests nor the number of threads change any order of summation.
 """
 
 from typing import NamedTuple
@@ -10,17 +12,41 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from engine.attention.vectors import (
+    LANES,
+    add,
+    fma,
+    largest,
+    load,
+    maximum,
+    prefetch,
+    spread,
+    store,
+    store_sums,
+    zeros,
+)
 from engine.fast_math import fast_exp
 
 MASKED = np.float32(-1e30)
 """Rather than -inf: fastmath, which lets sums vectorise, may assume that there are none."""
 
+FAINT = np.float32(-60.0)
+"""Weights below exp(FAINT) of the largest are zero: far less than fp32 can add to it, they would
+make products so small that processors take a hundred times as long over them."""
+
 STEP = 4
 """Slots read together, so that a query or a sum in registers serves four of them."""
 
+AHEAD = 8
+"""How many slots ahead of what is computed memory is asked for."""
+
+CACHE_LINE = 16
+"""In fp32 numbers."""
+
 Floats = NDArray[np.float32]
-Bits = NDArray[np.int32]
-"""fp32 numbers as bits; in the pools, what is stored of them: 32 or the upper 16."""
+Slots = NDArray[np.int64]
+Numbers = NDArray[np.float32] | NDArray[np.int16]
+"""fp32, or bfloat16 as its bits."""
 
 
 class WalkArrays(NamedTuple):
@@ -30,7 +56,7 @@ class WalkArrays(NamedTuple):
     """The requests to attend; masks are theirs, in this order, flat."""
     row_offsets: NDArray[np.int64]
     kv_offsets: NDArray[np.int64]
-    kv_slots: NDArray[np.int64]
+    kv_slots: Slots
     committed: NDArray[np.int64]
     masks: NDArray[np.bool_]
     mask_starts: NDArray[np.int64]
@@ -38,185 +64,270 @@ class WalkArrays(NamedTuple):
     kv_positions: NDArray[np.int64]
 
 
-@njit(fastmath=True, cache=True, nogil=True)
-def _read(pool: Bits, slots: NDArray[np.int64], first_head: int, shift: int, bits: Bits) -> None:
-    """STEP slots' neighbouring heads (of the last one again, where there are fewer), as the bits
-    of fp32 numbers: bits [heads, STEP, width]."""
-    for step in range(STEP):
-        slot = slots[min(step, len(slots) - 1)]
-        for h in range(bits.shape[0]):
-            for e in range(bits.shape[2]):
-                bits[h, step, e] = np.int32(pool[slot, first_head + h, e]) << shift
+@njit(cache=True, nogil=True)
+def walk(
+    arrays: WalkArrays,
+    query: Numbers,
+    keys: Numbers,
+    values: Numbers,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Floats,
+    mixed: Numbers,
+) -> None:
+    """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]; all of one dtype.
+
+    softcap 0 is none; sinks are empty or one per head.
+    """
+    _walk_part(0, 1, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
 
 
-@njit(fastmath=True, cache=True, nogil=True)
-def _hidden(arrays: WalkArrays, nth: int, row: int, kv_row: int, tail: int, window: int) -> bool:
-    request = arrays.walked[nth]
-    row_at = arrays.row_offsets[request] + row
-    kv_at = arrays.kv_offsets[request] + kv_row
-    if arrays.row_positions[row_at] - arrays.kv_positions[kv_at] >= window:
-        return True
-    in_tail = kv_row - arrays.committed[request]
-    return in_tail >= 0 and not arrays.masks[arrays.mask_starts[nth] + row * tail + in_tail]
+@njit(cache=True, nogil=True, parallel=True)
+def walk_parallel(
+    threads: int,
+    arrays: WalkArrays,
+    query: Numbers,
+    keys: Numbers,
+    values: Numbers,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Floats,
+    mixed: Numbers,
+) -> None:
+    """As `walk`."""
+    for part in prange(threads):
+        _walk_part(part, threads, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
 
 
-@njit(fastmath=True, cache=True, nogil=True)
-def _softmax(scores: NDArray[np.float32], sink: float) -> float:
-    """Turns scores into weights and returns their sum, the sink's share included."""
-    highest = np.float32(sink)
-    for j in range(len(scores)):
-        highest = max(highest, scores[j])
-    for j in range(len(scores)):
-        scores[j] = fast_exp(scores[j] - highest)
-    total = fast_exp(np.float32(sink) - highest)
-    for j in range(len(scores)):
-        total += scores[j]
-    return total
+@njit(cache=True, nogil=True)
+def _walk_part(
+    part: int,
+    parts: int,
+    arrays: WalkArrays,
+    query: Numbers,
+    keys: Numbers,
+    values: Numbers,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Floats,
+    mixed: Numbers,
+) -> None:
+    """One of some parts of equal work: whole requests, as long runs of memory are read fastest,
+    but for those that a cut falls into: their heads are shared."""
+    kv_heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
+    total, most_lines, most_slots = 0, 0, 0
+    for request in arrays.walked:
+        rows, slots = _size(arrays, request)
+        total += rows * slots
+        most_lines, most_slots = max(most_lines, rows * group), max(most_slots, slots)
+    begin, end = part * total // parts, (part + 1) * total // parts
+    scratch = _aligned(kv_heads * _scratch_size(most_lines, most_slots, query.shape[2]))
+    done = 0
+    for nth in range(len(arrays.walked)):
+        rows, slots = _size(arrays, arrays.walked[nth])
+        first_head = _heads_begun(begin - done, rows * slots, kv_heads)
+        end_head = _heads_begun(end - done, rows * slots, kv_heads)
+        if first_head < end_head:
+            _attend_heads(
+                arrays, nth, first_head, end_head,
+                query, keys, values, scale, window, softcap, sinks, scratch, mixed,
+            )  # fmt: skip
+        done += rows * slots
 
 
-@njit(fastmath=True, cache=True, nogil=True)
-def _score(query: Floats, keys: Floats, first: int, scores: Floats) -> None:
-    """query [heads, lines, width] against STEP keys → scores[:, :, first : first + STEP]."""
-    for h in range(query.shape[0]):
-        for line in range(query.shape[1]):
-            s0 = s1 = s2 = s3 = np.float32(0.0)
-            for e in range(query.shape[2]):
-                s0 += query[h, line, e] * keys[h, 0, e]
-                s1 += query[h, line, e] * keys[h, 1, e]
-                s2 += query[h, line, e] * keys[h, 2, e]
-                s3 += query[h, line, e] * keys[h, 3, e]
-            scores[h, line, first] = s0
-            scores[h, line, first + 1] = s1
-            scores[h, line, first + 2] = s2
-            scores[h, line, first + 3] = s3
+@njit(cache=True, nogil=True)
+def _size(arrays: WalkArrays, request: int) -> tuple[int, int]:
+    """A request's new rows and KV rows."""
+    rows = arrays.row_offsets[request + 1] - arrays.row_offsets[request]
+    return rows, arrays.kv_offsets[request + 1] - arrays.kv_offsets[request]
 
 
-@njit(fastmath=True, cache=True, nogil=True)
-def _mix(weights: Floats, first: int, values: Floats, sums: Floats) -> None:
-    """Adds STEP values, weighted, to sums [heads, lines, width]."""
-    for h in range(sums.shape[0]):
-        for line in range(sums.shape[1]):
-            w0, w1 = weights[h, line, first], weights[h, line, first + 1]
-            w2, w3 = weights[h, line, first + 2], weights[h, line, first + 3]
-            for e in range(sums.shape[2]):
-                sums[h, line, e] += (w0 * values[h, 0, e] + w1 * values[h, 1, e]) + (
-                    w2 * values[h, 2, e] + w3 * values[h, 3, e]
-                )
+@njit(cache=True, nogil=True)
+def _heads_begun(work: int, of_request: int, heads: int) -> int:
+    """How many of a request's heads have begun when so much work of the request is done."""
+    return min(max(-(-work * heads // of_request), 0), heads)
 
 
-@njit(fastmath=True, cache=True, nogil=True)
+@njit(cache=True, nogil=True)
+def _scratch_size(lines: int, slots: int, width: int) -> int:
+    """Numbers per key head: queries, sums and scores."""
+    return _even(lines) * (2 * _whole(width) + _whole(slots))
+
+
+@njit(cache=True, nogil=True)
+def _even(lines: int) -> int:
+    """Lines are scored in pairs."""
+    return lines + lines % 2
+
+
+@njit(cache=True, nogil=True)
+def _whole(numbers: int) -> int:
+    """Room for whole vectors."""
+    return (numbers + LANES - 1) // LANES * LANES
+
+
+@njit(cache=True, nogil=True)
+def _aligned(count: int) -> Floats:
+    """Vectors that straddle two cache lines take twice as long to read."""
+    room = np.empty(count + CACHE_LINE, np.float32)
+    first = -(room.ctypes.data // room.itemsize) % CACHE_LINE
+    return room[first : first + count]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _attend_heads(
     arrays: WalkArrays,
     nth: int,
     first_head: int,
     end_head: int,
-    query: Floats,
-    keys: Bits,
-    values: Bits,
+    query: Numbers,
+    keys: Numbers,
+    values: Numbers,
     scale: float,
     window: int,
     softcap: float,
     sinks: Floats,
-    mixed: Floats,
+    scratch: Floats,
+    mixed: Numbers,
 ) -> None:
     """All new rows of one request, for the query heads of some neighbouring key heads.
 
-    Neighbouring, because a slot's heads lie side by side in memory. The query heads of a key head
-    make a line for each row: line = row · group + query head.
+    The query heads of a key head make a line for each row: line = row · group + query head.
     """
     request = arrays.walked[nth]
     first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
-    rows = arrays.row_offsets[request + 1] - first_row
-    slots = arrays.kv_slots[first_kv : arrays.kv_offsets[request + 1]]
-    count, width = len(slots), query.shape[2]
-    tail = count - arrays.committed[request]
-    heads, group = end_head - first_head, query.shape[1] // keys.shape[1]
-    shift = 32 - 8 * keys.itemsize
-    bits = np.empty((heads, STEP, width), np.int32)
-    vectors = bits.view(np.float32)
+    rows, count = _size(arrays, request)
+    slots = arrays.kv_slots[first_kv : first_kv + count]
+    heads, group, width = end_head - first_head, query.shape[1] // keys.shape[1], query.shape[2]
+    lines = rows * group
 
-    scaled = np.empty((heads, rows * group, width), np.float32)
+    vectors = heads * _even(lines) * _whole(width)
+    queries = scratch[:vectors].reshape(heads, _even(lines), _whole(width))
+    sums = scratch[vectors : 2 * vectors].reshape(heads, _even(lines), _whole(width))
+    scores = scratch[2 * vectors :][: heads * _even(lines) * _whole(count)].reshape(
+        heads, _even(lines), _whole(count)
+    )
+    queries[:, lines:] = 0
     for h in range(heads):
-        for line in range(rows * group):
+        for line in range(lines):
             head = (first_head + h) * group + line % group
-            for e in range(width):
-                scaled[h, line, e] = query[first_row + line // group, head, e] * np.float32(scale)
+            for e in range(0, width, LANES):
+                numbers = load(query, first_row + line // group, head, e)
+                store(queries, h, line, e, fma(numbers, spread(np.float32(scale)), zeros()))
 
-    # Room for whole steps; what lies behind `count` is masked.
-    scores = np.empty((heads, rows * group, (count + STEP - 1) // STEP * STEP), np.float32)
-    for first in range(0, count, STEP):
-        _read(keys, slots[first : first + STEP], first_head, shift, bits)
-        _score(scaled, vectors, first, scores)
-
-    totals = np.empty((heads, rows * group), np.float32)
+    _score(queries, keys, slots, first_head, scores)
+    if softcap > 0:
+        _cap(scores, softcap)
+    _hide(arrays, nth, group, window, scores)
+    sums[:] = 0
     for h in range(heads):
-        for line in range(rows * group):
-            row, head = line // group, (first_head + h) * group + line % group
-            if softcap > 0:
-                for j in range(count):
-                    scores[h, line, j] = np.float32(softcap * np.tanh(scores[h, line, j] / softcap))
-            # Committed rows are hidden by a window only, so mostly not at all.
-            windowed = window <= arrays.row_positions[first_row + row]
-            for j in range(0 if windowed else count - tail, count):
-                if _hidden(arrays, nth, row, j, tail, window):
-                    scores[h, line, j] = MASKED
-            scores[h, line, count:] = MASKED
-            totals[h, line] = _softmax(scores[h, line], sinks[head] if len(sinks) else MASKED)
-
-    sums = np.zeros((heads, rows * group, width), np.float32)
-    for first in range(0, count, STEP):
-        _read(values, slots[first : first + STEP], first_head, shift, bits)
-        _mix(scores, first, vectors, sums)
+        for line in range(lines):
+            head = (first_head + h) * group + line % group
+            _softmax(scores, h, line, sinks[head] if len(sinks) else MASKED)
+    _mix(scores, values, slots, first_head, lines, sums)
 
     for h in range(heads):
-        for line in range(rows * group):
-            row, head = line // group, (first_head + h) * group + line % group
-            for e in range(width):
-                mixed[first_row + row, head, e] = sums[h, line, e] / totals[h, line]
+        for line in range(lines):
+            head = (first_head + h) * group + line % group
+            for e in range(0, width, LANES):
+                store(mixed, first_row + line // group, head, e, load(sums, h, line, e))
+
+
+@njit(cache=True, nogil=True)
+def _score(queries: Floats, keys: Numbers, slots: Slots, first_head: int, scores: Floats) -> None:
+    """queries [heads, lines, d] against the keys of all slots → scores [heads, lines, slots]."""
+    last, width = len(slots) - 1, keys.shape[2]
+    for first in range(0, len(slots), STEP):
+        # The last step may have fewer slots: what it computes of the last one again is hidden.
+        slot0, slot1 = slots[first], slots[min(first + 1, last)]
+        slot2, slot3 = slots[min(first + 2, last)], slots[min(first + 3, last)]
+        for h in range(queries.shape[0]):
+            head = first_head + h
+            for ahead in range(first + AHEAD, min(first + AHEAD + STEP, len(slots))):
+                for e in range(0, width, LANES):
+                    prefetch(keys, slots[ahead], head, e)
+            for line in range(0, queries.shape[1], 2):
+                a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
+                for e in range(0, width, LANES):
+                    key0, key1 = load(keys, slot0, head, e), load(keys, slot1, head, e)
+                    key2, key3 = load(keys, slot2, head, e), load(keys, slot3, head, e)
+                    a, b = load(queries, h, line, e), load(queries, h, line + 1, e)
+                    a0, a1 = fma(a, key0, a0), fma(a, key1, a1)
+                    a2, a3 = fma(a, key2, a2), fma(a, key3, a3)
+                    b0, b1 = fma(b, key0, b0), fma(b, key1, b1)
+                    b2, b3 = fma(b, key2, b2), fma(b, key3, b3)
+                store_sums(scores, h, line, first, a0, a1, a2, a3)
+                store_sums(scores, h, line + 1, first, b0, b1, b2, b3)
+
+
+@njit(cache=True, nogil=True)
+def _cap(scores: Floats, softcap: float) -> None:
+    for h in range(scores.shape[0]):
+        for line in range(scores.shape[1]):
+            for j in range(scores.shape[2]):
+                scores[h, line, j] = np.float32(softcap * np.tanh(scores[h, line, j] / softcap))
+
+
+@njit(cache=True, nogil=True)
+def _hide(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats) -> None:
+    """Masks what a row may not see, and the room behind the last slot."""
+    request = arrays.walked[nth]
+    first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
+    rows, count = _size(arrays, request)
+    committed = arrays.committed[request]
+    tail = count - committed
+    scores[:, :, count:] = MASKED
+    for row in range(rows):
+        position = arrays.row_positions[first_row + row]
+        tail_mask = arrays.mask_starts[nth] + row * tail
+        # Committed rows are hidden by a window only, so mostly not at all.
+        for j in range(0 if position >= window else committed, count):
+            is_far = position - arrays.kv_positions[first_kv + j] >= window
+            if is_far or (j >= committed and not arrays.masks[tail_mask + j - committed]):
+                scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
 @njit(fastmath=True, cache=True, nogil=True)
-def walk(
-    arrays: WalkArrays,
-    query: Floats,
-    keys: Bits,
-    values: Bits,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Floats,
-    mixed: Floats,
+def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
+    """Turns scores[h, line] into weights; the sink takes its share."""
+    highest = spread(np.float32(sink))
+    for j in range(0, scores.shape[2], LANES):
+        highest = maximum(highest, load(scores, h, line, j))
+    most = largest(highest)
+    weights = scores[h, line]
+    for j in range(len(weights)):
+        below = weights[j] - most
+        weights[j] = fast_exp(below) if below > FAINT else np.float32(0.0)
+    total = fast_exp(np.float32(sink) - most)
+    for j in range(len(weights)):
+        total += weights[j]
+    for j in range(len(weights)):
+        weights[j] /= total
+
+
+@njit(cache=True, nogil=True)
+def _mix(
+    weights: Floats, values: Numbers, slots: Slots, first_head: int, lines: int, sums: Floats
 ) -> None:
-    """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d] as bits.
-
-    softcap 0 is none; sinks are empty or one per head.
-    """
-    kv_heads = keys.shape[1]
-    for nth in range(len(arrays.walked)):
-        _attend_heads(
-            arrays, nth, 0, kv_heads, query, keys, values, scale, window, softcap, sinks, mixed
-        )
-
-
-@njit(fastmath=True, cache=True, nogil=True, parallel=True)
-def walk_parallel(
-    threads: int,
-    arrays: WalkArrays,
-    query: Floats,
-    keys: Bits,
-    values: Bits,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Floats,
-    mixed: Floats,
-) -> None:
-    """As `walk`. Threads share the heads of every request, as requests differ in length."""
-    kv_heads, requests = keys.shape[1], len(arrays.walked)
-    parts = min(threads, kv_heads)
-    for task in prange(parts * requests):
-        part, nth = task // requests, task % requests
-        _attend_heads(
-            arrays, nth, part * kv_heads // parts, (part + 1) * kv_heads // parts,
-            query, keys, values, scale, window, softcap, sinks, mixed,
-        )  # fmt: skip
+    """Adds the values of all slots, weighted [heads, lines, slots], to sums [heads, lines, d]."""
+    last, width = len(slots) - 1, values.shape[2]
+    for first in range(0, len(slots), STEP):
+        slot0, slot1 = slots[first], slots[min(first + 1, last)]
+        slot2, slot3 = slots[min(first + 2, last)], slots[min(first + 3, last)]
+        for h in range(sums.shape[0]):
+            head = first_head + h
+            for ahead in range(first + AHEAD, min(first + AHEAD + STEP, len(slots))):
+                for e in range(0, width, LANES):
+                    prefetch(values, slots[ahead], head, e)
+            for e in range(0, width, LANES):
+                value0, value1 = load(values, slot0, head, e), load(values, slot1, head, e)
+                value2, value3 = load(values, slot2, head, e), load(values, slot3, head, e)
+                for line in range(lines):
+                    step = fma(spread(weights[h, line, first]), value0, zeros())
+                    step = fma(spread(weights[h, line, first + 1]), value1, step)
+                    step = fma(spread(weights[h, line, first + 2]), value2, step)
+                    step = fma(spread(weights[h, line, first + 3]), value3, step)
+                    store(sums, h, line, e, add(load(sums, h, line, e), step))

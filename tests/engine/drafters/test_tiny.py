@@ -126,7 +126,8 @@ def test_trees_equal_those_of_the_packed_runner(shape: str) -> None:
         ModelDrafter("drafter", runner, target_vocab_size=203, chunk=100)
         for runner in (tiny, packed)
     ]
-    rng = np.random.default_rng(0)
+    # With seed 0 two candidates are within 1e-5, which rounding decides.
+    rng = np.random.default_rng(1)
     streams = [
         Stream(str(seed), rng.integers(203, size=int(size)).tolist(), PARAMS[seed % 5], seed)
         for seed, size in enumerate(rng.integers(1, 200, size=10))

@@ -1,0 +1,303 @@
+"""Vectors of 32 fp32 numbers for compiled kernels, in LLVM's own terms: each processor computes
+them in the widest registers it has.
+
+LLVM's vectoriser reads bfloat16 number by number, and sums the products of one pair of rows at a
+time; here both are spelled out. Of an array of bfloat16 (held as int16) a vector has first the
+even elements, then the odd ones: cut out of 32-bit words, each half takes one operation. `store`
+puts them back in order, and nothing between the two depends on it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.base import BaseContext
+from numba.core.typing import Signature
+from numba.extending import intrinsic, models, register_model
+
+LANES = 32
+
+_BYTE, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
+_FLOATS, _BITS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_WORDS = ir.VectorType(_I32, LANES // 2)
+"""Two bfloat16 each: the lower half is the even element."""
+_STORED = {types.float32: _FLOATS, types.int16: ir.VectorType(ir.IntType(16), LANES)}
+_NAMES = {types.float32: "v32f32", types.int16: "v32i16"}
+"""What LLVM calls these vectors in the names of its operations."""
+
+Lowering = tuple[Signature, Callable[..., ir.Value]]
+"""What numba wants of an intrinsic: a signature, and what builds its code."""
+Arguments = Sequence[ir.Value]
+
+
+class _VectorType(types.Type):
+    def __init__(self) -> None:
+        super().__init__("Vector")
+
+
+@register_model(_VectorType)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: object, vector: _VectorType) -> None:
+        super().__init__(manager, vector, _FLOATS)
+
+
+_VECTOR = _VectorType()
+
+
+@intrinsic
+def zeros(_typing: object) -> Lowering:
+    def build(_c: object, _builder: ir.IRBuilder, _s: object, _arguments: Arguments) -> ir.Value:
+        return _FLOATS(None)
+
+    return _VECTOR(), build
+
+
+@intrinsic
+def spread(_typing: object, _number: types.Type) -> Lowering:
+    """One number in every lane."""
+
+    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
+        return _splat(builder, _FLOATS, arguments[0])
+
+    return _VECTOR(types.float32), build
+
+
+@intrinsic
+def add(_typing: object, _first: types.Type, _second: types.Type) -> Lowering:
+    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
+        return builder.fadd(*arguments)
+
+    return _VECTOR(_VECTOR, _VECTOR), build
+
+
+@intrinsic
+def fma(_typing: object, _first: types.Type, _second: types.Type, _term: types.Type) -> Lowering:
+    """first · second + term; rounded once, where the processor can."""
+
+    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
+        return _call(builder, "llvm.fmuladd.v32f32", _FLOATS, arguments)
+
+    return _VECTOR(_VECTOR, _VECTOR, _VECTOR), build
+
+
+@intrinsic
+def maximum(_typing: object, _first: types.Type, _second: types.Type) -> Lowering:
+    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
+        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
+
+    return _VECTOR(_VECTOR, _VECTOR), build
+
+
+@intrinsic
+def largest(_typing: object, _vector: types.Type) -> Lowering:
+    """Of a vector's numbers."""
+
+    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
+        return _call(builder, "llvm.vector.reduce.fmax.v32f32", _F32, arguments)
+
+    return types.float32(_VECTOR), build
+
+
+@intrinsic
+def load(
+    _typing: object, array: types.Array, _i: types.Type, _j: types.Type, _k: types.Type
+) -> Lowering:
+    """array[i, j, k : k + LANES]; zeros behind its end."""
+    stored, alignment = _STORED[array.dtype], _I32(array.dtype.bitwidth // 8)
+
+    def build(
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
+    ) -> ir.Value:
+        pointer = _pointer(context, builder, array, arguments, stored)
+        remaining = _remaining(context, builder, array, arguments)
+        with builder.if_else(_is_whole(builder, remaining)) as (whole, part):
+            with whole:
+                everything = builder.load(pointer, align=alignment.constant)
+                from_whole = builder.block
+            with part:
+                mask = _first_lanes(builder, remaining)
+                operation = f"llvm.masked.load.{_NAMES[array.dtype]}.p0"
+                beginning = _call(
+                    builder, operation, stored, [pointer, alignment, mask, stored(None)]
+                )
+                from_part = builder.block
+        numbers = builder.phi(stored)
+        numbers.add_incoming(everything, from_whole)
+        numbers.add_incoming(beginning, from_part)
+        return numbers if stored == _FLOATS else _widened(builder, numbers)
+
+    return _VECTOR(array, types.intp, types.intp, types.intp), build
+
+
+@intrinsic
+def store(
+    _typing: object,
+    array: types.Array,
+    _i: types.Type,
+    _j: types.Type,
+    _k: types.Type,
+    _vector: types.Type,
+) -> Lowering:
+    """array[i, j, k : k + LANES] = vector, up to its end; to bfloat16 it rounds to nearest even."""
+    stored, alignment = _STORED[array.dtype], _I32(array.dtype.bitwidth // 8)
+
+    def build(
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
+    ) -> ir.Value:
+        *place, numbers = arguments
+        pointer = _pointer(context, builder, array, place, stored)
+        remaining = _remaining(context, builder, array, place)
+        if stored != _FLOATS:
+            numbers = _rounded(builder, numbers)
+        with builder.if_else(_is_whole(builder, remaining)) as (whole, part):
+            with whole:
+                builder.store(numbers, pointer, align=alignment.constant)
+            with part:
+                mask = _first_lanes(builder, remaining)
+                operation = f"llvm.masked.store.{_NAMES[array.dtype]}.p0"
+                _call(builder, operation, ir.VoidType(), [numbers, pointer, alignment, mask])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, types.intp, _VECTOR), build
+
+
+@intrinsic
+def store_sums(
+    _typing: object,
+    array: types.Array,
+    _i: types.Type,
+    _j: types.Type,
+    _k: types.Type,
+    _v0: types.Type,
+    _v1: types.Type,
+    _v2: types.Type,
+    _v3: types.Type,
+) -> Lowering:
+    """array[i, j, k : k + 4] = the sum of each vector's numbers; array is fp32."""
+
+    def build(
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
+    ) -> ir.Value:
+        v0, v1, v2, v3 = (_folded(builder, vector) for vector in arguments[4:])
+        # Vectors take turns number by number, then two by two, so that one addition serves two
+        # of them; what is left are four parts of the four sums.
+        pairs = (_interleaved_sum(builder, v0, v1, 1), _interleaved_sum(builder, v2, v3, 1))
+        sums = _interleaved_sum(builder, *pairs, 2)
+        while sums.type.count > 4:
+            sums = _folded(builder, sums)
+        builder.store(sums, _pointer(context, builder, array, arguments[:4], sums.type), align=4)
+        return context.get_dummy_value()
+
+    indices, vectors = [types.intp] * 3, [_VECTOR] * 4
+    return types.void(array, *indices, *vectors), build
+
+
+@intrinsic
+def prefetch(
+    _typing: object, array: types.Array, _i: types.Type, _j: types.Type, _k: types.Type
+) -> Lowering:
+    """Brings what lies at array[i, j, k] into the second-level cache, without waiting for it."""
+
+    def build(
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
+    ) -> ir.Value:
+        pointer = _pointer(context, builder, array, arguments, _BYTE)
+        to_read, second_level, data = _I32(0), _I32(2), _I32(1)
+        hints = [to_read, second_level, data]
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *hints])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, types.intp), build
+
+
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Arguments) -> ir.Value:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _pointer(
+    context: BaseContext,
+    builder: ir.IRBuilder,
+    array: types.Array,
+    place: Arguments,
+    pointee: ir.Type,
+) -> ir.Value:
+    """place is an array and its three indices."""
+    structure = context.make_array(array)(context, builder, place[0])
+    pointer = cgutils.get_item_pointer(context, builder, array, structure, list(place[1:]))
+    return builder.bitcast(pointer, pointee.as_pointer())
+
+
+def _remaining(
+    context: BaseContext, builder: ir.IRBuilder, array: types.Array, place: Arguments
+) -> ir.Value:
+    """How many numbers there are from place to the end of its row."""
+    structure = context.make_array(array)(context, builder, place[0])
+    width = cgutils.unpack_tuple(builder, structure.shape, 3)[2]
+    return builder.trunc(builder.sub(width, place[3]), _I32)
+
+
+def _is_whole(builder: ir.IRBuilder, remaining: ir.Value) -> ir.Value:
+    return builder.icmp_signed(">=", remaining, _I32(LANES))
+
+
+def _first_lanes(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
+    lanes = ir.Constant(_BITS, list(range(LANES)))
+    return builder.icmp_signed("<", lanes, _splat(builder, _BITS, count))
+
+
+def _splat(builder: ir.IRBuilder, kind: ir.VectorType, number: ir.Value) -> ir.Value:
+    first = builder.insert_element(kind(ir.Undefined), number, _I32(0))
+    return _shuffled(builder, first, first, [0] * LANES)
+
+
+def _shuffled(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, order: Sequence[int]
+) -> ir.Value:
+    """A vector of numbers of both: those of the second are counted on from the first's."""
+    indices = ir.Constant(ir.VectorType(_I32, len(order)), list(order))
+    return builder.shuffle_vector(first, second, indices)
+
+
+def _all(kind: ir.VectorType, number: int) -> ir.Constant:
+    return ir.Constant(kind, [number] * kind.count)
+
+
+def _widened(builder: ir.IRBuilder, stored: ir.Value) -> ir.Value:
+    """bfloat16 is the upper half of fp32."""
+    words = builder.bitcast(stored, _WORDS)
+    even = builder.shl(words, _all(_WORDS, 16))
+    odd = builder.and_(words, _all(_WORDS, 0xFFFF0000))
+    return builder.bitcast(_shuffled(builder, even, odd, range(LANES)), _FLOATS)
+
+
+def _rounded(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    bits = builder.bitcast(numbers, _BITS)
+    is_odd = builder.and_(builder.lshr(bits, _all(_BITS, 16)), _all(_BITS, 1))
+    bits = builder.add(bits, builder.add(is_odd, _all(_BITS, 0x7FFF)))
+    even = _shuffled(builder, bits, bits, range(LANES // 2))
+    odd = _shuffled(builder, bits, bits, range(LANES // 2, LANES))
+    lower = builder.lshr(even, _all(_WORDS, 16))
+    upper = builder.and_(odd, _all(_WORDS, 0xFFFF0000))
+    return builder.bitcast(builder.or_(lower, upper), _STORED[types.int16])
+
+
+def _folded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """Its upper half added to its lower one."""
+    count = vector.type.count
+    lower = _shuffled(builder, vector, vector, range(count // 2))
+    return builder.fadd(lower, _shuffled(builder, vector, vector, range(count // 2, count)))
+
+
+def _interleaved_sum(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, run: int
+) -> ir.Value:
+    """Of every two runs of numbers the sum: one of the first vector, then one of the second."""
+    count = first.type.count
+    starts = range(0, count, 2 * run)
+    of_first = [[*range(start, start + run)] for start in starts]
+    order = [index for part in of_first for index in (*part, *(count + i for i in part))]
+    lower = _shuffled(builder, first, second, order)
+    upper = _shuffled(builder, first, second, [index + run for index in order])
+    return builder.fadd(lower, upper)

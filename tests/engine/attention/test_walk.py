@@ -1,0 +1,89 @@
+"""What the compiled walk promises beyond being equal to the definition."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.context import AttentionBatch, Scoring
+from engine.attention.packed import PackedPlan
+from tests.engine.attention.batches import random_batch, random_tensors, reference
+
+DTYPES = (torch.float32, torch.bfloat16)
+SCORING = Scoring(0.25)
+
+
+def alone(batch: AttentionBatch, request: int) -> AttentionBatch:
+    """One request of a batch, as a batch of its own."""
+    rows, kv = batch.rows(request), batch.kv_rows(request)
+    return replace(
+        batch,
+        row_offsets=np.array([0, rows.stop - rows.start]),
+        kv_offsets=np.array([0, kv.stop - kv.start]),
+        committed=batch.committed[request : request + 1],
+        masks=(batch.masks[request],),
+        kv_slots=batch.kv_slots[kv],
+        row_positions=batch.row_positions[rows],
+        kv_positions=batch.kv_positions[kv],
+    )
+
+
+def attend_with(threads: int, batch: AttentionBatch, tensors: tuple[Tensor, ...]) -> Tensor:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    query, keys, values = tensors
+    mixed = PackedPlan(batch).attend(query, keys, values, SCORING)
+    torch.set_num_threads(before)
+    return mixed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_request_gets_the_same_bits_in_any_batch_and_on_any_threads(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(1)
+    batch = random_batch(rng, 7)
+    query, keys, values = random_tensors(rng, batch, dtype=dtype, head_dim=64)
+    together = attend_with(1, batch, (query, keys, values))
+    assert torch.equal(attend_with(2, batch, (query, keys, values)), together)
+    for request in range(len(batch)):
+        own = query[batch.rows(request)]
+        by_itself = attend_with(1, alone(batch, request), (own, keys, values))
+        assert torch.equal(by_itself, together[batch.rows(request)])
+
+
+@pytest.mark.parametrize("head_dim", [2, 8, 24, 32, 80, 128])
+@pytest.mark.parametrize("group", [1, 3])
+def test_any_width_of_heads_and_odd_numbers_of_lines(head_dim: int, group: int) -> None:
+    rng = np.random.default_rng(head_dim)
+    batch = random_batch(rng, 4, group=group)
+    tensors = random_tensors(rng, batch, heads=6, head_dim=head_dim)
+    scoring = Scoring(head_dim**-0.5)
+    expected = reference(batch, *tensors, scoring)
+    mixed = PackedPlan(batch).attend(*tensors, scoring)
+    torch.testing.assert_close(mixed.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    rng = np.random.default_rng(2)
+    batch = random_batch(rng, 5)
+    tensors = random_tensors(rng, batch, dtype=torch.bfloat16, head_dim=64)
+    expected = reference(batch, *tensors, SCORING)
+    mixed = PackedPlan(batch).attend(*tensors, SCORING)
+    # Half a unit of its last place, and what fp32 loses.
+    torch.testing.assert_close(mixed.double(), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_hidden_rows_have_no_share_at_all() -> None:
+    """Not even one so small that only values of another magnitude show it."""
+    rng = np.random.default_rng(3)
+    batch = random_batch(rng, 6)
+    query, keys, values = random_tensors(rng, batch)
+    before = PackedPlan(batch).attend(query, keys, values, SCORING)
+    hidden = 0
+    for request in range(len(batch)):
+        unseen = ~batch.visible(request, None).any(0)
+        values[torch.from_numpy(batch.kv_slots[batch.kv_rows(request)][unseen])] = 1e30
+        hidden += int(unseen.sum())
+    assert hidden > 0
+    assert torch.equal(PackedPlan(batch).attend(query, keys, values, SCORING), before)
