@@ -26,7 +26,7 @@ _READING_SHARE = 0.005
 """Of the time, for reading ahead on lanes that share processors with the verifier: there it is
 no idle time and slows the forward down, so it is done for what it teaches only."""
 _SAVED_READING_S = 0.1
-"""So much of it can be saved up."""
+"""So much of it can be saved up, and owed."""
 
 
 @dataclass(slots=True)
@@ -327,7 +327,8 @@ class Drafting:
         state.busy = False
         now = asyncio.get_running_loop().time()
         if not state.lane.apart:
-            self._reading_s -= now - begun
+            # A first one compiles for seconds: that shall not be the last for minutes.
+            self._reading_s = max(self._reading_s - (now - begun), -_SAVED_READING_S)
         for (job, order), answer in zip(pieces, answers, strict=True):
             _take(job, state.name, answer, upto=order.prefix.base + len(order.prefix.delta))
             if isinstance(answer, Draft) and answer.matched and not job.ends:
