@@ -1,6 +1,5 @@
 """What the application answers over HTTP, handles and gRPC: typed requests in, bodies out."""
 
-import asyncio
 import os
 import time
 import tomllib
@@ -20,6 +19,7 @@ from deployments.answer import Answer, Choice
 from deployments.conversation import Conversation
 from deployments.errors import ApiError
 from deployments.keys import Keys
+from deployments.readiness import Readiness
 from deployments.requests import (
     ChatRequest,
     CompletionRequest,
@@ -32,9 +32,6 @@ from deployments.signs import SignsOfLife
 from deployments.tokens import Tokens
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
-
-_DESCRIBE_S = 2.0
-"""A replica that does not say within this time what it serves is not ready."""
 
 Body = dict[str, Any]
 
@@ -49,12 +46,12 @@ class Api:
         # By gRPC, which takes 1 to 2 ms less than Ray's own calls. The way of a handle was fixed
         # where it was made, by an environment that may know nothing of cluster/serve.env.
         replicas = replicas.options(_by_reference=False)
-        self._replicas = replicas
         self._streaming = replicas.options(stream=True)
         self._tokens = Tokens(config.target.path())
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
         self._signs = SignsOfLife(ingress, replicas, config.limits)
+        self._readiness = Readiness(replicas, self._signs)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -63,19 +60,7 @@ class Api:
 
     async def ready(self) -> TargetLimits:
         """ApiError 503 while no replica would serve at once."""
-        call = self._replicas.describe.remote()
-        try:
-            async with asyncio.timeout(_DESCRIBE_S):
-                target = await call
-        except TimeoutError:
-            call.cancel()
-            raise ApiError(503, "starting: no replica answers yet") from None
-        except Exception as error:  # of many kinds: its actor, process or node is gone
-            raise ApiError(503, f"no replica can serve: {error}") from error
-        if not target["ready"]:
-            raise ApiError(503, "starting: the replica is not ready yet")
-        # Stop tokens are added by the replica.
-        self._limits = TargetLimits(target["vocab_size"], target["max_context"], ())
+        self._limits = await self._readiness.ask()
         return self._limits
 
     async def models(self) -> Body:

@@ -42,6 +42,8 @@ class Conversation:
         """As the last attempt has sent it."""
         self.output_ids: list[int] = []
         self.attempt = 0
+        self.finished = False
+        """Its replica has said all of it."""
         self.written = 0
         """Output tokens that have reached the client."""
         self.statistics = NO_STATISTICS
@@ -81,8 +83,9 @@ class Conversation:
                 continue
             self.output_ids += commit["token_ids"]
             self.statistics = together(self._earlier, commit["statistics"])
+            self.finished = commit["finish"] is not None
             yield commit
-            if commit["finish"] is not None:
+            if self.finished:
                 return
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
 """The HTTP face: OpenAI's paths over the API, server-sent events, and who may come in."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +16,7 @@ from deployments.answer import Answer
 from deployments.api import Api, Body
 from deployments.errors import ApiError
 from deployments.keys import Keys
-from deployments.proxy import BODY, replay
+from deployments.proxy import BODY, ask_later, replay
 from deployments.requests import (
     ChatRequest,
     CompletionRequest,
@@ -60,23 +62,43 @@ def make_http(api: Api) -> FastAPI:
 
     @http.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        return await _respond(api, body, request.state.tenant)
+        return await _respond(api, body, request)
 
     @http.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        return await _respond(api, body, request.state.tenant)
+        return await _respond(api, body, request)
 
     return http
 
 
-async def _respond(api: Api, request: GenerationRequest, tenant: str) -> Response:
-    answer = await api.open(request, tenant)
-    if request.stream:
-        return EventStream(answer, api.chunks(request, answer))
+async def _respond(api: Api, asked: GenerationRequest, request: Request) -> Response:
+    answer = await api.open(asked, request.state.tenant)
+    if asked.stream:
+        return EventStream(answer, api.chunks(asked, answer))
     try:
-        return JSONResponse(await api.whole(request, answer))
+        return JSONResponse(await unless_left(request.receive, api.whole(asked, answer)))
     finally:
         answer.close()
+
+
+async def unless_left(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
+    """Raises ClientDisconnect. Serve cancels the request of a client that leaves, unless it is just
+    then handing something on; streams are listened to by Starlette."""
+    answering = asyncio.create_task(answer)
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class EventStream(StreamingResponse):
@@ -128,7 +150,8 @@ class Gate:
         except ClientDisconnect:
             return
         whole: Message = {"type": "http.request", "body": body, "more_body": False}
-        await self._app(scope, replay(whole, receive), send)
+        with suppress(ClientDisconnect):
+            await self._app(scope, replay(whole, receive), send)
 
     def _tenant(self, request: Request) -> str:
         if request.url.path in OPEN_TO_ALL:
@@ -136,12 +159,15 @@ class Gate:
         return self._keys.tenant(request.headers.get("authorization", ""))
 
     async def _body(self, request: Request) -> bytes:
-        body: bytes = request.scope.get(BODY, b"")
-        self._check_size(body)
-        if BODY not in request.scope:
-            async for part in request.stream():
-                body += part
-                self._check_size(body)
+        if BODY in request.scope:
+            ask_later(request.receive)
+            body: bytes = request.scope[BODY]
+            self._check_size(body)
+            return body
+        body = b""
+        async for part in request.stream():
+            body += part
+            self._check_size(body)
         return body
 
     def _check_size(self, body: bytes) -> None:

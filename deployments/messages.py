@@ -26,7 +26,16 @@ class SpeculationFields(TypedDict):
     max_depth: int | None
 
 
-class StreamRequest(TypedDict):
+class Routed(TypedDict):
+    """What the router reads and writes in a request: it runs in the sender's process."""
+
+    avoid: list[str]
+    """Replicas that are silent."""
+    routed_to: str | None
+    """Where it goes. A replica that hangs would never say that it has it."""
+
+
+class StreamRequest(Routed):
     """One choice of one client's request, or what is left of it after a replica's death."""
 
     name: str
@@ -44,11 +53,6 @@ class StreamRequest(TypedDict):
     priority: int
     tenant: str
     speculation: SpeculationFields
-    avoid: list[str]
-    """For the router: replicas that are silent."""
-    routed_to: str | None
-    """Where the router sends it, which runs in the sender's process and writes this itself: a
-    replica that hangs would never say that it has it."""
 
 
 class SignOfLife(TypedDict):
@@ -58,6 +62,9 @@ class SignOfLife(TypedDict):
     ingress: str
     read: Mapping[str, int]
     """Output tokens of each stream that have reached its client."""
+    left: Sequence[str]
+    """Streams that nobody reads any more. Their calls are cancelled as well, which Serve now and
+    then loses."""
 
 
 class Accepted(TypedDict):

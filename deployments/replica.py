@@ -14,7 +14,7 @@ from actors.jobs import Cancelled, Overloaded, Stream
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.announce import announce, tell
-from deployments.messages import Message, Refused, SignOfLife, StreamRequest
+from deployments.messages import Message, Refused, Routed, SignOfLife, StreamRequest
 from deployments.metrics import Metrics
 from deployments.router_actor import exchange
 from deployments.signals import Signals
@@ -110,8 +110,11 @@ class Replica:
         for name, tokens in sign["read"].items():
             if name in self._streams:
                 self._streams[name].acknowledge(tokens)
+        for name in sign["left"]:
+            if name in self._streams:
+                self._service.coordinator.cancel(self._streams[name].request)
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self, _asked: Routed) -> dict[str, Any]:
         """What an ingress must know to check requests, and what there is to choose from."""
         limits = self._service.limits
         lanes = self._service.lanes
@@ -121,7 +124,6 @@ class Replica:
             "vocab_size": limits.vocab_size,
             "lanes": [lane.name for lane in lanes],
             "drafters": list(dict.fromkeys(lane.drafter for lane in lanes)),
-            "ready": True,
         }
 
     async def state(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ BLOCKS_PER_REPLICA = 4096
 """Remembered for each replica, the least recently used forgotten first."""
 IMBALANCE = 8
 """Requests that a replica with the same prefix may have more than the least loaded one."""
+_ROUTED = ("stream", "describe")
+"""Methods whose request names replicas to avoid, and is told where it goes."""
 
 
 class PrefixMemory:
@@ -58,8 +60,8 @@ def block_hashes(prompt: Sequence[int]) -> list[int]:
 
 class PrefixRouter(RequestRouter):
     """A stream goes where its prompt's beginning is known, unless that replica has too much to
-    do, but not to a silent one; a sign of life goes to the replica that it names; all else to the
-    less loaded of two.
+    do; a sign of life goes to the replica that it names; all else to the less loaded of two. What
+    need not go to a silent replica does not.
 
     A replica that drains (scale-down, redeploy) leaves Serve's list while its streams go on: it
     is kept here for their signs of life, without which it would take its ingress for dead.
@@ -90,11 +92,13 @@ class PrefixRouter(RequestRouter):
             # Where it is gone, any other one takes the message and drops it, even one that drains:
             # a sign that waited for a new replica would hold up those of the streams that go on.
             return [named or candidate_replicas]
+        if method not in _ROUTED:
+            return [_two_of(running)]
+        request = pending_request.args[0]
+        speaking = [one for one in running if one.replica_id.unique_id not in request["avoid"]]
         if method == "stream":
-            request = pending_request.args[0]
-            speaking = [one for one in running if one.replica_id.unique_id not in request["avoid"]]
             return self._for_prompt(speaking or running, request["prompt_ids"])
-        return [_two_of(running)]
+        return [_two_of(speaking or running)]
 
     def _for_prompt(
         self, running: list[RunningReplica], prompt: Sequence[int]
@@ -172,8 +176,8 @@ class PrefixRouter(RequestRouter):
 
 
 def _tell_sender(pending: PendingRequest, replica: RunningReplica) -> None:
-    """A replica that hangs would never say that it has the stream."""
-    if pending.metadata.call_method == "stream":
+    """A replica that hangs would never say that it has the request."""
+    if pending.metadata.call_method in _ROUTED:
         pending.args[0]["routed_to"] = replica.replica_id.unique_id
 
 

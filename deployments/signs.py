@@ -1,4 +1,4 @@
-"""Tells replicas that this ingress lives, and how far its clients have read.
+"""Tells replicas that this ingress lives, how far its clients have read, and who has left.
 
 A replica that does not answer is given up, whether it has accepted a stream or was only sent one:
 where its node has vanished without a word, that is long before the network says so.
@@ -33,6 +33,8 @@ class SignsOfLife:
         """Replicas that have not answered for so long, until they do or their end is known."""
         self._conversations: dict[str, Conversation] = {}
         self._told: dict[str, int] = {}
+        self._left: dict[str, list[str]] = {}
+        """By replica: streams of which it is to hear that nobody reads them."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._due = asyncio.Event()
         # In a context of its own: one that a request has made would be cancelled with it.
@@ -48,8 +50,17 @@ class SignsOfLife:
         self._told[conversation.name] = 0
 
     def leave(self, conversation: Conversation) -> None:
-        self._conversations.pop(conversation.name, None)
-        self._told.pop(conversation.name, None)
+        if self._conversations.pop(conversation.name, None) is None:
+            return
+        del self._told[conversation.name]
+        if conversation.replica is not None and not conversation.finished:
+            self._left.setdefault(conversation.replica, []).append(conversation.name)
+            self._due.set()
+
+    def doubt(self, replica: str) -> None:
+        """It lets a call wait. If it hangs it is silent from `silent_replica_s` on."""
+        if replica not in self._calls:
+            self._begin_call(replica, {})
 
     def wrote(self, conversation: Conversation, tokens: int) -> None:
         """So many output tokens of it have reached the client."""
@@ -68,10 +79,15 @@ class SignsOfLife:
             except TimeoutError:
                 pass
             self._due.clear()
-            for replica, read in self._read_by_replica().items():
+            read = self._read_by_replica()
+            for replica in read.keys() | self._left.keys():
                 if replica not in self._calls:  # a replica that hangs is called once
-                    self._told.update(read)
-                    self._calls[replica] = self._loop.create_task(self._call(replica, read))
+                    self._begin_call(replica, read.get(replica, {}))
+
+    def _begin_call(self, replica: str, read: dict[str, int]) -> None:
+        self._told.update(read)
+        call = self._call(replica, read, self._left.pop(replica, []))
+        self._calls[replica] = self._loop.create_task(call, context=self._context.copy())
 
     def _read_by_replica(self) -> dict[str, dict[str, int]]:
         read: dict[str, dict[str, int]] = {}
@@ -80,11 +96,11 @@ class SignsOfLife:
                 read.setdefault(conversation.replica, {})[conversation.name] = conversation.written
         return read
 
-    async def _call(self, replica: str, read: dict[str, int]) -> None:
+    async def _call(self, replica: str, read: dict[str, int], left: list[str]) -> None:
         silence = self._loop.call_later(self._silent_s, self._give_up, replica)
         try:
             await self._replicas.sign_of_life.remote(
-                {"replica": replica, "ingress": self._ingress, "read": read}
+                {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
         except Exception as error:  # that replica is gone; its streams say so themselves
             _LOG.debug("no sign of life to %s: %s", replica, error)
@@ -92,7 +108,7 @@ class SignsOfLife:
             silence.cancel()
             self.silent.discard(replica)
             del self._calls[replica]
-        if any(self._hurries(one) for one in self._conversations.values()):
+        if replica in self._left or any(map(self._hurries, self._conversations.values())):
             self._due.set()
 
     def _give_up(self, replica: str) -> None:

@@ -19,7 +19,7 @@ from cluster.config import AppConfig
 from deployments import messages
 from deployments.api import Api
 from deployments.http import make_http
-from deployments.messages import Message, SignOfLife, StreamRequest
+from deployments.messages import Message, Routed, SignOfLife, StreamRequest
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import SpindleError
@@ -108,7 +108,7 @@ class LocalReplicas:
 
     @property
     def describe(self) -> "Method":
-        return Method(self._describe)
+        return Method(lambda asked: asyncio.create_task(self._describe(asked)))
 
     async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         self.requests.append(request)
@@ -148,8 +148,8 @@ class LocalReplicas:
             if name in self.streams:
                 self.streams[name].acknowledge(tokens)
 
-    async def _describe(self) -> dict[str, Any]:
-        return {"ready": True, "max_context": CONTEXT, "vocab_size": VOCAB}
+    async def _describe(self, _asked: Routed) -> dict[str, Any]:
+        return {"max_context": CONTEXT, "vocab_size": VOCAB}
 
 
 class Method:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.processes import environment
 from benchmarks.serving.app import ray_environment
 from cluster.zoo import TARGET, model_path
-from deployments.messages import StreamRequest
+from deployments.messages import SignOfLife, StreamRequest
 from engine.params import SamplingParams
 from tests import reference
 from tests.actors.cluster import start_ray
@@ -143,6 +143,11 @@ def request(name: str, **changes: Any) -> StreamRequest:
     return plain | changes  # type: ignore[return-value]  # the changes are of its fields
 
 
+def sign_of(name: str, replica: str, read: Mapping[str, int], *left: str) -> SignOfLife:
+    ingress = f"ingress of {name}"
+    return {"replica": replica, "ingress": ingress, "read": dict(read), "left": left}
+
+
 @contextmanager
 def signs_of_life(streams: dict[str, str], read: dict[str, int]) -> Iterator[None]:
     """What an ingress does while it has streams: tells each replica of its own ones."""
@@ -151,8 +156,7 @@ def signs_of_life(streams: dict[str, str], read: dict[str, int]) -> Iterator[Non
     def tell() -> None:
         while not over.wait(0.2):
             for name, replica in streams.items():
-                sign = {"replica": replica, "ingress": f"ingress of {name}", "read": dict(read)}
-                replicas().sign_of_life.remote(sign)
+                replicas().sign_of_life.remote(sign_of(name, replica, read))
 
     teller = threading.Thread(target=tell)
     teller.start()

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments import api as api_module
+from deployments import readiness
 from deployments.api import Api
 from deployments.errors import ApiError
+from deployments.messages import Routed
 from tests.deployments.local import LocalReplicas, Method, local_api, make_config, serving
 
 PROMPT = {"model": "target", "prompt": "Count to 7", "seed": 3, "ignore_eos": True}
@@ -247,11 +248,11 @@ def test_models_version_tokenize_and_back() -> None:
 
 
 def test_while_starting_all_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "_DESCRIBE_S", 0.05)
+    monkeypatch.setattr(readiness, "_NEXT_S", 0.01)
 
     async def test(app: App) -> None:
-        async def starting() -> dict[str, Any]:
-            return {"ready": False}
+        def starting(_asked: Routed) -> asyncio.Future[Any]:
+            return asyncio.get_running_loop().create_future()
 
         monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
         for answer in (await app.client.get("/health"), await app.ask()):
@@ -281,7 +282,7 @@ def test_all_choices_are_admitted_or_none() -> None:
 
 
 def test_a_client_that_leaves_is_cancelled_at_once() -> None:
-    """For whole answers, Serve does that (test_openai_client.py)."""
+    """Whether Serve cancels its request or not, which it does not always."""
 
     async def test(app: App) -> None:
         asked = {**PROMPT, "max_tokens": 400, "stream": True, "n": 2}
@@ -289,6 +290,12 @@ def test_a_client_that_leaves_is_cancelled_at_once() -> None:
             await anext(response.aiter_lines())
             assert len(app.replicas.streams) == 2
         await app.settled()
+        with pytest.raises(httpx.ReadTimeout):
+            await app.client.post("/v1/completions", json={**asked, "stream": False}, timeout=0.3)
+        assert len(app.replicas.requests) == 4
+        await app.settled()
+        told = [name for sign in app.replicas.signs for name in sign["left"]]
+        assert sorted(told) == sorted(one["name"] for one in app.replicas.requests)
 
     run(test, seconds=0.005)
 

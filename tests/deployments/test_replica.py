@@ -18,6 +18,7 @@ from tests.deployments.serving import (
     expected_ids,
     replicas,
     request,
+    sign_of,
     signs_of_life,
     tokens,
 )
@@ -161,6 +162,16 @@ def test_streams_of_a_silent_ingress_are_cancelled_and_could_be_tried_again() ->
     eventually(nobody_is_here, "its KV is free")
 
 
+def test_a_stream_that_nobody_reads_any_more_ends_although_its_call_goes_on() -> None:
+    stream = begin("left", params={"max_tokens": 1500, "ignore_eos": True})
+    replica = next(stream)["replica"]
+    replicas().sign_of_life.remote(sign_of("left", replica, {}, "left", "unknown"))
+    last = list(stream)[-1]
+    assert last["kind"] == "failed"
+    assert not last["retry"], "before its ingress counts as silent"
+    eventually(nobody_is_here, "nothing of it is left")
+
+
 def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up() -> None:
     stream = begin("slow", params={"max_tokens": 300, "ignore_eos": True})
     read = {"slow": 0}
@@ -180,7 +191,7 @@ def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up
 
 
 def test_a_sign_of_life_for_a_replica_that_is_gone_is_dropped() -> None:
-    sign = {"replica": "gone", "ingress": "whoever", "read": {"whatever": 5}}
+    sign = sign_of("whatever", "gone", {"whatever": 5}, "whatever")
     assert replicas().sign_of_life.remote(sign).result(timeout_s=10) is None
 
 
@@ -193,11 +204,10 @@ def test_an_idle_drafter_that_dies_is_replaced_before_anyone_asks_for_it() -> No
 
 
 def test_describe_says_what_can_be_asked_for() -> None:
-    said = replicas().describe.remote().result(timeout_s=10)
+    said = replicas().describe.remote({"avoid": [], "routed_to": None}).result(timeout_s=10)
     assert said["model"] == "target"
     assert (said["max_context"], said["vocab_size"]) == (2048, 2048)
     assert said["lanes"] == said["drafters"] == ["tiny", "ngram"]
-    assert said["ready"]
 
 
 def test_user_config_switches_policies_while_a_request_runs() -> None:

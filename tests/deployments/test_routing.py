@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import ray
 from ray import serve
@@ -30,6 +31,7 @@ from tests.deployments.serving import (
     tokens,
 )
 
+PORT = 8141
 SILENT_INGRESS_S = 1.0
 LIMITS = {
     "max_batch": 16,
@@ -46,7 +48,7 @@ LONG = {**ENDLESS, "max_tokens": 400}
 
 @pytest.fixture(scope="module")
 def _two_replicas() -> Iterator[None]:
-    with cluster(8141):
+    with cluster(PORT):
         deploy(TWO)
         yield
 
@@ -183,6 +185,10 @@ def test_one_router_hears_all_replicas_and_they_serve_on_without_it() -> None:
     eventually(lambda: heard_by(router()) == homes, "a new router has heard of both", within_s=30)
 
 
+def health() -> int:
+    return httpx.get(f"http://127.0.0.1:{PORT}/health", timeout=30).status_code
+
+
 def replica_pids() -> dict[str, int]:
     prefix = "SERVE_REPLICA::spindle#Replica#"
     actors = state.actors(actor_state_name="ALIVE").values()
@@ -246,6 +252,21 @@ def test_a_replica_that_hangs_and_holds_no_stream_is_avoided() -> None:
     assert moved["replica"] != preferred
     assert avoided["attempts"] == 1
     assert avoided["replica"] != preferred
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_health_is_that_of_the_replicas_that_do_not_hang() -> None:
+    one, other = replica_pids().values()
+    assert health() == 200
+    os.kill(one, signal.SIGSTOP)
+    try:
+        assert [health() for _ in range(12)] == [200] * 12
+        os.kill(other, signal.SIGSTOP)
+        assert health() == 503
+    finally:
+        os.kill(one, signal.SIGCONT)
+        os.kill(other, signal.SIGCONT)
+    eventually(lambda: health() == 200, "they answer again")
 
 
 @pytest.mark.usefixtures("_two_replicas")
