@@ -150,10 +150,10 @@ class Knowledge:
 
     def share_of_prompts(self, context: int, tokens: int, prefill_tokens: int) -> float:
         """Of a forward."""
-        if not prefill_tokens:
+        whole_s = self._verify.predict(context, tokens)
+        if not prefill_tokens or whole_s <= 0.0:
             return 0.0
-        without_s = self._verify.predict(context, tokens - prefill_tokens)
-        return 1.0 - without_s / max(self._verify.predict(context, tokens), without_s)
+        return 1.0 - self._verify.predict(context, tokens - prefill_tokens) / whole_s
 
     @property
     def _waiting_s(self) -> float:

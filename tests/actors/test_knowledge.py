@@ -68,3 +68,11 @@ def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
     assert knowledge.context().handling_s > 0.004
     learn(knowledge, drafted=False, extra_s=0.0, count=1000)
     assert knowledge.context().handling_s < 0.001
+
+
+def test_the_share_of_prompts_is_what_their_tokens_cost() -> None:
+    knowledge = Knowledge(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64), [])
+    assert knowledge.share_of_prompts(0, 10, 0) == 0.0
+    assert knowledge.share_of_prompts(0, 10, 5) == pytest.approx(0.25)
+    free = Knowledge(Costs(LinearCost(0, 0, 0), {}, 64, 64), [])
+    assert free.share_of_prompts(0, 10, 5) == 0.0
