@@ -65,7 +65,12 @@ class Verifying:
             VerifyOrder(job.served.prefix_for(VERIFIER), tree, self._limits.forward_tokens)
             for job, tree in zip(decoding, trees, strict=True)
         ] + [
-            VerifyOrder(job.served.prefix_for(VERIFIER), DraftTree.empty(), chunk)
+            VerifyOrder(
+                job.served.prefix_for(VERIFIER),
+                DraftTree.empty(),
+                chunk,
+                job.served.prompt_logprobs_from,
+            )
             for job, chunk in chunks
         ]
         jobs = decoding + [job for job, _ in chunks]
@@ -169,6 +174,8 @@ class Verifying:
         job.prefilled = not answer.pending
         job.pending = answer.pending
         job.view.prefilled = committed - answer.pending + len(answer.accepted)
+        if answer.prompt_logprobs:
+            job.served.hear_prompt(answer.prompt_logprobs)
         if not answer.tokens:
             return None
         commit = job.served.commit(answer.tokens, answer.logprobs)

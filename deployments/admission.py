@@ -122,7 +122,8 @@ def _params(
     request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
 ) -> SamplingParams:
     room = limits.max_context - prompt_len
-    max_tokens = request.token_limit or room
+    # Where none is wanted (an echo alone), one is generated all the same, and not shown.
+    max_tokens = room if request.token_limit is None else max(1, request.token_limit)
     if room < 1 or max_tokens > room:
         raise ApiError(
             413,

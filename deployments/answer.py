@@ -2,22 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.conversation import Conversation
 from deployments.messages import Logprob
 from deployments.signs import SignsOfLife
-from deployments.text import AnswerText
+from deployments.text import AnswerText, Echo
 from deployments.tokens import Tokens
 from engine.protocol import Finish
 
 
 @dataclass(frozen=True, slots=True)
 class SaidToken:
-    """One output token as log-probabilities show it."""
+    """One token as log-probabilities show it."""
 
     token: int
-    logprob: Logprob
+    logprob: Logprob | None
+    """None: an echoed prompt's first token, of which the model says nothing."""
     offset: int
     """Where in the choice's text it begins."""
 
@@ -37,14 +38,24 @@ class Piece:
 
 class Choice:
     def __init__(
-        self, index: int, conversation: Conversation, stops: Sequence[str], tokens: Tokens
+        self,
+        index: int,
+        conversation: Conversation,
+        stops: Sequence[str],
+        tokens: Tokens,
+        echo: Echo | None = None,
+        echo_only: bool = False,
     ) -> None:
+        """`echo`: what it begins with. `echo_only`: and nothing follows."""
         self.index = index
         self.conversation = conversation
         self.produced = 0
         """Output tokens, those behind a stop string not counted."""
         min_tokens = conversation.request["params"]["min_tokens"]
-        self._text = AnswerText(tokens, stops, min_tokens)
+        self._echo = echo
+        self._echo_only = echo_only
+        begins_at = 0 if echo is None else len(echo.text)
+        self._text = AnswerText(tokens, stops, min_tokens, begins_at)
         self._clock = asyncio.get_running_loop().time
         self._arrived = self._clock()
         self._first: float | None = None
@@ -53,12 +64,16 @@ class Choice:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Up to the one with a finish."""
         async for commit in self.conversation.commits():
-            said = self._text.take(commit["token_ids"], commit["finish"])
+            if self._echo_only:
+                said = self._text.take([], "length")
+            else:
+                said = self._text.take(commit["token_ids"], commit["finish"])
+            echo = self._echo if self._first is None else None
             self.produced += said.tokens
             self._last = self._clock()
             self._first = self._first or self._last
             logprobs = commit["logprobs"] or []
-            yield Piece(
+            piece = Piece(
                 text=said.text,
                 token_ids=tuple(commit["token_ids"][: said.tokens]),
                 tokens=tuple(
@@ -68,6 +83,7 @@ class Choice:
                 produced=self.produced,
                 finish=said.finish,
             )
+            yield piece if echo is None else _behind(echo, commit["prompt_logprobs"], piece)
             if said.finish is not None:
                 return
 
@@ -89,6 +105,15 @@ class Choice:
             "replica": self.conversation.replica,
             "attempts": self.conversation.attempt + 1,
         }
+
+
+def _behind(echo: Echo, logprobs: Sequence[Logprob] | None, piece: Piece) -> Piece:
+    """The piece with the prompt before it; `logprobs` are those of its tokens but the first."""
+    text = echo.text + piece.text
+    if logprobs is None:
+        return replace(piece, text=text)
+    told = zip(echo.token_ids, [None, *logprobs], echo.offsets, strict=True)
+    return replace(piece, text=text, tokens=(*(SaidToken(*one) for one in told), *piece.tokens))
 
 
 @dataclass(frozen=True, slots=True)

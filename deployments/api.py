@@ -1,10 +1,11 @@
 """What the application answers over HTTP, handles and gRPC: typed requests in, bodies out."""
 
+import asyncio
 import os
 import time
 import tomllib
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from deployments.requests import (
     DetokenizeRequest,
     GenerationRequest,
     TokenizeRequest,
+    echoes,
 )
 from deployments.responses import ChatShape, CompletionShape, Shape, Whole, model_body
 from deployments.signs import SignsOfLife
+from deployments.text import Echo, echo
 from deployments.tokens import Tokens
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
@@ -93,21 +96,27 @@ class Api:
         self._check_model(request.model)
         limits = self._limits or await self.ready()
         name = uuid.uuid4().hex
+        asked = await self._admission.choices(request, name, tenant, limits)
+        prompts = [one["prompt_ids"] for one in asked[:: request.n]]
+        echoed = await self._echoed(prompts) if echoes(request) else [None] * len(prompts)
         choices = [
             Choice(
                 index,
-                Conversation(asked, self._streaming, self._signs.silent, self.config.limits),
+                Conversation(one, self._streaming, self._signs.silent, self.config.limits),
                 request.stops,
                 self._tokens,
+                echoed[index // request.n],
+                echo_only=request.token_limit == 0,
             )
-            for index, asked in enumerate(
-                await self._admission.choices(request, name, tenant, limits)
-            )
+            for index, one in enumerate(asked)
         ]
-        prompts = [choice.conversation.request["prompt_ids"] for choice in choices[:: request.n]]
         answer = Answer(name, choices, sum(map(len, prompts)), self._signs)
         await answer.open()
         return answer
+
+    async def _echoed(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+        """In a thread, for the event loop has streams to serve."""
+        return await asyncio.to_thread(lambda: [echo(self._tokens, one) for one in prompts])
 
     async def whole(self, request: GenerationRequest, answer: Answer) -> Body:
         shape = self._shape(request)

@@ -111,6 +111,8 @@ class Committed(TypedDict):
     first_index: int
     token_ids: list[int]
     logprobs: list[Logprob] | None
+    prompt_logprobs: list[Logprob] | None
+    """Of the prompt's tokens but the first: with the output's first one, where asked for."""
     finish: Finish | None
     statistics: StreamStatistics
     """With every commit: the ingress may leave at any of them, because of a stop string."""
@@ -139,12 +141,12 @@ def slo(request: StreamRequest) -> Slo:
 
 
 def committed(commit: Commit, statistics: Statistics) -> Committed:
-    logprobs = commit.logprobs
     return {
         "kind": "commit",
         "first_index": commit.first_index,
         "token_ids": list(commit.token_ids),
-        "logprobs": None if logprobs is None else _logprobs(logprobs),
+        "logprobs": _logprobs(commit.logprobs),
+        "prompt_logprobs": _logprobs(commit.prompt_logprobs),
         "finish": commit.finish,
         "statistics": {
             "rounds": statistics.rounds,
@@ -157,7 +159,9 @@ def committed(commit: Commit, statistics: Statistics) -> Committed:
     }
 
 
-def _logprobs(logprobs: Sequence[TokenLogprobs]) -> list[Logprob]:
+def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> list[Logprob] | None:
+    if logprobs is None:
+        return None
     return [
         {"logprob": token.logprob, "top": [[other, value] for other, value in token.top]}
         for token in logprobs

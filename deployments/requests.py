@@ -129,12 +129,20 @@ class CompletionRequest(SharedFields):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    """0 only says the prompt again, with `echo`."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False
+    """Each choice begins with its prompt, and `logprobs` with those of the prompt."""
 
     best_of: Literal[1] = 1
-    echo: Literal[False] = False
     suffix: None = None
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens", "0 needs echo to be true")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -239,6 +247,10 @@ GenerationRequest = CompletionRequest | ChatRequest
 many `alternatives` beside each token's log-probability; None: not even that."""
 
 
+def echoes(request: GenerationRequest) -> bool:
+    return isinstance(request, CompletionRequest) and request.echo
+
+
 def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
     """All but the seed, of which each choice has its own."""
     return SamplingParams(
@@ -255,6 +267,7 @@ def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingPara
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         logprobs=request.alternatives,
+        prompt_logprobs=request.alternatives if echoes(request) else None,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from deployments.answer import Choice, Piece, SaidToken
+from deployments.messages import Logprob
 from deployments.tokens import Tokens
 from engine.protocol import Finish
 
@@ -82,14 +83,20 @@ class CompletionShape:
             return None
         return {
             "tokens": [self._spell(one.token) for one in tokens],
-            "token_logprobs": [_finite(one.logprob["logprob"]) for one in tokens],
-            # With the chosen token, so that there may be one more than asked for.
+            "token_logprobs": [
+                None if one.logprob is None else _finite(one.logprob["logprob"]) for one in tokens
+            ],
             "top_logprobs": [
-                {self._spell(other): _finite(value) for other, value in _ranked(one)}
-                for one in tokens
+                None if one.logprob is None else self._top(one.token, one.logprob) for one in tokens
             ],
             "text_offset": [one.offset for one in tokens],
         }
+
+    def _top(self, token: int, logprob: Logprob) -> dict[str, float]:
+        """With the chosen token, so that there may be one more than asked for."""
+        ranked = {int(other): value for other, value in logprob["top"]}
+        ranked[token] = logprob["logprob"]
+        return {self._spell(other): _finite(value) for other, value in ranked.items()}
 
     def _spell(self, token: int) -> str:
         return self._tokens.spelling(token)[0]
@@ -137,6 +144,7 @@ class ChatShape:
                 ],
             }
             for one in tokens
+            if one.logprob is not None  # only an echo has such, and chats echo nothing
         ]
         return {"content": content, "refusal": None}
 
@@ -151,11 +159,6 @@ def _token_ids(said: Piece | Whole, asked: bool) -> dict[str, list[int]]:
 
 def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict[str, Any]:
     return body if piece.finish is None else {**body, "spindle": choice.statistics}
-
-
-def _ranked(said: SaidToken) -> list[tuple[int, float]]:
-    top = {int(token): value for token, value in said.logprob["top"]}
-    return list({**top, said.token: said.logprob["logprob"]}.items())
 
 
 def _finite(logprob: float) -> float:

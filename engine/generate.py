@@ -105,7 +105,12 @@ class Generation:
         trees = self._draft(batch)
         answers = self._verifier.verify(
             [
-                VerifyOrder(request.served.prefix_for(VERIFIER), tree, self._chunk)
+                VerifyOrder(
+                    request.served.prefix_for(VERIFIER),
+                    tree,
+                    self._chunk,
+                    request.served.prompt_logprobs_from,
+                )
                 for request, tree in zip(batch, trees, strict=True)
             ]
         )
@@ -119,6 +124,7 @@ class Generation:
             elif isinstance(answer, Verdict):
                 request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending
+                request.served.hear_prompt(answer.prompt_logprobs)
                 if answer.tokens:
                     commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}

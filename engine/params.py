@@ -31,6 +31,8 @@ class SamplingParams:
     """The model's own stop tokens are not added."""
     logprobs: int | None = None
     """How many alternatives to report beside each chosen token's log-probability."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens but the first, for which the model says nothing."""
     seed: int | None = None
 
     @property
@@ -67,6 +69,11 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
         (
             "logprobs",
             params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
+            f"must be in [0, {MAX_LOGPROBS}]",
+        ),
+        (
+            "prompt_logprobs",
+            params.prompt_logprobs is None or 0 <= params.prompt_logprobs <= MAX_LOGPROBS,
             f"must be in [0, {MAX_LOGPROBS}]",
         ),
         (

@@ -52,6 +52,9 @@ class VerifyOrder(NamedTuple):
     chunk: int
     """At most this many committed tokens enter the KV in this forward. While some are left
     behind (a long prefill), the tree is not looked at and no token is chosen."""
+    prompt_logprobs_from: int | None = None
+    """Say the log-probabilities of the prompt's tokens from this index on, at least 1: those
+    before have been said. None: of none. Only while nothing of the output is committed."""
 
 
 class Missing(NamedTuple):
@@ -99,6 +102,8 @@ class Verdict(NamedTuple):
     pending: int = 0
     """Committed tokens that are not in the KV yet: the prefill goes on in the next order."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """From the order's index on, as far as its tokens have entered the KV."""
 
 
 Finish = Literal["stop", "length"]
@@ -114,6 +119,9 @@ class Commit(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
     finish: Finish | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of all of the prompt's tokens but the first, where they were asked for. They come once, with
+    the first token of the output: who resubmits a request behind it has them."""
 
 
 class DraftStep(NamedTuple):

@@ -38,6 +38,14 @@ class ServedRequest:
     round: int = 0
     known: dict[str, int] = field(default_factory=dict)
     """How many of the committed tokens each host has; absent or 0: it needs a start."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """What the verifier has said so far of the prompt's tokens but the first. None: nobody has
+    asked, or the first commit has taken them along."""
+
+    @property
+    def prompt_logprobs_from(self) -> int | None:
+        """The token of the prompt that the verifier is to go on with (VerifyOrder)."""
+        return None if self.prompt_logprobs is None else 1 + len(self.prompt_logprobs)
 
     @property
     def produced(self) -> int:
@@ -57,6 +65,11 @@ class ServedRequest:
             start=None if base else Start(self.params, self.seed, self.prompt_len),
         )
 
+    def hear_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """What a verdict says of the prompt; the first commit takes it along."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.extend(logprobs)
+
     def commit(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
     ) -> Commit:
@@ -73,6 +86,7 @@ class ServedRequest:
             finish = "stop"
         elif self.produced == self.params.max_tokens:
             finish = "length"
+        prompt, self.prompt_logprobs = self.prompt_logprobs, None
         return Commit(
             request=self.name,
             attempt=self.attempt,
@@ -80,6 +94,7 @@ class ServedRequest:
             token_ids=tuple(tokens),
             logprobs=None if logprobs is None else tuple(logprobs[: len(tokens)]),
             finish=finish,
+            prompt_logprobs=None if prompt is None else tuple(prompt),
         )
 
 
@@ -110,7 +125,10 @@ def admit(
     committed = CommittedTokens()
     committed.extend(prompt)
     committed.extend(output)
-    return ServedRequest(name, committed, len(prompt), params, seed, attempt)
+    served = ServedRequest(name, committed, len(prompt), params, seed, attempt)
+    if params.prompt_logprobs is not None and not output:
+        served.prompt_logprobs = []
+    return served
 
 
 def _validate_prompt(prompt: Sequence[int], max_tokens: int, target: TargetLimits) -> None:

@@ -67,6 +67,20 @@ def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
     return TokenLogprobs(float(scores[token]), tuple(top))
 
 
+def logprobs_of_rows(
+    logits: Tensor, tokens: Sequence[int], top_n: int
+) -> tuple[TokenLogprobs, ...]:
+    """The same of a token for each row of `logits`: faster for many rows, slower for one."""
+    scores = torch.log_softmax(logits.float(), -1)
+    chosen = torch.tensor(tokens, device=scores.device)[:, None]
+    own = scores.gather(-1, chosen)[:, 0].tolist()
+    best = scores.topk(top_n)
+    rows = zip(own, best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogprobs(value, tuple(zip(ids, values, strict=True))) for value, ids, values in rows
+    )
+
+
 def _perturbed_top(
     adjusted: Tensor, rows: Sequence[Row], width: int, with_confidence: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.errors import OutOfBlocks
 from engine.model import PackedModel, Segment
 from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
-from engine.sampling import Row, choose, logprobs
+from engine.sampling import Row, choose, logprobs, logprobs_of_rows
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
 
@@ -39,6 +39,8 @@ class _Work:
     """Committed tokens that stay behind for a later one."""
     tree: DraftTree
     """Empty while tokens are pending."""
+    telling: range
+    """Rows of the prompt of which each says the log-probability of the token behind it."""
 
     @property
     def request(self) -> str:
@@ -81,11 +83,14 @@ class NativeVerifier:
             else:
                 works.append(self._prepare(index, order, state))
         works, logits = self._forward(works)
+        told, logits = _of_prompts(works, logits)
         chosen = self._choose(works, logits)
         first = 0
         for work in works:
             rows = slice(first, first + work.wanted_rows)
-            answers[work.index] = self._commit(work, chosen[rows], logits[rows])
+            answers[work.index] = self._commit(
+                work, chosen[rows], logits[rows], told.get(work.request, ())
+            )
             first = rows.stop
         return [
             answer or NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
@@ -127,18 +132,24 @@ class NativeVerifier:
     def _prepare(self, index: int, order: VerifyOrder, held: HeldRequest) -> _Work:
         """Brings the KV entry to the order's prefix and cuts off what this forward computes."""
         kv, request, tokens = self._model.kv, order.prefix.request, held.committed.ids
+        # The last committed token always runs: its row decides the next one. So does each row
+        # that is to say something of the prompt, whatever the prefix cache has.
+        asked = order.prompt_logprobs_from
+        first_run = len(tokens) - 1 if asked is None else asked - 1
         if request not in kv:
-            kv.open(request, tokens)
+            kv.open(request, tokens[: first_run + 1])
         else:
-            # The last committed token always runs: its row decides the next one.
-            usable = min(held.unchanged, len(tokens) - 1)
+            usable = min(held.unchanged, first_run)
             if kv.length(request) > usable:
                 kv.truncate(request, usable)
         cached = kv.length(request)
         entering = tokens[cached : cached + order.chunk]
         pending = len(tokens) - cached - len(entering)
         tree = DraftTree.empty() if pending else order.tree
-        return _Work(index, order, held, entering, pending, tree)
+        telling = range(0)
+        if asked is not None:
+            telling = range(asked - 1, min(held.start.prompt_len - 1, cached + len(entering)))
+        return _Work(index, order, held, entering, pending, tree, telling)
 
     def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
         """Runs as many orders as there is KV for, evicting idle requests first."""
@@ -178,14 +189,17 @@ class NativeVerifier:
         positions = np.concatenate(
             [np.arange(cached, cached + entering), cached + entering - 1 + work.tree.depth]
         )
+        logits = np.arange(
+            entering - 1 if work.wanted_rows else entering, entering + nodes, dtype=np.int32
+        )
+        if work.telling:
+            logits = np.concatenate([np.array(work.telling, np.int32) - cached, logits])
         return Segment(
             request=work.request,
             tokens=np.concatenate([work.entering, work.tree.tokens]).astype(np.int32),
             positions=positions.astype(np.int32),
             mask=None if work.tree.is_chain else _tree_mask(entering, work.tree),
-            logits=np.arange(
-                entering - 1 if work.wanted_rows else entering, entering + nodes, dtype=np.int32
-            ),
+            logits=logits,
         )
 
     def _choose(self, works: Sequence[_Work], logits: torch.Tensor) -> list[int]:
@@ -201,7 +215,13 @@ class NativeVerifier:
                 rows.append(Row(start.params, start.seed, position, start.prompt_len, ids, path))
         return choose(logits, rows) if rows else []
 
-    def _commit(self, work: _Work, chosen: Sequence[int], logits: torch.Tensor) -> Verdict:
+    def _commit(
+        self,
+        work: _Work,
+        chosen: Sequence[int],
+        logits: torch.Tensor,
+        told: tuple[TokenLogprobs, ...],
+    ) -> Verdict:
         """Follows the tree as far as the target agrees and keeps that path in the KV."""
         path, tokens = _walk(work.tree, chosen) if work.wanted_rows else ([], [])
         entering = len(work.entering)
@@ -225,7 +245,27 @@ class NativeVerifier:
             tuple(tokens),
             work.pending,
             reported,
+            told,
         )
+
+
+def _of_prompts(
+    works: Sequence[_Work], logits: torch.Tensor
+) -> tuple[dict[str, tuple[TokenLogprobs, ...]], torch.Tensor]:
+    """What the rows of prompts say, by request, and the other rows: those of `wanted_rows`."""
+    if not any(work.telling for work in works):
+        return {}, logits
+    told: dict[str, tuple[TokenLogprobs, ...]] = {}
+    others: list[int] = []
+    first = 0
+    for work in works:
+        top_n, behind = work.held.start.params.prompt_logprobs, first + len(work.telling)
+        if work.telling and top_n is not None:
+            tokens = work.held.committed.ids[work.telling.start + 1 : work.telling.stop + 1]
+            told[work.request] = logprobs_of_rows(logits[first:behind], tokens, top_n)
+        first = behind + work.wanted_rows
+        others += range(behind, first)
+    return told, logits[others]
 
 
 def _tree_mask(entering: int, tree: DraftTree) -> NDArray[np.bool_]:

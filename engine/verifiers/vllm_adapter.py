@@ -58,6 +58,8 @@ class Outcome:
     """Accepted draft tokens and one more; empty while committed tokens are `pending`."""
     pending: int
     reported: tuple[TokenLogprobs, ...] | None
+    prompt: tuple[TokenLogprobs, ...]
+    """Of the whole prompt but its first token, with the first token behind it."""
     finished: bool
     """vLLM is done with the request: it has as many tokens as the model takes."""
 
@@ -194,6 +196,7 @@ class DrafterInvariantSampling:
         _demand(
             runner,
             "_sample",
+            "sampler.gather_logprobs",
             "requests",
             "input_batch.req_ids",
             "input_batch.num_tokens_no_spec",
@@ -201,6 +204,7 @@ class DrafterInvariantSampling:
             "effective_drafter_max_model_len",
         )
         runner._sample = partial(sample, runner)
+        runner.sampler.gather_logprobs = _gather_logprobs
         # Near the end of the context vLLM would tell the proposer to stand back, on a path that
         # needs CUDA; ours never stands in the way.
         runner.effective_drafter_max_model_len = NEVER
@@ -235,6 +239,18 @@ def sample(
     for place, one in zip(places, said, strict=True):
         sampled[place, : len(one.tokens)] = torch.tensor(one.tokens, dtype=torch.int32)
     return SamplerOutput(sampled.to(logits.device), _packed(said, places, sampled.shape))
+
+
+def _gather_logprobs(
+    logprobs: torch.Tensor, top_n: int, token_ids: torch.Tensor
+) -> LogprobsTensors:
+    """In place of Sampler.gather_logprobs, which the runner calls for prompts: that one counts
+    ranks, too, with a function that is compiled for seconds while the first such request waits."""
+    top = logprobs.topk(top_n, -1)
+    tokens = token_ids[:, None]
+    ids = torch.cat([tokens, top.indices], -1)
+    values = torch.cat([logprobs.gather(-1, tokens), top.values], -1)
+    return LogprobsTensors(ids.int(), values, torch.zeros_like(token_ids, dtype=torch.int32))
 
 
 def _packed(
@@ -313,8 +329,15 @@ class StepEngine:
         size: int = self._config.cache_config.block_size
         return size
 
-    def open(self, name: str, tokens: Sequence[int], wish: Wish) -> None:
-        """Adds a request; it takes part in no step until it has a turn."""
+    def open(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        wish: Wish,
+        prompt_logprobs: int | None = None,
+    ) -> None:
+        """Adds a request; it takes part in no step until it has a turn. With `prompt_logprobs`
+        nothing of it comes from the prefix cache."""
         top_n = len(wish.score) if wish.score else wish.start.params.logprobs
         params = EngineParams(
             temperature=0,
@@ -322,6 +345,7 @@ class StepEngine:
             ignore_eos=True,
             detokenize=False,
             logprobs=top_n,
+            prompt_logprobs=prompt_logprobs,
             extra_args={WISH: wish},
         )
         if top_n is not None:
@@ -364,11 +388,11 @@ class StepEngine:
             output = said.get(name)
             if output is not None:
                 tokens = tuple(output.new_token_ids)
-                reported = self._reported(name, output)
-                outcomes[name] = Outcome(tokens, 0, reported, request.is_finished())
+                reported, prompt = self._reported(name, output), _of_prompt(output)
+                outcomes[name] = Outcome(tokens, 0, reported, prompt, request.is_finished())
             elif request.num_computed_tokens > before[name]:
                 pending = request.num_tokens - request.num_computed_tokens
-                outcomes[name] = Outcome((), pending, None, False)
+                outcomes[name] = Outcome((), pending, None, (), False)
         return outcomes
 
     def blocks(self) -> KvBlocks:
@@ -390,12 +414,7 @@ class StepEngine:
             return None
         lists = output.new_logprobs
         rows = zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)
-        return tuple(
-            TokenLogprobs(
-                values[0], tuple(zip(ids[1 : 1 + top_n], values[1 : 1 + top_n], strict=True))
-            )
-            for ids, values in rows
-        )
+        return tuple(_token_logprobs(ids[: 1 + top_n], values[: 1 + top_n]) for ids, values in rows)
 
     def _probe(self) -> None:
         """What holding relies on: the held request is passed over and keeps what it has."""
@@ -417,6 +436,19 @@ class StepEngine:
         ):
             raise _unsupported("a request that is held back is run, or loses its KV")
         self.close(names)
+
+
+def _of_prompt(output: EngineCoreOutput) -> tuple[TokenLogprobs, ...]:
+    told = output.new_prompt_logprobs_tensors
+    if told is None:
+        return ()
+    rows = zip(told.logprob_token_ids.tolist(), told.logprobs.tolist(), strict=True)
+    return tuple(_token_logprobs(ids, values) for ids, values in rows)
+
+
+def _token_logprobs(ids: Sequence[int], values: Sequence[float]) -> TokenLogprobs:
+    """From vLLM's own form: the token itself, then its top."""
+    return TokenLogprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)))
 
 
 def _ray_metrics(config: VllmConfig) -> StatLoggerBase:

@@ -78,7 +78,7 @@ class VllmVerifier:
         turns = {}
         for order, state in zip(orders, states, strict=True):
             if isinstance(state, HeldRequest):
-                name = self._follow(order.prefix.request, state)
+                name = self._follow(order, state)
                 turns[name] = Turn(order.tree.tokens.tolist(), order.chunk)
         outcomes = self._engine.step(turns)
         return [
@@ -118,9 +118,9 @@ class VllmVerifier:
         if known is not None:
             self._engine.close([known.name])
 
-    def _follow(self, request: str, held: HeldRequest) -> str:
+    def _follow(self, order: VerifyOrder, held: HeldRequest) -> str:
         """The name by which vLLM has exactly the committed tokens."""
-        tokens = held.committed.ids
+        request, tokens = order.prefix.request, held.committed.ids
         known = self._known.get(request)
         if known is not None and known.length == len(tokens) <= held.unchanged:
             return known.name
@@ -128,7 +128,9 @@ class VllmVerifier:
         # its prefix cache has most of it.
         self._release(request, held)
         known = _Known(f"{request}#{next(self._opened)}", len(tokens))
-        self._engine.open(known.name, tokens, Wish(held.start))
+        asked = order.prompt_logprobs_from is not None
+        top_n = held.start.params.prompt_logprobs if asked else None
+        self._engine.open(known.name, tokens, Wish(held.start), top_n)
         self._known[request] = known
         return known.name
 
@@ -149,6 +151,9 @@ class VllmVerifier:
         known.length += len(outcome.tokens)
         if outcome.finished:
             del self._known[prefix.request]
+        # vLLM says all of them in the end, and nothing before.
+        asked = order.prompt_logprobs_from
+        told = () if asked is None else outcome.prompt[asked - 1 :]
         return Verdict(
             prefix.request,
             prefix.attempt,
@@ -157,4 +162,5 @@ class VllmVerifier:
             tokens=outcome.tokens,
             pending=outcome.pending,
             logprobs=outcome.reported,
+            prompt_logprobs=told,
         )

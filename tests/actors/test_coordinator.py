@@ -41,6 +41,7 @@ from policies.protocols import Schedule
 from policies.request import LaneView
 from policies.scheduling.simple import Las, LasParams, fcfs
 from policies.speculation.simple import Fixed
+from tests import prompt_logprobs
 from tests.actors.hosts import Lost, PacedDrafter, PacedVerifier, never
 from tests.actors.policies import Touring
 from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
@@ -313,6 +314,33 @@ def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
         assert second.ttft_s > second.queue_s > 0.1, "it had to wait for the first one"
         assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
         assert first.accepted == GREEDY.max_tokens - first.rounds
+        await service.end()
+
+    run(main())
+
+
+def test_prompt_logprobs_come_once_and_whole_whatever_dies() -> None:
+    async def main() -> None:
+        prompt = [token % VOCAB for token in range(3, 90)]
+        asking = replace(GREEDY, prompt_logprobs=2)
+        limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=20)
+        service = Service(limits=limits, verifier_lost=lambda call: call in (2, 5, 9, 14))
+        submit = service.coordinator.submit
+        before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
+        resubmitted = submit("again", prompt, asking, output=before[:4])
+        streams = [submit(str(number), prompt, asking) for number in range(3)]
+        target = llama()
+        target.set_attn_implementation("eager")
+
+        async def commits(stream: Stream) -> list[Commit]:
+            return [commit async for commit in stream]
+
+        for first, *later in await asyncio.gather(*map(commits, streams)):
+            prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
+            assert all(commit.prompt_logprobs is None for commit in later)
+        for commit in await commits(resubmitted):
+            assert commit.prompt_logprobs is None, "its first attempt has told them"
+        assert len(service.seen(VerifierDown)) == 4
         await service.end()
 
     run(main())

@@ -7,16 +7,18 @@ reads answers in its own way.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import schemathesis
+import torch
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case
 from schemathesis.core.result import Ok
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.serving.app import running
 from cluster.zoo import TARGET, model_path
@@ -97,32 +99,64 @@ def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
 
 
 TASK = """
-task: counting
+task: tested
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
-output_type: generate_until
 doc_to_text: "{{{{prompt}}}}"
 doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["<|end|>"], max_gen_toks: 48, do_sample: false}}
-metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+target_delimiter: ""
+{particulars}
+"""
+GENERATING = """
+output_type: generate_until
+generation_kwargs: {until: ["<|end|>"], max_gen_toks: 48, do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+CHOOSING = """
+output_type: multiple_choice
+doc_to_choice: "{{choices}}"
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
 LM_EVAL = """
 import json, sys
 import lm_eval
 from lm_eval.tasks import TaskManager
-url, tokenizer, folder, name = sys.argv[1:]
+url, tokenizer, folder, name, batch_size = sys.argv[1:]
 results = lm_eval.simple_evaluate(
     model="local-completions",
     model_args=dict(
         model=name, base_url=f"{url}/v1/completions", tokenizer=tokenizer, num_concurrent=4
     ),
-    tasks=["counting"],
+    batch_size=int(batch_size),
+    tasks=["tested"],
     task_manager=TaskManager(include_path=folder, include_defaults=False),
     bootstrap_iters=0,
 )
-print(json.dumps(results["results"]["counting"], default=str))
+samples = sorted(results["samples"]["tested"], key=lambda sample: sample["doc_id"])
+answers = [sample["filtered_resps"] for sample in samples]
+print(json.dumps([results["results"]["tested"], answers], default=str))
 """
+
+
+def lm_eval(
+    app: str, folder: Path, particulars: str, rows: Sequence[dict[str, Any]], batch_size: int = 1
+) -> tuple[dict[str, Any], list[Any]]:
+    """The scores, and what the endpoint answered for each row."""
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "tested.yaml").write_text(TASK.format(data=data, particulars=particulars))
+    arguments = [app, str(model_path(TARGET)), str(folder), TARGET, str(batch_size)]
+    ran = subprocess.run(
+        [sys.executable, "-c", LM_EVAL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)},
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    scores, answers = json.loads(ran.stdout.splitlines()[-1])
+    return scores, answers
 
 
 def test_lm_eval_scores_what_the_endpoint_says(app: str, tmp_path: Path) -> None:
@@ -138,17 +172,39 @@ def test_lm_eval_scores_what_the_endpoint_says(app: str, tmp_path: Path) -> None
         }
         answer = requests.post(f"{app}/v1/completions", json=body, timeout=60).json()
         rows.append({"prompt": prompt, "answer": answer["choices"][0]["text"]})
-    data = tmp_path / "counting.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "counting.yaml").write_text(TASK.format(data=data))
-    arguments = [app, str(model_path(TARGET)), str(tmp_path), TARGET]
-    ran = subprocess.run(
-        [sys.executable, "-c", LM_EVAL, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    scores = json.loads(ran.stdout.splitlines()[-1])
+    scores, _ = lm_eval(app, tmp_path, GENERATING, rows)
     assert scores["exact_match,none"] == 1.0
+
+
+def test_lm_evals_loglikelihoods_are_the_stock_models(app: str, tmp_path: Path) -> None:
+    """As hellaswag and mmlu ask for them: choices behind the same context, token ids, `echo`."""
+    rows: list[dict[str, Any]] = [
+        {
+            "prompt": f"<|user|>Count to {count}.<|end|><|assistant|>",
+            "choices": ["1, 2, 3", "1\n2\n3\n", "A table:", "Once upon a time there"],
+            "answer": 1,
+        }
+        for count in range(3, 8)
+    ]
+    model = AutoModelForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    expected, right = [], 0
+    for row in rows:
+        context = len(tokenizer(row["prompt"])["input_ids"])
+        likelihoods = []
+        for choice in row["choices"]:
+            ids = torch.tensor(tokenizer(row["prompt"] + choice)["input_ids"])
+            with torch.inference_mode():
+                said = model(ids[None]).logits[0].log_softmax(-1)[context - 1 : -1]
+            own = said.gather(-1, ids[context:, None])
+            greedy = bool((said.argmax(-1) == ids[context:]).all())
+            likelihoods.append((float(own.sum()), greedy))
+        expected.append(likelihoods)
+        right += max(likelihoods) == likelihoods[row["answer"]]
+    scores, answers = lm_eval(app, tmp_path, CHOOSING, rows, batch_size=3)
+    for told, likelihoods in zip(answers, expected, strict=True):
+        assert [float(value) for value, _ in told] == pytest.approx(
+            [value for value, _ in likelihoods], abs=1e-3
+        )
+        assert [str(greedy) for _, greedy in told] == [str(greedy) for _, greedy in likelihoods]
+    assert scores["acc,none"] == pytest.approx(right / len(rows))

@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from engine.seeds import splitmix64
+from tests import reference
 from tests.deployments.serving import (
     ARGS,
     PROMPT,
@@ -18,6 +20,7 @@ from tests.deployments.serving import (
     eventually,
     expected_ids,
     expected_text,
+    oracle,
     replicas,
     tokenizer,
 )
@@ -165,6 +168,29 @@ def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
         assert one.bytes is not None
     text = b"".join(bytes(one.bytes or []) for one in content)
     assert text.decode().startswith(chat.choices[0].message.content or "nothing")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, streamed: bool) -> None:
+    ids = tokenizer()(PROMPT)["input_ids"]
+    if streamed:
+        chunks = client.completions.create(
+            model="target", prompt=ids, max_tokens=24, temperature=0, echo=True, logprobs=1,
+            stream=True,
+        )  # fmt: skip
+        choices = [chunk.choices[0] for chunk in chunks]
+    else:
+        choices = complete(client, prompt=ids, echo=True, logprobs=1).choices
+    assert choices[0].text.startswith(PROMPT)
+    assert "".join(choice.text for choice in choices) == PROMPT + expected_text(0.0, 0, 24)
+    said = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    told = [value for one in said for value in one.token_logprobs or []]
+    tokens = [*ids, *expected_ids(0.0, 0, 24)]
+    logits = torch.from_numpy(reference.forward(oracle(), tokens))
+    expected = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])
+    assert told[0] is None
+    assert told[1:] == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
+    assert sum(len(one.top_logprobs or []) for one in said) == len(tokens)
 
 
 def test_logit_bias_bans_a_token(client: OpenAI) -> None:

@@ -100,6 +100,13 @@ def test_logprobs_as_each_api_asks_for_them(
     assert ask(**fields)[0]["params"]["logprobs"] == asked
 
 
+@pytest.mark.parametrize("logprobs", [None, 0, 5])
+def test_an_echo_asks_for_logprobs_of_the_prompt_too(logprobs: int | None) -> None:
+    asked = completion(logprobs=logprobs, echo=True)[0]["params"]["prompt_logprobs"]
+    assert asked == logprobs
+    assert completion(logprobs=logprobs)[0]["params"]["prompt_logprobs"] is None
+
+
 def test_null_is_as_good_as_absent() -> None:
     nothing = dict.fromkeys(("temperature", "logprobs", "seed", "stop", "suffix", "user", "n"))
     asked = completion(**{**nothing, "seed": 1})
@@ -233,7 +240,9 @@ def test_a_bad_field_is_refused_by_name(
         ("logprobs", {"logprobs": 21}),
         ("logprobs", {"logprobs": True}),
         ("best_of", {"best_of": 3}),
-        ("echo", {"echo": True}),
+        ("echo", {"echo": "yes"}),
+        ("max_tokens", {"max_tokens": 0, "echo": False}),
+        ("max_tokens", {"max_tokens": -1, "echo": True}),
         ("suffix", {"suffix": "x"}),
     ],
 )

@@ -78,6 +78,7 @@ def expected(choice: Fields) -> Fields:
         {"frequency_penalty": 2.0, "temperature": 0.5},
         {"min_tokens": 12, "ignore_eos": False, "logit_bias": {"1": 8}},
         {"logprobs": 3},
+        {"logprobs": 2, "echo": True},
         {"n": 3},
     ],
     ids=lambda fields: "-".join(fields) or "plain",
@@ -219,6 +220,7 @@ def commit(first: int, *tokens: int, finish: Any = None, rounds: int = 1) -> Mes
         "first_index": first,
         "token_ids": list(tokens),
         "logprobs": None,
+        "prompt_logprobs": None,
         "finish": finish,
         "statistics": {
             "rounds": rounds,

@@ -17,7 +17,7 @@ from engine.model import PackedModel
 from engine.params import SamplingParams
 from engine.protocol import Commit
 from engine.verifiers.native import NativeVerifier
-from tests import reference
+from tests import prompt_logprobs, reference
 from tests.checkpoints import VOCAB, blurred, llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -186,6 +186,26 @@ def test_when_the_pool_is_too_small_for_all_the_youngest_wait_and_all_finish() -
     assert streams(events) == wide
     finished = [e.request for e in events if isinstance(e, Commit) and e.finish]
     assert finished == sorted(finished), "nobody overtakes in a pool that holds one"
+
+
+def test_prompt_logprobs_come_whole_with_the_first_commit(
+    reference_model: PreTrainedModel,
+) -> None:
+    """Of equal prompts in pieces, in a pool in which requests are preempted."""
+    prompts = [[token % VOCAB for token in range(3, 48)]] * 3 + [[5]]
+    asking = replace(GREEDY, prompt_logprobs=3)
+    params = [GREEDY, asking, asking, asking]
+    events = list(generate(make_verifier(kv_tokens=144), prompts, params, chunk=7))
+    plain = list(generate(make_verifier(), prompts, GREEDY))
+    assert streams(events) == streams(plain), "asking changes nothing"
+    for commit in events:
+        assert isinstance(commit, Commit)
+        number = int(commit.request)
+        if number and commit.first_index == 0:
+            told = commit.prompt_logprobs
+            prompt_logprobs.check(reference_model, prompts[number], 3, told)
+        else:
+            assert commit.prompt_logprobs is None
 
 
 def test_a_cancelled_request_says_nothing_more_and_frees_its_memory() -> None:

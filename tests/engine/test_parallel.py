@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
@@ -27,6 +28,7 @@ from engine.protocol import Commit
 from engine.ranks import Place, RankLost
 from engine.sharding import InvalidTensorParallel, Share, check_ranks, shard
 from engine.verifiers.native import NativeVerifier
+from tests import prompt_logprobs
 from tests.checkpoints import VOCAB, blurred, llama
 from tests.engine.families import SUPPORTED, build
 from tests.engine.other_ranks import PATIENCE_S, Build, leading, start_follower, start_idle_leader
@@ -128,6 +130,20 @@ def generated(
         commits.setdefault(commit.request, []).append(commit.token_ids)
     assert any(len(tokens) > 2 for tokens in commits["0"]), "no draft was accepted"
     return commits
+
+
+def test_prompt_logprobs_are_the_whole_stock_models(meeting_point: Path) -> None:
+    """Of a prompt that the prefix cache has, in pieces."""
+    prompt = [11 * token % VOCAB for token in range(60)]
+    stock = llama()
+    stock.set_attn_implementation("eager")
+    with leading(llama, meeting_point) as model:
+        verifier = NativeVerifier(model)
+        list(generate(verifier, [prompt], GREEDY))
+        first = next(generate(verifier, [prompt], replace(GREEDY, prompt_logprobs=2), chunk=16))
+        verifier.forget(["0"])
+    assert isinstance(first, Commit)
+    prompt_logprobs.check(stock, prompt, 2, first.prompt_logprobs)
 
 
 def test_a_request_parked_in_host_memory_comes_back_on_all_ranks(meeting_point: Path) -> None:

@@ -39,6 +39,8 @@ VOCAB = 50
         ("stop_token_ids", (VOCAB,)),
         ("logprobs", -1),
         ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
         ("seed", -1),
         ("seed", 2**64),
     ],

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from engine.noise import gumbel
 from engine.params import SamplingParams
-from engine.sampling import Row, adjust, candidates, choose, knobs_of, logprobs
+from engine.sampling import Row, adjust, candidates, choose, knobs_of, logprobs, logprobs_of_rows
 from engine.sampling_torch import perturbed_top_torch
 from tests import reference
 from tests.checkpoints import llama
@@ -230,6 +230,11 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert [token for token, _ in reported.top] == best.indices.tolist()
     assert [value for _, value in reported.top] == pytest.approx(best.values.tolist(), abs=1e-5)
     assert logprobs(logits, 17, 0).top == ()
+    rows, tokens = random_logits(2, rows=3), [17, 4, 250]
+    for row, token, one in zip(rows, tokens, logprobs_of_rows(rows, tokens, 3), strict=True):
+        alone = logprobs(row, token, 3)
+        assert one.logprob == pytest.approx(alone.logprob, abs=1e-5)
+        assert np.array(one.top) == pytest.approx(np.array(alone.top), abs=1e-5)
 
 
 def test_a_stream_of_choices_is_the_references_and_a_wrong_one_is_found() -> None:

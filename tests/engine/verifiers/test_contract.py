@@ -1,14 +1,15 @@
 """What every backend answers: the verifier protocol on the zoo's target, chains only."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from engine.params import SamplingParams
-from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from policies.tree import DraftTree
-from tests import reference
+from tests import prompt_logprobs, reference
 from tests.engine.streams import questions, reference_target
 from tests.engine.verifiers.backends import AMPLE, TIGHT, Backend, Host, host
 from tests.engine.verifiers.orders import SEED, order, verdict
@@ -198,6 +199,72 @@ def test_logprobs_are_the_stock_models_along_the_accepted_path(ample: Host) -> N
         top = row.topk(2)
         assert [one for one, _ in reported.top] == top.indices.tolist()
         assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("mishap", ["none", "forgotten", "verdict lost"])
+def test_a_prompts_logprobs_are_the_stock_models_each_said_once(ample: Host, mishap: str) -> None:
+    """Though the prefix cache has the prompt: in chunks, and beside a request that decodes."""
+    prompt = questions(True)[0]
+    plain = SamplingParams(temperature=0, max_tokens=20)
+    streams = {"a": [*prompt, *verdict(ample.verifier, order("a", prompt)).tokens]}
+    params = replace(plain, prompt_logprobs=2)
+    told: list[TokenLogprobs] = []
+    known = 0
+    tokens: tuple[int, ...] = ()
+    for step in range(len(prompt)):
+        asked = order("b", prompt, params=params, base=known, chunk=7)
+        beside = order("a", streams["a"], base=len(streams["a"]), prompt_len=len(prompt))
+        asked = asked._replace(prompt_logprobs_from=1 + len(told))
+        answer, other = ample.verifier.verify([asked, beside])
+        assert isinstance(answer, Verdict)
+        assert isinstance(other, Verdict)
+        assert not other.prompt_logprobs
+        streams["a"] += other.tokens
+        known = len(prompt)
+        if step == 2 and mishap == "verdict lost":
+            known = 0  # nobody has heard it, so the order comes again
+            continue
+        told += answer.prompt_logprobs
+        if step == 2 and mishap == "forgotten":
+            ample.verifier.forget(["b"])
+            known = 0
+        tokens = answer.tokens
+        if tokens:
+            break
+    prompt_logprobs.check(reference_target(), prompt, 2, told)
+    assert list(tokens) == said(prompt, replace(plain, max_tokens=1))
+    decoded = streams["a"][len(prompt) :]
+    assert decoded == said(prompt, plain)[: len(decoded)]
+
+
+def test_a_prompt_that_is_evicted_half_way_has_all_its_logprobs(tight: Host) -> None:
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    prompt = [50, *([51, 52] * 75)]
+    told: list[TokenLogprobs] = []
+    known = 0
+    for step in range(6):
+        asked = order("b", prompt, params=params, base=known, chunk=100)
+        (answer,) = tight.verifier.verify([asked._replace(prompt_logprobs_from=1 + len(told))])
+        if isinstance(answer, Missing):
+            known = answer.have
+            continue
+        assert isinstance(answer, Verdict)
+        told += answer.prompt_logprobs
+        known = len(prompt)
+        if answer.tokens:
+            break
+        if step == 0:
+            for name, token in (("a", 60), ("c", 70)):  # two of three fit
+                assert verdict(tight.verifier, order(name, [token] * 151)).tokens
+    prompt_logprobs.check(reference_target(), prompt, 1, told)
+
+
+def test_a_prompt_of_one_token_has_no_logprobs(ample: Host) -> None:
+    params = SamplingParams(temperature=0, prompt_logprobs=0)
+    one = order("a", [100], params=params)._replace(prompt_logprobs_from=1)
+    answer = verdict(ample.verifier, one)
+    assert answer.tokens
+    assert answer.prompt_logprobs == ()
 
 
 def test_scores_are_the_stock_models_and_leave_nothing_behind(ample: Host) -> None:

@@ -13,6 +13,7 @@ from engine.protocol import Commit
 from engine.ranks import RankLost
 from engine.verifiers.vllm_engine import VllmVerifier
 from engine.verifiers.vllm_loading import VllmSpec, load_vllm
+from tests import prompt_logprobs
 from tests.engine.streams import END, SAMPLING, questions, reference_target
 from tests.engine.verifiers.backends import EAGER
 from tests.engine.verifiers.orders import order, verdict
@@ -41,6 +42,14 @@ def test_two_ranks_say_what_one_model_says(verifier: VllmVerifier) -> None:
         identity.check(prompt, stream, one, seed=7)
     identity.finish()
     assert verifier.blocks().used == 0
+
+
+def test_two_ranks_say_a_prompts_logprobs(verifier: VllmVerifier) -> None:
+    prompt = questions(True)[2]
+    params = replace(SAMPLING["greedy"], max_tokens=2, prompt_logprobs=2)
+    first = next(generate(verifier, [prompt], params, chunk=10))
+    assert isinstance(first, Commit)
+    prompt_logprobs.check(reference_target(), prompt, 2, first.prompt_logprobs)
 
 
 def test_a_rank_that_dies_takes_the_verifier_with_it(verifier: VllmVerifier) -> None:
