@@ -52,6 +52,7 @@ bench: $(INSTALLED)
 	$(RUN)/python -m benchmarks.local
 	$(RUN)/python -m benchmarks.coordinator
 	$(RUN)/python -m benchmarks.policy_cost
+	$(RUN)/python -m benchmarks.no_harm
 	$(RUN)/python -m benchmarks.regret --smoke
 	$(RUN)/python -m benchmarks.papers --smoke
 	$(RUN)/python -m benchmarks.vllm_step

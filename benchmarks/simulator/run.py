@@ -52,6 +52,8 @@ class DrafterSpec:
     size: float = 0.0
     """Parameters."""
     faults: Faults = NO_FAULTS
+    call_s: float = 0.0
+    """Of a lookup: what a call takes, and the coordinator with it."""
 
     @property
     def view(self) -> LaneView:
@@ -202,7 +204,7 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> lis
                 target,
                 cluster.acceptance,
                 domains,
-                transport_s=0.0 if spec.cost is None else cluster.transport_s,
+                transport_s=spec.call_s if spec.cost is None else cluster.transport_s,
                 faults=spec.faults,
             ),
             free=spec.cost is None,

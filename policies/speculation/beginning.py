@@ -133,7 +133,7 @@ def _at_price(
         costs.verify, costs.read, costs.fixed + _SLOPE_OVER
     )
     node_s = (with_more_s - plain_s) / _SLOPE_OVER
-    second = price * len(round_.context) / plain_s
+    second = price * costs.time_price * len(round_.context) / plain_s
     count = len(chances.request)
     sharing = np.bincount(chances.lane, minlength=len(steps))
     depths = np.zeros(count, np.int64)
@@ -200,7 +200,7 @@ def _best_prefix(
     drafting_s, spared_s = np.zeros(len(steps)), np.zeros(len(steps))
     gained = np.zeros(requests)
     caps_s = round_.slope * (1.0 + round_.promised) + round_.offset
-    nodes = found = added = brought = 0.0
+    nodes = added = brought = 0.0
     for count in range(len(line) + 1):
         if count:
             pair = line[count - 1]
@@ -216,15 +216,15 @@ def _best_prefix(
             caps_s[request] = round_.slope[request] * (1.0 + reached) + round_.offset[request]
             brought += gain[pair]
             nodes += chances.found[pair] * depth[pair] * widths[lane]
-            found += chances.found[pair]
             added += worth[pair]
         around_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
-        around_s += costs.waiting_s + costs.handling_s * min(1.0, found)
+        # Also where nothing should be found: who is asked in vain holds the round up as well.
+        around_s += costs.waiting_s + (costs.handling_s if count else 0.0)
         seconds[count] = around_s + drafting_s.max()
         paid_s = around_s + (drafting_s - spared_s).max()
         over[count] = max(seconds[count] - caps_s.min(), 0.0)
         if fair:
-            value[count] = added - requests * np.log(paid_s)
+            value[count] = added - costs.time_price * requests * np.log(paid_s)
         else:
             value[count] = np.log((requests + brought) / paid_s)
     least = _for_needs(line, gain, urgent, chances, seconds, round_)

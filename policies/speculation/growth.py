@@ -176,7 +176,8 @@ def _going_on(
     line = _in_line(at, most, fair, drafted, prospects)
     seconds = _seconds(line, depth, width, costs, nodes, drafting_s, prospects)
     go_on = np.zeros(len(at), np.bool_)
-    go_on[line.place[: _how_many(line, seconds, fair, drafted, prospects)]] = True
+    count = _how_many(line, seconds, fair, costs.time_price, drafted, prospects)
+    go_on[line.place[:count]] = True
     return go_on
 
 
@@ -227,7 +228,12 @@ def _seconds(
 
 @njit(cache=True)
 def _how_many(
-    line: _Line, seconds: Floats, fair: bool, drafted: Drafted, prospects: Prospects
+    line: _Line,
+    seconds: Floats,
+    fair: bool,
+    time_price: float,
+    drafted: Drafted,
+    prospects: Prospects,
 ) -> int:
     """The best number of requests to go on, `seconds` being T for each number."""
     least = _for_needs(line, seconds, drafted.gain, prospects)
@@ -242,7 +248,7 @@ def _how_many(
             added += line.worth[count - 1]
         if over[count] <= limit:
             if fair:
-                value = added - requests * np.log(seconds[count])
+                value = added - time_price * requests * np.log(seconds[count])
             else:
                 value = np.log((total + added) / seconds[count])
             if value > most:

@@ -1,10 +1,13 @@
 """What speculation gives or costs each request, in tokens against plain decoding.
 
-The no-harm promise of DESIGN 4.6: over a window of its rounds, a request gains at least 0.97 of
-the tokens that plain decoding would have given it in the same time. So within 32 rounds it may fall
-behind by 0.96 tokens, and at once: what it gains itself comes later. Times are measured. Gains are
-the expected ones: realised tokens are so noisy over a window that some request of a batch would
-always be in debt, by chance alone. Where expectations are wrong, `Trust` mends them.
+The no-harm promise of DESIGN 4.6, twice. Over a window of its rounds, a request gains at least
+0.97 of the tokens that plain decoding would have given it in the same time: within 128 rounds it
+may fall behind by 3.84 tokens, and at once, for what it gains itself comes later. To a request that
+ends after twenty rounds that is no promise. So those that have ended are looked at: while too many
+of them were given less than 0.97, time gets dearer in the objective, until drafts pay for what they
+take from others. Times are measured. Gains are the expected ones: realised tokens are so noisy over
+a window that some request of a batch would always be in debt, by chance alone. Where expectations
+are wrong, `Trust` mends them.
 """
 
 import numpy as np
@@ -15,6 +18,14 @@ from policies.rows import with_rows
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import TimeCaps
 
+_PRICE_STEP = 0.1
+"""By how much of itself one request's end may raise the price of time."""
+_HIGHEST_PRICE = 8.0
+"""There hardly anything pays, and from there it still falls within some dozens of requests."""
+_MOST_HANDLING = 0.5
+"""Of a forward: what one round can show of time that nothing explains."""
+_FEWEST_ROUNDS = 4.0
+"""Of a request, that say how it fared."""
 _TRUST_PRIOR = 8.0
 """Accepted tokens that count for the confidences being right."""
 _TRUST_FADE = 0.98
@@ -25,29 +36,40 @@ _LEAST_TRUST, _MOST_TRUST = 0.25, 1.25
 class Ledger:
     """One account per request, a row: tokens gained minus rounds of plain decoding."""
 
-    def __init__(self, promise: float, window: int, repay: float) -> None:
+    def __init__(self, promise: float, window: int, repay: float, exceptions: float) -> None:
+        """`exceptions`: the share of requests that may end below the promise."""
+        self._promise = promise
         self._overdraft = (1.0 - promise) * window
         self._repay = repay
+        self._exceptions = exceptions
+        self.time_price = 1.0
+        """What the fair objective weighs time with."""
         self._rounds = np.zeros((0, window))
         """Entries of the last rounds, each over the oldest."""
         self._entries = np.zeros(0)
         """How many there were."""
         self._credit = np.zeros(0)
-        self._open = np.zeros((0, 3))
+        self._whole = np.zeros((0, 3))
+        """Since each request's beginning: tokens, rounds of plain decoding in the same time; and
+        whether it was given the promise."""
+        self._open = np.zeros((0, 4))
         """Of the round under way: tokens beyond the target's own, the share of the forward that
-        drafts cost, seconds of handling."""
+        drafts cost, seconds that it would have waited anyway; and whether any of this was said."""
 
     def reserve(self, rows: int) -> None:
         self._rounds = with_rows(self._rounds, rows)
         self._entries = with_rows(self._entries, rows)
         self._credit = with_rows(self._credit, rows)
+        self._whole = with_rows(self._whole, rows)
         self._open = with_rows(self._open, rows)
 
-    def expect(self, rows: Ints, gains: Floats, drafts_share: float, handling_s: float) -> None:
-        """A round with drafts: `drafts_share` of its forward is theirs."""
+    def expect(self, rows: Ints, gains: Floats, drafts_share: float, waiting_s: float) -> None:
+        """A round with drafts: `drafts_share` of its forward is theirs. `waiting_s`: what plain
+        rounds take besides their forward."""
         self._open[rows, 0] = gains
         self._open[rows, 1] = drafts_share
-        self._open[rows, 2] = handling_s
+        self._open[rows, 2] = waiting_s
+        self._open[rows, 3] = 1.0
 
     def settle(
         self,
@@ -60,16 +82,31 @@ class Ledger:
         """The round took each `seconds`, of them `verify_s` in the forward, of that `prompts_s`
         for prompts, and so long for drafting, be it for others. One that nobody expected was
         plain."""
-        entries = _entries(rows, self._open, seconds, verify_s, prompts_s, drafting_s)
-        _enter(rows, entries, self._rounds, self._entries, self._credit)
+        tokens, plain = _entries(rows, self._open, seconds, verify_s, prompts_s, drafting_s)
+        self._whole[rows, 0] += tokens
+        self._whole[rows, 1] += plain
+        _enter(rows, tokens - plain, self._rounds, self._entries, self._credit)
 
     def forget(self, row: int) -> None:
-        for account in (self._rounds, self._entries, self._credit, self._open):
+        tokens, plain, promised = self._whole[row].tolist()
+        if promised and plain >= _FEWEST_ROUNDS:
+            self._learn_from(tokens / plain)
+        for account in (self._rounds, self._entries, self._credit, self._whole, self._open):
             account[row] = 0.0
+
+    def _learn_from(self, speed: float) -> None:
+        """A request has ended, with this speed over plain decoding's. Stochastic approximation: the
+        price settles where the share of those below the promise is `exceptions`."""
+        if speed < self._promise:
+            self.time_price *= 1.0 + _PRICE_STEP * (1.0 - self._exceptions)
+        else:
+            self.time_price *= 1.0 - _PRICE_STEP * self._exceptions
+        self.time_price = min(max(self.time_price, 1.0), _HIGHEST_PRICE)
 
     def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:
         """1 + g + credit + overdraft ≥ T / T_plain for each request that it binds; what it owes
         beyond that is repaid in parts, so that one bad round does not stop the whole batch."""
+        self._whole[rows, 2] = binds
         allowed = self._credit[rows] + self._overdraft
         return TimeCaps(*_caps(binds, allowed, self._repay, plain_s))
 
@@ -113,22 +150,28 @@ def _entries(
     verify_s: Floats,
     prompts_s: Floats,
     drafting_s: float,
-) -> Floats:
-    """What each request's round was worth. Closes it.
+) -> tuple[Floats, Floats]:
+    """What each request's round brought it, and how many plain ones fit into its time. Closes it.
 
     Prompts are left out: they come as requests end, so the faster all decode, the more of them a
     round has, and they would make what drafts cost look like a smaller share of it.
     """
-    entries = np.empty(len(rows))
+    tokens, plain = np.ones((2, len(rows)))
     for number, row in enumerate(rows):
-        gain, drafts_share, handling_s = open_[row]
-        took_s = seconds[number] - prompts_s[number]
-        plain_s = took_s - drafting_s - handling_s - drafts_share * verify_s[number]
-        # A clock too coarse for the round must not make it look endless.
-        slowdown = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))
-        entries[number] = 1.0 + gain - slowdown
+        gain, drafts_share, waiting_s, drafted = open_[row]
         open_[row] = 0.0
-    return entries
+        if drafted == 0.0:
+            continue
+        tokens[number] += gain
+        forward_s = verify_s[number] - prompts_s[number]
+        plain_s = waiting_s + (1.0 - drafts_share) * forward_s
+        # What nothing explains is the drafts' as well, but for pauses of the whole process.
+        handling_s = seconds[number] - verify_s[number] - waiting_s - drafting_s
+        handling_s = min(max(handling_s, 0.0), _MOST_HANDLING * forward_s)
+        took_s = waiting_s + forward_s + drafting_s + handling_s
+        # A clock too coarse for the round must not make it look endless.
+        plain[number] = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))
+    return tokens, plain
 
 
 @njit(cache=True)

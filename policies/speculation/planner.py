@@ -64,6 +64,9 @@ class PlannerParams:
     """What a request without an SLO keeps of its speed under plain decoding, at least."""
     window: int = 128
     """Rounds over which it does."""
+    exceptions: float = 0.1
+    """The share of requests that may end below `no_harm`, being short; a group of requests that is
+    a fifth of all, and worse off than the others, then has it for half of its own."""
     repay: float = 0.25
     """The part of a debt that one round must repay."""
     explore: float = 0.01
@@ -86,7 +89,12 @@ class Planner:
         self._params = params or PlannerParams()
         self._calibrations = calibrations or {}
         self._beliefs = Beliefs(self._params.prior_acceptance, self._params.prior_weight)
-        self._ledger = Ledger(self._params.no_harm, self._params.window, self._params.repay)
+        self._ledger = Ledger(
+            self._params.no_harm,
+            self._params.window,
+            self._params.repay,
+            self._params.exceptions,
+        )
         self._trust = Trust()
         self._rows = Rows()
         self._explore_s: dict[str, float] = {}
@@ -116,6 +124,7 @@ class Planner:
             elsewhere_s=0.0,
             room=room(len(requests), context),
             draft_budget=context.draft_budget,
+            time_price=self._ledger.time_price,
         )
         places = {one.name: place for place, one in enumerate(requests)}
         lanes = [self._lane(asks[ask], places, standing, rows, costs, context) for ask in awake]
@@ -152,7 +161,7 @@ class Planner:
             plans[ask] = self._plan_of(lane, rows, standing, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
-            self._ledger.expect(rows, np.zeros(len(rows)), 0.0, context.handling_s)
+            self._ledger.expect(rows, np.zeros(len(rows)), 0.0, context.waiting_s)
         return plans
 
     def select(
@@ -180,7 +189,7 @@ class Planner:
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
         kept_s = float(verify_s[len(choice.nodes)])
         drafts_share = 1.0 - float(verify_s[0]) / kept_s if kept_s > 0.0 else 0.0
-        self._ledger.expect(rows, choice.gain, drafts_share, context.handling_s)
+        self._ledger.expect(rows, choice.gain, drafts_share, context.waiting_s)
         self._trust.promise(rows, promised.gains(choice.nodes))
         return forest.masks(choice.nodes)
 
@@ -352,7 +361,7 @@ class Planner:
         kind, most, count = self._params.objective, len(seconds) - 1, len(standing.context)
         gains = Gains.of(forest)
         ranking = gains.ranked(kind, most)
-        value = ranking.objective(kind, count, seconds)
+        value = ranking.objective(kind, count * self._ledger.time_price, seconds)
         free = best_prefix(ranking, value, seconds, TimeCaps.none(count), no_harm)
         slo = standing.slo_caps(begun_s)
         if np.all(free.seconds <= slo.at(free.gain)):
@@ -369,7 +378,7 @@ class Planner:
         )
         slo.offset[hopeless] = np.inf
         ranking = gains.needs_first(kind, urgent, urgency, most)
-        value = ranking.objective(kind, count, seconds)
+        value = ranking.objective(kind, count * self._ledger.time_price, seconds)
         return best_prefix(ranking, value, seconds, slo, no_harm)
 
     # -- both ----------------------------------------------------------------------------------

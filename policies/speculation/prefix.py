@@ -76,8 +76,9 @@ class Ranking(NamedTuple):
     urgent: int
     """The first so many are there for needs."""
 
-    def objective(self, kind: Objective, requests: int, seconds: Floats) -> Floats:
-        """At every prefix: Σ log(1 + gain) - n·log T, or the logarithm of (n + Σ gain) / T."""
+    def objective(self, kind: Objective, requests: float, seconds: Floats) -> Floats:
+        """At every prefix: Σ log(1 + gain) - n·log T, or the logarithm of (n + Σ gain) / T. Where
+        time has a price, fair counts that many more `requests`."""
         return _objective(self, kind == "fair", requests, seconds)
 
 

@@ -30,6 +30,8 @@ class RoundCosts(NamedTuple):
     room: int
     """Draft tokens that the verification has room for."""
     draft_budget: int
+    time_price: float = 1.0
+    """What the fair objective weighs time with (ledger.py)."""
 
     def seconds(self, nodes: int, drafting_s: float) -> float:
         """T of the round with so many draft tokens."""

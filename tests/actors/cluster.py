@@ -11,14 +11,16 @@ from ray._private import state  # the public API needs a dashboard, which takes 
 
 
 def start_ray(**options: Any) -> None:
-    """Once in some hundred starts Ray 2.60's raylet is not there after half a minute, and has not
-    even opened a log: not a thing to fail for."""
+    """A cluster of its own, whatever else runs on the machine. Once in some hundred starts Ray
+    2.60's raylet is not there after half a minute, and has not even opened a log: not a thing to
+    fail for."""
+    options = {"address": "local", "num_cpus": 4, "include_dashboard": False, **options}
     try:
-        ray.init(num_cpus=4, include_dashboard=False, **options)
+        ray.init(**options)
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
-        ray.init(num_cpus=4, include_dashboard=False, **options)
+        ray.init(**options)
 
 
 @contextmanager

@@ -89,15 +89,36 @@ def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
     assert begun.depth.all()
 
 
-def test_a_lookup_costs_where_it_finds_something() -> None:
-    """Nodes and handling of a lookup that seldom has a draft are seldom paid."""
-    costs = costs_of(requests=4, handling_s=6e-3)
+@pytest.mark.parametrize("found", [0.1, 1.0])
+def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
+    """Handling is what rounds take in which drafters are asked, whether they find anything."""
+    asked = chances(first=[0.1] * 4, found=[found] * 4)
+    free_of_it, dear = (
+        begin(asked, [FOR_NOTHING], [1], free(4), costs_of(4, handling_s), True)
+        for handling_s in (0.0, 6e-3)
+    )
+    assert (free_of_it.depth > 0).all()
+    assert not dear.depth.any()
+
+
+def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
+    """Eight tokens of which the first is right now and then."""
+    costs = costs_of(requests=4, handling_s=0.0)._replace(verify=Bent(0.0, 2e-3, 10e-3))
     seldom, always = (
         begin(chances(first=[0.1] * 4, found=[found] * 4), [FOR_NOTHING], [1], free(4), costs, True)
         for found in (0.1, 1.0)
     )
     assert (seldom.depth > 0).all()
     assert not always.depth.any()
+
+
+def test_where_time_is_dear_fewer_begin() -> None:
+    asked, costs = chances(first=[0.9, 0.6, 0.4, 0.2]), costs_of(requests=4, handling_s=0.0)
+    begun = [
+        begin(asked, [STEP], [1], free(4), costs._replace(time_price=price), True)
+        for price in (1.0, 3.0, 8.0)
+    ]
+    assert [int((one.depth > 0).sum()) for one in begun] == [4, 3, 0]
 
 
 def test_how_far_it_is_from_the_best() -> None:

@@ -1,0 +1,137 @@
+"""What fairness gives and costs, in virtual time: `python -m benchmarks.no_harm [--json FILE]`.
+
+The zoo's mixed load as `benchmarks.local` serves it, modelled: so a change of the planner is judged
+by the same run to the last event, on a machine however busy. Costs, acceptances and what a round
+with drafts takes besides were chosen so that 4 and 16 clients come out about as they were measured
+on a quiet machine (docs/policies/planner.md). Names: no_harm/CLIENTS/OBJECTIVE/
+{total,code,prose,tasks}; values are over plain decoding, domains are medians of each request's own
+ratio. Exits with 1 where a domain is below 0.97 under the fair objective.
+"""
+
+import sys
+from collections.abc import Mapping
+from statistics import mean, median
+
+import numpy as np
+
+from actors.settings import Limits, Policies
+from benchmarks.report import Record, parser, publish
+from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
+from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, simulate
+from benchmarks.simulator.verifier import KvMemory
+from benchmarks.simulator.workload import Arrival
+from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.cost import LinearCost
+
+PROMISE = 0.97
+OBJECTIVES = ("fair", "throughput")
+KV_TOKENS = 1 << 20
+MAX_TOKENS = 128
+OUTPUT_TOKENS = {"code": 45, "prose": 20, "tasks": 70}
+"""By domain, the median."""
+
+VERIFY = LinearCost(alpha=1e-6, gamma=2.2e-4, delta=12.2e-3)
+DRAFT = {
+    "tiny": LinearCost(1.2e-7, 6e-5, 1.5e-4),
+    "code": LinearCost(1.8e-7, 1.2e-4, 2.4e-4),
+    "prose": LinearCost(2.0e-7, 1.2e-4, 2.0e-4),
+}
+LOOKUP_CALL_S = 2.5e-3
+"""What a round in which drafters are asked takes besides: planning, orders, lookups, choosing."""
+TRANSPORT_S = 4e-4
+ACCEPTED = {
+    "tiny": {"code": 0.40, "prose": 0.20, "tasks": 0.84},
+    "code": {"code": 0.52, "prose": 0.22, "tasks": 0.15},
+    "prose": {"code": 0.33, "prose": 0.36, "tasks": 0.18},
+}
+FOUND = {"code": (0.60, 0.85), "prose": (0.50, 0.90), "tasks": (0.85, 0.60)}
+"""Of lookups: how many tokens are right, and how often there is nothing."""
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--requests", type=int, default=144)
+    chosen = arguments.parse_args()
+    records, harmed = [], []
+    for clients in chosen.clients:
+        runs = [compared(seed, clients, chosen.requests) for seed in range(chosen.seeds)]
+        for name in runs[0]:
+            value = mean(run[name] for run in runs)
+            records.append(Record(f"no_harm/{clients}/{name}", value, "x plain"))
+            if name.startswith("fair") and value < PROMISE:
+                harmed.append(f"{clients}/{name} {value:.3f}")
+    publish(records, chosen.json)
+    if harmed:
+        sys.exit(f"below {PROMISE}: {', '.join(harmed)}")
+
+
+def compared(seed: int, clients: int, requests: int) -> dict[str, float]:
+    """Over plain decoding, by OBJECTIVE/total and OBJECTIVE/DOMAIN."""
+    arrivals = load(seed, requests)
+    plain_total, plain = served(arrivals, seed, clients, without_drafts)
+    ratios = {}
+    for objective in OBJECTIVES:
+        total, speeds = served(arrivals, seed, clients, drafting(objective))
+        ratios[f"{objective}/total"] = total / plain_total
+        for domain in OUTPUT_TOKENS:
+            names = [one.name for one in arrivals if one.domain == domain]
+            ratios[f"{objective}/{domain}"] = median(speeds[name] / plain[name] for name in names)
+    return ratios
+
+
+def load(seed: int, requests: int) -> list[Arrival]:
+    """The domains in turn."""
+    rng = np.random.default_rng(seed)
+    arrivals = []
+    for number in range(requests):
+        domain = list(OUTPUT_TOKENS)[number % len(OUTPUT_TOKENS)]
+        tokens = OUTPUT_TOKENS[domain] * rng.lognormal(0.0, 0.5)
+        prompt, output = int(rng.integers(20, 80)), int(np.clip(tokens, 5, MAX_TOKENS))
+        arrivals.append(Arrival(f"r{number}", 0.0, prompt, output, MAX_TOKENS, domain))
+    return arrivals
+
+
+def served(
+    arrivals: list[Arrival], seed: int, clients: int, make: MakePolicies
+) -> tuple[float, Mapping[str, float]]:
+    """Tokens per second: of all together, and of each request."""
+    limits = Limits(max_batch=clients, max_waiting=clients, kv_tokens=KV_TOKENS)
+    report = simulate(arrivals, cluster(), make, limits, clients=clients, seed=seed)
+    return report.throughput, {
+        one.arrival.name: one.tokens / one.latency_s for one in report.served
+    }
+
+
+def cluster() -> Cluster:
+    models: dict[tuple[str, str], DrafterModel] = {}
+    for drafter, accepted in ACCEPTED.items():
+        for domain, share in accepted.items():
+            models[domain, drafter] = synthetic(share, persistence=0.3)
+    for domain, (right, silent) in FOUND.items():
+        known = synthetic(right)
+        models[domain, "ngram"] = DrafterModel(
+            known.confidence, known.accepted, silent=silent, persistence=0.6
+        )
+    lookup = DrafterSpec("ngram", "ngram", None, call_s=LOOKUP_CALL_S)
+    drafters = [*(DrafterSpec(name, name, cost) for name, cost in DRAFT.items()), lookup]
+    acceptance = Acceptance(models)
+    return Cluster(VERIFY, KvMemory(KV_TOKENS), drafters, acceptance, transport_s=TRANSPORT_S)
+
+
+def without_drafts(calibrations: Calibrations) -> Policies:
+    speculation = make_speculation("off", {}, calibrations)
+    return Policies(make_schedule("default"), make_selection("fixed"), speculation)
+
+
+def drafting(objective: str) -> MakePolicies:
+    def make(calibrations: Calibrations) -> Policies:
+        planner = make_speculation("planner", {"objective": objective}, calibrations)
+        return Policies(make_schedule("default"), make_selection("hedge"), planner)
+
+    return make
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What rounds were worth to each request, and what follows from how the ended ones fared."""
+
+import numpy as np
+import pytest
+
+from policies.speculation.forest import Floats
+from policies.speculation.ledger import Ledger
+
+WINDOW, PROMISE, EXCEPTIONS = 100, 0.97, 0.12
+FORWARD_S, WAITING_S, DRAFTING_S = 10e-3, 1e-3, 3e-3
+PLAIN_S = FORWARD_S + WAITING_S
+ALL = np.array([0])
+
+
+def ledger() -> Ledger:
+    made = Ledger(PROMISE, WINDOW, repay=0.25, exceptions=EXCEPTIONS)
+    made.reserve(1)
+    made.caps(ALL, np.array([True]), PLAIN_S)
+    return made
+
+
+def drafted(
+    made: Ledger, gain: float, handling_s: float, share: float = 0.0, prompts_s: float = 0.0
+) -> None:
+    made.expect(ALL, np.array([gain]), share, WAITING_S)
+    forward_s = FORWARD_S / (1.0 - share) + prompts_s
+    seconds = WAITING_S + handling_s + DRAFTING_S + forward_s
+    made.settle(ALL, each(seconds), each(forward_s), each(prompts_s), DRAFTING_S)
+
+
+def plain(made: Ledger, seconds: float = PLAIN_S) -> None:
+    made.settle(ALL, each(seconds), each(FORWARD_S), each(0.0), 0.0)
+
+
+def each(seconds: float) -> Floats:
+    return np.array([seconds])
+
+
+def allowed(made: Ledger) -> float:
+    """Rounds of plain decoding that one round may take."""
+    caps = made.caps(ALL, np.array([True]), PLAIN_S)
+    return float(caps.at(np.zeros(1))[0]) / PLAIN_S
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+@pytest.mark.parametrize("handling_s", [0.0, 2e-3])
+def test_a_round_costs_all_that_plain_ones_do_not_take(handling_s: float, share: float) -> None:
+    made = ledger()
+    before = allowed(made)
+    drafted(made, 0.5, handling_s, share)
+    drafts_s = share / (1.0 - share) * FORWARD_S
+    slowdown = (PLAIN_S + DRAFTING_S + handling_s + drafts_s) / PLAIN_S
+    assert allowed(made) - before == pytest.approx(1.5 - slowdown)
+
+
+def test_prompts_that_ride_along_cost_nothing() -> None:
+    alone, beside = ledger(), ledger()
+    drafted(alone, 0.5, handling_s=1e-3)
+    drafted(beside, 0.5, handling_s=1e-3, prompts_s=20e-3)
+    assert allowed(beside) == pytest.approx(allowed(alone))
+
+
+def test_plain_rounds_cost_nothing_however_long() -> None:
+    made = ledger()
+    before = allowed(made)
+    plain(made, seconds=1.0)
+    assert allowed(made) == before
+
+
+def test_a_pause_of_the_process_is_not_the_drafts() -> None:
+    made = ledger()
+    before = allowed(made)
+    drafted(made, 0.0, handling_s=30.0)
+    assert before - allowed(made) < 1.0
+
+
+def end(made: Ledger, speed: float, rounds: int = 20) -> None:
+    """A request comes, is given so much of plain decoding's speed, and goes."""
+    made.caps(ALL, np.array([True]), PLAIN_S)
+    for _ in range(rounds):
+        drafted(made, speed * (PLAIN_S + DRAFTING_S) / PLAIN_S - 1.0, handling_s=0.0)
+    made.forget(0)
+
+
+def test_time_gets_dearer_while_requests_end_badly_and_cheaper_when_they_do_not() -> None:
+    made = ledger()
+    assert made.time_price == 1.0
+    for _ in range(10):
+        end(made, 0.9)
+    assert made.time_price > 2.0
+    for _ in range(1000):
+        end(made, 0.9)
+    highest = made.time_price
+    for _ in range(300):
+        end(made, 1.2)
+    assert made.time_price == 1.0
+    assert highest < 10.0
+
+
+def test_the_share_of_bad_ends_settles_at_the_exceptions() -> None:
+    """Here the speed of half of the requests depends on the price, more or less."""
+    made, rng = ledger(), np.random.default_rng(0)
+    bad = []
+    for number in range(3000):
+        speed = rng.normal(0.9 + 0.05 * made.time_price, 0.02) if number % 2 else 1.5
+        end(made, speed, rounds=5)
+        bad.append(speed < PROMISE)
+    assert np.mean(bad[:20]) > 0.2
+    assert np.mean(bad[1000:]) == pytest.approx(EXCEPTIONS, abs=0.03)
+
+
+def test_who_is_promised_nothing_and_who_was_hardly_there_teach_nothing() -> None:
+    made = ledger()
+    for _ in range(20):
+        end(made, 0.8, rounds=2)
+        made.caps(ALL, np.array([False]), PLAIN_S)
+        for _ in range(20):
+            drafted(made, 0.0, handling_s=3e-3)
+        made.forget(0)
+    assert made.time_price == 1.0
