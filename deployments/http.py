@@ -24,6 +24,7 @@ from deployments.requests import (
     GenerationRequest,
     TokenizeRequest,
 )
+from deployments.window import Window
 from engine.errors import InvalidRequest
 
 OPEN_TO_ALL = ("/health", "/version")
@@ -74,7 +75,7 @@ def make_http(api: Api) -> FastAPI:
 async def _respond(api: Api, asked: GenerationRequest, request: Request) -> Response:
     answer = await api.open(asked, request.state.tenant)
     if asked.stream:
-        return EventStream(answer, api.chunks(asked, answer))
+        return EventStream(answer, api.chunks(asked, answer), Window(request.scope))
     try:
         return JSONResponse(await unless_left(request.receive, api.whole(asked, answer)))
     finally:
@@ -106,13 +107,14 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, chunks: AsyncGenerator[Body, None]) -> None:
-        super().__init__(_events(chunks))
+    def __init__(self, answer: Answer, chunks: AsyncGenerator[Body, None], window: Window) -> None:
+        super().__init__(window.limited(_events(chunks)))
         self._answer = answer
+        self._window = window
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, self._window.listening(receive), send)
         finally:
             self._answer.close()
 

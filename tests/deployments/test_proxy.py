@@ -1,7 +1,10 @@
-"""Bodies that go ahead with the head of their request (deployments/proxy.py in Serve's proxy)."""
+"""Bodies that go ahead with the head of their request, and what clients have taken of the answer
+(deployments/proxy.py in Serve's proxy, and what the ingress makes of it)."""
 
 import asyncio
+import json
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments import proxy
 from deployments.http import make_http
-from deployments.proxy import BODY, BodyAhead
+from deployments.proxy import BODY, TELLS, TOLD_EVERY, WRITTEN, BodyAhead, TellsWritten
+from deployments.window import MOST_MESSAGES
 from tests.deployments.local import local_api, make_config
 
 HEAD: Scope = {
@@ -122,3 +126,81 @@ def test_the_ingress_takes_a_body_that_came_ahead_and_bounds_it_too() -> None:
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4}'
     assert asyncio.run(status(fields)) == 200
     assert asyncio.run(status(fields + b" " * 1024)) == 413
+
+
+def test_what_a_client_has_taken_is_told_among_what_it_sends() -> None:
+    """Not what was sent: the client takes message after message, and stops behind the 40th."""
+    told: list[int] = []
+    taken = asyncio.Semaphore(40)
+    leaves = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope[TELLS]
+        assert await receive() == part(b"body")
+
+        async def says() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for number in range(100):
+                await send({"type": "http.response.body", "body": b"%d" % number})
+
+        saying = asyncio.create_task(says())
+        while (message := await receive())["type"] == WRITTEN:
+            told.append(message["messages"])
+            if sum(told) >= 40 - TOLD_EVERY:
+                leaves.set()
+        assert message == {"type": "http.disconnect"}
+        saying.cancel()
+
+    messages = [part(b"body")]
+
+    async def receive() -> Message:
+        if not messages:
+            await leaves.wait()
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await taken.acquire()
+
+    asyncio.run(asyncio.wait_for(TellsWritten(app)({**HEAD}, receive, send), 30))
+    assert 40 - TOLD_EVERY <= sum(told) <= 40
+    assert min(told) >= TOLD_EVERY
+
+
+def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request() -> None:
+    async def serve() -> None:
+        said: list[bytes] = []
+        inbox: asyncio.Queue[Message] = asyncio.Queue()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                said.append(message["body"])
+
+        async with local_api(make_config(limits={"unread_tokens": 16}), seconds=0.001) as (
+            api,
+            replicas,
+        ):
+            fields = (
+                b'{"model": "target", "prompt": "Count to 7", "max_tokens": 480, "seed": 7,'
+                b' "stream": true}'
+            )
+            inbox.put_nowait(part(fields))
+            serving = asyncio.create_task(make_http(api)({**HEAD, TELLS: True}, inbox.get, send))
+            async with asyncio.timeout(30):
+                while not replicas.streams or (
+                    next(iter(replicas.streams.values())).unread_tokens <= 16
+                ):
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            assert len(said) == MOST_MESSAGES, "nothing more is handed to the proxy"
+            assert next(iter(replicas.streams.values())).unread_tokens < 200, "paused"
+            while not serving.done():
+                inbox.put_nowait({"type": WRITTEN, "messages": TOLD_EVERY})
+                await asyncio.sleep(0.01)
+        events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(said))]
+        text = "".join(choice["text"] for event in events for choice in event["choices"])
+        async with local_api() as (api, _):
+            whole = await api.generate(json.loads(fields) | {"stream": False})
+        assert text == whole["choices"][0]["text"]
+
+    asyncio.run(serve())
