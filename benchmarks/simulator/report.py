@@ -63,6 +63,10 @@ class Tally:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     """By request."""
 
+    @property
+    def tokens_per_round(self) -> float:
+        return self.committed / max(1, self.request_rounds)
+
     def observe(self, event: Event) -> None:
         match event:
             case Verified():
@@ -121,7 +125,7 @@ class Report:
 
     @property
     def tokens_per_round(self) -> float:
-        return self.tally.committed / max(1, self.tally.request_rounds)
+        return self.tally.tokens_per_round
 
     @property
     def verifier_busy(self) -> float:

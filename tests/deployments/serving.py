@@ -90,7 +90,8 @@ def replicas() -> DeploymentHandle:
     return serve.get_deployment_handle("Replica", "spindle")
 
 
-def eventually(holds: Callable[[], bool], what: str, within_s: float = 10) -> None:
+def eventually(holds: Callable[[], bool], what: str, within_s: float = 30) -> None:
+    """How soon is for benchmarks to say: a shared machine may stand still for seconds."""
     for _ in range(round(within_s / 0.1)):
         if holds():
             return
@@ -165,6 +166,19 @@ def signs_of_life(streams: dict[str, str], read: dict[str, int]) -> Iterator[Non
     finally:
         over.set()
         teller.join()
+
+
+def read_to_end(
+    accepted: Iterator[dict[str, Any]], name: str, replica: str
+) -> list[dict[str, Any]]:
+    """What comes behind the first message, read as an ingress does: with signs of life."""
+    said: list[dict[str, Any]] = []
+    read = {name: 0}
+    with signs_of_life({name: replica}, read):
+        for message in accepted:
+            said.append(message)
+            read[name] += len(message.get("token_ids", ()))
+    return said
 
 
 def tokens(messages: list[dict[str, Any]]) -> list[int]:
