@@ -113,6 +113,8 @@ class EventStream(StreamingResponse):
         self._window = window
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # From ASGI 2.4 on Starlette listens no more while it writes, to which the window is bound.
+        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
         try:
             await super().__call__(scope, self._window.listening(receive), send)
         finally:

@@ -167,7 +167,8 @@ def test_what_a_client_has_taken_is_told_among_what_it_sends() -> None:
     assert min(told) >= TOLD_EVERY
 
 
-def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request() -> None:
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request(spec_version: str) -> None:
     async def serve() -> None:
         said: list[bytes] = []
         inbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -185,7 +186,8 @@ def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request() -> None
                 b' "stream": true}'
             )
             inbox.put_nowait(part(fields))
-            serving = asyncio.create_task(make_http(api)({**HEAD, TELLS: True}, inbox.get, send))
+            scope = {**HEAD, TELLS: True, "asgi": {"spec_version": spec_version}}
+            serving = asyncio.create_task(make_http(api)(scope, inbox.get, send))
             async with asyncio.timeout(30):
                 while not replicas.streams or (
                     next(iter(replicas.streams.values())).unread_tokens <= 16

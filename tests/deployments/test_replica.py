@@ -1,7 +1,9 @@
 """The replica's messages as an ingress sees them, over a Serve handle."""
 
+import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.deployments.serving import (
     tokens,
 )
 
+PORT = 8130
 SILENT_INGRESS_S = 4.0
 UNREAD_TOKENS = 48
 ARGS = {
@@ -41,7 +44,7 @@ ARGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _app() -> Iterator[None]:
-    with cluster(8130):
+    with cluster(PORT):
         deploy(ARGS)
         yield
 
@@ -192,6 +195,29 @@ def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up
     assert messages[-1]["kind"] == "failed"
     assert "read" in messages[-1]["message"]
     assert not messages[-1]["retry"]
+
+
+def test_a_client_that_reads_nothing_through_serves_proxy_is_given_up() -> None:
+    """Some 8 MB: more than Linux lets sockets between the proxy and its client hold (4 MiB)."""
+    asked = {"messages": [{"role": "user", "content": "Count to 9."}], "max_tokens": 1900, "n": 2}
+    wordy = {"ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
+    body = json.dumps({"model": "target", **asked, **wordy})
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", PORT))
+        client.sendall((head + body).encode())
+        eventually(lambda: state()["running"] == 2, "both choices run")
+        assert tokens(read("beside")) == expected_ids(1.0, SEED, 40)
+        eventually(nobody_is_here, "they have ended, and nobody has read a byte", within_s=180)
+        client.settimeout(60)
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+    error, done = [line for line in said.splitlines() if line.startswith(b"data: ")][-2:]
+    assert b"nothing of it was read for 8 s" in error
+    assert done == b"data: [DONE]"
 
 
 def test_a_sign_of_life_for_a_replica_that_is_gone_is_dropped() -> None:
