@@ -205,4 +205,4 @@ def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request(spec_vers
             whole = await api.generate(json.loads(fields) | {"stream": False})
         assert text == whole["choices"][0]["text"]
 
-    asyncio.run(serve())
+    asyncio.run(asyncio.wait_for(serve(), 60))
