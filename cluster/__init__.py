@@ -1,0 +1,3 @@
+from cluster.compiled import keep_by_source
+
+keep_by_source()

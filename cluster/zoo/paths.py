@@ -20,7 +20,7 @@ def model_path(name: str) -> Path:
 
 
 def cache_dir() -> Path:
-    """Where derived models go: `$SPINDLE_CACHE`, or `~/.cache/spindle`."""
+    """For derived models, profiles and compiled loops: `$SPINDLE_CACHE`, or `~/.cache/spindle`."""
     configured = os.environ.get("SPINDLE_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "spindle"
 

@@ -1,0 +1,111 @@
+"""Compiled loops are found again elsewhere, and never behind the sources' back."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.compiled import _VERSIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = (
+    "cluster/__init__.py",
+    "cluster/compiled.py",
+    "cluster/zoo/__init__.py",
+    "cluster/zoo/paths.py",
+)
+LOOPS = """
+from numba import njit
+from loops.steps import step
+@njit(cache=True)
+def total(n):
+    said = 0
+    for number in range(n):
+        said += step(number)
+    return said
+"""
+STEPS = """
+from numba import njit
+@njit(cache=True)
+def step(number):
+    return {factor} * number
+"""
+CALL = """
+import cluster
+from loops.sums import total
+said = total(4)
+print(said, sum(total.stats.cache_misses.values()))
+"""
+
+
+def project(root: Path, factor: int) -> Path:
+    for name in FILES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    (root / "loops").mkdir(exist_ok=True)
+    (root / "loops" / "sums.py").write_text(LOOPS)
+    (root / "loops" / "steps.py").write_text(STEPS.format(factor=factor))
+    return root
+
+
+def begin(root: Path, kept: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CALL],
+        cwd=root,
+        env=os.environ | {"SPINDLE_CACHE": str(kept)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def call(root: Path, kept: Path) -> list[int]:
+    """The sum, and how many loops had to be compiled for it."""
+    said, _ = begin(root, kept).communicate(timeout=120)
+    return list(map(int, said.split()))
+
+
+def test_another_copy_of_the_sources_compiles_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert call(project(tmp_path / "one", 1), kept) == [6, 1]
+    assert call(project(tmp_path / "other", 1), kept) == [6, 0]
+
+
+def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
+    kept, root = tmp_path / "kept", tmp_path / "project"
+    assert call(project(root, 1), kept) == [6, 1]
+    assert call(project(root, 2), kept) == [12, 1]
+    assert call(project(root, 1), kept) == [6, 0], "both are kept"
+
+
+def test_processes_that_compile_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    root = project(tmp_path / "project", 3)
+    for process in [begin(root, kept) for _ in range(4)]:
+        said, _ = process.communicate(timeout=120)
+        assert said.split()[0] == "18"
+    assert call(root, kept) == [18, 0]
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+    kept, root = tmp_path / "kept", project(tmp_path / "project", 0)
+    call(root, kept)
+    versions = kept / "compiled" / "loops.sums"
+    for number in range(_VERSIONS + 3):
+        (versions / f"{number:032}").mkdir()
+        os.utime(versions / f"{number:032}", (number, number))
+    assert call(project(root, 1), kept) == [6, 1]
+    assert len(list(versions.iterdir())) == _VERSIONS
+    assert call(root, kept) == [6, 0]
+
+
+@pytest.mark.parametrize("name", ["NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"])
+def test_who_tells_numba_where_to_keep_them_is_obeyed(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, str(tmp_path) if name.endswith("DIR") else "InTreeCacheLocator")
+    kept = tmp_path / "kept"
+    assert call(project(tmp_path / "project", 1), kept) == [6, 1]
+    assert not kept.exists()
