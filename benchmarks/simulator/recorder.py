@@ -65,6 +65,7 @@ class Recorder:
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom]:
         for order in orders:
+            self._begin(order)
             self._judge(order)
         answers = await self._host.draft(orders, rule)
         for order, answer in zip(orders, answers, strict=True):
@@ -83,14 +84,18 @@ class Recorder:
     async def recover(self) -> None:
         await self._host.recover()
 
+    def _begin(self, order: DraftOrder) -> None:
+        """With the first order, which may only let the drafter catch up."""
+        request, start = order.prefix.request, order.prefix.start
+        if start is not None and request not in self._open:
+            trace = Trace(request, self._domain_of(request), self._drafter)
+            self._open[request] = _Open(trace, start.prompt_len)
+
     def _note(self, order: DraftOrder, tree: DraftTree) -> None:
         prefix = order.prefix
         known = self._open.get(prefix.request)
         if known is None:
-            if prefix.start is None:
-                return  # began before the recorder did
-            trace = Trace(prefix.request, self._domain_of(prefix.request), self._drafter)
-            known = self._open[prefix.request] = _Open(trace, prefix.start.prompt_len)
+            return  # began before the recorder did
         known.position = prefix.base + len(prefix.delta) - known.prompt_len
         # A beam drops likely children for likelier ones elsewhere, except on its first level.
         known.draft, known.depth = tree, order.depth if order.width == 1 else 1

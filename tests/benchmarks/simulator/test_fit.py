@@ -17,8 +17,11 @@ from tests.engine.drafters.orders import Stream
 TARGET = Target({})
 
 
-def recorded(model: DrafterModel, tokens: int, depth: int, width: int = 1) -> Trace:
-    """One request, drafted and verified to its end, its drafter recorded."""
+def recorded(
+    model: DrafterModel, tokens: int, depth: int, width: int = 1, caught_up: bool = False
+) -> Trace:
+    """One request, drafted and verified to its end, its drafter recorded; with `caught_up`, it had
+    read the prompt in idle time before its first draft."""
     traces: list[Trace] = []
 
     async def main() -> None:
@@ -27,6 +30,8 @@ def recorded(model: DrafterModel, tokens: int, depth: int, width: int = 1) -> Tr
         recorder = Recorder(host, "ssm", lambda _request: "prose", traces.append)
         stream, truth = Stream("a", [1, 2, 3]), TARGET.block("a", 0, 0).tolist()
         said = 0
+        if caught_up:
+            await recorder.draft([stream.order(0)], None)
         while said < tokens:
             (answer,) = await recorder.draft([stream.order(depth, width)], None)
             assert isinstance(answer, Draft)
@@ -53,6 +58,12 @@ def test_the_recorder_sees_the_draws_at_every_position_that_was_judged() -> None
     # Unjudged is only the target's own token behind a draft that was right to its end.
     unjudged = set(range(120)) - set(trace.positions)
     assert all(drawn.rank[p - 1] == 0 for p in unjudged)
+
+
+def test_a_request_that_begins_with_catching_up_is_recorded_as_well() -> None:
+    model = synthetic(0.7)
+    trace = recorded(model, tokens=120, depth=3, caught_up=True)
+    assert trace == recorded(model, tokens=120, depth=3)
 
 
 def test_the_recorder_keeps_the_ranks_of_siblings() -> None:
