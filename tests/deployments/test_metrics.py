@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -102,15 +103,16 @@ def test_a_drafter_that_dies_is_counted_with_its_recovery_and_who_moved_away(
     stream = iter(app.options(stream=True).stream.remote(endless))
     for _ in range(8):  # by then it has drafted
         next(stream)
+    killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     *_, last = stream
     assert last["choices"][0]["finish_reason"] == "length"
     eventually(
         lambda: scrape("host").get("restarts_total/tiny") == 1,
         "the restart is counted",
-        within_s=30,
+        within_s=120,
     )
-    assert 0 < scrape("host")["recovery_seconds_total/tiny"] < 30
+    assert 0 < scrape("host")["recovery_seconds_total/tiny"] < time.monotonic() - killed
     assert last["choices"][0]["spindle"]["rounds_by_lane"].keys() == {"tiny", "tasks"}
     assert scrape()["switches_total"] == 1
 
