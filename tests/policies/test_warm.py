@@ -4,13 +4,17 @@ import subprocess
 import sys
 
 ROUNDS = """
+import cluster  # as every process of ours has it: loops are kept where others find them
 import gc
 from numba.core.dispatcher import Dispatcher
 from policies.warm import warm_up
 
 warm_up()
-loops = [one for one in gc.get_objects() if isinstance(one, Dispatcher)]
-known = {one.py_func.__qualname__: len(one.signatures) for one in loops}
+# Numba has loops of its own, some by the same names.
+loops = [one for one in gc.get_objects() if isinstance(one, Dispatcher)
+         and one.py_func.__module__.startswith("policies.")]
+assert len(loops) > 10
+known = {one: len(one.signatures) for one in loops}
 
 from policies.calibration import Calibration
 from policies.selection.hedge import Hedge
@@ -25,8 +29,7 @@ hedge = Hedge()
 for _ in range(3):
     slot(hedge, requests("a", "b"), [lane("x"), lane("y")], lambda request, lane: 50.0)
     hedge.likely_next("a")
-print({one.py_func.__qualname__ for one in loops
-       if len(one.signatures) > known[one.py_func.__qualname__]})
+print({one.py_func.__qualname__ for one in loops if len(one.signatures) > known[one]})
 """
 
 
