@@ -36,14 +36,13 @@ class BySource(InTreeCacheLocator):
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
-        source = Path(py_file).resolve()
-        self._digest = _digest(source)
-        module = ".".join(source.relative_to(_ROOT).with_suffix("").parts)
-        self._cache_path = str(cache_dir() / "compiled" / module / self._digest)
+        self._digest = _digest(Path(py_file).resolve())
+        self._cache_path = str(_kept_in() / py_func.__module__ / self._digest)
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> Self | None:
-        if not Path(py_file).resolve().is_relative_to(_ROOT):
+        # By its module: a virtual environment may lie in the project's directory.
+        if Path(py_file).resolve() != _file(py_func.__module__):
             return None
         return super().from_function(py_func, py_file)
 
@@ -71,6 +70,9 @@ def keep_by_source() -> None:
 def _one_at_a_time(save: Callable[..., None]) -> Callable[..., None]:
     @wraps(save)
     def saved(self: Any, key: object, data: object) -> None:
+        if not Path(self._cache_path).is_relative_to(_kept_in()):
+            save(self, key, data)
+            return
         with Path(self._cache_path, ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             save(self, key, data)
@@ -96,11 +98,17 @@ def _digest(source: Path) -> str:
 @cache
 def _imported(source: Path) -> set[Path]:
     """The project's files that this one imports."""
-    files = (
-        (_ROOT / name.replace(".", "/")).with_suffix(".py")
-        for name in _names(ast.parse(source.read_bytes()))
-    )
+    files = map(_file, _names(ast.parse(source.read_bytes())))
     return {file for file in files if file.is_file()}
+
+
+def _file(module: str) -> Path:
+    """Where it lies if it is one of the project's."""
+    return (_ROOT / module.replace(".", "/")).with_suffix(".py")
+
+
+def _kept_in() -> Path:
+    return cache_dir() / "compiled"
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -1,10 +1,13 @@
 """Compiled loops are found again elsewhere, and never behind the sources' back."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -51,11 +54,13 @@ def project(root: Path, factor: int) -> Path:
     return root
 
 
-def begin(root: Path, kept: Path) -> subprocess.Popen[str]:
+def begin(
+    root: Path, kept: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", CALL],
         cwd=root,
-        env=os.environ | {"SPINDLE_CACHE": str(kept)},
+        env={**os.environ, "SPINDLE_CACHE": str(kept), **environment},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -80,13 +85,32 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path: Pa
     assert call(project(root, 1), kept) == [6, 0], "both are kept"
 
 
-def test_processes_that_compile_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    root = project(tmp_path / "project", 3)
-    for process in [begin(root, kept) for _ in range(4)]:
-        said, _ = process.communicate(timeout=120)
-        assert said.split()[0] == "18"
+def test_a_process_waits_while_another_one_writes_the_same_index(tmp_path: Path) -> None:
+    kept, root = tmp_path / "kept", project(tmp_path / "project", 3)
+    call(root, kept)
+    (version,) = (kept / "compiled" / "loops.sums").iterdir()
+    (index,) = version.glob("*.nbi")
+    index.unlink()
+    with (version / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = begin(root, kept)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.communicate(timeout=10)
+        assert not index.exists()
+    assert process.communicate(timeout=120)[0].split()[0] == "18"
     assert call(root, kept) == [18, 0]
+
+
+def test_loops_of_other_projects_are_left_where_they_are(tmp_path: Path) -> None:
+    """Although a virtual environment often lies in the project."""
+    kept, root = tmp_path / "kept", project(tmp_path / "project", 2)
+    installed = root / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    (root / "loops").rename(installed / "loops")
+    said, _ = begin(root, kept, {"PYTHONPATH": str(installed)}).communicate(timeout=120)
+    assert said.split() == ["12", "1"]
+    assert list((installed / "loops" / "__pycache__").glob("*.nbi"))
+    assert not kept.exists()
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
