@@ -25,7 +25,7 @@ _FORGETTING = 0.002
 """Per plain round, of what rounds with drafts have cost: a bad spell must not end drafting for
 good, for only drafting could tell that it is over. Slow, or where few rounds pay for drafts the
 others would make them look cheap."""
-_CALLS = RefinementParams(furthest=16.0)
+_CALLS = RefinementParams(longest_call=100.0)
 """A small drafter's call may take many times its forwards, which were profiled back to back: it
 changes threads or processes, asks the rule at each level, and finds the caches cold."""
 _MOST_EXTRA = 0.5
@@ -88,6 +88,7 @@ class Knowledge:
             trees=self._trees,
             waiting_s=self._waiting_s,
             handling_s=self._handling_s,
+            call_s={lane: cost.call_s for lane, cost in self._draft.items()},
         )
 
     def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[Merged]:
@@ -125,7 +126,7 @@ class Knowledge:
         context = sum([order.prefix.base for order in orders])
         tokens = sum([len(order.prefix.delta) for order in orders])
         tokens += sum([len(tree.tokens) for tree in trees])
-        self._draft[lane].observe(context, tokens / levels, seconds / levels)
+        self._draft[lane].observe(context, tokens / levels, seconds, levels)
 
     def learn_verify(self, verified: Verified) -> None:
         predicted_s = self._verify.predict(verified.context, verified.tokens)
@@ -170,11 +171,12 @@ class Knowledge:
         that free lanes had proposed in any case."""
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
+        call_s = self._handling_s + (draft.call_s if draft else 0.0)
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
         best = Score(0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
             seconds = depth * step_s + self._verify.predict(context, 1 + depth) + self._waiting_s
-            seconds += self._handling_s if depth else 0.0
+            seconds += call_s if depth else 0.0
             tokens = len(matched) / count
             if tokens * best.seconds > best.tokens * seconds:
                 best = Score(tokens, seconds)
@@ -184,13 +186,15 @@ class Knowledge:
         """What a round of these requests is like, as far as is known."""
         rounds = max(1, sum(job.statistics.rounds for job in jobs))
         drafted = sum(job.statistics.drafted for job in jobs)
+        draft = None if lane is None else self._draft.get(lane)
         accepted = sum(job.statistics.accepted for job in jobs)
         return LaneLoad(
             requests=len(jobs),
             context=sum(job.view.context for job in jobs),
             depth=0 if lane is None else max(1, round(drafted / rounds)),
             gain=1 + accepted / rounds,
-            draft=None if lane is None else self._draft.get(lane),
+            draft=draft,
+            call_s=draft.call_s if draft else 0.0,
         )
 
 

@@ -61,6 +61,8 @@ class LaneLoad:
     draft: CostModel | None = None
     """Of one draft step. None: drafts for nothing."""
     width: int = 1
+    call_s: float = 0.0
+    """Of drafting, besides its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ def _cut_load(lane: int, load: LaneLoad, parts: int) -> list[_Part]:
         context = load.context * requests / load.requests
         step_s = 0.0 if load.draft is None else load.draft.predict(context, requests * load.width)
         rows = requests * (1 + load.depth * load.width)
-        cuts.append(_Part(lane, load.depth * step_s, context, rows, requests * load.gain))
+        draft_s = load.depth * step_s + (load.call_s if load.depth else 0.0)
+        cuts.append(_Part(lane, draft_s, context, rows, requests * load.gain))
     return cuts
 
 

@@ -5,6 +5,7 @@ Time is an argument everywhere: seconds on the coordinator's clock, real or virt
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -61,6 +62,9 @@ class RoundContext(NamedTuple):
     handling_s: float = 0.0
     """What a round that drafts takes on top of drafting and verification, and a plain one does
     not: planning, orders, choosing."""
+    call_s: Mapping[str, float] = MappingProxyType({})
+    """By lane: what a draft call takes besides its steps, such as the way to the drafter and back.
+    Lanes that are not in it: nothing."""
 
 
 class Ask(NamedTuple):

@@ -4,7 +4,8 @@ In one command: profiles the zoo, records its drafters on some held-out requests
 profiled costs as it does in service), serves others for real, and simulates just these with what
 was recorded. Learned costs leave out that a machine stands still at times: how much longer that
 makes things is what plain decoding of the recorded requests took beyond its own simulation. Names:
-reality/CLIENTS/{plain,drafted}/...; `value` is simulated, `reference` real.
+reality/CLIENTS/{plain,fixed,drafted}/...: without drafts, with six tokens of the first drafter, and
+as the defaults choose; `value` is simulated, `reference` real.
 Exits with an error where goodput or mean latency is off by more than 10%.
 """
 
@@ -141,6 +142,7 @@ def modelled(fleet: Fleet, acceptance: Acceptance, learned: RoundContext) -> Clu
                 lane.view.drafter,
                 learned.draft.get(lane.view.name),
                 lane.view.capacity,
+                call_s=learned.call_s.get(lane.view.name, 0.0),
             )
             for lane in fleet.lanes
         ],
@@ -165,14 +167,24 @@ def simulated(
 
 
 def compare(
-    fleet: Fleet, recorded: Sequence[Request], requests: Sequence[Request], clients: Sequence[int]
+    fleet: Fleet,
+    recorded: Sequence[Request],
+    requests: Sequence[Request],
+    clients: Sequence[int],
+    ways: Sequence[str] = ("plain", "fixed", "drafted"),
 ) -> list[Record]:
     """Simulated over real, from what the `recorded` ones show, for the others."""
     acceptance = asyncio.run(record(fleet, recorded, max(clients)))
+    served = {
+        "plain": policies("off", "fixed"),
+        "fixed": policies("fixed", "fixed", fleet.lanes[0].view.drafter),
+        "drafted": policies("planner"),
+    }
     records = []
     for count in clients:
         pauses = 1.0
-        for name, make in (("plain", policies("off", "fixed")), ("drafted", policies("planner"))):
+        for name in ways:
+            make = served[name]
             # A forward's pace depends on what else the cores do: learn it under these policies.
             learning = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
             serving = Serving(make, learning, count)

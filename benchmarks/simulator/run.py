@@ -53,7 +53,8 @@ class DrafterSpec:
     """Parameters."""
     faults: Faults = NO_FAULTS
     call_s: float = 0.0
-    """Of a lookup: what a call takes, and the coordinator with it."""
+    """What a call takes besides its forwards; of a lookup, all of it, and the coordinator with
+    it."""
 
     @property
     def view(self) -> LaneView:
@@ -204,7 +205,7 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> lis
                 target,
                 cluster.acceptance,
                 domains,
-                transport_s=spec.call_s if spec.cost is None else cluster.transport_s,
+                transport_s=spec.call_s + (0.0 if spec.cost is None else cluster.transport_s),
                 faults=spec.faults,
             ),
             free=spec.cost is None,

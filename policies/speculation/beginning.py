@@ -47,6 +47,15 @@ class Chances(NamedTuple):
     deepest: Ints
 
 
+class Call(NamedTuple):
+    """Of one lane."""
+
+    step: Bent
+    call_s: float
+    """Besides its steps."""
+    width: int
+
+
 class Beginning(NamedTuple):
     depth: Ints
     """Of each pair; 0: it does not draft."""
@@ -60,15 +69,19 @@ class Beginning(NamedTuple):
 
 def begin(
     chances: Chances,
-    steps: Sequence[Bent],
-    widths: Sequence[int],
+    calls: Sequence[Call],
     everyone: Floats,
     costs: RoundCosts,
     fair: bool,
 ) -> Beginning:
-    """`steps` and `widths` by lane; `everyone`: rows of the whole round (prospects.py)."""
-    bent = np.array(steps, np.float64).reshape(len(steps), len(Bent._fields))
-    return Beginning(*_begin(chances, bent, np.array(widths), everyone, costs, fair))
+    """`calls` by lane; `everyone`: rows of the whole round (prospects.py)."""
+    steps = np.array([(*call.step, call.call_s) for call in calls], np.float64)
+    widths = np.array([call.width for call in calls])
+    return Beginning(*_begin(chances, steps, widths, everyone, costs, fair))
+
+
+_CALL_S = len(Bent._fields)
+"""Column of `steps` behind the fields of a step's cost."""
 
 
 @njit(cache=True)
@@ -142,7 +155,7 @@ def _at_price(
         request, lane = chances.request[pair], chances.lane[pair]
         alpha, gamma, delta = steps[lane, 0], steps[lane, 1], steps[lane, 2]
         reading = 1.0 + (chances.unread[pair] - 1.0) / chances.lasting[pair]
-        took_s = gamma * (reading - widths[lane])
+        took_s = steps[lane, _CALL_S] / sharing[lane] + gamma * (reading - widths[lane])
         more_s = gamma * widths[lane] + alpha * round_.context[request] + delta / sharing[lane]
         more_s += chances.found[pair] * widths[lane] * node_s
         level = chances.trust[pair] * chances.first[pair]
@@ -246,8 +259,9 @@ def _add(
     width: int,
     round_: Everyone,
 ) -> float:
-    """The lane's draft steps with this pair in them: context and tokens of each, and their time."""
-    total_s = 0.0
+    """The lane's draft steps with this pair in them: context and tokens of each, and the time of
+    the whole call."""
+    total_s = step[_CALL_S]
     for level in range(len(levels)):
         if level < depth:
             levels[level, 0] += round_.context[chances.request[pair]] + level

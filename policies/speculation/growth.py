@@ -111,7 +111,9 @@ class GrowthRule:
         return min(requests, room, self.costs.draft_budget // self.width)
 
     def _step_s(self, going: Ints, depth: int) -> float:
-        return _step_s(going, depth, self.width, self.costs.draft, self.prospects)
+        """The first one with what the call takes besides its steps."""
+        call_s = self.costs.call_s if depth == 0 and len(going) else 0.0
+        return call_s + _step_s(going, depth, self.width, self.costs.draft, self.prospects)
 
 
 @njit(cache=True)

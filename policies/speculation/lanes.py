@@ -29,6 +29,8 @@ class Lane(NamedTuple):
     trust: Floats
     unread: Floats
     step: Bent
+    call_s: float
+    """Besides its steps."""
     width: int
 
 
@@ -69,6 +71,7 @@ def rule_of(
     return GrowthRule(
         costs=costs._replace(
             draft=lane.step,
+            call_s=lane.call_s,
             fixed=costs.fixed + nodes,
             waiting_s=costs.waiting_s + (costs.handling_s if handled else 0.0),
             handling_s=0.0 if handled else costs.handling_s,

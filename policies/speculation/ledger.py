@@ -165,9 +165,10 @@ def _entries(
         tokens[number] += gain
         forward_s = verify_s[number] - prompts_s[number]
         plain_s = waiting_s + (1.0 - drafts_share) * forward_s
-        # What nothing explains is the drafts' as well, but for pauses of the whole process.
+        # What nothing explains is the drafts' as well, but for pauses of the whole process. Waits
+        # were the usual ones; who waited less gets it back, or noise alone would make debts.
         handling_s = seconds[number] - verify_s[number] - waiting_s - drafting_s
-        handling_s = min(max(handling_s, 0.0), _MOST_HANDLING * forward_s)
+        handling_s = min(max(handling_s, -waiting_s), _MOST_HANDLING * forward_s)
         took_s = waiting_s + forward_s + drafting_s + handling_s
         # A clock too coarse for the round must not make it look endless.
         plain[number] = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))

@@ -16,7 +16,7 @@ from policies.cost import FOR_NOTHING
 from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows
-from policies.speculation.beginning import begin
+from policies.speculation.beginning import Call, begin
 from policies.speculation.belief import Beliefs
 from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
 from policies.speculation.growth import GrowthRule
@@ -117,6 +117,7 @@ class Planner:
         costs = RoundCosts(
             verify=context.verify.bent,
             draft=FOR_NOTHING,
+            call_s=0.0,
             read=float(standing.context.sum()),
             fixed=float(len(requests) + context.other_tokens),
             waiting_s=context.waiting_s,
@@ -141,8 +142,8 @@ class Planner:
             now + max(plain_s, self._usual_s),
         )
         chances = chances_of(lanes, standing, self._params.max_depth)
-        steps, widths = [lane.step for lane in lanes], [lane.width for lane in lanes]
-        begun = begin(chances, steps, widths, waiting, costs, self._params.objective == "fair")
+        calls = [Call(lane.step, lane.call_s, lane.width) for lane in lanes]
+        begun = begin(chances, calls, waiting, costs, self._params.objective == "fair")
         names = tuple(places)
         for number, (ask, lane) in enumerate(zip(awake, lanes, strict=True)):
             rule = rule_of(
@@ -268,6 +269,7 @@ class Planner:
     ) -> Lane:
         name = ask.lane or ""
         step = context.draft[name].bent if name in context.draft else FOR_NOTHING
+        call_s = context.call_s.get(name, 0.0)
         at = np.array([places[one.name] for one in ask.batch], np.int64)
         belief = self._beliefs.of(rows[at], name)
         width = best_width(
@@ -276,13 +278,13 @@ class Planner:
             self._sibling_shares(name, self._params.max_width if context.trees else 1),
             float(standing.context[at].sum()),
             len(places),
-            costs._replace(draft=step),
+            costs._replace(draft=step, call_s=call_s),
             self._params.objective,
             self._params.max_depth,
         )
         unread = np.array(ask.unread, np.float64) if ask.unread else np.ones(len(at))
         trust = self._trust.of(rows[at]) * belief.added
-        return Lane(name, at, belief, trust, np.maximum(unread, 1.0), step, width)
+        return Lane(name, at, belief, trust, np.maximum(unread, 1.0), step, call_s, width)
 
     def _plan_of(
         self, lane: Lane, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask

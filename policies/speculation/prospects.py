@@ -18,6 +18,8 @@ class RoundCosts(NamedTuple):
     verify: Bent
     draft: Bent
     """One step of this lane."""
+    call_s: float
+    """Of this lane, besides its steps."""
     read: float
     """Committed tokens of the whole batch."""
     fixed: float

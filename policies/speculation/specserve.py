@@ -52,6 +52,8 @@ class SpecServeRule:
 
     verify: CostModel
     draft: CostModel | None
+    call_s: float
+    """Of drafting, besides its steps."""
     read: int
     """Committed tokens of the whole batch."""
     context: dict[str, int]
@@ -81,6 +83,8 @@ class SpecServeRule:
         now = self._goodput(self.accepted, self.drafts, self.drafting_s)
         # "Predict": each path goes on with the historical mean.
         step_s = self._step_seconds(depth, requests)
+        if depth == 0:
+            step_s += self.call_s
         more = self._goodput(
             self.accepted + reach * self.mean_confidence,
             self.drafts + len(requests),
@@ -122,6 +126,7 @@ class SpecServe:
         rule = SpecServeRule(
             verify=context.verify,
             draft=context.draft.get(ask.lane) if ask.lane else None,
+            call_s=context.call_s.get(ask.lane or "", 0.0),
             read=tokens_read(batch),
             context={request.name: request.context for request in batch},
             roots=len(batch) + context.other_tokens,

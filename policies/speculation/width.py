@@ -64,7 +64,8 @@ def _best(
                 break
             mass *= survival
             gain += mass
-            time = np.log(round_seconds(costs, level * depth, step_s * depth))
+            drafting_s = costs.call_s + step_s * depth
+            time = np.log(round_seconds(costs, level * depth, drafting_s))
             if fair:
                 value = np.log1p(gain).sum() - everyone * time
             else:

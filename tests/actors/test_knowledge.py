@@ -4,8 +4,10 @@ import pytest
 
 from actors.events import Verified
 from actors.knowledge import Costs, Knowledge
+from engine.protocol import DraftOrder, Prefix
 from policies.cost import LinearCost
-from policies.request import RoundOutcome
+from policies.request import LaneView, RoundOutcome
+from policies.tree import DraftTree
 
 FORWARD_S = 0.01
 
@@ -68,6 +70,19 @@ def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
     assert knowledge.context().handling_s > 0.004
     learn(knowledge, drafted=False, extra_s=0.0, count=1000)
     assert knowledge.context().handling_s < 0.001
+
+
+def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
+    """Short calls of 2 ms and 0.1 ms per level: six levels cost 2.6 ms, not six times 2.1."""
+    step = LinearCost(0.0, 0.0, 1e-4)
+    lane = LaneView("near", "near", capacity=8)
+    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64), [lane])
+    order = DraftOrder(Prefix("r", 0, 0, 10, 0, (1,)), 6)
+    for _ in range(100):
+        knowledge.learn_draft_cost("near", [order], [DraftTree.chain([5], [0.5])], 2.1e-3)
+    context = knowledge.context()
+    six_s = context.call_s["near"] + 6 * context.draft["near"].predict(10, 1)
+    assert six_s == pytest.approx(2.6e-3, rel=0.1)
 
 
 def test_the_share_of_prompts_is_what_their_tokens_cost() -> None:

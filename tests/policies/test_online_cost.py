@@ -12,6 +12,7 @@ from policies.cost import CostModel, LinearCost, RooflineCost
 from policies.online_cost import RefinedCost, RefinementParams
 
 FITTED = RooflineCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
+STEP = LinearCost(alpha=1e-7, gamma=3e-5, delta=2e-4)
 SECONDS = st.one_of(st.floats(0, 1e9), st.just(0.0), st.floats(-1, 0))
 
 
@@ -82,14 +83,16 @@ def test_never_leaves_its_bounds(seen: list[tuple[float, int, float]]) -> None:
 def test_is_the_least_squares_fit_within_the_bounds(few: float, many: float, rounds: int) -> None:
     """Against scipy's bounded least squares on the whole history, nothing forgotten: forwards of
     few and of many tokens are each off by their own factor."""
-    params = RefinementParams(furthest=1.25, memory=1e12)
-    cost = RefinedCost(FITTED, params)
-    rows, slower = (params.prior**0.5 * np.eye(2)).tolist(), [params.prior**0.5] * 2
+    cost = RefinedCost(FITTED, RefinementParams(furthest=1.25, memory=1e12))
+    rows: list[list[float]] = []
+    slower: list[float] = []
     for tokens, error in [(1, few), (99, many)] * rounds:
         fitted = FITTED.predict(0, tokens)
         cost.observe(0, tokens, fitted * np.exp(error))
         rows.append([FITTED.delta / fitted, (fitted - FITTED.delta) / fitted])
         slower.append(float(np.clip(np.exp(error), 0.8, 1.25)))
+    rows += (cost.prior**0.5 * np.eye(2)).tolist()
+    slower += [cost.prior**0.5] * 2
     best = lsq_linear(np.array(rows), np.array(slower), (0.8, 1.25), tol=1e-12).x
     assert cost.predict(0, 0) / FITTED.delta == pytest.approx(best[0], rel=1e-3)
     rest = cost.predict(0, 100) - cost.predict(0, 0)
@@ -128,3 +131,35 @@ def test_tokens_that_cost_more_than_was_measured_are_told_from_a_slow_machine() 
         cost.observe(context, tokens, dear(context, tokens) * float(np.exp(0.05 * rng.normal())))
     for tokens in (4, 20):
         assert cost.predict(600, tokens) == pytest.approx(dear(600, tokens), rel=0.02)
+
+
+def test_what_a_call_takes_is_told_from_its_forwards() -> None:
+    """Calls of one forward and of six: else short calls would make long ones look dear."""
+    cost = RefinedCost(STEP, RefinementParams(longest_call=100.0))
+    rng = np.random.default_rng(0)
+    for forwards in [1, 6] * 60:
+        tokens = float(rng.integers(2, 12))
+        seconds = 2e-3 + forwards * STEP.predict(0, tokens)
+        cost.observe(0, tokens, seconds * float(np.exp(0.1 * rng.normal())), forwards)
+    assert cost.call_s == pytest.approx(2e-3, rel=0.1)
+    assert cost.predict(0, 6) == pytest.approx(STEP.predict(0, 6), rel=0.15)
+
+
+def test_short_calls_alone_do_not_make_their_forwards_dear() -> None:
+    cost = RefinedCost(STEP, RefinementParams(longest_call=100.0))
+    for _ in range(100):
+        cost.observe(0, 8, 2e-3 + STEP.predict(0, 8))
+    assert cost.call_s + cost.predict(0, 8) == pytest.approx(2e-3 + STEP.predict(0, 8), rel=0.02)
+    assert cost.predict(0, 8) < 1.5 * STEP.predict(0, 8)
+
+
+def test_a_part_that_hardly_shows_is_not_read_off_noise() -> None:
+    """Plain rounds of a few tokens that scatter by a third say little of what forty would cost."""
+    errors = []
+    for seed in range(10):
+        cost, rng = RefinedCost(FITTED), np.random.default_rng(seed)
+        for _ in range(300):
+            tokens = float(rng.integers(1, 5))
+            cost.observe(400, tokens, FITTED.predict(400, tokens) * float(np.exp(rng.normal() / 3)))
+        errors.append(abs(cost.predict(400, 24) / FITTED.predict(400, 24) - 1))
+    assert max(errors) < 0.3

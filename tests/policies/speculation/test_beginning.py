@@ -9,7 +9,7 @@ import pytest
 from policies.cost import FOR_NOTHING, Bent, LinearCost
 from policies.protocols import Ask, DraftPlan, RoundContext
 from policies.request import RequestView
-from policies.speculation.beginning import Chances, begin
+from policies.speculation.beginning import Call, Chances, begin
 from policies.speculation.planner import Planner, PlannerParams
 from policies.speculation.prospects import RoundCosts
 from tests.policies.speculation.play import plan_alone
@@ -85,7 +85,7 @@ def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
     needs, slope, offset = waiting[1], waiting[4], waiting[5]
     needs[0] = 20.0
     slope[4], offset[4] = 0.05, costs.seconds(0, 0.0) + 12e-3 - 0.05
-    begun = begin(asked, [step], [1], waiting, costs, True)
+    begun = begin(asked, [Call(step, 0.0, 1)], waiting, costs, True)
     assert begun.depth.all()
 
 
@@ -94,7 +94,7 @@ def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
     """Handling is what rounds take in which drafters are asked, whether they find anything."""
     asked = chances(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (
-        begin(asked, [FOR_NOTHING], [1], free(4), costs_of(4, handling_s), True)
+        begin(asked, [Call(FOR_NOTHING, 0.0, 1)], free(4), costs_of(4, handling_s), True)
         for handling_s in (0.0, 6e-3)
     )
     assert (free_of_it.depth > 0).all()
@@ -105,17 +105,35 @@ def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
     """Eight tokens of which the first is right now and then."""
     costs = costs_of(requests=4, handling_s=0.0)._replace(verify=Bent(0.0, 2e-3, 10e-3))
     seldom, always = (
-        begin(chances(first=[0.1] * 4, found=[found] * 4), [FOR_NOTHING], [1], free(4), costs, True)
+        begin(
+            chances(first=[0.1] * 4, found=[found] * 4),
+            [Call(FOR_NOTHING, 0.0, 1)],
+            free(4),
+            costs,
+            True,
+        )
         for found in (0.1, 1.0)
     )
     assert (seldom.depth > 0).all()
     assert not always.depth.any()
 
 
+def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
+    """What two would not pay for, four do."""
+    costs = costs_of(requests=4, handling_s=0.0)
+    two, four = (
+        begin(chances(first=[0.8] * count), [Call(STEP, 6e-3, 1)], free(4), costs, True)
+        for count in (2, 4)
+    )
+    assert not two.depth.any()
+    assert four.depth.all()
+    assert four.drafting_s[0] > 6e-3
+
+
 def test_where_time_is_dear_fewer_begin() -> None:
     asked, costs = chances(first=[0.9, 0.6, 0.4, 0.2]), costs_of(requests=4, handling_s=0.0)
     begun = [
-        begin(asked, [STEP], [1], free(4), costs._replace(time_price=price), True)
+        begin(asked, [Call(STEP, 0.0, 1)], free(4), costs._replace(time_price=price), True)
         for price in (1.0, 3.0, 8.0)
     ]
     assert [int((one.depth > 0).sum()) for one in begun] == [4, 3, 0]
@@ -129,7 +147,7 @@ def test_how_far_it_is_from_the_best() -> None:
         asked = chances(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
         asked = asked._replace(lane=np.array([0, 0, 1, 1]))
         costs = costs_of(requests=4, handling_s=float(rng.choice([0.0, 2e-3, 6e-3])))
-        chosen = begin(asked, [STEP, STEP], [1, 1], free(4), costs, True).depth
+        chosen = begin(asked, [Call(STEP, 0.0, 1)] * 2, free(4), costs, True).depth
         best = max(worth(depths, asked, costs) for depths in product((0, 1, 2, 4, 8), repeat=4))
         lost.append(best - worth(chosen.tolist(), asked, costs))
     speeds = 1.0 - np.exp(-np.array(lost) / 4)  # of the geometric mean of the requests
@@ -154,7 +172,18 @@ def worth(depths: Sequence[int], asked: Chances, costs: RoundCosts) -> float:
 
 
 def costs_of(requests: int, handling_s: float) -> RoundCosts:
-    return RoundCosts(VERIFY, FOR_NOTHING, 0.0, float(requests), 0.0, handling_s, 0.0, 256, 256)
+    return RoundCosts(
+        verify=VERIFY,
+        draft=FOR_NOTHING,
+        call_s=0.0,
+        read=0.0,
+        fixed=float(requests),
+        waiting_s=0.0,
+        handling_s=handling_s,
+        elsewhere_s=0.0,
+        room=256,
+        draft_budget=256,
+    )
 
 
 def free(requests: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":

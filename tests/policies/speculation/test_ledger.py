@@ -74,6 +74,14 @@ def test_a_pause_of_the_process_is_not_the_drafts() -> None:
     assert before - allowed(made) < 1.0
 
 
+def test_waits_that_scatter_make_no_debts() -> None:
+    made = ledger()
+    before = allowed(made)
+    for off_s in [0.8e-3, -0.8e-3] * 20:
+        drafted(made, DRAFTING_S / PLAIN_S, handling_s=off_s)
+    assert allowed(made) == pytest.approx(before)
+
+
 def end(made: Ledger, speed: float, rounds: int = 20) -> None:
     """A request comes, is given so much of plain decoding's speed, and goes."""
     made.caps(ALL, np.array([True]), PLAIN_S)
