@@ -3,8 +3,9 @@
 Time to the first token of single requests, over HTTP and from the same coordinator in this
 process, in turns; once with every host inline, once with hosts as Ray actors. Names:
 overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process),
-overhead/PLACEMENT/added_p50 (`reference`: the bound) and overhead/lane/transport_p50 (a call that
-does nothing, to a drafter that is an actor). Exits with 1 when a bound is missed.
+overhead/PLACEMENT/added_p50 (`reference`: the bound), overhead/PLACEMENT/freed_worst (from when
+eight clients go away in the middle until all of their KV is free) and overhead/lane/transport_p50
+(a call that does nothing, to a drafter that is an actor). Exits with 1 when a bound is missed.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from typing import Any
 
 import httpx
 import torch
+from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator import Coordinator
 from actors.fleet import Fleet, raise_fleet
@@ -24,7 +27,7 @@ from actors.spawn import Group
 from actors.specs import DrafterSpec, TargetSpec, Where
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import Request, mixed_requests
-from benchmarks.serving.app import App, running
+from benchmarks.serving.app import APP, App, running, until
 from benchmarks.serving.streams import Said, read
 from cluster.zoo import TARGET, model_path
 from cluster.zoo.paths import cache_dir
@@ -34,8 +37,12 @@ from policies.catalogue import make_schedule, make_selection, make_speculation
 PORT = 8173
 BOUNDS_S = {"inline": 0.010, "actor": 0.020}
 TRANSPORT_BOUND_S = 0.001
+FREED_BOUND_S = 1.0
+LEAVING = 8
+DEPARTURES = 10
 CALLS = 200
 MAX_TOKENS = 4
+LONG = 1500
 KV_TOKENS = 16_384
 
 
@@ -57,10 +64,12 @@ def main() -> None:
     for placement in BOUNDS_S:
         with running(config(placement), PORT) as app:
             records += asyncio.run(compare(app, placement, requests))
+            records.append(asyncio.run(freed(app, placement, requests)))
             if placement == "actor":
                 records.append(asyncio.run(transport()))
     publish(records, chosen.json)
-    bounded = [one for one in records if one.name.endswith(("added_p50", "transport_p50"))]
+    bounds = ("added_p50", "freed_worst", "transport_p50")
+    bounded = [one for one in records if one.name.endswith(bounds)]
     sys.exit(0 if all(one.ratio is not None and one.ratio <= 1 for one in bounded) else 1)
 
 
@@ -86,6 +95,40 @@ async def compare(app: App, placement: str, requests: Sequence[Request]) -> list
         Record(f"{name}/ttft_p50", ours, "s", theirs, ours / theirs),
         Record(f"{name}/added_p50", added, "s", bound, added / bound),
     ]
+
+
+async def freed(app: App, placement: str, requests: Sequence[Request]) -> Record:
+    replica = serve.get_deployment_handle("Replica", APP)
+    clock = asyncio.get_running_loop().time
+    seconds = []
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits()) as client:
+        for _ in range(DEPARTURES):
+            said = [Said() for _ in range(LEAVING)]
+            bodies = [body_of(request, LONG, ignore_eos=True) for request in requests]
+            reading = [
+                asyncio.create_task(read(client, app.url, body, one))
+                for body, one in zip(bodies, said, strict=False)
+            ]
+            async with asyncio.timeout(60):
+                while not all(one.times_s for one in said):
+                    await asyncio.sleep(0.01)
+            for one in reading:
+                one.cancel()
+            begun = clock()
+            await asyncio.gather(*reading, return_exceptions=True)
+            await until(lambda: is_free(replica), 30.0, "their KV is free", every_s=0.01)
+            seconds.append(clock() - begun)
+    worst = max(seconds)
+    name = f"overhead/{placement}/freed_worst"
+    return Record(name, worst, "s", FREED_BOUND_S, worst / FREED_BOUND_S)
+
+
+def is_free(replica: DeploymentHandle) -> bool:
+    """Nobody is there, and no block has got lost."""
+    state = replica.state.remote().result(timeout_s=10)
+    kv = state["kv_blocks"]
+    idle: bool = state["running"] == state["waiting"] == kv["used"] == 0
+    return idle and kv["free"] + kv["cached"] == kv["total"]
 
 
 async def transport() -> Record:
@@ -124,16 +167,20 @@ async def hosts(drafter: Where) -> Fleet:
 
 
 async def over_http(client: httpx.AsyncClient, url: str, request: Request) -> float:
-    body = {
-        "model": TARGET,
-        "prompt": list(request.prompt),
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-    }
-    said = await read(client, url, body, Said())
+    said = await read(client, url, body_of(request, MAX_TOKENS), Said())
     if not said.complete:
         raise SystemExit(f"a request failed: {said.error}")
     return said.times_s[0] - said.begun_s
+
+
+def body_of(request: Request, max_tokens: int, ignore_eos: bool = False) -> dict[str, Any]:
+    return {
+        "model": TARGET,
+        "prompt": list(request.prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": ignore_eos,
+    }
 
 
 async def in_this(coordinator: Coordinator, number: int, request: Request) -> float:

@@ -97,11 +97,13 @@ def _check_free(port: int) -> None:
         probe.bind(("127.0.0.1", port))
 
 
-async def until(condition: Callable[[], bool], bound_s: float, what: str) -> None:
+async def until(
+    condition: Callable[[], bool], bound_s: float, what: str, every_s: float = 0.2
+) -> None:
     """Polls something outside of our own code; benchmarks only."""
     loop = asyncio.get_running_loop()
     end = loop.time() + bound_s
     while not await loop.run_in_executor(None, condition):
         if loop.time() > end:
             raise TimeoutError(f"{what}: not within {bound_s:.0f} s")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(every_s)
