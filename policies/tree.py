@@ -97,19 +97,21 @@ class DraftTree:
             node = int(self.parents[node])
         return nodes[::-1]
 
-    def child(self, parent: int, token: int) -> int | None:
-        """The child of `parent` (a node or ROOT) that carries `token`."""
-        found = np.flatnonzero((self.parents == parent) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
+    def steps(self) -> dict[tuple[int, int], int]:
+        """By parent (a node or ROOT) and token, the first child that carries it."""
+        # As Python: arrays so short take longer to search than to unpack.
+        leading = list(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
+        return dict(zip(reversed(leading), range(len(leading) - 1, -1, -1), strict=True))
 
     def follow(self, tokens: Iterable[int]) -> list[int]:
         """The longest path from the root along `tokens`: what a target saying them accepts."""
         path: list[int] = []
+        steps, node = self.steps(), ROOT
         for token in tokens:
-            node = self.child(path[-1] if path else ROOT, token)
-            if node is None:
+            child = steps.get((node, token))
+            if child is None:
                 break
-            path.append(node)
+            path.append(node := child)
         return path
 
 

@@ -285,9 +285,8 @@ def _walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]
     """
     path: list[int] = []
     tokens = [chosen[0]]
-    node = tree.child(ROOT, tokens[-1])
-    while node is not None:
-        path.append(node)
+    steps, node = tree.steps(), ROOT
+    while (child := steps.get((node, tokens[-1]))) is not None:
+        path.append(node := child)
         tokens.append(chosen[1 + node])
-        node = tree.child(node, tokens[-1])
     return path, tokens
