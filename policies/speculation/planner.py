@@ -64,9 +64,9 @@ class PlannerParams:
     """What a request without an SLO keeps of its speed under plain decoding, at least."""
     window: int = 128
     """Rounds over which it does."""
-    exceptions: float = 0.1
+    exceptions: float = 0.08
     """The share of requests that may end below `no_harm`, being short; a group of requests that is
-    a fifth of all, and worse off than the others, then has it for half of its own."""
+    a fifth of all, and worse off than the others, then has it for three fifths of its own."""
     repay: float = 0.25
     """The part of a debt that one round must repay."""
     explore: float = 0.01
@@ -162,7 +162,9 @@ class Planner:
             plans[ask] = self._plan_of(lane, rows, standing, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
-            self._ledger.expect(rows, np.zeros(len(rows)), 0.0, context.waiting_s)
+            self._ledger.expect(
+                rows, np.zeros(len(rows)), 0.0, context.waiting_s, context.handling_s
+            )
         return plans
 
     def select(
@@ -190,7 +192,7 @@ class Planner:
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
         kept_s = float(verify_s[len(choice.nodes)])
         drafts_share = 1.0 - float(verify_s[0]) / kept_s if kept_s > 0.0 else 0.0
-        self._ledger.expect(rows, choice.gain, drafts_share, context.waiting_s)
+        self._ledger.expect(rows, choice.gain, drafts_share, context.waiting_s, context.handling_s)
         self._trust.promise(rows, promised.gains(choice.nodes))
         return forest.masks(choice.nodes)
 

@@ -20,9 +20,16 @@ def ledger() -> Ledger:
 
 
 def drafted(
-    made: Ledger, gain: float, handling_s: float, share: float = 0.0, prompts_s: float = 0.0
+    made: Ledger,
+    gain: float,
+    handling_s: float,
+    share: float = 0.0,
+    prompts_s: float = 0.0,
+    usual_s: float | None = None,
 ) -> None:
-    made.expect(ALL, np.array([gain]), share, WAITING_S)
+    """`usual_s`: what handling took lately; not said: as long as now."""
+    usual_s = handling_s if usual_s is None else usual_s
+    made.expect(ALL, np.array([gain]), share, WAITING_S, usual_s)
     forward_s = FORWARD_S / (1.0 - share) + prompts_s
     seconds = WAITING_S + handling_s + DRAFTING_S + forward_s
     made.settle(ALL, each(seconds), each(forward_s), each(prompts_s), DRAFTING_S)
@@ -70,7 +77,7 @@ def test_plain_rounds_cost_nothing_however_long() -> None:
 def test_a_pause_of_the_process_is_not_the_drafts() -> None:
     made = ledger()
     before = allowed(made)
-    drafted(made, 0.0, handling_s=30.0)
+    drafted(made, 0.0, handling_s=30.0, usual_s=0.0)
     assert before - allowed(made) < 1.0
 
 
@@ -78,8 +85,22 @@ def test_waits_that_scatter_make_no_debts() -> None:
     made = ledger()
     before = allowed(made)
     for off_s in [0.8e-3, -0.8e-3] * 20:
-        drafted(made, DRAFTING_S / PLAIN_S, handling_s=off_s)
+        drafted(made, DRAFTING_S / PLAIN_S, handling_s=off_s, usual_s=0.0)
     assert allowed(made) == pytest.approx(before)
+
+
+def test_chance_does_not_make_time_dear() -> None:
+    """All gain 0.5% on what rounds cost them; handling takes nothing or 4.5 ms, 1.5 on average."""
+    made, rng = ledger(), np.random.default_rng(0)
+    gain = 1.005 * (PLAIN_S + DRAFTING_S + 1.5e-3) / PLAIN_S - 1.0
+    prices = []
+    for _ in range(200):
+        made.caps(ALL, np.array([True]), PLAIN_S)
+        for handling_s in rng.choice([0.0, 4.5e-3], 15, p=[2 / 3, 1 / 3]):
+            drafted(made, gain, handling_s, usual_s=1.5e-3)
+        made.forget(0)
+        prices.append(made.time_price)
+    assert np.mean(prices) < 1.2
 
 
 def end(made: Ledger, speed: float, rounds: int = 20) -> None:
