@@ -5,9 +5,9 @@ The no-harm promise of DESIGN 4.6, twice. Over a window of its rounds, a request
 may fall behind by 3.84 tokens, and at once, for what it gains itself comes later. To a request that
 ends after twenty rounds that is no promise. So those that have ended are looked at: while too many
 of them were given less than 0.97, time gets dearer in the objective, until drafts pay for what they
-take from others. Times are measured. Gains are the expected ones: realised tokens are so noisy over
-a window that some request of a batch would always be in debt, by chance alone. Where expectations
-are wrong, `Trust` mends them.
+take from others. Times are measured, but for most of handling, which is the usual one. Gains are
+the expected ones: realised tokens are so noisy over a window that some request of a batch would
+always be in debt, by chance alone. Where expectations are wrong, `Trust` mends them.
 """
 
 import numpy as np

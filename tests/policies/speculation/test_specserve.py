@@ -50,10 +50,12 @@ def plan_length(
     draft: CostModel = DRAFT,
     tpot_s: float | None = None,
     waiting_s: float = 0.0,
+    call_s: float = 0.0,
 ) -> int:
     policy = SpecServe(SpecServeParams(max_length=50, initial_confidence=confidence))
     batch = [view(f"r{number}", tpot_s=tpot_s) for number in range(requests)]
     around = context(verify=verify, draft=draft, waiting_s=waiting_s)
+    around = around._replace(call_s={"lane": call_s})
     plan = plan_alone(policy, batch, "lane", around, 0.0)
     rule = pickle.loads(pickle.dumps(plan.rule))
     return draft_chains(rule, [request.name for request in batch], confidence)
@@ -89,6 +91,12 @@ def test_lengths_fall_as_batches_grow() -> None:
 def test_deviation_starts_from_length_0_so_plain_decoding_can_win() -> None:
     """The printed best_thpt = -1 always takes the first step."""
     assert plan_length(64, 0.3, verify=STEEP) == 0
+
+
+def test_deviation_the_first_step_pays_for_the_call() -> None:
+    free, dear = (plan_length(4, 0.8, call_s=call_s) for call_s in (0.0, 0.5))
+    assert free > 1
+    assert dear == 0
 
 
 def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
