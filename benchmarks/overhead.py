@@ -104,10 +104,10 @@ async def freed(app: App, placement: str, requests: Sequence[Request]) -> Record
     async with httpx.AsyncClient(timeout=60, limits=httpx.Limits()) as client:
         for _ in range(DEPARTURES):
             said = [Said() for _ in range(LEAVING)]
-            bodies = [body_of(request, LONG, ignore_eos=True) for request in requests]
+            bodies = [body_of(request, LONG, ignore_eos=True) for request in requests[:LEAVING]]
             reading = [
                 asyncio.create_task(read(client, app.url, body, one))
-                for body, one in zip(bodies, said, strict=False)
+                for body, one in zip(bodies, said, strict=True)
             ]
             async with asyncio.timeout(60):
                 while not all(one.times_s for one in said):

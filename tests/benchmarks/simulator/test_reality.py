@@ -25,10 +25,12 @@ from cluster.zoo.paths import TARGET, model_path
 
 MOST_OFF = 0.25
 CLIENTS = 4
-ATTEMPTS = 9
-JUDGED = 3
-"""Attempts before the first judgement: one alone shows how the machine's pace changed between its
-two runs as much as what the simulator is worth."""
+ATTEMPTS = 3
+STEADY = 0.15
+"""Two runs of the same requests before an attempt and two behind it may differ by this share: a
+machine that changes its pace by more meanwhile cannot say what the simulator is worth."""
+REPEATS = 5
+"""Of which the median is judged, once."""
 RECORDED, REQUESTS = mixed_requests(18, seed=2), mixed_requests(18)
 
 
@@ -57,16 +59,30 @@ def test_tokens_per_round_of_fixed_drafts_are_predicted(fleet: Fleet) -> None:
 
 
 def test_predictions_are_within_a_quarter_of_reality(fleet: Fleet) -> None:
-    """Of plain decoding and of fixed drafts, the median attempt. How much the planner drafts
-    depends on how steady the machine is, which no simulator knows: the benchmark alone has it."""
+    said = []
+    for _ in range(ATTEMPTS):
+        paces = goodputs(fleet)
+        records = compare(fleet, RECORDED, REQUESTS, [CLIENTS], ["plain", "drafted"])
+        paces += goodputs(fleet)
+        off = {one.name: one.ratio for one in records if abs((one.ratio or 0) - 1) > MOST_OFF}
+        if not off:
+            return
+        if max(paces) <= (1 + STEADY) * min(paces):
+            raise AssertionError(off)
+        said.append((paces, off))
+    pytest.skip(f"the machine changed its pace in each attempt: {said}")
+
+
+def test_the_median_prediction_of_fixed_drafts_is_within_a_quarter(fleet: Fleet) -> None:
+    """Also on an unsteady machine: they do not answer to its noise, as the planner does."""
     ratios: dict[str, list[float]] = {}
-    off: dict[str, float] = {}
-    for attempt in range(1, ATTEMPTS + 1):
+    for _ in range(REPEATS):
         for one in compare(fleet, RECORDED, REQUESTS, [CLIENTS], ["plain", "fixed"]):
             ratios.setdefault(one.name, []).append(one.ratio or 0.0)
-        if attempt >= JUDGED:
-            typical = {name: median(seen) for name, seen in ratios.items()}
-            off = {name: one for name, one in typical.items() if abs(one - 1) > MOST_OFF}
-            if not off:
-                return
-    raise AssertionError(off)
+    typical = {name: median(seen) for name, seen in ratios.items()}
+    assert all(abs(one - 1) <= MOST_OFF for one in typical.values()), typical
+
+
+def goodputs(fleet: Fleet) -> list[float]:
+    """Of the same requests, plainly decoded."""
+    return [serve(fleet, "off", "tiny")[0].goodput for _ in range(2)]
