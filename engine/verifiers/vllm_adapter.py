@@ -5,6 +5,7 @@ draft. Three things of vLLM are replaced for that, by dotted paths that its work
 the scheduler's choice of requests, the proposer (drafts come from outside), and the sampler.
 """
 
+import atexit
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from typing import Any
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+)
 from vllm.sampling_params import SamplingParams as EngineParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
@@ -40,6 +45,14 @@ NO_TOKEN = -1
 """vLLM's own placeholder behind the last token that a request was given."""
 NEVER = 1 << 62
 """A step that does not come: until then a running request is passed over and keeps its KV."""
+
+
+@atexit.register
+def _leave_groups() -> None:
+    """All engines of a process share vLLM's process groups, so none of them may end these. Left
+    alone, their threads (39 of gloo's after one engine) run on into the interpreter's teardown."""
+    destroy_model_parallel()
+    destroy_distributed_environment()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """What only the vLLM backend does: holding, chains only, and what it refuses."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -95,6 +98,29 @@ def test_an_error_in_a_step_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
             verifier.verify([order("b", [22] * 40)])
     with pytest.raises(RankLost, match="no memory"):
         verifier.verify([order("c", [23] * 40)])
+
+
+LEAVES = """
+import atexit, os
+@atexit.register  # before anything else, so it is called last
+def tell():
+    print([open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")])
+from tests.engine.verifiers.backends import TIGHT, vllm
+vllm(TIGHT)
+"""
+
+
+def test_no_thread_of_its_groups_outlives_the_interpreter() -> None:
+    """Two dozen of gloo's threads beside an interpreter that is taken apart are a crash at exit
+    waiting to happen. Worth a load of its own: it shows only where a process ends."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    threads = next(line for line in ended.stdout.splitlines() if line.startswith("["))
+    assert "python" in threads
+    assert "gloo" not in threads
 
 
 def test_a_tree_that_branches_is_a_programming_error(ample: VllmVerifier) -> None:
