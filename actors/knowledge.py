@@ -86,8 +86,8 @@ class Knowledge:
             draft_budget=self._draft_budget,
             other_tokens=prefill_tokens,
             trees=self._trees,
-            waiting_s=self._waiting_s,
-            handling_s=self._handling_s,
+            waiting_s=self._queueing_s + self.own_s,
+            handling_s=self.handling_s,
             call_s={lane: cost.call_s for lane, cost in self._draft.items()},
         )
 
@@ -157,11 +157,13 @@ class Knowledge:
         return 1.0 - self._verify.predict(context, tokens - prefill_tokens) / whole_s
 
     @property
-    def _waiting_s(self) -> float:
-        return self._queueing_s + max(0.0, self._extra_plain_s)
+    def own_s(self) -> float:
+        """What a plain round takes besides its forward and those that it waits for."""
+        return max(0.0, self._extra_plain_s)
 
     @property
-    def _handling_s(self) -> float:
+    def handling_s(self) -> float:
+        """What a round in which drafters are asked takes beyond that, and beyond drafting."""
         return max(0.0, self._extra_drafted_s - self._extra_plain_s)
 
     def score(
@@ -171,11 +173,12 @@ class Knowledge:
         that free lanes had proposed in any case."""
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
-        call_s = self._handling_s + (draft.call_s if draft else 0.0)
+        call_s = self.handling_s + (draft.call_s if draft else 0.0)
+        waiting_s = self._queueing_s + self.own_s
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
         best = Score(0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
-            seconds = depth * step_s + self._verify.predict(context, 1 + depth) + self._waiting_s
+            seconds = depth * step_s + self._verify.predict(context, 1 + depth) + waiting_s
             seconds += call_s if depth else 0.0
             tokens = len(matched) / count
             if tokens * best.seconds > best.tokens * seconds:

@@ -1,11 +1,11 @@
 """Memory over time: `python -m benchmarks.soak [--seconds 600] [--json FILE]`.
 
 Clients send streams without a pause, some of which go away in the middle; every process's memory
-is sampled meanwhile, and judged by its slope behind a warm-up of four minutes, in which KV, prefix
-and suffix memories fill up to their bounds (the suffix drafter's is set low for that). Names:
-soak/PROCESS/slope (MiB a minute), soak/PROCESS/memory, soak/requests. Exits with 1 when a process
-grows or a request fails; a run with less than two minutes behind the warm-up shows that it works,
-and judges no growth.
+is sampled meanwhile, and judged by its slope over these seconds. They come behind a warm-up of four
+minutes, in which KV, prefix and suffix memories fill up to their bounds (the suffix drafter's is
+set low for that). Names: soak/PROCESS/slope (MiB a minute), soak/PROCESS/memory, soak/requests.
+Exits with 1 when a process grows or a request fails; a run of less than two minutes shows that it
+works: it has no warm-up, and judges no growth.
 """
 
 import asyncio
@@ -46,13 +46,12 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--seconds", type=float, default=600.0)
     chosen = arguments.parse_args()
+    judged = chosen.seconds >= LEAST_JUDGED_S
+    warm_up_s = WARM_UP_S if judged else 0.0
     with running(args(), PORT) as app:
-        samples, requests = asyncio.run(load(app, chosen.seconds))
-    judged = chosen.seconds >= WARM_UP_S + LEAST_JUDGED_S
-    slopes = {
-        name: slope(seen, WARM_UP_S if judged else chosen.seconds / 2)
-        for name, seen in samples.items()
-    }
+        samples, requests = asyncio.run(load(app, warm_up_s + chosen.seconds))
+    since_s = warm_up_s or chosen.seconds / 2
+    slopes = {name: slope(seen, since_s) for name, seen in samples.items()}
     records = [Record("soak/requests", float(sum(requests.values())), "requests")]
     records += [Record(f"soak/{how}", float(n), "requests") for how, n in requests.items()]
     for name, value in slopes.items():

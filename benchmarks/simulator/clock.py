@@ -44,11 +44,22 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
+    def spend(self, seconds: float) -> None:
+        """The code that runs takes so long itself, and whatever else is due waits for it."""
+        self._virtual.now_s += seconds
+
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """asyncio.run in virtual time. Raises Deadlock where real time would wait for ever."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def spend(seconds: float) -> None:
+    """Of the running loop; in real time code takes its time by itself."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.spend(seconds)
 
 
 def _waiting() -> str:

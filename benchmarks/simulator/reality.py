@@ -28,12 +28,11 @@ from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.fit import fit_acceptance
 from benchmarks.simulator.recorder import Recorder, Trace
 from benchmarks.simulator.report import Report, Tally
-from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, simulate
+from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, OwnTime, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from cluster.zoo.paths import cache_dir, inflated_target
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
-from policies.protocols import RoundContext
 
 MOST_OFF = 0.10
 RECORDED_DEPTH = 6
@@ -131,8 +130,9 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acc
     return fit_acceptance(traces)
 
 
-def modelled(fleet: Fleet, acceptance: Acceptance, learned: RoundContext) -> Cluster:
+def modelled(fleet: Fleet, acceptance: Acceptance, knowledge: Knowledge) -> Cluster:
     """The fleet, with what was recorded of its drafters and learned of its costs."""
+    learned = knowledge.context()
     return Cluster(
         learned.verify,
         KvMemory(KV_TOKENS),
@@ -149,9 +149,7 @@ def modelled(fleet: Fleet, acceptance: Acceptance, learned: RoundContext) -> Clu
         acceptance,
         learned.verify_budget,
         learned.draft_budget,
-        # What a round takes besides its two calls, the coordinator's own work above all: nothing
-        # else in virtual time stands for it.
-        transport_s=learned.waiting_s / 2,
+        own=OwnTime(knowledge.own_s, knowledge.handling_s),
     )
 
 
@@ -171,7 +169,6 @@ def compare(
     recorded: Sequence[Request],
     requests: Sequence[Request],
     clients: Sequence[int],
-    ways: Sequence[str] = ("plain", "fixed", "drafted"),
 ) -> list[Record]:
     """Simulated over real, from what the `recorded` ones show, for the others."""
     acceptance = asyncio.run(record(fleet, recorded, max(clients)))
@@ -183,13 +180,12 @@ def compare(
     records = []
     for count in clients:
         pauses = 1.0
-        for name in ways:
-            make = served[name]
+        for name, make in served.items():
             # A forward's pace depends on what else the cores do: learn it under these policies.
             learning = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
             serving = Serving(make, learning, count)
             learned = asyncio.run(run_for_real(fleet, fleet.lanes, recorded, serving))
-            cluster = modelled(fleet, acceptance, learning.context())
+            cluster = modelled(fleet, acceptance, learning)
             if name == "plain":
                 # Costs leave out what is odd (policies/online_cost.py), such as the moments in
                 # which a shared machine stands still; what is served waits through them.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.coordinator import Coordinator
-from actors.events import Event
+from actors.events import Event, Verified
 from actors.jobs import Overloaded
 from actors.knowledge import Costs, Knowledge
 from actors.settings import Lane, Limits, Policies
@@ -63,6 +63,20 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnTime:
+    """Of the coordinator's process, behind each forward; everything else waits for it."""
+
+    round_s: float = 0.0
+    drafting_s: float = 0.0
+    """More of it, where somebody was asked for drafts."""
+    scatters: bool = False
+    """Exponentially around these."""
+
+
+NO_TIME = OwnTime()
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """One replica."""
 
@@ -77,6 +91,7 @@ class Cluster:
     transport_s: float = 0.0
     """Of one call to a host, there and back."""
     verifier_faults: Faults = NO_FAULTS
+    own: OwnTime = NO_TIME
 
 
 def simulate(
@@ -93,10 +108,15 @@ def simulate(
     """Each request at its time; or, with `clients`, as soon as one of so many has got its last
     answer. Raises WrongOutput."""
     tally = Tally()
+    draws = generator(seed, "own time")
 
     def observe_all(event: Event) -> None:
         tally.observe(event)
         observe(event)
+        if isinstance(event, Verified):
+            tried = any(outcome.tried for outcome in event.outcomes)
+            mean_s = cluster.own.round_s + (cluster.own.drafting_s if tried else 0.0)
+            clock.spend(draws.exponential(mean_s) if cluster.own.scatters else mean_s)
 
     target = Target({arrival.name: arrival.output_tokens for arrival in arrivals})
 

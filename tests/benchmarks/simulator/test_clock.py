@@ -49,6 +49,17 @@ def test_a_timeout_fires_in_virtual_time() -> None:
     assert clock.run(main()) == 30.0
 
 
+def test_whatever_is_due_waits_for_code_that_takes_its_time() -> None:
+    async def main() -> float:
+        timer = asyncio.create_task(asyncio.sleep(1.0))
+        await asyncio.sleep(0.5)
+        clock.spend(2.0)
+        await timer
+        return asyncio.get_running_loop().time()
+
+    assert clock.run(main()) == 2.5
+
+
 def test_a_program_that_cannot_go_on_is_told_which_task_waits() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()

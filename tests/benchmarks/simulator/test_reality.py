@@ -25,12 +25,7 @@ from cluster.zoo.paths import TARGET, model_path
 
 MOST_OFF = 0.25
 CLIENTS = 4
-ATTEMPTS = 3
-STEADY = 0.15
-"""Two runs of the same requests before an attempt and two behind it may differ by this share: a
-machine that changes its pace by more meanwhile cannot say what the simulator is worth."""
 REPEATS = 5
-"""Of which the median is judged, once."""
 RECORDED, REQUESTS = mixed_requests(18, seed=2), mixed_requests(18)
 
 
@@ -51,38 +46,19 @@ def test_tokens_per_round_of_fixed_drafts_are_predicted(fleet: Fleet) -> None:
     """No clock is in this: how much of what was recorded for some is accepted from others."""
     acceptance = asyncio.run(record(fleet, RECORDED, CLIENTS))
     real, knowledge = serve(fleet, "fixed", "tiny")
-    cluster = modelled(fleet, acceptance, knowledge.context())
+    cluster = modelled(fleet, acceptance, knowledge)
     report = simulated(cluster, REQUESTS, real, CLIENTS, policies("fixed", "fixed", "tiny"))
     assert real.tally.tokens_per_round > 1.5, "the drafter is of use"
     assert report.tokens_per_round == pytest.approx(real.tally.tokens_per_round, rel=MOST_OFF)
     assert report.tally.drafted == pytest.approx(real.tally.drafted, rel=MOST_OFF)
 
 
-def test_predictions_are_within_a_quarter_of_reality(fleet: Fleet) -> None:
-    said = []
-    for _ in range(ATTEMPTS):
-        paces = goodputs(fleet)
-        records = compare(fleet, RECORDED, REQUESTS, [CLIENTS], ["plain", "drafted"])
-        paces += goodputs(fleet)
-        off = {one.name: one.ratio for one in records if abs((one.ratio or 0) - 1) > MOST_OFF}
-        if not off:
-            return
-        if max(paces) <= (1 + STEADY) * min(paces):
-            raise AssertionError(off)
-        said.append((paces, off))
-    pytest.skip(f"the machine changed its pace in each attempt: {said}")
-
-
-def test_the_median_prediction_of_fixed_drafts_is_within_a_quarter(fleet: Fleet) -> None:
-    """Also on an unsteady machine: they do not answer to its noise, as the planner does."""
+def test_the_median_prediction_is_within_a_quarter_of_reality(fleet: Fleet) -> None:
+    """Of plain decoding, fixed drafts and the defaults. Judged once, however busy the machine:
+    a pace that changes between two runs spoils one comparison, and not the median."""
     ratios: dict[str, list[float]] = {}
     for _ in range(REPEATS):
-        for one in compare(fleet, RECORDED, REQUESTS, [CLIENTS], ["plain", "fixed"]):
+        for one in compare(fleet, RECORDED, REQUESTS, [CLIENTS]):
             ratios.setdefault(one.name, []).append(one.ratio or 0.0)
     typical = {name: median(seen) for name, seen in ratios.items()}
     assert all(abs(one - 1) <= MOST_OFF for one in typical.values()), typical
-
-
-def goodputs(fleet: Fleet) -> list[float]:
-    """Of the same requests, plainly decoded."""
-    return [serve(fleet, "off", "tiny")[0].goodput for _ in range(2)]

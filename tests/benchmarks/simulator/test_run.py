@@ -14,7 +14,7 @@ from actors.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.device import Faults
 from benchmarks.simulator.report import Report
-from benchmarks.simulator.run import Cluster, DrafterSpec, WrongOutput, simulate
+from benchmarks.simulator.run import Cluster, DrafterSpec, OwnTime, WrongOutput, simulate
 from benchmarks.simulator.scripts import TargetScript
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson, specserve_slo
@@ -103,6 +103,32 @@ def test_plain_decoding_alone_takes_what_the_cost_model_says() -> None:
     assert served.ttft_s == pytest.approx(prefill)
     assert served.latency_s == pytest.approx(prefill + decode)
     assert served.tpot_s == pytest.approx(decode / 4)
+
+
+def test_the_coordinators_own_time_comes_behind_each_forward() -> None:
+    request = Arrival("r0", 0.0, prompt_tokens=100, output_tokens=40, max_tokens=50)
+    own = OwnTime(round_s=0.003, drafting_s=0.002)
+    plain = simulate([request], replace(cluster(), own=own), policies(), LIMITS)
+    without = simulate([request], cluster(), policies(), LIMITS)
+    assert plain.served[0].latency_s == pytest.approx(without.served[0].latency_s + 40 * 0.003)
+
+    idle: list[float] = []
+    drafted: list[bool] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Verified):
+            idle.append(event.idle_s - max(one.draft_s for one in event.outcomes))
+            drafted.append(any(one.tried for one in event.outcomes))
+
+    simulate([request], replace(cluster("small"), own=own), policies(), LIMITS, observe=watch)
+    assert any(drafted)
+    assert idle[1:] == pytest.approx([0.005 if one else 0.003 for one in drafted[:-1]])
+
+    def latency(seed: int) -> float:
+        scattering = replace(cluster(), own=replace(own, scatters=True))
+        return simulate([request], scattering, policies(), LIMITS, seed=seed).mean_latency_s
+
+    assert latency(1) == latency(1) != latency(2)
 
 
 def test_a_request_ends_at_the_targets_stop_or_at_what_it_allows() -> None:
