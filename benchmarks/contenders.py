@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cluster.zoo.paths import cache_dir
+from engine.verifiers.vllm_environment import mend_llvmlite
 
 if TYPE_CHECKING:
     from actors.coordinator import Coordinator
@@ -72,9 +73,10 @@ class Side(Protocol):
 
 
 class Vllm:
-    """vLLM with all that is its own, but for `mend_temperatures`."""
+    """vLLM with all that is its own, but for what has to be mended on a CPU."""
 
     def __init__(self, checkpoint: str, speculation: Mapping[str, Any] | None) -> None:
+        mend_llvmlite()
         from vllm import EngineArgs, LLMEngine
 
         mend_temperatures()

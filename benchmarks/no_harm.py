@@ -3,8 +3,8 @@
 The zoo's mixed load as `benchmarks.local` serves it, modelled: so a change of the planner is judged
 by the same run to the last event, on a machine however busy. Costs, acceptances and what a round
 with drafts takes besides were chosen so that 4 and 16 clients come out about as they were measured
-on a quiet machine (docs/policies/planner.md). `--own-ms` adds to what every round takes besides its
-forward; `--scatters` draws that exponentially, as on a machine that others use. Names:
+on a quiet machine (docs/policies/planner.md). `--call-ms` is what each call to a host takes to get
+there and back, and with `--scatters` only on average, as on a machine that others use. Names:
 no_harm/CLIENTS/OBJECTIVE/{total,code,prose,tasks}; values are over plain decoding, domains are
 medians of each request's own ratio. Exits with 1 where a domain is below 0.97 under the fair
 objective.
@@ -12,7 +12,6 @@ objective.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import mean, median
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from actors.settings import Limits, Policies
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
-from benchmarks.simulator.run import NO_TIME, Cluster, DrafterSpec, MakePolicies, OwnTime, simulate
+from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
@@ -56,13 +55,13 @@ def main() -> None:
     arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--requests", type=int, default=144)
-    arguments.add_argument("--own-ms", type=float, default=0.0)
+    arguments.add_argument("--call-ms", type=float, default=1e3 * TRANSPORT_S)
     arguments.add_argument("--scatters", action="store_true")
     chosen = arguments.parse_args()
-    own = OwnTime(chosen.own_ms / 1e3, scatters=chosen.scatters)
+    machine = cluster(chosen.call_ms / 1e3, chosen.scatters)
     records, harmed = [], []
     for clients in chosen.clients:
-        runs = [compared(seed, clients, chosen.requests, own) for seed in range(chosen.seeds)]
+        runs = [compared(machine, seed, clients, chosen.requests) for seed in range(chosen.seeds)]
         for name in runs[0]:
             value = mean(run[name] for run in runs)
             records.append(Record(f"no_harm/{clients}/{name}", value, "x plain"))
@@ -73,10 +72,9 @@ def main() -> None:
         sys.exit(f"below {PROMISE}: {', '.join(harmed)}")
 
 
-def compared(seed: int, clients: int, requests: int, own: OwnTime = NO_TIME) -> dict[str, float]:
+def compared(machine: Cluster, seed: int, clients: int, requests: int) -> dict[str, float]:
     """Over plain decoding, by OBJECTIVE/total and OBJECTIVE/DOMAIN."""
     arrivals = load(seed, requests)
-    machine = replace(cluster(), own=own)
     plain_total, plain = served(arrivals, machine, seed, clients, without_drafts)
     ratios = {}
     for objective in OBJECTIVES:
@@ -111,7 +109,7 @@ def served(
     }
 
 
-def cluster() -> Cluster:
+def cluster(transport_s: float = TRANSPORT_S, scatters: bool = False) -> Cluster:
     models: dict[tuple[str, str], DrafterModel] = {}
     for drafter, accepted in ACCEPTED.items():
         for domain, share in accepted.items():
@@ -123,8 +121,8 @@ def cluster() -> Cluster:
         )
     lookup = DrafterSpec("ngram", "ngram", None, call_s=LOOKUP_CALL_S)
     drafters = [*(DrafterSpec(name, name, cost) for name, cost in DRAFT.items()), lookup]
-    acceptance = Acceptance(models)
-    return Cluster(VERIFY, KvMemory(KV_TOKENS), drafters, acceptance, transport_s=TRANSPORT_S)
+    memory, acceptance = KvMemory(KV_TOKENS), Acceptance(models)
+    return Cluster(VERIFY, memory, drafters, acceptance, transport_s=transport_s, scatters=scatters)
 
 
 def without_drafts(calibrations: Calibrations) -> Policies:

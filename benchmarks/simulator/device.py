@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from numpy.random import Generator
+
 from actors.hosts import HostLost
 
 
@@ -20,10 +22,18 @@ NO_FAULTS = Faults()
 
 
 class Device:
-    def __init__(self, name: str, transport_s: float = 0.0, faults: Faults = NO_FAULTS) -> None:
-        """`transport_s`: of one call, there and back; the device is free meanwhile."""
+    def __init__(
+        self,
+        name: str,
+        transport_s: float = 0.0,
+        faults: Faults = NO_FAULTS,
+        draws: Generator | None = None,
+    ) -> None:
+        """`transport_s`: of one call, there and back; the device is free meanwhile. With `draws`
+        it scatters exponentially around that."""
         self._name = name
         self._transport_s = transport_s
+        self._draws = draws
         self._deaths = sorted(faults.at_s)
         self._recovery_s = faults.recovery_s
         self._lock = asyncio.Lock()
@@ -37,7 +47,8 @@ class Device:
             self._check()
             yield
         if self._transport_s:
-            await asyncio.sleep(self._transport_s)
+            scattered = 1.0 if self._draws is None else self._draws.exponential()
+            await asyncio.sleep(self._transport_s * scattered)
 
     async def work(self, seconds: float) -> None:
         """Within a turn. Raises HostLost at the moment at which the host dies."""

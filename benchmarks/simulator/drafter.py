@@ -6,6 +6,7 @@ It follows soft state by deltas like any host, and honours step rules level by l
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+from numpy.random import Generator
 
 from actors.hosts import HostLost
 from benchmarks.simulator.acceptance import Acceptance
@@ -35,10 +36,11 @@ class SimulatedDrafter:
         *,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
+        draws: Generator | None = None,
     ) -> None:
         """`drafter` and the request's domain name its acceptance; without `cost` (a lookup) it
         takes no time."""
-        self.device = Device(drafter, transport_s, faults)
+        self.device = Device(drafter, transport_s, faults, draws)
         self._drafter = drafter
         self._cost = cost
         self._target = target

@@ -69,8 +69,6 @@ class OwnTime:
     round_s: float = 0.0
     drafting_s: float = 0.0
     """More of it, where somebody was asked for drafts."""
-    scatters: bool = False
-    """Exponentially around these."""
 
 
 NO_TIME = OwnTime()
@@ -90,6 +88,8 @@ class Cluster:
     """Whether the verifier takes trees; vLLM takes chains only."""
     transport_s: float = 0.0
     """Of one call to a host, there and back."""
+    scatters: bool = False
+    """That, and `call_s`: exponentially, around their means."""
     verifier_faults: Faults = NO_FAULTS
     own: OwnTime = NO_TIME
 
@@ -108,23 +108,21 @@ def simulate(
     """Each request at its time; or, with `clients`, as soon as one of so many has got its last
     answer. Raises WrongOutput."""
     tally = Tally()
-    draws = generator(seed, "own time")
 
     def observe_all(event: Event) -> None:
         tally.observe(event)
         observe(event)
         if isinstance(event, Verified):
             tried = any(outcome.tried for outcome in event.outcomes)
-            mean_s = cluster.own.round_s + (cluster.own.drafting_s if tried else 0.0)
-            clock.spend(draws.exponential(mean_s) if cluster.own.scatters else mean_s)
+            clock.spend(cluster.own.round_s + (cluster.own.drafting_s if tried else 0.0))
 
     target = Target({arrival.name: arrival.output_tokens for arrival in arrivals})
 
     async def serve() -> list[Served | None]:
         knowledge = _knowledge(cluster)
         coordinator = Coordinator(
-            _verifier(cluster, target, arrivals),
-            _lanes(cluster, target, arrivals),
+            _verifier(cluster, target, arrivals, seed),
+            _lanes(cluster, target, arrivals, seed),
             make_policies(knowledge.calibrations),
             knowledge,
             limits,
@@ -202,7 +200,9 @@ def request_seed(seed: int, request: str) -> int:
     return int(generator(seed, request).integers(2**63))
 
 
-def _verifier(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> SimulatedVerifier:
+def _verifier(
+    cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: int
+) -> SimulatedVerifier:
     return SimulatedVerifier(
         cluster.verify,
         target,
@@ -211,10 +211,11 @@ def _verifier(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> 
         trees=cluster.trees,
         transport_s=cluster.transport_s,
         faults=cluster.verifier_faults,
+        draws=generator(seed, "to the verifier") if cluster.scatters else None,
     )
 
 
-def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> list[Lane]:
+def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: int) -> list[Lane]:
     domains = {arrival.name: arrival.domain for arrival in arrivals}
     return [
         Lane(
@@ -227,6 +228,7 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival]) -> lis
                 domains,
                 transport_s=spec.call_s + (0.0 if spec.cost is None else cluster.transport_s),
                 faults=spec.faults,
+                draws=generator(seed, "to", spec.lane) if cluster.scatters else None,
             ),
             free=spec.cost is None,
         )

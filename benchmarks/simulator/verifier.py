@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from actors.hosts import HostLost, KvState
@@ -74,8 +75,9 @@ class SimulatedVerifier:
         trees: bool = True,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
+        draws: Generator | None = None,
     ) -> None:
-        self.device = Device("verifier", transport_s, faults)
+        self.device = Device("verifier", transport_s, faults, draws)
         self._cost = cost
         self._target = target
         self._max_context = max_context

@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from engine.params import SamplingParams
 from engine.protocol import Start, TokenLogprobs
 from engine.ranks import RankLost
+from engine.verifiers.vllm_environment import mend_llvmlite
 from engine.verifiers.vllm_errors import SUPPORTED, UnsupportedVLLM
 from engine.verifiers.vllm_sampling import Asked, Said, Wish, decide
 
@@ -45,6 +45,9 @@ NO_TOKEN = -1
 """vLLM's own placeholder behind the last token that a request was given."""
 NEVER = 1 << 62
 """A step that does not come: until then a running request is passed over and keeps its KV."""
+
+
+mend_llvmlite()
 
 
 @atexit.register
@@ -495,21 +498,3 @@ def _demand(owner: object, *paths: str) -> None:
                 kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
                 raise _unsupported(f"{kind} has no {path}")
             value = getattr(value, name)
-
-
-def _mend_llvmlite() -> None:
-    """On a CPU vLLM reads vars() of whatever it finds in any module. llvmlite's handle of its
-    library, loaded with numba, takes every name for a C function's, and `__dict__` for another.
-    """
-    handle = type(import_module("llvmlite.binding").ffi.lib)
-    function_of = handle.__getattr__
-
-    def named(library: object, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return function_of(library, name)
-
-    handle.__getattr__ = named
-
-
-_mend_llvmlite()

@@ -1,13 +1,16 @@
-"""What a process that runs vLLM wants in its environment before its first line of Python."""
+"""What a process that runs vLLM wants before it does: in its environment, and where numba is."""
 
 import importlib.metadata
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def process_environment() -> dict[str, str]:
-    """For the process that loads the target. On a CPU that is Intel's OpenMP, without which
-    threads that share their cores cost up to ten times; where it is absent, nothing."""
+    """For the process that loads the target, before its first line of Python. On a CPU that is
+    Intel's OpenMP, without which threads that share their cores cost up to ten times; where it is
+    absent, nothing."""
     try:
         files = importlib.metadata.files("intel-openmp") or []
     except importlib.metadata.PackageNotFoundError:
@@ -22,3 +25,18 @@ def process_environment() -> dict[str, str]:
         "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0",
     }
+
+
+def mend_llvmlite() -> None:
+    """On a CPU vLLM reads vars() of whatever it finds in any module. llvmlite's handle of its
+    library, loaded with numba, takes every name for a C function's, and `__dict__` for another.
+    """
+    handle = type(import_module("llvmlite.binding").ffi.lib)
+    function_of = handle.__getattr__
+
+    def named(library: object, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return function_of(library, name)
+
+    handle.__getattr__ = named

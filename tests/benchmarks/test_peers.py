@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 import torch
 
-from benchmarks.contenders import Asked, Served, mend_temperatures
+from benchmarks.contenders import Asked, Served, Side, Vllm, mend_temperatures
 from benchmarks.peers import EACH, PLAIN, SPINDLE, Contender, compete, questions, report
 from cluster.zoo import TARGET, model_path
 from engine.drafters.lookup import NgramDrafter
@@ -59,7 +59,7 @@ class Native:
 
 
 @contextmanager
-def contending(**sides: Callable[[], Native]) -> Iterator[list[Contender]]:
+def contending(**sides: Callable[[], Side]) -> Iterator[list[Contender]]:
     contenders = [Contender(name, make) for name, make in sides.items()]
     try:
         for contender in contenders:
@@ -100,6 +100,20 @@ def test_everyone_serves_the_same_work_and_who_does_not_run_says_why() -> None:
         assert ours.forwards < theirs.forwards
     lengths = [one for load in LOADS for one in results["plain", load][0].lengths]
     assert min(lengths) < max(lengths) == MOST, "answers end where the target ends them"
+
+
+def test_vllm_itself_serves_and_ends_with_its_process() -> None:
+    """Slow, for vLLM compiles the model. Numba, which comes with our packages, once kept it from
+    starting, and nobody saw that until the table was wanted."""
+    checkpoint = str(model_path(TARGET))
+    with contending(plain=partial(Vllm, checkpoint, None)) as contenders:
+        (plain,) = contenders
+        assert plain.refused is None
+        asked = list(islice(few_tokens(checkpoint), 2))
+        served = plain.serve([replace(one, stop=()) for one in asked], clients=2)
+    assert served is not None
+    assert served.lengths == (MOST, MOST)
+    assert served.forwards <= MOST + 1
 
 
 def test_questions_are_greedy_and_sampled_in_every_domain_and_never_come_twice() -> None:

@@ -124,11 +124,16 @@ def test_the_coordinators_own_time_comes_behind_each_forward() -> None:
     assert any(drafted)
     assert idle[1:] == pytest.approx([0.005 if one else 0.003 for one in drafted[:-1]])
 
-    def latency(seed: int) -> float:
-        scattering = replace(cluster(), own=replace(own, scatters=True))
-        return simulate([request], scattering, policies(), LIMITS, seed=seed).mean_latency_s
 
-    assert latency(1) == latency(1) != latency(2)
+def test_calls_scatter_around_what_they_take_and_by_the_seed() -> None:
+    requests = [Arrival(f"r{n}", 0.0, 100, output_tokens=400, max_tokens=500) for n in range(4)]
+
+    def seconds(scatters: bool, seed: int) -> float:
+        machine = replace(cluster(), transport_s=0.05, scatters=scatters)
+        return simulate(requests, machine, policies(), LIMITS, seed=seed).duration_s
+
+    assert seconds(True, 1) == seconds(True, 1) != seconds(True, 2)
+    assert seconds(True, 1) == pytest.approx(seconds(False, 1), rel=0.15)
 
 
 def test_a_request_ends_at_the_targets_stop_or_at_what_it_allows() -> None:
