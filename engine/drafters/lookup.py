@@ -83,7 +83,7 @@ class NgramDrafter:
     def __init__(
         self,
         name: str = "ngram",
-        min_length: int = 2,
+        min_length: int = 1,
         max_length: int = 4,
         max_requests: int = 1024,
     ) -> None:

@@ -65,7 +65,7 @@ class SuffixDrafter:
         self,
         name: str = "suffix",
         past_tokens: int = 100_000,
-        min_match: int = 2,
+        min_match: int = 1,
         max_match: int = 10,
         max_requests: int = 256,
     ) -> None:
