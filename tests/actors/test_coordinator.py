@@ -312,6 +312,8 @@ def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
         assert second.queue_s is not None
         assert second.ttft_s is not None
         assert second.ttft_s > second.queue_s > 0.1, "it had to wait for the first one"
+        looked_up = first.by_lane.pop("ngram")  # beside whichever lane drafts
+        assert first.rounds >= looked_up > 0
         assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
         assert first.accepted == GREEDY.max_tokens - first.rounds
         await service.end()
