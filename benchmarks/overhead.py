@@ -5,7 +5,9 @@ process, in turns; once with every host inline, once with hosts as Ray actors. N
 overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process),
 overhead/PLACEMENT/added_p50 (`reference`: the bound), overhead/PLACEMENT/freed_worst (from when
 eight clients go away in the middle until all of their KV is free) and overhead/lane/transport_p50
-(a call that does nothing, to a drafter that is an actor). Exits with 1 when a bound is missed.
+(a call that does nothing, to a drafter that is an actor) and overhead/lane/transport_of_ray_p50
+(the same; `reference`: such a call to a bare actor, in turns, which tells the machine's share).
+Exits with 1 when a bound is missed.
 """
 
 import asyncio
@@ -15,8 +17,10 @@ from statistics import median
 from typing import Any
 
 import httpx
+import ray
 import torch
 from ray import serve
+from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator import Coordinator
@@ -66,7 +70,7 @@ def main() -> None:
             records += asyncio.run(compare(app, placement, requests))
             records.append(asyncio.run(freed(app, placement, requests)))
             if placement == "actor":
-                records.append(asyncio.run(transport()))
+                records += asyncio.run(transport())
     publish(records, chosen.json)
     bounds = ("added_p50", "freed_worst", "transport_p50")
     bounded = [one for one in records if one.name.endswith(bounds)]
@@ -131,20 +135,32 @@ def is_free(replica: DeploymentHandle) -> bool:
     return idle and kv["free"] + kv["cached"] == kv["total"]
 
 
-async def transport() -> Record:
+class Bare:
+    async def forget(self, names: Sequence[str]) -> None: ...
+
+
+async def transport() -> list[Record]:
     fleet = await hosts("actor")
     (lane,) = fleet.lanes
+    bare: ActorHandle = ray.remote(num_cpus=0)(Bare).remote()
     clock = asyncio.get_running_loop().time
-    seconds = []
+    ours: list[float] = []
+    rays: list[float] = []
     for _ in range(CALLS):
         begun = clock()
         await lane.host.forget(())
-        seconds.append(clock() - begun)
+        ours.append(clock() - begun)
+        begun = clock()
+        await bare.forget.remote(())
+        rays.append(clock() - begun)
     await fleet.close()
-    took = median(seconds)
-    return Record(
-        "overhead/lane/transport_p50", took, "s", TRANSPORT_BOUND_S, took / TRANSPORT_BOUND_S
-    )
+    ray.kill(bare)
+    took, its = median(ours), median(rays)
+    name, bound = "overhead/lane/transport", TRANSPORT_BOUND_S
+    return [
+        Record(f"{name}_p50", took, "s", bound, took / bound),
+        Record(f"{name}_of_ray_p50", took, "s", its, took / its),
+    ]
 
 
 async def in_process() -> Coordinator:

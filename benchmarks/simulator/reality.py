@@ -33,7 +33,7 @@ from benchmarks.simulator.report import Report, Tally
 from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, OwnTime, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
-from cluster.zoo.paths import cache_dir, inflated_target
+from cluster.zoo.paths import TARGET, cache_dir, inflated_target, model_path
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 
 MOST_OFF = 0.10
@@ -225,11 +225,14 @@ def main() -> None:
     arguments.add_argument("--requests", type=int, default=24)
     arguments.add_argument("--recorded", type=int, default=48)
     arguments.add_argument("--repeats", type=int, default=5)
-    arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
+    arguments.add_argument(
+        "--params", type=int, default=90_000_000, help="of the target; 0: the zoo's, not inflated"
+    )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
     chosen = arguments.parse_args()
     torch.set_num_threads(2)
-    target = TargetSpec(inflated_target(chosen.params), torch.bfloat16, KV_TOKENS)
+    model = inflated_target(chosen.params) if chosen.params else model_path(TARGET)
+    target = TargetSpec(model, torch.bfloat16, KV_TOKENS)
     fleet = load(target, [drafter(name) for name in chosen.drafters], cache_dir() / "profiles")
     recorded, requests = mixed_requests(chosen.recorded, seed=2), mixed_requests(chosen.requests)
     records = compare_often(chosen.repeats, fleet, recorded, requests, chosen.clients)

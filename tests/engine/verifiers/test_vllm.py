@@ -111,7 +111,7 @@ vllm(TIGHT)
 
 
 def test_no_thread_of_its_groups_outlives_the_interpreter() -> None:
-    """Two dozen of gloo's threads beside an interpreter that is taken apart are a crash at exit
+    """39 of gloo's threads beside an interpreter that is taken apart are a crash at exit
     waiting to happen. Worth a load of its own: it shows only where a process ends."""
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     ended = subprocess.run(
