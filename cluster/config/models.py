@@ -124,7 +124,7 @@ class DrafterConfig(Section):
     """Tokens that the KV memory of each instance holds."""
     past_tokens: Annotated[int, Field(ge=0)] = 100_000
     """Of kind suffix: tokens of past outputs that it remembers, over all requests; the least
-    recently used leave. Each takes some 0.2 to 2 kB of the replica's memory (docs/drafters.md)."""
+    recently used leave. Each takes at most 120 bytes of the replica's memory (docs/drafters.md)."""
     instances: Annotated[int, Field(ge=1)] = 1
     """Lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(
