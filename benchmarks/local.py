@@ -67,7 +67,7 @@ def main() -> None:
     )
     arguments.add_argument("--segments", type=int, default=3, help="of each way")
     arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
-    arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
+    arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "suffix"])
     arguments.add_argument("--selection", default="hedge")
     arguments.add_argument("--speculation", default="planner")
     arguments.add_argument("--schedule", default="default")

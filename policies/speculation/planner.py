@@ -64,9 +64,9 @@ class PlannerParams:
     """What a request without an SLO keeps of its speed under plain decoding, at least."""
     window: int = 128
     """Rounds over which it does."""
-    exceptions: float = 0.08
+    exceptions: float = 0.05
     """The share of requests that may end below `no_harm`, being short; a group of requests that is
-    a fifth of all, and worse off than the others, then has it for three fifths of its own."""
+    a fifth of all, and worse off than the others, then has it for three quarters of its own."""
     repay: float = 0.25
     """The part of a debt that one round must repay."""
     explore: float = 0.01
