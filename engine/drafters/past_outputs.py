@@ -37,8 +37,8 @@ class PastOutputs:
         self._lengths[start] = self._lengths.pop(start)
 
     def _make_room(self) -> None:
-        """Writes anew what has not left: once per as many tokens as may be remembered, or fewer
-        times, for each output has one NONE behind it."""
+        """Writes anew what has not left. That is two thirds of the index at most, the NONE behind
+        each output included, so it is done once per `max_tokens` learnt or more seldom."""
         text, parts = self.index.store[TOKENS], list(self._lengths.items())
         kept = [text[start : start + length + 1].copy() for start, length in parts]
         self.index.clear()
