@@ -25,7 +25,7 @@ from engine.families import check_config, prepare, stock_logits
 from engine.fused import Forward, fused_forward
 from engine.kv_cache import KVCache, KVShape
 from engine.prepack import prepack
-from engine.row_counts import with_few_row_counts
+from engine.row_counts import has_dear_counts, with_few_row_counts
 
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -86,8 +86,9 @@ class PackedModel:
         stock = self._stock_probe()
         prepack(model)
         compute: Forward = fused_forward(model) or partial(stock_forward, model)
-        on_cpu = self.device.type == "cpu"
-        self._compute = with_few_row_counts(compute) if on_cpu else compute
+        if self.device.type == "cpu":
+            compute = with_few_row_counts(compute, has_dear_counts(self.device, model.dtype))
+        self._compute = compute
         self._check_against(stock)
 
     @classmethod

@@ -31,7 +31,7 @@ from policies.cost import (
     token_budget,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Of the cache file; a change of what is measured, or how, makes it grow."""
 WARM_UP_ROUNDS = 1
 NO_TOKEN = -1

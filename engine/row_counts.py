@@ -3,9 +3,10 @@
 oneDNN compiles its kernels anew for each count of rows that a layer meets: some milliseconds and
 half a MiB each, more than many a forward takes. Batches have any count, so its caches would grow
 for hours, and compile again what they had to drop. A few rows more, of which nothing is asked,
-cost less.
+cost less. Some counts even take longer than larger ones do.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -15,6 +16,21 @@ from engine.fused import Forward
 _COUNTS = 8
 """Between a power of two and the next one: at most every eighth row is added."""
 
+_DEAR = range(17, 33)
+_INSTEAD = 36
+
+
+def has_dear_counts(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products run on AMX, whose tiles have 16 rows. There oneDNN takes a third longer for
+    two tiles of rows than for one or three (`python -m benchmarks.row_counts`), and they are what a
+    batch of a few requests with drafts has."""
+    on_cpu = device.type == "cpu" and dtype == torch.bfloat16
+    return on_cpu and torch.cpu._is_amx_tile_supported()
+
+
+def without_dear_counts(rows: int) -> int:
+    return _INSTEAD if rows in _DEAR else rows
+
 
 def computed_rows(rows: int) -> int:
     """The next larger count that is computed."""
@@ -23,10 +39,15 @@ def computed_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def with_few_row_counts(forward: Forward) -> Forward:
+def with_few_row_counts(forward: Forward, dear: bool) -> Forward:
+    """`dear`: whether some counts are (`has_dear_counts`)."""
+
+    def count(rows: int) -> int:
+        return computed_rows(without_dear_counts(rows) if dear else rows)
+
     def padded(tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler) -> Tensor:
         rows = len(tokens)
-        more = computed_rows(rows) - rows
+        more = count(rows) - rows
 
         def attend_to_own(call: LayerCall) -> Tensor:
             own = call._replace(
@@ -37,7 +58,7 @@ def with_few_row_counts(forward: Forward) -> Forward:
         logits = forward(
             pad(tokens, (0, more)),
             pad(positions, (0, more)),
-            pad(wanted, (0, computed_rows(len(wanted)) - len(wanted))),
+            pad(wanted, (0, count(len(wanted)) - len(wanted))),
             attend_to_own if more else attend,
         )
         return logits[: len(wanted)]

@@ -8,17 +8,18 @@ the scheduler's choice of requests, the proposer (drafts come from outside), and
 import atexit
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import vllm
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.parallel_state import (
     destroy_distributed_environment,
     destroy_model_parallel,
 )
+from vllm.forward_context import BatchDescriptor
 from vllm.sampling_params import SamplingParams as EngineParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
@@ -35,6 +36,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from engine.params import SamplingParams
 from engine.protocol import Start, TokenLogprobs
 from engine.ranks import RankLost
+from engine.row_counts import has_dear_counts, without_dear_counts
 from engine.verifiers.vllm_environment import mend_llvmlite
 from engine.verifiers.vllm_errors import SUPPORTED, UnsupportedVLLM
 from engine.verifiers.vllm_sampling import Asked, Said, Wish, decide
@@ -202,8 +204,8 @@ class NoDrafts:
         return [[] for _ in sampled]
 
 
-class DrafterInvariantSampling:
-    """Mixed into vLLM's worker, whichever the platform has: a worker extension."""
+class WorkerExtension:
+    """Mixed into vLLM's worker, whichever the platform has."""
 
     model_runner: GPUModelRunner
 
@@ -224,6 +226,23 @@ class DrafterInvariantSampling:
         # Near the end of the context vLLM would tell the proposer to stand back, on a path that
         # needs CUDA; ours never stands in the way.
         runner.effective_drafter_max_model_len = NEVER
+
+    def avoid_dear_row_counts(self) -> None:
+        """Rows are added where vLLM adds them for CUDA graphs, which a CPU has none of."""
+        runner = self.model_runner
+        _demand(runner, "cudagraph_dispatcher.dispatch", "max_num_tokens", "dtype", "device")
+        if not has_dear_counts(runner.device, runner.dtype):
+            return
+        dispatch = runner.cudagraph_dispatcher.dispatch
+
+        def dispatch_more(
+            num_tokens: int, *arguments: Any, **named: Any
+        ) -> tuple[CUDAGraphMode, BatchDescriptor]:
+            more = min(without_dear_counts(num_tokens), runner.max_num_tokens)
+            mode, batch = dispatch(num_tokens, *arguments, **named)
+            return mode, replace(batch, num_tokens=max(more, batch.num_tokens))
+
+        runner.cudagraph_dispatcher.dispatch = dispatch_more
 
 
 def sample(
@@ -315,6 +334,7 @@ class StepEngine:
             "kv_cache_manager.block_pool.get_num_free_blocks",
         )
         self._core.model_executor.collective_rpc("replace_sampler")
+        self._core.model_executor.collective_rpc("avoid_dear_row_counts")
         self._reports: dict[str, int] = {}
         self._lost = ""
         """What ended it."""

@@ -101,7 +101,7 @@ def engine_config(spec: VllmSpec) -> Any:
                 "num_speculative_tokens": USUAL_DRAFT,
             },
             scheduler_cls=f"{ADAPTER}.TurnScheduler",
-            worker_extension_cls=f"{ADAPTER}.DrafterInvariantSampling",
+            worker_extension_cls=f"{ADAPTER}.WorkerExtension",
             async_scheduling=False,
             **given,
         ).create_engine_config()

@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from engine.attention.hook import Handler, LayerCall
-from engine.row_counts import computed_rows, with_few_row_counts
+from engine.row_counts import (
+    computed_rows,
+    has_dear_counts,
+    with_few_row_counts,
+    without_dear_counts,
+)
 
 
 def test_there_are_few_counts_and_few_rows_are_added() -> None:
@@ -15,8 +20,21 @@ def test_there_are_few_counts_and_few_rows_are_added() -> None:
     assert all(computed_rows(computed) == computed for computed in counts.values())
 
 
+def test_dear_counts_are_not_computed_and_others_stay() -> None:
+    assert {without_dear_counts(rows) for rows in range(17, 33)} == {36}
+    assert all(without_dear_counts(rows) == rows for rows in (1, 16, 33, 36, 64, 500))
+    assert computed_rows(without_dear_counts(17)) == 36
+    cpu = torch.device("cpu")
+    assert not has_dear_counts(cpu, torch.float32)
+    assert has_dear_counts(cpu, torch.bfloat16) == torch.cpu._is_amx_tile_supported()
+    assert not has_dear_counts(torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dear", [False, True])
 @pytest.mark.parametrize(("rows", "asked"), [(19, 3), (16, 16), (133, 17), (5, 0)])
-def test_attention_and_the_caller_see_their_own_rows_alone(rows: int, asked: int) -> None:
+def test_attention_and_the_caller_see_their_own_rows_alone(
+    rows: int, asked: int, dear: bool
+) -> None:
     table = torch.randn(100, 2, 4, generator=torch.Generator().manual_seed(0))
     counts: list[tuple[int, int]] = []
 
@@ -34,6 +52,7 @@ def test_attention_and_the_caller_see_their_own_rows_alone(rows: int, asked: int
     tokens = torch.arange(rows) % 100
     wanted = torch.arange(asked)
     arguments = (tokens, torch.arange(rows), wanted, attend)
-    said = with_few_row_counts(forward)(*arguments)
-    assert counts == [(computed_rows(rows), computed_rows(asked))]
+    said = with_few_row_counts(forward, dear)(*arguments)
+    cheap = without_dear_counts if dear else int
+    assert counts == [(computed_rows(cheap(rows)), computed_rows(cheap(asked)))]
     torch.testing.assert_close(said, forward(*arguments))
