@@ -14,11 +14,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cluster.zoo import TARGET, model_path
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling import Row, choose
 from engine.verifiers.vllm_engine import VllmVerifier
+from engine.verifiers.vllm_loading import VllmSpec, load_vllm
 from tests.engine.streams import DRAFTERS, Request, check, reference_target, serve
-from tests.engine.verifiers.backends import AMPLE, TIGHT, vllm
+from tests.engine.verifiers.backends import AMPLE, EAGER, TIGHT, vllm
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
@@ -120,3 +122,22 @@ def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
     ]
     assert streams[0] == streams[1] == streams[2]
     assert len({stream[0] for stream in streams[0]}) > 1, "requests do not differ"
+
+
+def test_rows_that_are_added_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on AMX in bfloat16, but in fp32, where streams are the reference's to the token."""
+    monkeypatch.setattr("engine.verifiers.vllm_adapter.has_dear_counts", lambda *_: True)
+    verifier = load_vllm(VllmSpec(model_path(TARGET), "float32", AMPLE, engine_args=EAGER))
+    runner = verifier._engine._core.model_executor.driver_worker.worker.model_runner
+    forward, counts = runner._model_forward, set[int]()
+
+    def counted(input_ids: torch.Tensor, **named: object) -> object:
+        counts.add(len(input_ids))
+        return forward(input_ids=input_ids, **named)
+
+    monkeypatch.setattr(runner, "_model_forward", counted)
+    case = {**one_at_a_time(FACTORS)[0], "sampling": "mixed", "batch": "17", "shape": "chain"}
+    requests = serve(case, verifier, Counter(), lambda _: None)
+    check(Identity(reference_target()), list(requests.values()))
+    assert 36 in counts
+    assert not counts & set(range(17, 33))
