@@ -22,8 +22,8 @@ _INSTEAD = 36
 
 def has_dear_counts(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products run on AMX, whose tiles have 16 rows. There oneDNN takes 1.4 times as long
-    for two tiles of rows as for one or three (`python -m benchmarks.row_counts`), and they are what a
-    batch of a few requests with drafts has."""
+    for two tiles of rows as for one or three (`python -m benchmarks.row_counts`), and they are
+    what a batch of a few requests with drafts has."""
     on_cpu = device.type == "cpu" and dtype == torch.bfloat16
     return on_cpu and torch.cpu._is_amx_tile_supported()
 
