@@ -2,7 +2,8 @@
 
 vLLM's engine core runs here step by step, and each step says who takes part in it and with which
 draft. Three things of vLLM are replaced for that, by dotted paths that its workers can import:
-the scheduler's choice of requests, the proposer (drafts come from outside), and the sampler.
+the scheduler's choice of requests, the proposer (drafts come from outside), and the sampler. And
+on a CPU with AMX its runner is told to compute 36 rows where there are 17 to 32.
 """
 
 import atexit
