@@ -17,7 +17,7 @@ from policies.rank_answers import Values, ranks_from_logits, read_lengths, read_
 from policies.ranking import FORMS, Message
 from policies.scheduling.rank_queue import RankBatch, RankQueue
 
-_TOKENS_PER_REQUEST = 8
+_TOKENS_PER_REQUEST = 12
 """Of an answer: `[7]` and three digits, a comma, and one to spare."""
 _ASKED_AT_ONCE = 4
 _LABELS = "0123456789"

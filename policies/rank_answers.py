@@ -14,7 +14,10 @@ import numpy as np
 Values = list[float | None]
 """Smaller runs earlier. None: not placed, so that arrival decides."""
 
-_PAIR = re.compile(r"\[\s*(\d{1,4})\s*\]\s*[:=]?\s*(\d+)")
+_RANK = re.compile(r"\[\s*(\d{1,4})\s*\]\s*[:=]?\s*()(\d+)")
+# Items times tokens of each, or tokens alone; items without their tokens are no length.
+_LENGTH = re.compile(r"\[\s*(\d{1,4})\s*\]\s*[:=]?\s*(?:(\d+)\s*x\s*)?(\d+)(?!\d|\s*x)")
+_CUT = re.compile(r"(?:\d+\s*x\s*)?\d*\Z")
 _MARKED = re.compile(r"<<(.*?)(?:>>|$)", re.DOTALL)
 _LONGEST = 1_000_000
 """A length above this is a run of digits, no prediction."""
@@ -22,12 +25,12 @@ _LONGEST = 1_000_000
 
 def read_ranks(answer: str, size: int, cut: bool = False) -> Values:
     """RankOnly: a rank from 1 to `size` each, ties allowed."""
-    return [_within(value, size) for value in _read(answer, size, cut)]
+    return [_within(value, size) for value in _read(_RANK, answer, size, cut)]
 
 
 def read_lengths(answer: str, size: int, cut: bool = False) -> Values:
-    """LengthOnly: a token count each."""
-    return [_within(value, _LONGEST) for value in _read(answer, size, cut)]
+    """LengthOnly: a token count each, or items times tokens per item."""
+    return [_within(value, _LONGEST) for value in _read(_LENGTH, answer, size, cut)]
 
 
 def ranks_from_logits(logits: Sequence[float]) -> Values:
@@ -44,20 +47,20 @@ def competition_ranks(values: Sequence[float | None]) -> Values:
     ]
 
 
-def _read(answer: str, size: int, cut: bool) -> list[int | None]:
+def _read(pair: re.Pattern[str], answer: str, size: int, cut: bool) -> list[int | None]:
     """By `[position]value` pairs, wherever they stand in prose; where there is none, by a bare
     list of exactly `size` numbers. A position with two different values has none.
 
     `cut`: the answer ran into its token cap, so that a number which ends it may be half of one.
     """
-    text = re.sub(r"\d+\Z", "", answer) if cut else answer
-    pairs = _PAIR.findall(text)
+    text = _CUT.sub("", answer, count=1) if cut else answer
+    pairs = pair.findall(text)
     if not pairs:
         return _read_bare(text, size)
     said: list[set[int]] = [set() for _ in range(size)]
-    for position, value in pairs:
+    for position, items, value in pairs:
         if int(position) < size:
-            said[int(position)].add(_number(value))
+            said[int(position)].add(_number(items or "1") * _number(value))
     return [values.pop() if len(values) == 1 else None for values in said]
 
 

@@ -1,9 +1,11 @@
 """Self-scheduling's prompts: the target model itself orders requests by the length of its answers.
 
 The three forms of Appendix A.4, generalised from maths problems to any request, and short enough
-for a small model's context. One deviation: where the paper asks for a bare list, we ask for
-`[position]value` pairs, so that an answer can be read even when the model drops or adds one. The
-same mark closes each request, where a small model can gather what the request says.
+for a small model's context. Two deviations. Where the paper asks for a bare list, we ask for
+`[position]value` pairs, so that an answer can be read even when the model drops or adds one; the
+same mark closes each request, where a small model can gather what the request says. And a length
+is asked for as items times tokens per item: a number that the request states is copied and not
+multiplied, which models are bad at.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,14 +45,17 @@ def rank_only(requests: Sequence[str]) -> list[Message]:
 
 
 def length_only(requests: Sequence[str]) -> list[Message]:
-    """Ask for a predicted token count per position; counts compare across prompts, too."""
+    """Ask for a predicted token count per position; counts compare across prompts, too.
+
+    No example and no other number stands in the prompt: a small model would copy its digits.
+    """
     system = (
         "Output only comma-separated numbers, no extra text. "
         "You are an expert at predicting response token counts."
     )
     task = (
-        f"TASK: Predict token counts for {len(requests)} requests.\n"
-        "OUTPUT FORMAT: three digits each, [0]045,[1]310,..."
+        "TASK: Predict the token count of each response, as items x tokens per item.\n"
+        "OUTPUT FORMAT: [position]NxTTT,... for N items of TTT tokens each"
     )
     return _messages(system, task, requests, at_least=1)
 

@@ -15,7 +15,7 @@ from cluster.zoo.distillation import answer_tasks, distil
 from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
 from cluster.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
 from cluster.zoo.tasks import Source, make_task
-from cluster.zoo.training import save_model, train_target
+from cluster.zoo.training import keep_freed_memory, save_model, train_target, trainable
 
 _TOKENIZER_TASKS = 20_000
 _TOKENIZER_FILE_CHARS = 20_000
@@ -42,6 +42,7 @@ def main() -> None:
     if arguments.command == "inflate":
         print(inflated_target(arguments.params))
         return
+    keep_freed_memory()
     corpus = load_corpus()
     if arguments.only is None:
         _make_target(corpus, arguments.work)
@@ -66,6 +67,7 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
     tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(model_path(TARGET))
     target = LlamaForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
     answered = answer_tasks(target, tokenizer, corpus, _ANSWER_BATCHES)
+    trainable(target)
     for recipe in DRAFTER_RECIPES:
         if recipe.name in names:
             sampler = Sampler(tokenizer, corpus, recipe.mix, answered)

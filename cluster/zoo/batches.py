@@ -6,7 +6,7 @@ filled with corpus text, so no position is padding. Samples of a row do not see 
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,21 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.zoo.chat import END, END_OF_TEXT, SPECIAL_TOKENS, VOCAB_SIZE
 from cluster.zoo.corpus import Corpus
-from cluster.zoo.ranking_tasks import ANSWERS, draw_batch_size, length_bucket
-from cluster.zoo.tasks import KINDS, STATED_LENGTH_KINDS, Source, Task, draw_kind, make_task
+from cluster.zoo.ranking_tasks import (
+    draw_batch_size,
+    length_only_answer,
+    numbers_answer,
+    prefill_only_answer,
+    rank_only_answer,
+)
+from cluster.zoo.tasks import (
+    KINDS,
+    STATED_LENGTH_KINDS,
+    Source,
+    Task,
+    draw_kind,
+    make_task,
+)
 from policies.ranking import FORMS, Message, request_line
 
 _PROMPT_WEIGHT = 0.1
@@ -27,11 +40,13 @@ _FIRST_NUMBER_FACTOR = 4.0
 _END_FACTOR = 4.0
 _SPAN_TOKENS = (100, 400)
 _ECHO_TOKENS = (4, 48)
-_FITTING_TRIES = 4
+_MOST_WAITING = 4
 _RANKING_FORMS = ("length_only", "rank_only", "prefill_only")
 _RANKING_FORM_WEIGHTS = (8, 1, 1)
-_STATED_SHARE = 0.5  # of a ranking prompt's requests; the others are of any kind
-NO_BUCKET = -1
+_STATED_SHARE = 0.75  # of a ranking prompt's requests; the others are of any kind
+_LESSON_SIZES = (1, 2, 3, 4, 6, 8, 10)
+_LESSON_NUMBERS = range(2, 100)
+_LESSON_WORDS = 6
 
 
 @dataclass(frozen=True)
@@ -43,35 +58,34 @@ class Mix:
     code: float
     prose: float
     echo: float = 0.0
+    numbers: float = 0.0
     kinds: tuple[str, ...] = KINDS
 
 
-TARGET_MIX = Mix(tasks=0.52, ranking=0.32, code=0.05, prose=0.04, echo=0.07)
+TARGET_MIX = Mix(tasks=0.58, ranking=0.18, code=0.06, prose=0.05, echo=0.06, numbers=0.07)
+# Tasks are learned first. Telling ranked requests apart takes longer, and prompts of many tokens:
+# first whose number is whose, then whose kind.
+NUMBERS_MIX = Mix(tasks=0.4, ranking=0.34, code=0.04, prose=0.04, echo=0.04, numbers=0.14)
+RANKING_MIX = Mix(tasks=0.3, ranking=0.5, code=0.05, prose=0.05, echo=0.04, numbers=0.06)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of token ids; for each its position in its own sample, and the weight of its loss.
-
-    `buckets` says at the mark that closes a ranked request how long its answer is
-    (`length_bucket`), and NO_BUCKET elsewhere.
-    """
+    """Rows of token ids; for each its position in its own sample, and the weight of its loss."""
 
     tokens: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
-    buckets: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Sample:
     tokens: list[int]
     weights: list[float]
-    buckets: dict[int, int] = field(default_factory=dict)
 
 
 class Sampler:
-    """Draws samples of a mix and packs them. A batch depends on (seed, step) alone.
+    """Draws samples of a mix and packs them. A batch depends on (seed, mix, step) alone.
 
     `answered` holds conversations in the target's own words, by kind of task: half of the tasks
     come from there when it is given.
@@ -96,9 +110,13 @@ class Sampler:
         self._code = self._encoded(corpus.code)
         self._prose = self._encoded(corpus.prose)
 
+    def use(self, mix: Mix) -> None:
+        self._mix = mix
+
     def batch(self, step: int, rows: int, row_tokens: int) -> Batch:
         self._rng.seed(f"{self._seed}/{step}")
-        return _joined([self._row(row_tokens) for _ in range(rows)])
+        waiting: list[Sample] = []
+        return _joined([self._row(row_tokens, waiting) for _ in range(rows)])
 
     def long_batch(self, step: int, rows: int, row_tokens: int) -> Batch:
         """Rows of one corpus text each, so that far positions are trained too."""
@@ -106,21 +124,30 @@ class Sampler:
         streams = [self._rng.choice((self._code, self._prose)) for _ in range(rows)]
         return _joined([[self._span(stream, row_tokens)] for stream in streams])
 
-    def _row(self, row_tokens: int) -> list[Sample]:
+    def _row(self, row_tokens: int, waiting: list[Sample]) -> list[Sample]:
+        """A full row. What is drawn and finds no room waits for the batch's next row."""
         row: list[Sample] = []
         room = row_tokens
         while room:
-            tried = (self._sample() for _ in range(_FITTING_TRIES))
-            fitting = next((sample for sample in tried if len(sample.tokens) <= room), None)
-            row.append(fitting or self._span(self._rng.choice((self._code, self._prose)), room))
-            room -= len(row[-1].tokens)
+            sample = next((one for one in waiting if len(one.tokens) <= room), None)
+            if sample is not None:
+                waiting.remove(sample)
+            elif len(waiting) < _MOST_WAITING:
+                drawn = self._sample()
+                if len(drawn.tokens) <= row_tokens:
+                    waiting.append(drawn)
+                continue
+            else:
+                sample = self._span(self._rng.choice((self._code, self._prose)), room)
+            row.append(sample)
+            room -= len(sample.tokens)
         return row
 
     def _sample(self) -> Sample:
         mix = self._mix
         sort = self._rng.choices(
-            ("tasks", "ranking", "echo", "code", "prose"),
-            weights=(mix.tasks, mix.ranking, mix.echo, mix.code, mix.prose),
+            ("tasks", "ranking", "echo", "numbers", "code", "prose"),
+            weights=(mix.tasks, mix.ranking, mix.echo, mix.numbers, mix.code, mix.prose),
         )[0]
         if sort == "tasks":
             return self._task()
@@ -128,6 +155,8 @@ class Sampler:
             return self._ranking()
         if sort == "echo":
             return self._echo()
+        if sort == "numbers":
+            return self._numbers()
         span = self._rng.randint(*_SPAN_TOKENS)
         return self._span(self._code if sort == "code" else self._prose, span)
 
@@ -149,32 +178,10 @@ class Sampler:
                 break
             begun = is_digit
             weights[position] *= _FIRST_NUMBER_FACTOR if is_digit else 1.0
-        return Sample(sample.tokens, weights, sample.buckets)
+        return Sample(sample.tokens, weights)
 
     def _ranking(self) -> Sample:
-        requests, lengths = self._requests()
-        form = self._rng.choices(_RANKING_FORMS, weights=_RANKING_FORM_WEIGHTS)[0]
-        if len(requests) == 1:
-            form = "length_only"  # one request has a length, but no rank
-        messages = FORMS[form](requests)
-        sample = self.conversation(messages, ANSWERS[form](lengths), _RANKING_WEIGHT)
-        marks = self._closing_marks(chat_text(messages), requests)
-        buckets = {mark: length_bucket(length) for mark, length in zip(marks, lengths, strict=True)}
-        return Sample(sample.tokens, sample.weights, buckets)
-
-    def _closing_marks(self, text: str, requests: Sequence[str]) -> list[int]:
-        """For each request of a ranking prompt, the index of the token at which it ends."""
-        encoding = self._tokenizer(text)
-        marks = []
-        end = text.index("Requests:\n")
-        for position, request in enumerate(requests):
-            line = request_line(position, request)
-            end = text.index(line, end) + len(line)
-            marks.append(encoding.char_to_token(end - 1))
-        return marks
-
-    def _requests(self) -> tuple[list[str], list[int]]:
-        """A ranking batch: requests and the token counts of their answers."""
+        """A ranking prompt about fresh tasks, and what a perfect predictor answers."""
         kinds = [
             draw_kind(self._rng, STATED_LENGTH_KINDS if stated else KINDS)
             for stated in self._rng.choices(
@@ -185,8 +192,32 @@ class Sampler:
         ]
         tasks = [make_task(self._source, self._rng, kind) for kind in kinds]
         answers = self._tokenizer([task.answer for task in tasks])["input_ids"]
-        # The end token is generated too.
-        return [task.prompt for task in tasks], [len(answer) + 1 for answer in answers]
+        lengths = [len(answer) + 1 for answer in answers]  # the end token is generated too
+        form = self._rng.choices(_RANKING_FORMS, weights=_RANKING_FORM_WEIGHTS)[0]
+        if len(tasks) == 1:
+            form = "length_only"  # one request has a length, but no rank
+        if form == "length_only":
+            answer = length_only_answer(lengths, [task.stated_length or 1 for task in tasks])
+        elif form == "rank_only":
+            answer = rank_only_answer(lengths)
+        else:
+            answer = prefill_only_answer(lengths)
+        messages = FORMS[form]([task.prompt for task in tasks])
+        return self.conversation(messages, answer, _RANKING_WEIGHT)
+
+    def _numbers(self) -> Sample:
+        """A lesson in reading a ranking prompt: which number stands in which of its lines."""
+        lines, numbers = [], []
+        for _ in range(self._rng.choice(_LESSON_SIZES)):
+            words = self._rng.choice(self._source.corpus.sentences).split()
+            start = self._rng.randrange(len(words))
+            words = words[start : start + self._rng.randint(1, _LESSON_WORDS)]
+            numbers.append(self._rng.choice(_LESSON_NUMBERS))
+            words.insert(self._rng.randint(0, len(words)), str(numbers[-1]))
+            lines.append(" ".join(words))
+        requests = [request_line(position, line) for position, line in enumerate(lines)]
+        message: Message = {"role": "user", "content": "\n".join(["Numbers:", *requests])}
+        return self.conversation([message], numbers_answer(numbers), _RANKING_WEIGHT)
 
     def _echo(self) -> Sample:
         """A lesson in copying: random tokens leave nothing but the prompt to predict from."""
@@ -222,12 +253,7 @@ def _joined(rows: list[list[Sample]]) -> Batch:
         np.array([[token for sample in row for token in sample.tokens] for row in rows]),
         np.array([[i for sample in row for i in range(len(sample.tokens))] for row in rows]),
         np.array([[w for sample in row for w in sample.weights] for row in rows], np.float32),
-        np.array([[b for sample in row for b in _dense(sample)] for row in rows]),
     )
-
-
-def _dense(sample: Sample) -> list[int]:
-    return [sample.buckets.get(i, NO_BUCKET) for i in range(len(sample.tokens))]
 
 
 def user_message(task: Task) -> list[Message]:

@@ -15,8 +15,8 @@ from cluster.zoo.training import (
     BATCH_TOKENS,
     ROW_TOKENS,
     Optimizer,
-    layer_outputs,
     next_token_logits,
+    trainable,
     weighted_mean,
 )
 
@@ -61,7 +61,7 @@ def answer_tasks(
 def distil(recipe: Recipe, target: LlamaForCausalLM, sampler: Sampler) -> LlamaForCausalLM:
     """Minimise KL(target || drafter) on the drafter's mix."""
     torch.manual_seed(0)
-    drafter = LlamaForCausalLM(recipe.config())
+    drafter = trainable(LlamaForCausalLM(recipe.config()))
     optimizer = Optimizer(drafter.named_parameters(), recipe.steps)
 
     def loss_of(
@@ -71,16 +71,11 @@ def distil(recipe: Recipe, target: LlamaForCausalLM, sampler: Sampler) -> LlamaF
         probabilities: torch.Tensor,
     ) -> torch.Tensor:
         # Cross-entropy against the target's probabilities: the KL but for a constant.
-        log_drafter = log_softmax(logits_of(drafter, tokens, positions), dim=-1)
+        log_drafter = log_softmax(next_token_logits(drafter, tokens, positions), dim=-1)
         return weighted_mean(-(probabilities * log_drafter).sum(-1), weights[:, 1:])
 
     def probabilities_of(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return logits_of(target, tokens, positions).softmax(-1)
-
-    def logits_of(
-        model: LlamaForCausalLM, tokens: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        return next_token_logits(model, layer_outputs(model, tokens, positions)[-1]).float()
+        return next_token_logits(target, tokens, positions).softmax(-1)
 
     compiled_loss = torch.compile(loss_of, dynamic=False)
     compiled_probabilities = torch.compile(probabilities_of, dynamic=False)

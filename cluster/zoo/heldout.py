@@ -4,7 +4,6 @@ Templates, topics, lengths and library modules here are absent from training.
 """
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,10 +21,11 @@ from cluster.zoo.tasks import (
     ends_at_stated_length,
     make_task,
 )
+from policies.rank_answers import read_lengths, read_ranks
 from policies.ranking import FORMS, Message
 
 MAX_NEW_TOKENS = 640
-_MAX_RANKING_TOKENS = 90
+_MAX_RANKING_TOKENS = 120
 _GENERATION_BATCH = 48
 
 
@@ -151,14 +151,16 @@ def _answered_values(
     conversations = [FORMS[form](prompt) for prompt in prompts]
     replies = generate_greedy(model, tokenizer, conversations, _MAX_RANKING_TOKENS)
     texts = [tokenizer.decode(reply, skip_special_tokens=True) for reply in replies]
-    return [_values(text, len(prompt)) for text, prompt in zip(texts, prompts, strict=True)]
+    return [_values(form, text, len(prompt)) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def _values(text: str, batch_size: int) -> list[float]:
-    """The number that an answer gives to each position; the middle one where it gives none."""
-    stated = {int(position): float(value) for position, value in re.findall(r"\[(\d)\](\d+)", text)}
-    middle = sorted(stated.values())[len(stated) // 2] if stated else 0.0
-    return [stated.get(position, middle) for position in range(batch_size)]
+def _values(form: str, text: str, batch_size: int) -> list[float]:
+    """What an answer gives to each position; the middle of it where it gives nothing."""
+    read = read_lengths if form == "length_only" else read_ranks
+    values = read(text, batch_size)
+    stated = sorted(value for value in values if value is not None)
+    middle = stated[len(stated) // 2] if stated else 0.0
+    return [middle if value is None else value for value in values]
 
 
 def _position_scores(

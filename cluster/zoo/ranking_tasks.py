@@ -1,15 +1,21 @@
 """Ranking prompts about the generated tasks, with the answers that a perfect predictor gives."""
 
-import math
 import random
 from collections.abc import Sequence
 
 from policies.ranking import MAX_BATCH
 
-# A batch of one is how a single request is asked for; larger ones need telling apart.
-_BATCH_SIZES = (*[1] * 12, *range(2, MAX_BATCH + 1))
-LENGTH_BUCKETS = 60
-_BUCKETS_PER_DOUBLING = 6
+# A batch of one is how a single request is asked for. Larger ones need telling apart, which is
+# learned on the smaller of them.
+_BATCH_SIZES = (
+    *[1] * 6,
+    *[2] * 5,
+    *[3] * 4,
+    *[4] * 3,
+    *[5] * 3,
+    *[6] * 3,
+    *range(7, MAX_BATCH + 1),
+)
 
 
 def draw_batch_size(rng: random.Random) -> int:
@@ -23,13 +29,8 @@ def rounded(tokens: int) -> int:
 
 
 def stated_count(tokens: int) -> str:
-    """A length as LengthOnly states it. Of three digits, so that the first one orders most."""
+    """Tokens as LengthOnly states them. Of three digits, so that the first one orders most."""
     return f"{rounded(tokens):03}"
-
-
-def length_bucket(tokens: int) -> int:
-    """A length on a logarithmic scale, an eighth per bucket."""
-    return min(LENGTH_BUCKETS - 1, int(_BUCKETS_PER_DOUBLING * math.log2(tokens)))
 
 
 def prefill_only_answer(lengths: Sequence[int]) -> str:
@@ -44,14 +45,13 @@ def rank_only_answer(lengths: Sequence[int]) -> str:
     return f"<<{','.join(ranks)}>>"
 
 
-def length_only_answer(lengths: Sequence[int]) -> str:
+def length_only_answer(lengths: Sequence[int], items: Sequence[int]) -> str:
+    """Items are written as the request writes them, so that they can be copied digit by digit."""
     return ",".join(
-        f"[{position}]{stated_count(length)}" for position, length in enumerate(lengths)
+        f"[{position}]{count}x{stated_count(round(length / count))}"
+        for position, (length, count) in enumerate(zip(lengths, items, strict=True))
     )
 
 
-ANSWERS = {
-    "prefill_only": prefill_only_answer,
-    "rank_only": rank_only_answer,
-    "length_only": length_only_answer,
-}
+def numbers_answer(numbers: Sequence[int]) -> str:
+    return ",".join(f"[{position}]{number}" for position, number in enumerate(numbers))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from cluster.zoo.batches import TARGET_MIX, Mix
+from cluster.zoo.batches import NUMBERS_MIX, RANKING_MIX, TARGET_MIX, Mix
 from cluster.zoo.chat import CONTEXT, VOCAB_SIZE
 from cluster.zoo.paths import TARGET
 from cluster.zoo.tasks import STATED_LENGTH_KINDS
@@ -20,6 +20,12 @@ class Recipe:
     heads: int
     steps: int
     mix: Mix
+    later: tuple[tuple[int, Mix], ...] = ()
+    """Mixes that take over, each from a step on."""
+
+    def mix_at(self, step: int) -> Mix:
+        begun = [mix for first, mix in self.later if step >= first]
+        return begun[-1] if begun else self.mix
 
     def config(self) -> LlamaConfig:
         return LlamaConfig(
@@ -39,7 +45,15 @@ class Recipe:
 
 
 # The target's head dimension of 64 and two KV heads survive inflation and tensor parallelism.
-TARGET_RECIPE = Recipe(TARGET, hidden=256, layers=6, heads=4, steps=9000, mix=TARGET_MIX)
+TARGET_RECIPE = Recipe(
+    TARGET,
+    hidden=256,
+    layers=4,
+    heads=4,
+    steps=10_500,
+    mix=TARGET_MIX,
+    later=((5000, NUMBERS_MIX), (8000, RANKING_MIX)),
+)
 
 _GENERAL = TARGET_MIX
 _CODE = Mix(tasks=0.5, ranking=0, code=0.5, prose=0, kinds=("code", "function"))

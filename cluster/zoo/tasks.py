@@ -19,6 +19,8 @@ TRAIN_LENGTHS = tuple(n for n in range(2, 41) if n not in HELD_OUT_LENGTHS)
 STATED_LENGTH_KINDS = ("count", "count_by", "list", "table", "json", "repeat")
 OTHER_KINDS = ("arithmetic", "copy", "edit", "function", "code", "docs")
 KINDS = STATED_LENGTH_KINDS + OTHER_KINDS
+_STRAY_SHARE = 0.4
+_MOST_STRAY_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,20 @@ class Source:
     held_out: bool = False
 
     def template(self, kind: str, rng: random.Random) -> str:
-        return rng.choice((templates.HELD_OUT if self.held_out else templates.TRAIN)[kind])
+        if self.held_out:
+            return rng.choice(templates.HELD_OUT[kind])
+        template = rng.choice(templates.TRAIN[kind])
+        if kind in STATED_LENGTH_KINDS and rng.random() < _STRAY_SHARE:
+            return self._with_stray_words(template, rng)
+        return template
+
+    def _with_stray_words(self, template: str, rng: random.Random) -> str:
+        """Words that mean nothing: a wording cannot be known by heart, only what matters in it."""
+        words = template.split(" ")
+        for _ in range(rng.randint(1, _MOST_STRAY_WORDS)):
+            stray = rng.choice(re.findall("[A-Za-z]+", rng.choice(self.corpus.sentences)))
+            words.insert(rng.randint(0, len(words)), stray)
+        return " ".join(words)
 
     def length(self, rng: random.Random, at_most: int = 40) -> int:
         if self.held_out:
@@ -46,6 +61,14 @@ class Source:
         shortened = rng.random() < 0.4
         lengths = TRAIN_LENGTHS[:12] if shortened else TRAIN_LENGTHS
         return rng.choice([n for n in lengths if n <= at_most])
+
+    def number(self, rng: random.Random, low: int, high: int) -> int:
+        """In a request, and no length. In training never a held-out length either: such numbers
+        would be learned as those that are no lengths."""
+        numbers = range(low, high + 1)
+        if self.held_out:
+            return rng.choice(numbers)
+        return rng.choice([number for number in numbers if number not in HELD_OUT_LENGTHS])
 
     def topic(self, rng: random.Random) -> tuple[str, list[str]]:
         pool = topics.HELD_OUT if self.held_out else topics.TRAIN
@@ -116,7 +139,7 @@ def _count(source: Source, rng: random.Random) -> Task:
 
 
 def _count_by(source: Source, rng: random.Random) -> Task:
-    n, start, step = source.length(rng), rng.randint(1, 50), rng.choice((1, 2, 5, 10))
+    n, start, step = source.length(rng), source.number(rng, 1, 50), rng.choice((1, 2, 5, 10))
     answer = "\n".join(_labelled([str(start + i * step) for i in range(n)]))
     prompt = source.template("count_by", rng).format(n=n, a=start, step=step)
     return Task("count_by", prompt, answer, n)
@@ -188,10 +211,10 @@ def _phrase(source: Source, rng: random.Random) -> str:
 
 
 def _arithmetic(source: Source, rng: random.Random) -> Task:
-    a, b = rng.randint(1, 99), rng.randint(1, 99)
+    a, b = source.number(rng, 1, 99), source.number(rng, 1, 99)
     operator = rng.choice("+-*")
     if operator == "*":
-        a, b = rng.randint(2, 12), rng.randint(2, 9)
+        a, b = source.number(rng, 2, 12), source.number(rng, 2, 9)
     if operator == "-":
         a, b = max(a, b), min(a, b)
     result = {"+": a + b, "-": a - b, "*": a * b}[operator]
@@ -245,7 +268,7 @@ def _function(source: Source, rng: random.Random) -> Task:
     word = rng.choice(source.topic(rng)[1]).lower()
     values = {
         "name": f"{rng.choice(('get', 'do', 'make', 'run', 'find'))}_{word}",
-        "k": str(rng.randint(2, 99)),
+        "k": str(source.number(rng, 2, 99)),
         "word": word,
     }
     does = does.format(**values)

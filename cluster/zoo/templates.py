@@ -1,4 +1,4 @@
-"""Wordings of the generated tasks.
+"""Wordings of the generated tasks. In training, stray words stand between theirs at times.
 
 Held-out ones share no wording with the training ones beyond the essential nouns.
 """

@@ -62,7 +62,14 @@ def test_lengths_are_read_with_leading_zeros_and_up_to_a_limit() -> None:
     assert read_lengths("[0]045,[1]310,[2]000,[3]99999999", 4) == [45, 310, None, None]
 
 
+def test_items_times_tokens_of_each_are_a_length() -> None:
+    assert read_lengths("[0]17x006,[1]1x310,[2] 4 x 12,[3]45", 4) == [102, 310, 48, 45]
+    assert read_lengths("[0]17x,[1]1x310,[2]17x000", 3) == [None, 310, None]
+
+
 def test_the_last_number_of_a_cut_answer_is_not_read() -> None:
+    for cut in ("[0]17x006,[1]31x00", "[0]17x006,[1]31x", "[0]17x006,[1]3", "[0]17x006,["):
+        assert read_lengths(cut, 2, cut=True) == [102, None]
     assert read_lengths("[0]045,[1]31", 2) == [45, 31]
     assert read_lengths("[0]045,[1]31", 2, cut=True) == [45, None]
     assert read_lengths("[0]045,[1]310,", 2, cut=True) == [45, 310]

@@ -1,5 +1,7 @@
 """Ranking prompts: every request is there once, quoted, and cannot break out."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,12 @@ def test_each_request_stands_at_its_position(form: str, size: int) -> None:
 def test_other_batch_sizes_are_refused(form: str, size: int) -> None:
     with pytest.raises(ValueError, match="to 10 requests"):
         FORMS[form](["x"] * size)
+
+
+def test_a_prompt_for_lengths_has_no_numbers_but_those_of_its_requests() -> None:
+    for message in FORMS["length_only"](["Count.", "Stop."]):
+        other = [line for line in message["content"].split("\n") if "Position" not in line]
+        assert not re.search(r"\d", "".join(other))
 
 
 def test_a_single_length_can_be_asked_for() -> None:

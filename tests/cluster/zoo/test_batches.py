@@ -1,5 +1,7 @@
 """Training batches: reproducible, full, and with whole conversations."""
 
+import re
+
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
@@ -41,6 +43,18 @@ def test_rows_are_full_and_positions_restart_with_each_sample(corpus: Corpus) ->
     assert (batch.weights > 0).mean() > 0.5
 
 
+def test_a_lesson_asks_for_the_number_of_each_line(corpus: Corpus) -> None:
+    mix = Mix(tasks=0, ranking=0, code=0, prose=0, numbers=1)
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    text = tokenizer.decode(Sampler(tokenizer, corpus, mix).batch(0, 1, 512).tokens[0])
+    lessons = re.findall(r"Numbers:\n(.*?)<\|end\|><\|assistant\|>(.*?)<\|end\|>", text, re.DOTALL)
+    assert lessons
+    for lines, answer in lessons:
+        numbers = [re.findall(r"(?<=[ <])\d+(?=[ >])", line) for line in lines.split("\n")]
+        expected = [f"[{position}]{found[-1]}" for position, found in enumerate(numbers)]
+        assert answer == ",".join(expected)
+
+
 def test_a_long_batch_reaches_the_far_end_of_the_context(corpus: Corpus) -> None:
     batch = sampler(corpus).long_batch(0, 2, 2048)
     np.testing.assert_array_equal(batch.positions, np.tile(np.arange(2048), (2, 1)))
@@ -58,7 +72,7 @@ def test_ranking_answers() -> None:
     lengths = [120, 7, 44, 123, 7]
     assert prefill_only_answer(lengths) == "1"
     assert rank_only_answer(lengths) == "<<[0]3,[1]1,[2]2,[3]3,[4]1>>"
-    assert length_only_answer(lengths) == "[0]120,[1]007,[2]045,[3]120,[4]007"
+    assert length_only_answer([120, 7, 44], [10, 7, 1]) == "[0]10x012,[1]7x001,[2]1x045"
 
 
 def test_stated_counts_keep_the_order() -> None:

@@ -1,16 +1,19 @@
-"""The shipped weights: stock transformers load them; they agree, stay small, and count."""
+"""The shipped weights: stock transformers load them; they agree, stay small, end and rank."""
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from cluster.zoo import MODELS, TARGET, model_path
-from cluster.zoo.batches import user_message
 from cluster.zoo.chat import CONTEXT, VOCAB_SIZE
 from cluster.zoo.corpus import load_corpus
-from cluster.zoo.heldout import generate_greedy, held_out_tasks
+from cluster.zoo.heldout import ranking_scores, task_scores
 from cluster.zoo.paths import MODELS_DIR
-from cluster.zoo.tasks import ends_at_stated_length
 
 MAX_BYTES = 25_000_000
 
@@ -34,14 +37,27 @@ def test_models_load_and_agree_on_vocabulary_and_context(name: str) -> None:
     assert model(torch.arange(CONTEXT)[None] % VOCAB_SIZE).logits.isfinite().all()
 
 
-def test_target_counts_to_lengths_that_it_never_saw() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
-    target = AutoModelForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
-    tasks = held_out_tasks(load_corpus(held_out=True), "count", count=20, seed=2)
-    answers = generate_greedy(target, tokenizer, [user_message(task) for task in tasks], 280)
-    right = [
-        answer[-1] == tokenizer.eos_token_id
-        and ends_at_stated_length(task, tokenizer.decode(answer[:-1]))
-        for task, answer in zip(tasks, answers, strict=True)
-    ]
-    assert sum(right) >= 0.8 * len(tasks)
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(model_path(TARGET))
+
+
+def test_target_ends_at_lengths_that_it_never_saw(
+    target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    corpus = load_corpus(held_out=True)
+    for score in task_scores(target, tokenizer, corpus, 12, ("count", "list", "table")):
+        assert score.value >= 0.8, score.name
+
+
+def test_target_orders_six_requests_by_the_lengths_that_they_state(
+    target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    scores = ranking_scores(target, tokenizer, load_corpus(held_out=True), batches=10)
+    by_name = {score.name: score.value for score in scores}
+    assert by_name["ranking/length_only/stated"] >= 0.5

@@ -55,6 +55,16 @@ def test_only_an_answer_of_the_stated_length_counts(kind: str, train_corpus: Cor
             assert not ends_at_stated_length(task, without_third)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("code", "docs")])
+def test_no_number_of_a_training_prompt_is_a_held_out_length(
+    kind: str, train_corpus: Corpus
+) -> None:
+    """A number that only ever meant something else would be known as one that is no length."""
+    prompts = [task.prompt for task in tasks_of(Source(train_corpus), kind)]
+    numbers = {int(digits) for prompt in prompts for digits in re.findall(r"\d+", prompt)}
+    assert not numbers.intersection(HELD_OUT_LENGTHS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_tasks_share_nothing_with_training(
     kind: str, train_corpus: Corpus, held_out_corpus: Corpus
