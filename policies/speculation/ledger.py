@@ -20,8 +20,15 @@ from policies.speculation.prefix import TimeCaps
 
 _PRICE_STEP = 0.1
 """By how much of itself one request's end may raise the price of time."""
-_HIGHEST_PRICE = 8.0
-"""There hardly anything pays; with 5% of exceptions, 415 good ends lead back to 1."""
+_OVERDUE = 1.5
+"""A bad end is, once so many times as many good ones followed each other as there should be to it."""
+_HASTE = 5.0
+"""How much faster the price then falls, for each such number more. A few slow rounds, with all
+requests of a batch in them, can make time so dear at once that hardly anybody drafts; and then all
+end well, at plain decoding's speed, however much too high the price is."""
+_FASTEST_FALL = 0.05
+_HIGHEST_PRICE = 3.0
+"""There hardly anything pays."""
 _MOST_HANDLING = 0.5
 """Of a forward: what one round can show of time that nothing explains."""
 _OWN_HANDLING = 0.25
@@ -48,6 +55,8 @@ class Ledger:
         self._exceptions = exceptions
         self.time_price = 1.0
         """What the fair objective weighs time with."""
+        self._good_ends = 0
+        """Of requests, since the last bad one."""
         self._rounds = np.zeros((0, window))
         """Entries of the last rounds, each over the oldest."""
         self._entries = np.zeros(0)
@@ -106,9 +115,13 @@ class Ledger:
         """A request has ended, with this speed over plain decoding's. Stochastic approximation: the
         price settles where the share of those below the promise is `exceptions`."""
         if speed < self._promise:
+            self._good_ends = 0
             self.time_price *= 1.0 + _PRICE_STEP * (1.0 - self._exceptions)
         else:
-            self.time_price *= 1.0 - _PRICE_STEP * self._exceptions
+            self._good_ends += 1
+            overdue = max(0.0, self._exceptions * self._good_ends - _OVERDUE)
+            fall = _PRICE_STEP * self._exceptions * (1.0 + _HASTE * overdue)
+            self.time_price *= 1.0 - min(fall, _FASTEST_FALL)
         self.time_price = min(max(self.time_price, 1.0), _HIGHEST_PRICE)
 
     def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:

@@ -126,6 +126,19 @@ def test_time_gets_dearer_while_requests_end_badly_and_cheaper_when_they_do_not(
     assert highest < 10.0
 
 
+def test_time_that_was_dear_for_a_moment_is_cheap_again_soon() -> None:
+    """All of a batch were in the same slow rounds. Dear time hides that it need not be: nobody
+    drafts, and all are given plain decoding's speed."""
+    made = ledger()
+    for _ in range(16):
+        end(made, 0.8)
+    dear = made.time_price
+    for _ in range(60):
+        end(made, 1.0)
+    assert dear > 2.5
+    assert made.time_price < 1.5
+
+
 def test_the_share_of_bad_ends_settles_at_the_exceptions() -> None:
     """Here the speed of half of the requests depends on the price, more or less."""
     made, rng = ledger(), np.random.default_rng(0)
