@@ -27,15 +27,15 @@ class DirectDrafter:
     """A drafter so cheap (a lookup) that a thread would cost more than its work."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        self.drafter = drafter
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom]:
-        return self._drafter.draft(orders, as_callback(rule))
+        return self.drafter.draft(orders, as_callback(rule))
 
     async def forget(self, requests: Collection[str]) -> None:
-        self._drafter.forget(requests)
+        self.drafter.forget(requests)
 
     async def recover(self) -> None:
         """Nothing here gets lost."""

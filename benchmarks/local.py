@@ -18,8 +18,10 @@ import torch
 from actors.coordinator import Coordinator
 from actors.events import Event, Verified
 from actors.fleet import Fleet, load
+from actors.inline import DirectDrafter
 from actors.knowledge import Knowledge
-from actors.settings import Limits, Policies
+from actors.loading import make_lookup
+from actors.settings import Lane, Limits, Policies
 from actors.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.requests import Request, mixed_requests
@@ -67,15 +69,20 @@ def main() -> None:
     )
     arguments.add_argument("--segments", type=int, default=3, help="of each way")
     arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
+    arguments.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
+    )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "suffix"])
     arguments.add_argument("--selection", default="hedge")
     arguments.add_argument("--speculation", default="planner")
     arguments.add_argument("--schedule", default="default")
     chosen = arguments.parse_args()
     torch.set_num_threads(2)
-    target = TargetSpec(inflated_target(chosen.params), torch.bfloat16, KV_TOKENS)
-    fleet = load(target, [drafter(name) for name in chosen.drafters], cache_dir() / "profiles")
-    records = asyncio.run(compare(fleet, chosen))
+    dtype = getattr(torch, chosen.dtype)
+    target = TargetSpec(inflated_target(chosen.params), dtype, KV_TOKENS)
+    drafters = [drafter(name) for name in chosen.drafters]
+    fleet = load(target, drafters, cache_dir() / "profiles")
+    records = asyncio.run(compare(fleet, drafters, chosen))
     publish(records, chosen.json)
 
 
@@ -89,7 +96,17 @@ def drafter(name: str) -> DrafterSpec:
     raise SystemExit(f"--drafters: no {name!r}; there are {', '.join(DRAFTERS)}, ngram, suffix")
 
 
-async def compare(fleet: Fleet, chosen: argparse.Namespace) -> list[Record]:
+def forget_answers(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:
+    """New lookups: each way is asked the same, and must not find what another one was answered."""
+    specs = {spec.name: spec for spec in drafters}
+    for lane in lanes:
+        if isinstance(lane.host, DirectDrafter):
+            lane.host.drafter = make_lookup(specs[lane.view.drafter])
+
+
+async def compare(
+    fleet: Fleet, drafters: Sequence[DrafterSpec], chosen: argparse.Namespace
+) -> list[Record]:
     events: list[Event] = []
     names = itertools.count()
     largest = max(chosen.clients)
@@ -115,6 +132,7 @@ async def compare(fleet: Fleet, chosen: argparse.Namespace) -> list[Record]:
 
     async def segment(requests: Sequence[Request], clients: int, way: str) -> Segment:
         events.clear()
+        forget_answers(fleet.lanes, drafters)
         if way in drafting:
             coordinator.use(drafting[way], MicroBatchParams())
         waiting = list(enumerate(requests))

@@ -21,7 +21,7 @@ from policies.speculation.prefix import TimeCaps
 _PRICE_STEP = 0.1
 """By how much of itself one request's end may raise the price of time."""
 _OVERDUE = 1.5
-"""A bad end is, once so many times as many good ones followed each other as there should be to it."""
+"""A bad end is, after so many times as many good ones as there should be to each."""
 _HASTE = 5.0
 """How much faster the price then falls, for each such number more. A few slow rounds, with all
 requests of a batch in them, can make time so dear at once that hardly anybody drafts; and then all
