@@ -113,7 +113,8 @@ class Ledger:
 
     def _learn_from(self, speed: float) -> None:
         """A request has ended, with this speed over plain decoding's. Stochastic approximation: the
-        price settles where the share of those below the promise is `exceptions`."""
+        price settles where the share of those below the promise is `exceptions`, or, for its falls
+        hasten at times, somewhat more."""
         if speed < self._promise:
             self._good_ends = 0
             self.time_price *= 1.0 + _PRICE_STEP * (1.0 - self._exceptions)

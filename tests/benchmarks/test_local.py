@@ -19,10 +19,7 @@ def test_no_way_finds_what_another_one_was_answered() -> None:
     first.committed.extend(ANSWER)
     first.draft(host.drafter, depth=0)
     host.drafter.forget(["first"])
-    assert Stream("second", [1, 11, 12]).draft(host.drafter, depth=3).tokens.tolist() == [
-        13,
-        14,
-        15,
-    ]
+    found = Stream("second", [1, 11, 12]).draft(host.drafter, depth=3)
+    assert found.tokens.tolist() == [13, 14, 15]
     forget_answers(lanes, [spec])
     assert len(Stream("third", [1, 11, 12]).draft(host.drafter, depth=3)) == 0

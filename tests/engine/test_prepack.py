@@ -44,8 +44,9 @@ def assert_rounded(values: Tensor, exact: Tensor) -> None:
 def test_packed_layer_equals_its_layer(shape: tuple[int, int], dtype: torch.dtype) -> None:
     for bias in (False, True):
         layer = linear(*shape, dtype, bias=bias)
-        if not can_pack(layer):
-            pytest.skip(f"oneDNN has no products in {dtype} on this processor")
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            assert not can_pack(layer)  # on this processor; it stays as it is
+            continue
         packed = PackedLinear(layer)
         for count in (0, 1, 5, 16, 80):
             rows = torch.randn(count, shape[1]).to(dtype)
