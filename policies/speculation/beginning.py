@@ -6,16 +6,23 @@ pairs are sorted by worth per second, and the objective is evaluated at every pr
 and greatest depths are tried: where caps bind, short drafts of all beat long ones of a few.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from policies.cost import Bent, bent_seconds
+from policies.cost import bent_seconds
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import missed_by
-from policies.speculation.prospects import Everyone, RoundCosts, everyone_in
+from policies.speculation.prospects import (
+    CALL_S,
+    Calls,
+    Chances,
+    Everyone,
+    RoundCosts,
+    everyone_in,
+    step_of,
+)
 
 _PRICES = (0.7, 2.0)
 """Of a second, over what it is worth to the objective in a plain round: n / T."""
@@ -23,37 +30,6 @@ _LEAST_GAIN = 0.05
 """Tokens that a draft must promise: to ask for it takes time that no cost tells of."""
 _SLOPE_OVER = 16
 """Draft tokens over which the price of one in the verification is taken."""
-
-
-class Chances(NamedTuple):
-    """Pairs of a request and a lane that may draft, as arrays."""
-
-    request: Ints
-    """Its place in the round."""
-    lane: Ints
-    """Its place among the lanes."""
-    first: Floats
-    """Acceptance of the first level."""
-    acceptance: Floats
-    """Of each later one, given that the one before is accepted."""
-    trust: Floats
-    """Tokens that the lane adds per token that it promises."""
-    found: Floats
-    """How likely the lane has a draft at all: a lookup often has none."""
-    unread: Floats
-    """Tokens that the first draft step reads."""
-    lasting: Floats
-    """Rounds in which having read them pays."""
-    deepest: Ints
-
-
-class Call(NamedTuple):
-    """Of one lane."""
-
-    step: Bent
-    call_s: float
-    """Besides its steps."""
-    width: int
 
 
 class Beginning(NamedTuple):
@@ -68,55 +44,67 @@ class Beginning(NamedTuple):
 
 
 def begin(
-    chances: Chances,
-    calls: Sequence[Call],
-    everyone: Floats,
-    costs: RoundCosts,
-    fair: bool,
+    chances: Chances, calls: Calls, everyone: Floats, costs: RoundCosts, fair: bool
 ) -> Beginning:
-    """`calls` by lane; `everyone`: rows of the whole round (prospects.py)."""
-    steps = np.array([(*call.step, call.call_s) for call in calls], np.float64)
-    widths = np.array([call.width for call in calls])
-    return Beginning(*_begin(chances, steps, widths, everyone, costs, fair))
-
-
-_CALL_S = len(Bent._fields)
-"""Column of `steps` behind the fields of a step's cost."""
+    """`everyone`: rows of the whole round (prospects.py)."""
+    return Beginning(*_begin(chances, calls, everyone, costs, fair))
 
 
 @njit(cache=True)
 def _begin(
-    chances: Chances, steps: Floats, widths: Ints, everyone: Floats, costs: RoundCosts, fair: bool
+    chances: Chances, calls: Calls, everyone: Floats, costs: RoundCosts, fair: bool
 ) -> tuple[Ints, Floats, Floats, Floats]:
     round_ = everyone_in(everyone)
     urgent = (round_.needs > 0.0)[chances.request]
+    levels = _levels(chances, calls, round_, costs, fair)
+    plain_s = _plain_s(costs, 0.0)
+    halves = _halves(chances.deepest)
+    tried = np.full((len(_PRICES) * len(halves), len(urgent)), -1)
+    tries = 0
     best = -np.inf
     chosen = (
         np.zeros(len(urgent), np.int64),
         np.zeros(len(urgent)),
-        np.zeros(len(steps)),
-        np.zeros(len(steps)),
+        np.zeros(len(calls.width)),
+        np.zeros(len(calls.width)),
     )
     for price in _PRICES:
-        for deepest in _halves(chances.deepest):
-            depth, worth, gain, seconds = _at_price(
-                price, deepest, chances, steps, widths, round_, costs, fair
-            )
+        second = price * costs.time_price * len(round_.context) / plain_s
+        for deepest in halves:
+            depth, worth, gain, seconds = _at_price(second, deepest, levels, chances, round_)
+            if _is_one_of(depth, tried[:tries]):
+                continue
+            tried[tries] = depth
+            tries += 1
             line = np.argsort(-worth / np.maximum(seconds, 1e-9), kind="mergesort")
             line = line[gain[line] >= _LEAST_GAIN]
             line = np.concatenate((line[urgent[line]], line[~urgent[line]]))
-            line = _within_budgets(line, depth, chances, widths, costs)
+            line = _within_budgets(line, depth, chances, calls.width, costs)
             value, count = _best_prefix(
-                line, depth, worth, gain, urgent, chances, steps, widths, round_, costs, fair
+                line, depth, worth, gain, urgent, chances, calls, round_, costs, fair
             )
             if value > best:
                 best = value
                 begun = np.zeros(len(urgent), np.int64)
                 begun[line[:count]] = depth[line[:count]]
                 tokens = np.where(begun > 0, gain, 0.0)
-                nodes, drafting_s = _by_lane(begun, chances, steps, widths, round_)
+                nodes, drafting_s = _by_lane(begun, chances, calls, round_)
                 chosen = (begun, tokens, nodes, drafting_s)
     return chosen
+
+
+@njit(cache=True)
+def _is_one_of(depth: Ints, tried: Ints) -> bool:
+    same = False
+    for other in tried:
+        same |= np.array_equal(depth, other)
+    return same
+
+
+@njit(cache=True)
+def _plain_s(costs: RoundCosts, more: float) -> float:
+    """Of a round in which nobody drafts and `more` tokens are verified."""
+    return costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed + more)
 
 
 @njit(cache=True)
@@ -129,48 +117,61 @@ def _halves(deepest: Ints) -> list[int]:
     return depths
 
 
+class _Levels(NamedTuple):
+    """What each pair, a row, has and has taken with 1, 2, ... levels."""
+
+    worth: Floats
+    gain: Floats
+    seconds: Floats
+
+
 @njit(cache=True)
-def _at_price(
-    price: float,
-    deepest: int,
-    chances: Chances,
-    steps: Floats,
-    widths: Ints,
-    round_: Everyone,
-    costs: RoundCosts,
-    fair: bool,
-) -> tuple[Ints, Floats, Floats, Floats]:
-    """Of each pair the best depth, its worth, its tokens, and the seconds that it takes."""
-    plain_s = costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed)
-    with_more_s = costs.waiting_s + bent_seconds(
-        costs.verify, costs.read, costs.fixed + _SLOPE_OVER
-    )
-    node_s = (with_more_s - plain_s) / _SLOPE_OVER
-    second = price * costs.time_price * len(round_.context) / plain_s
-    count = len(chances.request)
-    sharing = np.bincount(chances.lane, minlength=len(steps))
-    depths = np.zeros(count, np.int64)
-    worths, gains, seconds = np.zeros(count), np.zeros(count), np.zeros(count)
-    for pair in range(count):
+def _levels(
+    chances: Chances, calls: Calls, round_: Everyone, costs: RoundCosts, fair: bool
+) -> _Levels:
+    node_s = (_plain_s(costs, _SLOPE_OVER) - _plain_s(costs, 0.0)) / _SLOPE_OVER
+    steps, widths = calls.step, calls.width
+    sharing = np.bincount(chances.lane, minlength=len(widths))
+    worths, gains, seconds = np.zeros((3, len(chances.request), chances.deepest.max()))
+    for pair in range(len(chances.request)):
         request, lane = chances.request[pair], chances.lane[pair]
         alpha, gamma, delta = steps[lane, 0], steps[lane, 1], steps[lane, 2]
         reading = 1.0 + (chances.unread[pair] - 1.0) / chances.lasting[pair]
-        took_s = steps[lane, _CALL_S] / sharing[lane] + gamma * (reading - widths[lane])
+        took_s = steps[lane, CALL_S] / sharing[lane] + gamma * (reading - widths[lane])
         more_s = gamma * widths[lane] + alpha * round_.context[request] + delta / sharing[lane]
         more_s += chances.found[pair] * widths[lane] * node_s
         level = chances.trust[pair] * chances.first[pair]
         worth = gain = 0.0
-        most = -np.inf
-        for depth in range(1, min(deepest, chances.deepest[pair]) + 1):
-            needed = gain < round_.promised[request]
+        for depth in range(chances.deepest[pair]):
             worth += np.log1p(level / (1.0 + gain)) if fair else level
             gain += level
             level *= chances.acceptance[pair]
             took_s += more_s
+            worths[pair, depth], gains[pair, depth], seconds[pair, depth] = worth, gain, took_s
+    return _Levels(worths, gains, seconds)
+
+
+@njit(cache=True)
+def _at_price(
+    second: float, deepest: int, levels: _Levels, chances: Chances, round_: Everyone
+) -> tuple[Ints, Floats, Floats, Floats]:
+    """Of each pair the best depth where a second is worth so much, its worth, its tokens, and the
+    seconds that it takes."""
+    count = len(chances.request)
+    depths = np.zeros(count, np.int64)
+    worths, gains, seconds = np.zeros((3, count))
+    for pair in range(count):
+        promised = round_.promised[chances.request[pair]]
+        gain, most = 0.0, -np.inf
+        for level in range(min(deepest, chances.deepest[pair])):
+            needed = gain < promised
+            gain = levels.gain[pair, level]
+            worth, took_s = levels.worth[pair, level], levels.seconds[pair, level]
             net = worth - second * took_s
             if net > most or needed:
                 most = max(most, net)
-                depths[pair], worths[pair], gains[pair], seconds[pair] = depth, worth, gain, took_s
+                depths[pair], worths[pair] = level + 1, worth
+                gains[pair], seconds[pair] = gain, took_s
     return depths, worths, gains, seconds
 
 
@@ -200,19 +201,20 @@ def _best_prefix(
     gain: Floats,
     urgent: Ints,
     chances: Chances,
-    steps: Floats,
-    widths: Ints,
+    calls: Calls,
     round_: Everyone,
     costs: RoundCosts,
     fair: bool,
 ) -> tuple[float, int]:
     """The objective, and how many of the line begin for it."""
     requests = len(round_.context)
+    steps, widths = calls.step, calls.width
     seconds, over, value = np.empty((3, len(line) + 1))
     levels = np.zeros((len(steps), int(depth.max()) if len(depth) else 0, 2))
     drafting_s, spared_s = np.zeros(len(steps)), np.zeros(len(steps))
     gained = np.zeros(requests)
     caps_s = round_.slope * (1.0 + round_.promised) + round_.offset
+    tightest = np.argmin(caps_s)
     nodes = added = brought = 0.0
     for count in range(len(line) + 1):
         if count:
@@ -227,6 +229,8 @@ def _best_prefix(
             gained[request] += gain[pair]
             reached = max(gained[request], round_.promised[request])
             caps_s[request] = round_.slope[request] * (1.0 + reached) + round_.offset[request]
+            if request == tightest:  # none falls
+                tightest = np.argmin(caps_s)
             brought += gain[pair]
             nodes += chances.found[pair] * depth[pair] * widths[lane]
             added += worth[pair]
@@ -235,7 +239,7 @@ def _best_prefix(
         around_s += costs.waiting_s + (costs.handling_s if count else 0.0)
         seconds[count] = around_s + drafting_s.max()
         paid_s = around_s + (drafting_s - spared_s).max()
-        over[count] = max(seconds[count] - caps_s.min(), 0.0)
+        over[count] = max(seconds[count] - caps_s[tightest], 0.0)
         if fair:
             value[count] = added - costs.time_price * requests * np.log(paid_s)
         else:
@@ -261,19 +265,14 @@ def _add(
 ) -> float:
     """The lane's draft steps with this pair in them: context and tokens of each, and the time of
     the whole call."""
-    total_s = step[_CALL_S]
+    total_s = step[CALL_S]
     for level in range(len(levels)):
         if level < depth:
             levels[level, 0] += round_.context[chances.request[pair]] + level
             levels[level, 1] += width if level else chances.unread[pair]
         if levels[level, 1] > 0.0:
-            total_s += bent_seconds(_bent(step), levels[level, 0], levels[level, 1])
+            total_s += bent_seconds(step_of(step), levels[level, 0], levels[level, 1])
     return total_s
-
-
-@njit(cache=True)
-def _bent(step: Floats) -> Bent:
-    return Bent(step[0], step[1], step[2], step[3], step[4])
 
 
 @njit(cache=True)
@@ -299,8 +298,9 @@ def _for_needs(
 
 @njit(cache=True)
 def _by_lane(
-    depth: Ints, chances: Chances, steps: Floats, widths: Ints, round_: Everyone
+    depth: Ints, chances: Chances, calls: Calls, round_: Everyone
 ) -> tuple[Floats, Floats]:
+    steps, widths = calls.step, calls.width
     nodes, drafting_s = np.zeros(len(steps)), np.zeros(len(steps))
     levels = np.zeros((len(steps), int(depth.max()) if len(depth) else 0, 2))
     for pair in np.flatnonzero(depth):

@@ -55,9 +55,11 @@ class Beliefs:
         self._own = np.zeros((0, 0, _COLUMNS))
         """[request, lane]."""
 
-    def of(self, rows: Ints, lane: str) -> Belief:
-        own, pool = self._of(rows, lane), self._of_all(lane)
-        return Belief(*_beliefs(own, pool, self._prior, self._weight))
+    def of(self, rows: Ints, lanes: Sequence[str], lane: Ints) -> Belief:
+        """Of pairs: a row's request on the one of `lanes` that has this number."""
+        numbers = np.array([self._numbers.get(name, -1) for name in lanes], np.int64)
+        own, pool = self._own, self._pool
+        return Belief(*_beliefs(rows, numbers, lane, own, pool, self._prior, self._weight))
 
     def of_lane(self, lane: str) -> float:
         """How likely a level is accepted, be it the first or a later one."""
@@ -75,17 +77,17 @@ class Beliefs:
         """Drafted trees: the mass of each level is the probability that it is accepted. Lanes that
         are not `costly` draft for nothing."""
         proposers = [lane for one in candidates for lane in one.lanes]
-        for lane in proposers:
+        for lane in dict.fromkeys(proposers):
             self._numbers.setdefault(lane, len(self._numbers))
         self._add_lanes()
-        by_all = np.array([(1 << len(one.lanes)) - 1 for one in candidates])
-        sources = by_all[forest.owner]
+        counts = np.array([len(one.lanes) for one in candidates])
+        sources = ((1 << counts) - 1)[forest.owner]
         for number, one in enumerate(candidates):
             if one.sources is not None:
                 sources[forest.starts[number] : forest.starts[number + 1]] = one.sources
         _credit(
             rows,
-            np.array([len(one.lanes) for one in candidates]),
+            counts,
             np.array([self._numbers[lane] for lane in proposers], np.int64),
             np.array([lane not in costly for lane in self._numbers], np.bool_),
             forest,
@@ -134,20 +136,26 @@ class Beliefs:
 
 
 @njit(cache=True)
-def _beliefs(own: Floats, pool: Floats, prior: float, weight: float) -> Floats:
-    first = (pool[_FIRST] + weight * prior) / (pool[_ASKED] + weight)
-    next_ = (pool[_SURVIVED] + weight * prior) / (pool[_REACHED] + weight)
-    share = (pool[_ADDED] + _NEW_LANE) / (pool[_FIRST] + pool[_SURVIVED] + _NEW_LANE)
-    found = (pool[_FOUND] + weight) / (pool[_ASKED] + weight)
-    accepted = own[:, _FIRST] + own[:, _SURVIVED]
-    return np.stack(
-        (
-            (own[:, _FIRST] + weight * first) / (own[:, _ASKED] + weight),
-            (own[:, _SURVIVED] + weight * next_) / (own[:, _REACHED] + weight),
-            (own[:, _ADDED] + weight * share) / (accepted + weight),
-            (own[:, _FOUND] + weight * found) / (own[:, _ASKED] + weight),
-        )
-    )
+def _beliefs(
+    rows: Ints, numbers: Ints, lane: Ints, own: Floats, pool: Floats, prior: float, weight: float
+) -> Floats:
+    told = np.empty((4, len(rows)))
+    unseen = np.zeros(_COLUMNS)
+    for pair, row in enumerate(rows):
+        number = numbers[lane[pair]]
+        of_all = pool[number] if number >= 0 else unseen
+        seen = own[row, number] if number >= 0 else unseen
+        first = (of_all[_FIRST] + weight * prior) / (of_all[_ASKED] + weight)
+        next_ = (of_all[_SURVIVED] + weight * prior) / (of_all[_REACHED] + weight)
+        share = of_all[_ADDED] + _NEW_LANE
+        share /= of_all[_FIRST] + of_all[_SURVIVED] + _NEW_LANE
+        found = (of_all[_FOUND] + weight) / (of_all[_ASKED] + weight)
+        accepted = seen[_FIRST] + seen[_SURVIVED]
+        told[0, pair] = (seen[_FIRST] + weight * first) / (seen[_ASKED] + weight)
+        told[1, pair] = (seen[_SURVIVED] + weight * next_) / (seen[_REACHED] + weight)
+        told[2, pair] = (seen[_ADDED] + weight * share) / (accepted + weight)
+        told[3, pair] = (seen[_FOUND] + weight * found) / (seen[_ASKED] + weight)
+    return told
 
 
 @njit(cache=True)

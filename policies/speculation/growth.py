@@ -48,13 +48,13 @@ class GrowthRule:
     prospects: Floats
     survival: Curve
     width: int
-    index: dict[str, int] = field(init=False)
+    index: dict[str, int] = field(init=False, default_factory=dict)
+    """Of `names`, once drafting has begun: a rule is sent without it."""
     drafted: Floats = field(init=False)
     nodes: int = field(init=False)
     drafting_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.index = {name: number for number, name in enumerate(self.names)}
         self._begin()
 
     def _begin(self) -> None:
@@ -65,9 +65,11 @@ class GrowthRule:
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
     ) -> Sequence[bool]:
+        if depth == 0:
+            self.index = {name: number for number, name in enumerate(self.names)}
+            self._begin()
         at = np.array([self.index[name] for name in requests], np.int64)
         if depth == 0:
-            self._begin()
             # The plan has decided who begins.
             go_on = np.ones(len(at), np.bool_)
         else:

@@ -8,6 +8,7 @@ verified of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,11 +17,11 @@ from policies.cost import FOR_NOTHING
 from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows
-from policies.speculation.beginning import Call, begin
+from policies.speculation.beginning import begin
 from policies.speculation.belief import Beliefs
 from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
 from policies.speculation.growth import GrowthRule
-from policies.speculation.lanes import Lane, chances_of, rule_of
+from policies.speculation.lanes import Lanes, chances_of, rules_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
     Choice,
@@ -30,9 +31,9 @@ from policies.speculation.prefix import (
     best_prefix,
     urgent_nodes,
 )
-from policies.speculation.prospects import RoundCosts, chain, everyone
+from policies.speculation.prospects import Calls, RoundCosts, call_rows, everyone, reach_of
 from policies.speculation.slo import Standing
-from policies.speculation.width import best_width
+from policies.speculation.width import best_widths
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -128,38 +129,24 @@ class Planner:
             time_price=self._ledger.time_price,
         )
         places = {one.name: place for place, one in enumerate(requests)}
-        lanes = [self._lane(asks[ask], places, standing, rows, costs, context) for ask in awake]
+        asked = [asks[place] for place in awake]
+        lanes = self._lanes(asked, places, standing, rows, costs, context)
         plain_s = costs.seconds(0, 0.0)
-        reach = np.zeros(len(requests))
-        for lane in lanes:
-            levels = chain(lane.belief.acceptance, self._params.max_depth)
-            reach[lane.at] += lane.belief.first * levels
         waiting = everyone(
             standing,
-            reach,
+            reach_of(lanes.chances, len(requests), self._params.max_depth),
             self._no_harm_caps(standing, rows, plain_s),
             now,
             now + max(plain_s, self._usual_s),
         )
-        chances = chances_of(lanes, standing, self._params.max_depth)
-        calls = [Call(lane.step, lane.call_s, lane.width) for lane in lanes]
-        begun = begin(chances, calls, waiting, costs, self._params.objective == "fair")
-        names = tuple(places)
-        for number, (ask, lane) in enumerate(zip(awake, lanes, strict=True)):
-            rule = rule_of(
-                number,
-                lane,
-                names,
-                chances,
-                begun,
-                waiting,
-                costs,
-                self._params.objective,
-                self._calibrations.get(lane.name),
-            )
-            begins = begun.depth[chances.lane == number] > 0
-            begins |= self._explores(lane, rows, standing, rule, begins, plain_s)
-            plans[ask] = self._plan_of(lane, rows, standing, rule, begins)
+        objective = self._params.objective
+        begun = begin(lanes.chances, lanes.calls, waiting, costs, objective == "fair")
+        rules = rules_of(lanes, places, begun, waiting, costs, objective, self._calibrations)
+        for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
+            begins = begun.depth[lanes.pairs(lane)] > 0
+            name, at = lanes.names[lane], lanes.at(lane)
+            begins |= self._explores(name, at, rows, standing, rule, begins, plain_s)
+            plans[place] = self._plan_of(name, at, rows, standing, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
             self._ledger.expect(
@@ -178,7 +165,8 @@ class Planner:
         self._beliefs.observe(rows, candidates, promised, context.draft.keys())
         for row, candidate in zip(rows.tolist(), candidates, strict=True):
             for lane in candidate.lanes:
-                self._asked.get(lane, set()).discard(row)
+                if lane in self._asked:
+                    self._asked[lane].discard(row)
         forest = promised.trusted(self._trust.of(rows))
         most = min(forest.nodes, room(len(requests), context))
         verify_s = verify_seconds(context, float(standing.context.sum()), len(requests), most)
@@ -197,9 +185,10 @@ class Planner:
         return forest.masks(choice.nodes)
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        known = [one for one in outcomes if self._rows.get(one.request) is not None]
+        places = [self._rows.get(one.request) for one in outcomes]
+        known = [one for one, row in zip(outcomes, places, strict=True) if row is not None]
         if known:
-            rows = self._rows.of([one.request for one in known])
+            rows = np.array([row for row in places if row is not None], np.int64)
             self._note_silence(rows)
             self._trust.settle(rows, np.array([float(one.accepted) for one in known]))
             self._ledger.settle(
@@ -260,47 +249,60 @@ class Planner:
         rest.left -= 1
         return False
 
-    def _lane(
+    def _lanes(
         self,
-        ask: Ask,
+        asks: Sequence[Ask],
         places: Mapping[str, int],
         standing: Standing,
         rows: Ints,
         costs: RoundCosts,
         context: RoundContext,
-    ) -> Lane:
-        name = ask.lane or ""
-        step = context.draft[name].bent if name in context.draft else FOR_NOTHING
-        call_s = context.call_s.get(name, 0.0)
-        at = np.array([places[one.name] for one in ask.batch], np.int64)
-        belief = self._beliefs.of(rows[at], name)
-        width = best_width(
-            belief.acceptance,
-            belief.added,
-            self._sibling_shares(name, self._params.max_width if context.trees else 1),
-            float(standing.context[at].sum()),
+    ) -> Lanes:
+        names = [ask.lane or "" for ask in asks]
+        sizes = [len(ask.batch) for ask in asks]
+        starts = [*accumulate(sizes, initial=0)]
+        at = np.array([places[one.name] for ask in asks for one in ask.batch], np.int64)
+        lane = np.repeat(np.arange(len(asks)), sizes)
+        belief = self._beliefs.of(rows[at], names, lane)
+        unread = [count for ask in asks for count in ask.unread or [1] * len(ask.batch)]
+        steps = [context.draft[one].bent if one in context.draft else FOR_NOTHING for one in names]
+        calls = call_rows(steps, [context.call_s.get(one, 0.0) for one in names])
+        widest = self._params.max_width if context.trees else 1
+        widths = best_widths(
+            starts,
+            belief,
+            standing.context[at],
+            [self._sibling_shares(name, widest) for name in names],
             len(places),
-            costs._replace(draft=step, call_s=call_s),
+            calls,
+            costs,
             self._params.objective,
             self._params.max_depth,
         )
-        unread = np.array(ask.unread, np.float64) if ask.unread else np.ones(len(at))
-        trust = self._trust.of(rows[at]) * belief.added
-        return Lane(name, at, belief, trust, np.maximum(unread, 1.0), step, call_s, width)
+        chances = chances_of(
+            at,
+            lane,
+            belief,
+            self._trust.of(rows)[at] * belief.added,
+            np.maximum(np.array(unread, np.float64), 1.0),
+            standing,
+            self._params.max_depth,
+        )
+        return Lanes(names, starts, steps, Calls(calls, widths), chances)
 
     def _plan_of(
-        self, lane: Lane, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
+        self, lane: str, at: Ints, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
     ) -> DraftPlan:
-        self._asked.setdefault(lane.name, set()).update(rows[lane.at[begins]].tolist())
+        self._asked.setdefault(lane, set()).update(rows[at[begins]].tolist())
         if not begins.any():
-            rest = self._rests.setdefault(lane.name, _Rest())
+            rest = self._rests.setdefault(lane, _Rest())
             rest.left = rest.rounds
             rest.rounds = min(rest.rounds + 1, _LONGEST_REST)
             return DraftPlan([DraftLimit(0)] * len(begins))
-        self._rests.pop(lane.name, None)
-        most = np.minimum(standing.left[lane.at], self._params.max_depth)
+        self._rests.pop(lane, None)
+        most = np.minimum(standing.left[at], self._params.max_depth)
         depths = np.where(begins, most, 0.0).tolist()
-        limit = {depth: DraftLimit(int(depth), lane.width) for depth in set(depths)}
+        limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
         return DraftPlan([limit[depth] for depth in depths], rule)
 
     def _sibling_shares(self, lane: str, widest: int) -> list[float]:
@@ -319,7 +321,8 @@ class Planner:
 
     def _explores(
         self,
-        lane: Lane,
+        lane: str,
+        at: Ints,
         rows: Ints,
         standing: Standing,
         rule: GrowthRule,
@@ -328,24 +331,24 @@ class Planner:
     ) -> Mask:
         """Who drafts although it is not expected to pay: those known least, as far as the
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
-        rounds = self._rests[lane.name].rounds if lane.name in self._rests else 1
-        saved_s = self._explore_s.setdefault(lane.name, 0.0)
+        rounds = self._rests[lane].rounds if lane in self._rests else 1
+        saved_s = self._explore_s.setdefault(lane, 0.0)
         saved_s += self._params.explore / len(self._explore_s) * plain_s * rounds
-        self._explore_s[lane.name] = saved_s = min(saved_s, plain_s)
+        self._explore_s[lane] = saved_s = min(saved_s, plain_s)
         chosen = np.zeros(len(begins), np.bool_)
-        able = standing.left[lane.at] > 0
+        able = standing.left[at] > 0
         idle = np.flatnonzero(able & ~begins)
         if not len(idle):
             return chosen
-        known = self._beliefs.evidence(rows[lane.at[idle]], lane.name)
+        known = self._beliefs.evidence(rows[at[idle]], lane)
         idle = idle[np.argsort(known, kind="stable")]
         begun = np.flatnonzero(begins)
         idle = idle[: max(0, rule.at_most(int(able.sum())) - len(begun))]
-        without_s, cap_s = rule.round_s(lane.at[begun]), rule.tightest_cap_s()
+        without_s, cap_s = rule.round_s(at[begun]), rule.tightest_cap_s()
         while len(idle):
-            with_s = rule.round_s(lane.at[np.concatenate([begun, idle])])
+            with_s = rule.round_s(at[np.concatenate([begun, idle])])
             if with_s - without_s <= saved_s and with_s <= cap_s:
-                self._explore_s[lane.name] = saved_s - (with_s - without_s)
+                self._explore_s[lane] = saved_s - (with_s - without_s)
                 chosen[idle] = True
                 break
             idle = idle[: len(idle) // 2]
@@ -363,8 +366,8 @@ class Planner:
     ) -> Choice:
         """`begun_s`: when the round did, from which `seconds` count."""
         kind, most, count = self._params.objective, len(seconds) - 1, len(standing.context)
-        gains = Gains.of(forest)
-        ranking = gains.ranked(kind, most)
+        gains = Gains.of(forest, kind)
+        ranking = gains.ranked(most)
         value = ranking.objective(kind, count * self._ledger.time_price, seconds)
         free = best_prefix(ranking, value, seconds, TimeCaps.none(count), no_harm)
         slo = standing.slo_caps(begun_s)
@@ -381,7 +384,7 @@ class Planner:
             most=self._params.most_for_need,
         )
         slo.offset[hopeless] = np.inf
-        ranking = gains.needs_first(kind, urgent, urgency, most)
+        ranking = gains.needs_first(urgent, urgency, most)
         value = ranking.objective(kind, count * self._ledger.time_price, seconds)
         return best_prefix(ranking, value, seconds, slo, no_harm)
 

@@ -48,22 +48,22 @@ class Gains(NamedTuple):
     """0 for the most probable node of a request."""
     starts: Ints
     """Of each request."""
+    by_worth: Ints
+    """Places in these arrays, what adds most to the objective first."""
 
     @classmethod
-    def of(cls, forest: Forest) -> "Gains":
-        nodes, before, place = _most_probable_first(forest)
-        return cls(nodes, forest.owner, forest.path[nodes], before, place, forest.starts)
+    def of(cls, forest: Forest, objective: Objective) -> "Gains":
+        nodes, path, before, place, by_worth = _most_probable_first(forest, objective == "fair")
+        return cls(nodes, forest.owner, path, before, place, forest.starts, by_worth)
 
-    def ranked(self, objective: Objective, most: int) -> "Ranking":
+    def ranked(self, most: int) -> "Ranking":
         """By worth; `most`: nodes that the budget lets through."""
-        nobody = np.zeros(len(self.starts) - 1, np.int64)
-        return self.needs_first(objective, nobody, np.zeros(len(nobody)), most)
+        return Ranking(*_taken(self, self.by_worth[:most], 0))
 
-    def needs_first(
-        self, objective: Objective, urgent: Ints, urgency: Floats, most: int
-    ) -> "Ranking":
+    def needs_first(self, urgent: Ints, urgency: Floats, most: int) -> "Ranking":
         """Before all others the `urgent` best of each request, the greatest `urgency` first."""
-        return Ranking(*_ranked(self, objective == "fair", urgent, urgency, most))
+        order, needed = _needs_first(self, urgent, urgency)
+        return Ranking(*_taken(self, order[:most], min(needed, most)))
 
 
 class Ranking(NamedTuple):
@@ -106,10 +106,10 @@ def best_prefix(
 
 
 @njit(cache=True)
-def _most_probable_first(forest: Forest) -> tuple[Ints, Floats, Ints]:
-    nodes = np.empty(len(forest.owner), np.int64)
-    place = np.empty(len(nodes), np.int64)
-    before = np.empty(len(nodes))
+def _most_probable_first(forest: Forest, fair: bool) -> tuple[Ints, Floats, Floats, Ints, Ints]:
+    count = len(forest.owner)
+    nodes, place = np.empty((2, count), np.int64)
+    path, before, worth = np.empty((3, count))
     for request in range(len(forest.starts) - 1):
         begin, end = forest.starts[request], forest.starts[request + 1]
         nodes[begin:end] = begin + np.argsort(-forest.path[begin:end], kind="mergesort")
@@ -117,29 +117,25 @@ def _most_probable_first(forest: Forest) -> tuple[Ints, Floats, Ints]:
         for at in range(begin, end):
             place[at] = at - begin
             before[at] = gained
-            gained += forest.path[nodes[at]]
-    return nodes, before, place
+            path[at] = forest.path[nodes[at]]
+            worth[at] = path[at] / (1.0 + gained) if fair else path[at]
+            gained += path[at]
+    return nodes, path, before, place, np.argsort(-worth, kind="mergesort")
 
 
 @njit(cache=True)
-def _ranked(
-    gains: Gains, fair: bool, urgent: Ints, urgency: Floats, most: int
-) -> tuple[Ints, Ints, Floats, Floats, int]:
-    worth = gains.path / (1.0 + gains.before) if fair else gains.path
-    needed = gains.place < urgent[gains.owner]
-    by_worth = np.argsort(-worth, kind="mergesort")
-    if needed.any():
-        first = by_worth[needed[by_worth]]
-        first = first[np.argsort(-urgency[gains.owner[first]], kind="mergesort")]
-        by_worth = np.concatenate((first, by_worth[~needed[by_worth]]))
-    order = by_worth[:most]
-    return (
-        gains.nodes[order],
-        gains.owner[order],
-        gains.path[order],
-        gains.before[order],
-        needed[order].sum(),
-    )
+def _needs_first(gains: Gains, urgent: Ints, urgency: Floats) -> tuple[Ints, int]:
+    """All places in the order of the ranking, and how many of them are there for needs."""
+    by_worth = gains.by_worth
+    needed = (gains.place < urgent[gains.owner])[by_worth]
+    first = by_worth[needed]
+    first = first[np.argsort(-urgency[gains.owner[first]], kind="mergesort")]
+    return np.concatenate((first, by_worth[~needed])), len(first)
+
+
+@njit(cache=True)
+def _taken(gains: Gains, order: Ints, urgent: int) -> tuple[Ints, Ints, Floats, Floats, int]:
+    return gains.nodes[order], gains.owner[order], gains.path[order], gains.before[order], urgent
 
 
 @njit(cache=True)

@@ -1,6 +1,7 @@
 """What the planner expects of a round before anything is drafted: its costs, and what each request
 may gain."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +98,51 @@ def everyone_in(rows: Floats) -> Everyone:
     return Everyone(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5])
 
 
+class Chances(NamedTuple):
+    """Pairs of a request and a lane that may draft, as arrays."""
+
+    request: Ints
+    """Its place in the round."""
+    lane: Ints
+    """Its place among the lanes."""
+    first: Floats
+    """Acceptance of the first level."""
+    acceptance: Floats
+    """Of each later one, given that the one before is accepted."""
+    trust: Floats
+    """Tokens that the lane adds per token that it promises."""
+    found: Floats
+    """How likely the lane has a draft at all: a lookup often has none."""
+    unread: Floats
+    """Tokens that the first draft step reads."""
+    lasting: Floats
+    """Rounds in which having read them pays."""
+    deepest: Ints
+
+
+class Calls(NamedTuple):
+    """Of each lane, as arrays."""
+
+    step: Floats
+    """Rows of `call_rows`."""
+    width: Ints
+
+
+CALL_S = len(Bent._fields)
+"""Column behind the fields of a step's cost: what the call takes besides its steps."""
+
+
+def call_rows(steps: Sequence[Bent], call_s: Sequence[float]) -> Floats:
+    """One for each lane."""
+    rows = [(*step, besides_s) for step, besides_s in zip(steps, call_s, strict=True)]
+    return np.array(rows, np.float64)
+
+
+@njit(cache=True)
+def step_of(call: Floats) -> Bent:
+    return Bent(call[0], call[1], call[2], call[3], call[4])
+
+
 class Prospects(NamedTuple):
     """What each request of the round may expect of one lane, as arrays.
 
@@ -116,21 +162,18 @@ class Prospects(NamedTuple):
 
 
 @njit(cache=True)
-def of_lane(
-    everyone: Floats,
-    at: Ints,
-    unread: Floats,
-    acceptance: Floats,
-    trust: Floats,
-    elsewhere: Floats,
-) -> Floats:
-    """Rows of Prospects. `at`: the places of the lane's requests in the round."""
-    rows = np.zeros((10, everyone.shape[1]))
-    rows[:6] = everyone
-    rows[6][at] = unread
-    rows[7][at] = acceptance
-    rows[8][at] = trust
-    rows[9] = elsewhere
+def of_lanes(everyone: Floats, chances: Chances, depth: Ints, gain: Floats, lanes: int) -> Floats:
+    """Rows of Prospects for each lane. `depth` and `gain`: what each pair is about to draft."""
+    rows = np.zeros((lanes, 10, everyone.shape[1]))
+    rows[:, :6] = everyone
+    for pair, request in enumerate(chances.request):
+        own = chances.lane[pair]
+        rows[own, 6, request] = chances.unread[pair]
+        rows[own, 7, request] = chances.acceptance[pair]
+        rows[own, 8, request] = chances.trust[pair]
+        if depth[pair] > 0:
+            for lane in range(lanes):
+                rows[lane, 9, request] += gain[pair] if lane != own else 0.0
     return rows
 
 
@@ -140,10 +183,13 @@ def prospects_in(rows: Floats) -> Prospects:
 
 
 @njit(cache=True)
-def chain(acceptance: Floats, levels: int) -> Floats:
-    """What a chain of so many levels brings for each accepted first one."""
-    level, chain = np.ones_like(acceptance), np.zeros_like(acceptance)
-    for _ in range(levels):
-        chain += level
-        level *= acceptance
-    return chain
+def reach_of(chances: Chances, requests: int, levels: int) -> Floats:
+    """What chains of so many levels on all its lanes would bring each request."""
+    reach = np.zeros(requests)
+    for pair, request in enumerate(chances.request):
+        level, chain = 1.0, 0.0
+        for _ in range(levels):
+            chain += level
+            level *= chances.acceptance[pair]
+        reach[request] += chances.first[pair] * chain
+    return reach

@@ -6,46 +6,91 @@ import numpy as np
 from numba import njit
 
 from policies.cost import bent_seconds
-from policies.speculation.forest import Floats
+from policies.speculation.belief import Belief
+from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import Objective
-from policies.speculation.prospects import RoundCosts, round_seconds
+from policies.speculation.prospects import CALL_S, RoundCosts, round_seconds, step_of
 
 _MOST_CERTAIN = 0.99
 """However wide, a level may miss."""
 
 
-def best_width(
-    acceptance: Floats,
-    added: Floats,
-    siblings: Sequence[float],
-    read: float,
+def best_widths(
+    starts: Sequence[int],
+    belief: Belief,
+    context: Floats,
+    siblings: Sequence[Sequence[float]],
     everyone: int,
+    calls: Floats,
     costs: RoundCosts,
     objective: Objective,
     max_depth: int,
-) -> int:
-    """The width of the best uniform beam of any depth, all requests of a lane drafting alike.
+) -> Ints:
+    """The width of the best uniform beam of any depth, by lane, all its requests drafting alike.
 
     A level of width w survives with p + (1 - p)·siblings[w - 1]: `siblings` is the probability
     that one of those behind the first is right where the first is not. Of what survives, the
-    share `added` counts. The lane's requests have committed `read` tokens, and `everyone` waits.
+    share `added` counts. Lane l has the pairs from starts[l] up to starts[l + 1], which have
+    committed `context` tokens, and `calls` are the rows of its costs; `everyone` waits.
     """
-    requests = len(acceptance)
-    widest = min(len(siblings), costs.draft_budget // max(1, requests))
-    if widest <= 1:
-        return 1
-    shares = np.array(siblings[:widest])
+    if len(siblings[0]) == 1:
+        return np.ones(len(siblings), np.int64)
     fair = objective == "fair"
-    return _best(acceptance, added, shares, read, everyone, costs, max_depth, fair)
+    shares, bounds = np.array(siblings), np.array(starts)
+    return _best(
+        bounds,
+        belief.acceptance,
+        belief.added,
+        context,
+        shares,
+        everyone,
+        calls,
+        costs,
+        max_depth,
+        fair,
+    )
 
 
 @njit(cache=True)
 def _best(
+    starts: Ints,
+    acceptance: Floats,
+    added: Floats,
+    context: Floats,
+    shares: Floats,
+    everyone: int,
+    calls: Floats,
+    costs: RoundCosts,
+    max_depth: int,
+    fair: bool,
+) -> Ints:
+    widths = np.ones(len(shares), np.int64)
+    for lane in range(len(shares)):
+        begin, end = starts[lane], starts[lane + 1]
+        widest = min(shares.shape[1], costs.draft_budget // max(1, end - begin))
+        if widest > 1:
+            widths[lane] = _best_of_lane(
+                acceptance[begin:end],
+                added[begin:end],
+                shares[lane, :widest],
+                context[begin:end].sum(),
+                everyone,
+                calls[lane],
+                costs,
+                max_depth,
+                fair,
+            )
+    return widths
+
+
+@njit(cache=True)
+def _best_of_lane(
     acceptance: Floats,
     added: Floats,
     shares: Floats,
     read: float,
     everyone: int,
+    call: Floats,
     costs: RoundCosts,
     max_depth: int,
     fair: bool,
@@ -58,13 +103,13 @@ def _best(
         mass = added.copy()
         gain = np.zeros(requests)
         level = float(requests * width)
-        step_s = bent_seconds(costs.draft, read, level)
+        step_s = bent_seconds(step_of(call), read, level)
         for depth in range(1, max_depth + 1):
             if level * depth > costs.room:
                 break
             mass *= survival
             gain += mass
-            drafting_s = costs.call_s + step_s * depth
+            drafting_s = call[CALL_S] + step_s * depth
             time = np.log(round_seconds(costs, level * depth, drafting_s))
             if fair:
                 value = np.log1p(gain).sum() - everyone * time

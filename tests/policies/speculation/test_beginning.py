@@ -9,9 +9,9 @@ import pytest
 from policies.cost import FOR_NOTHING, Bent, LinearCost
 from policies.protocols import Ask, DraftPlan, RoundContext
 from policies.request import RequestView
-from policies.speculation.beginning import Call, Chances, begin
+from policies.speculation.beginning import begin
 from policies.speculation.planner import Planner, PlannerParams
-from policies.speculation.prospects import RoundCosts
+from policies.speculation.prospects import Calls, Chances, RoundCosts, call_rows
 from tests.policies.speculation.play import plan_alone
 
 GREEDY = PlannerParams(explore=0.0, max_width=1)
@@ -28,6 +28,10 @@ def around(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
     step = LinearCost(0.0, 5e-5, draft_s)
     verify = LinearCost(0.0, 2e-4, 10e-3)
     return RoundContext(verify, {"a": step, "b": step}, 256, 256, handling_s=handling_s)
+
+
+def alike(step: Bent, call_s: float = 0.0, lanes: int = 1) -> Calls:
+    return Calls(call_rows([step] * lanes, [call_s] * lanes), np.ones(lanes, np.int64))
 
 
 def drafts(plan: DraftPlan) -> bool:
@@ -85,7 +89,7 @@ def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
     needs, slope, offset = waiting[1], waiting[4], waiting[5]
     needs[0] = 20.0
     slope[4], offset[4] = 0.05, costs.seconds(0, 0.0) + 12e-3 - 0.05
-    begun = begin(asked, [Call(step, 0.0, 1)], waiting, costs, True)
+    begun = begin(asked, alike(step), waiting, costs, True)
     assert begun.depth.all()
 
 
@@ -94,7 +98,7 @@ def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
     """Handling is what rounds take in which drafters are asked, whether they find anything."""
     asked = chances(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (
-        begin(asked, [Call(FOR_NOTHING, 0.0, 1)], free(4), costs_of(4, handling_s), True)
+        begin(asked, alike(FOR_NOTHING), free(4), costs_of(4, handling_s), True)
         for handling_s in (0.0, 6e-3)
     )
     assert (free_of_it.depth > 0).all()
@@ -107,7 +111,7 @@ def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
     seldom, always = (
         begin(
             chances(first=[0.1] * 4, found=[found] * 4),
-            [Call(FOR_NOTHING, 0.0, 1)],
+            alike(FOR_NOTHING),
             free(4),
             costs,
             True,
@@ -122,7 +126,7 @@ def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
     """What two would not pay for, four do."""
     costs = costs_of(requests=4, handling_s=0.0)
     two, four = (
-        begin(chances(first=[0.8] * count), [Call(STEP, 6e-3, 1)], free(4), costs, True)
+        begin(chances(first=[0.8] * count), alike(STEP, call_s=6e-3), free(4), costs, True)
         for count in (2, 4)
     )
     assert not two.depth.any()
@@ -133,7 +137,7 @@ def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
 def test_where_time_is_dear_fewer_begin() -> None:
     asked, costs = chances(first=[0.9, 0.6, 0.4, 0.2]), costs_of(requests=4, handling_s=0.0)
     begun = [
-        begin(asked, [Call(STEP, 0.0, 1)], free(4), costs._replace(time_price=price), True)
+        begin(asked, alike(STEP), free(4), costs._replace(time_price=price), True)
         for price in (1.0, 3.0, 8.0)
     ]
     assert [int((one.depth > 0).sum()) for one in begun] == [4, 3, 0]
@@ -147,7 +151,7 @@ def test_how_far_it_is_from_the_best() -> None:
         asked = chances(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
         asked = asked._replace(lane=np.array([0, 0, 1, 1]))
         costs = costs_of(requests=4, handling_s=float(rng.choice([0.0, 2e-3, 6e-3])))
-        chosen = begin(asked, [Call(STEP, 0.0, 1)] * 2, free(4), costs, True).depth
+        chosen = begin(asked, alike(STEP, lanes=2), free(4), costs, True).depth
         best = max(worth(depths, asked, costs) for depths in product((0, 1, 2, 4, 8), repeat=4))
         lost.append(best - worth(chosen.tolist(), asked, costs))
     speeds = 1.0 - np.exp(-np.array(lost) / 4)  # of the geometric mean of the requests

@@ -59,9 +59,9 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
     own = DraftTree.chain([1, 2], [0.8, 0.5])
     same = [0.8, 0.5] if lookup[0] == 1 else [0.1, 0.1]
     free = DraftTree.chain(lookup, same[: len(lookup)])
-    added = believed(("lookup", free), ("ssm", own)).of(ROW, "ssm").added
+    added = believed(("lookup", free), ("ssm", own)).of(ROW, ["ssm"], ROW).added
     assert added[0] == pytest.approx(share, abs=0.03)
-    free_added = believed(("lookup", free), ("ssm", own)).of(ROW, "lookup").added
+    free_added = believed(("lookup", free), ("ssm", own)).of(ROW, ["lookup"], ROW).added
     assert free_added[0] == pytest.approx(1.0)
 
 
@@ -74,7 +74,7 @@ def test_a_lookup_that_seldom_finds_something_but_then_goes_on_is_known_for_both
         found = [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))]
         beliefs.observe(ROW, found, Forest.of(found), costly=())
     beliefs.reserve(2)
-    of_new = beliefs.of(np.array([1]), "lookup")
+    of_new = beliefs.of(np.array([1]), ["lookup"], ROW)
     assert of_new.found[0] == pytest.approx(1 / 5, abs=0.03)
     assert of_new.first[0] == pytest.approx(0.9 / 5, abs=0.03)
     assert of_new.acceptance[0] == pytest.approx(0.9, abs=0.03)
@@ -140,9 +140,9 @@ def test_reading_tells_what_the_lane_would_have_drafted() -> None:
     beliefs.reserve(1)
     matched = np.array([True, True, True, False, True, False, False])
     beliefs.read(0, "ssm", matched, np.zeros(7, np.bool_))
-    of_another = beliefs.of(np.array([0]), "ssm")
+    of_another = beliefs.of(ROW, ["ssm"], ROW)
     beliefs.reserve(2)
-    of_new = beliefs.of(np.array([1]), "ssm")
+    of_new = beliefs.of(np.array([1]), ["ssm"], ROW)
     assert of_new.first[0] == pytest.approx(2 / 3)
     assert of_new.acceptance[0] == pytest.approx(2 / 4)
     assert of_another.found[0] == of_new.found[0] == pytest.approx(1.0)
@@ -153,7 +153,7 @@ def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> No
     beliefs.reserve(1)
     for _ in range(50):
         beliefs.read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))
-    assert beliefs.of(ROW, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
+    assert beliefs.of(ROW, ["ssm"], ROW).added[0] == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_lane_that_once_looked_bad_is_begun_again_after_it_has_read() -> None:

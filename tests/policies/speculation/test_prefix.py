@@ -47,7 +47,7 @@ def chosen(
 ) -> tuple[list[Mask], Floats]:
     """The planner's own masks, and what each request gains by them."""
     forest, free = Forest.of(candidates(drafted)), TimeCaps.none(len(drafted))
-    ranking = Gains.of(forest).ranked(kind, len(seconds) - 1)
+    ranking = Gains.of(forest, kind).ranked(len(seconds) - 1)
     objective = ranking.objective(kind, len(drafted), seconds)
     choice = best_prefix(ranking, objective, seconds, free, no_harm or free)
     masks = forest.masks(choice.nodes)
@@ -126,7 +126,7 @@ def test_time_caps_hold_at_every_prefix(
 ) -> None:
     slope, offset = np.array(lines[: len(drafted)]).T
     caps = TimeCaps(slope, offset)
-    ranking = Gains.of(Forest.of(candidates(drafted))).ranked("fair", 100)
+    ranking = Gains.of(Forest.of(candidates(drafted)), "fair").ranked(100)
     along = tightest_cap(ranking, caps)
     for length in range(len(ranking.nodes) + 1):
         gains = np.bincount(ranking.owner[:length], ranking.path[:length], len(drafted))
@@ -140,10 +140,10 @@ def test_slos_before_no_harm_before_the_objective() -> None:
     seconds = np.array([1.0, 1.5, 2.0, 2.5])
     slo = TimeCaps(np.zeros(2), np.array([2.05, np.inf]))
     no_harm = TimeCaps(np.array([0.0, 1.0]), np.array([np.inf, 0.05]))
-    gains = Gains.of(Forest.of(candidates(drafted)))
+    gains = Gains.of(Forest.of(candidates(drafted)), "throughput")
 
     def kept(needed: int, one: TimeCaps, other: TimeCaps) -> tuple[int, bool]:
-        ranking = gains.needs_first("throughput", np.array([needed, 0]), np.array([2.0, 0.0]), 3)
+        ranking = gains.needs_first(np.array([needed, 0]), np.array([2.0, 0.0]), 3)
         objective = np.array([0.0, 1.0, 2.0, 3.0])  # as many as possible
         choice = best_prefix(ranking, objective, seconds, one, other)
         return len(choice.nodes), choice.needs_over_harm
@@ -166,7 +166,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
 def test_hopeless_needs_take_what_earns_the_needy_time() -> None:
     """Tokens are worth 100 ms to each; a node that costs all of them 5 ms must earn more."""
     drafted = [DraftTree.chain([1, 2], [0.2, 0.1])] * 5
-    gains = Gains.of(Forest.of(candidates(drafted)))
+    gains = Gains.of(Forest.of(candidates(drafted)), "throughput")
 
     def urgent(needy: int) -> tuple[list[int], list[int]]:
         needs = np.array([9.0] * needy + [0.0] * (5 - needy))
