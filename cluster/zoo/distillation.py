@@ -15,6 +15,7 @@ from cluster.zoo.training import (
     BATCH_TOKENS,
     ROW_TOKENS,
     Optimizer,
+    fast_products,
     next_token_logits,
     trainable,
     weighted_mean,
@@ -83,7 +84,7 @@ def distil(recipe: Recipe, target: LlamaForCausalLM, sampler: Sampler) -> LlamaF
     for step in progress:
         batch = sampler.batch(step, BATCH_TOKENS // ROW_TOKENS, ROW_TOKENS)
         tokens, positions = torch.from_numpy(batch.tokens), torch.from_numpy(batch.positions)
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_products():
             with torch.no_grad():
                 probabilities = compiled_probabilities(tokens, positions)
             loss = compiled_loss(tokens, positions, torch.from_numpy(batch.weights), probabilities)

@@ -37,6 +37,12 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def fast_products() -> torch.autocast:
+    """bf16 where the processor multiplies it; where not, fp32 takes a fifth of its time."""
+    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast("cpu", torch.bfloat16, enabled=has_bf16)
+
+
 def training_batch(sampler: Sampler, step: int) -> Batch:
     if step % _LONG_EVERY == _LONG_EVERY - 1:
         return sampler.long_batch(step, BATCH_TOKENS // CONTEXT, CONTEXT)
@@ -140,7 +146,7 @@ def train_target(
     for step in progress:
         sampler.use(recipe.mix_at(step))
         batch = training_batch(sampler, step)
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_products():
             loss = compiled_loss(
                 torch.from_numpy(batch.tokens),
                 torch.from_numpy(batch.positions),
