@@ -1,5 +1,6 @@
 """Models as their specs describe them, loaded into this process: in an actor, or inline."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,19 @@ from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.suffix import SuffixDrafter
 from engine.model import PackedModel, load_stock
 from engine.parallel import LeadingModel, split
+from engine.prepack import has_bf16_products
 from engine.profiler import profile
 from engine.protocol import Drafter, Verifier
 from engine.ranks import Place
 from engine.request import TargetLimits
 from engine.verifiers.native import NativeVerifier
 from policies.cost import CostModel
+
+_LOG = logging.getLogger("spindle")
+_SLOW_BF16 = (
+    "this processor does not multiply bfloat16: forwards of more than some ten tokens take longer "
+    "than in float32, so that drafts hardly pay; set target.dtype to float32 (docs/cpu_speed.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class LoadedDrafter:
 
 def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
     """`place`: of the leader among the ranks of a native target, which it waits for."""
+    if spec.device == "cpu" and spec.dtype == torch.bfloat16 and not has_bf16_products():
+        _LOG.warning(_SLOW_BF16)
     loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec, place)
     # What the config was checked against (cluster/config/backends.py) is what is there.
     assert loaded.verifier.verifies_trees == BACKENDS[spec.backend].trees, spec.backend

@@ -109,8 +109,12 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _runs_on_this_cpu(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
     if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype == torch.float32
+        return has_bf16_products()
+    return dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def has_bf16_products() -> bool:
+    """Whether oneDNN multiplies bf16 on this processor."""
+    available = torch.backends.mkldnn.is_available()
+    return available and torch.ops.mkldnn._is_mkldnn_bf16_supported()
