@@ -228,11 +228,14 @@ def main() -> None:
     arguments.add_argument(
         "--params", type=int, default=90_000_000, help="of the target; 0: the zoo's, not inflated"
     )
+    arguments.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
+    )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
     chosen = arguments.parse_args()
     torch.set_num_threads(2)
     model = inflated_target(chosen.params) if chosen.params else model_path(TARGET)
-    target = TargetSpec(model, torch.bfloat16, KV_TOKENS)
+    target = TargetSpec(model, getattr(torch, chosen.dtype), KV_TOKENS)
     fleet = load(target, [drafter(name) for name in chosen.drafters], cache_dir() / "profiles")
     recorded, requests = mixed_requests(chosen.recorded, seed=2), mixed_requests(chosen.requests)
     records = compare_often(chosen.repeats, fleet, recorded, requests, chosen.clients)
