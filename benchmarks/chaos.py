@@ -13,7 +13,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -21,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
 from benchmarks.serving.app import APP, Actor, App, running, small_args, until
@@ -139,7 +139,7 @@ def main() -> None:
         [record for name, seen in outcomes.items() for record in report(name, seen)], chosen.json
     )
     lost = any(one.identical < one.streams for seen in outcomes.values() for one in seen)
-    sys.exit(1 if lost else 0)
+    end_after_ray(1 if lost else 0)
 
 
 async def series(

@@ -11,7 +11,6 @@ Exits with 1 when a bound is missed.
 """
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -29,6 +28,7 @@ from actors.knowledge import Knowledge
 from actors.settings import Limits, Policies
 from actors.spawn import Group
 from actors.specs import DrafterSpec, TargetSpec, Where
+from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import Request, mixed_requests
 from benchmarks.serving.app import APP, App, running, until
@@ -74,7 +74,7 @@ def main() -> None:
     publish(records, chosen.json)
     bounds = ("added_p50", "freed_worst", "transport_p50")
     bounded = [one for one in records if one.name.endswith(bounds)]
-    sys.exit(0 if all(one.ratio is not None and one.ratio <= 1 for one in bounded) else 1)
+    end_after_ray(0 if all(one.ratio is not None and one.ratio <= 1 for one in bounded) else 1)
 
 
 async def compare(app: App, placement: str, requests: Sequence[Request]) -> list[Record]:
