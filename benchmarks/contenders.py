@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cluster.zoo.paths import cache_dir
 from engine.verifiers.vllm_environment import mend_llvmlite
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from actors.coordinator import Coordinator
     from actors.events import Event
 
+Dtype = Literal["bfloat16", "float32"]
+
 PARAMS = 90_000_000
 THREADS = 2
 KV_TOKENS = 8192
 VLLM_BLOCK = 128
 """Tokens in a block of its own KV on a CPU."""
+TARGET: Mapping[str, Any] = {
+    "inflate_to": PARAMS,
+    "backend": "vllm",
+    "placement": "inline",
+    "kv_tokens": KV_TOKENS,
+}
 CONFIG: Mapping[str, Any] = {
-    # cluster/vllm.yaml in one process.
+    # With it, cluster/vllm.yaml in one process.
     "threads": THREADS,
-    "target": {
-        "inflate_to": PARAMS,
-        "dtype": "bfloat16",
-        "backend": "vllm",
-        "placement": "inline",
-        "kv_tokens": KV_TOKENS,
-    },
     "drafters": [
         {"name": "tiny", "model": "zoo/tiny", "placement": "inline"},
         {"name": "tasks", "model": "zoo/tasks", "placement": "inline"},
@@ -75,7 +76,9 @@ class Side(Protocol):
 class Vllm:
     """vLLM with all that is its own, but for what has to be mended on a CPU."""
 
-    def __init__(self, checkpoint: str, speculation: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
+    ) -> None:
         mend_llvmlite()
         from vllm import EngineArgs, LLMEngine
 
@@ -83,7 +86,7 @@ class Vllm:
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=checkpoint,
-                dtype="bfloat16",
+                dtype=dtype,
                 skip_tokenizer_init=True,
                 num_gpu_blocks_override=KV_TOKENS // VLLM_BLOCK + 1,
                 kv_cache_memory_bytes=1 << 20,  # overridden by the line above
@@ -155,9 +158,10 @@ def mend_temperatures() -> None:
 class Spindle:
     """The application's coordinator, policies and models, all in this process."""
 
-    def __init__(self, objective: str) -> None:
+    def __init__(self, objective: str, dtype: Dtype) -> None:
         """`objective`: of the planner."""
         self._objective = objective
+        self._dtype = dtype
         # It runs only while it serves, so that nobody works while another is measured.
         self._loop = asyncio.new_event_loop()
         self._events: list[Event] = []
@@ -172,7 +176,9 @@ class Spindle:
         from deployments.service import Service
 
         speculation = {"name": "planner", "options": {"objective": self._objective}}
-        config = AppConfig.model_validate({**CONFIG, "policies": {"speculation": speculation}})
+        policies = {"speculation": speculation}
+        target = {**TARGET, "dtype": self._dtype}
+        config = AppConfig.model_validate({**CONFIG, "target": target, "policies": policies})
         placement = plan(config)
         fleet = await raise_fleet(
             target_spec(config, placement),

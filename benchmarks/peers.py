@@ -1,11 +1,12 @@
 """vLLM's own speculation and Spindle on vLLM, side by side: `python -m benchmarks.peers`.
 
-The zoo's target inflated to 90M in bf16. Contenders: vLLM plain; its ngram, suffix and draft_model
-at k = 1, 3, 5; Spindle with its default policies, all in one process, and once more under the
-planner's throughput objective: vLLM's methods do not see to it that no request is slowed down
-either. Each is loaded once, in a process of its own with two threads, and idles while others work:
-in every round each of them serves the same new requests, half of them sampled, to 1, 4 and 16
-closed-loop clients. An answer is as long as plain vLLM's own was, so everyone does equal work.
+The zoo's target inflated to 90M, in bf16 or (`--dtype float32`) for a CPU that does not multiply
+it. Contenders: vLLM plain; its ngram, suffix and draft_model at k = 1, 3, 5; Spindle with its
+default policies, all in one process, and once more under the planner's throughput objective: vLLM's
+methods do not see to it that no request is slowed down either. Each is loaded once, in a process of
+its own with two threads, and idles while others work: in every round each of them serves the same
+new requests, half of them sampled, to 1, 4 and 16 closed-loop clients. An answer is as long as
+plain vLLM's own was, so everyone does equal work.
 
 Names: peers/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM), .../tokens_per_forward,
 .../forward_ms and .../between_ms (vLLM drafts within its steps, Spindle between and beside them);
@@ -23,11 +24,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, get_args
 
 from transformers import GenerationConfig
 
-from benchmarks.contenders import PARAMS, THREADS, Asked, Served, Side, Spindle, Vllm
+from benchmarks.contenders import (
+    PARAMS,
+    THREADS,
+    Asked,
+    Dtype,
+    Served,
+    Side,
+    Spindle,
+    Vllm,
+)
 from benchmarks.processes import environment
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
@@ -85,6 +95,9 @@ def main() -> None:
         "--seconds", type=float, default=420.0, help="after which no round begins (420)"
     )
     arguments.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    arguments.add_argument(
+        "--dtype", choices=get_args(Dtype), default="bfloat16", help="of the target"
+    )
     arguments.add_argument("--smoke", action="store_true", help="three of them, one round")
     chosen = arguments.parse_args()
     if chosen.smoke:
@@ -92,7 +105,7 @@ def main() -> None:
     checkpoint = str(inflated_target(PARAMS))
     names = dict.fromkeys((PLAIN, *chosen.contenders))
     contenders = [
-        Contender(name, partial(Vllm, checkpoint, PEERS.get(name)))
+        Contender(name, partial(Vllm, checkpoint, PEERS.get(name), chosen.dtype))
         for name in names
         if name not in SPINDLES
     ]
@@ -100,7 +113,7 @@ def main() -> None:
         contender.wait()
     for name in names:
         if name in SPINDLES:  # by itself, because it measures what its forwards cost
-            contenders.append(Contender(name, partial(Spindle, SPINDLES[name])))
+            contenders.append(Contender(name, partial(Spindle, SPINDLES[name], chosen.dtype)))
             contenders[-1].wait()
     results = compete(contenders, questions(checkpoint), chosen.clients, chosen.seconds)
     for contender in contenders:

@@ -19,6 +19,7 @@ from statistics import mean
 import torch
 
 from actors.coordinator import Coordinator
+from actors.events import Event, Verified
 from actors.fleet import Fleet, load
 from actors.knowledge import Knowledge
 from actors.settings import Lane, Limits, Policies
@@ -35,9 +36,12 @@ from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from cluster.zoo.paths import TARGET, cache_dir, inflated_target, model_path
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.cost import CostModel
 
 MOST_OFF = 0.10
 RECORDED_DEPTH = 6
+MOST_OWN = 0.5
+"""Of a forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Run:
     served: Sequence[Served]
     seconds: float
     tally: Tally
+    forwards: Sequence[Verified]
 
     @property
     def goodput(self) -> float:
@@ -86,13 +91,20 @@ async def run_for_real(
 ) -> Run:
     """Closed loop; requests are named by their place."""
     tally = Tally()
+    forwards: list[Verified] = []
+
+    def observe(event: Event) -> None:
+        tally.observe(event)
+        if isinstance(event, Verified):
+            forwards.append(event)
+
     coordinator = Coordinator(
         fleet.verifier,
         lanes,
         serving.make_policies(serving.knowledge.calibrations),
         serving.knowledge,
         limits(serving.clients),
-        observe=tally.observe,
+        observe=observe,
     )
     clock = asyncio.get_running_loop().time
     waiting = iter(enumerate(requests))
@@ -106,7 +118,8 @@ async def run_for_real(
     await asyncio.gather(*(client() for _ in range(serving.clients)))
     seconds = clock() - begun
     await coordinator.close()
-    return Run([served[number] for number in range(len(requests))], seconds, tally)
+    in_order = [served[number] for number in range(len(requests))]
+    return Run(in_order, seconds, tally, forwards)
 
 
 async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acceptance:
@@ -132,7 +145,30 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acc
     return fit_acceptance(traces)
 
 
-def modelled(fleet: Fleet, acceptance: Acceptance, knowledge: Knowledge) -> Cluster:
+def own_time(forwards: Sequence[Verified], cost: CostModel) -> OwnTime:
+    """What the forwards without prompts took beyond drafting and their cost, on average over all of
+    them. (What a coordinator believes of it follows the last ten or so: at the end of a run it is
+    mostly those ten's luck.)"""
+    beyond_s: dict[bool, list[float]] = {False: [], True: []}
+    for one in forwards:
+        if not one.outcomes or one.prefill_tokens:
+            continue
+        drafting_s = max(outcome.draft_s for outcome in one.outcomes)
+        waited_s = max(0.0, one.idle_s - drafting_s)
+        predicted_s = cost.predict(one.context, one.tokens)
+        asked = any(outcome.tried for outcome in one.outcomes)
+        # A pause of the whole machine is not the coordinator's.
+        more_s = min(waited_s + one.seconds - predicted_s, MOST_OWN * predicted_s)
+        beyond_s[asked].append(more_s)
+    plain_s, asked_s = (mean(beyond_s[asked] or [0.0]) for asked in (False, True))
+    if beyond_s[True]:  # where nearly all are asked, the few others tell little
+        plain_s = min(plain_s, asked_s)
+    return OwnTime(max(0.0, plain_s), max(0.0, asked_s - max(0.0, plain_s)))
+
+
+def modelled(
+    fleet: Fleet, acceptance: Acceptance, knowledge: Knowledge, learned_in: Run
+) -> Cluster:
     """The fleet, with what was recorded of its drafters and learned of its costs."""
     learned = knowledge.context()
     return Cluster(
@@ -151,7 +187,7 @@ def modelled(fleet: Fleet, acceptance: Acceptance, knowledge: Knowledge) -> Clus
         acceptance,
         learned.verify_budget,
         learned.draft_budget,
-        own=OwnTime(knowledge.own_s, knowledge.handling_s),
+        own=own_time(learned_in.forwards, learned.verify),
     )
 
 
@@ -200,7 +236,7 @@ def compare(
             learning = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
             serving = Serving(make, learning, count)
             learned = asyncio.run(run_for_real(fleet, fleet.lanes, recorded, serving))
-            cluster = modelled(fleet, acceptance, learning)
+            cluster = modelled(fleet, acceptance, learning, learned)
             if name == "plain":
                 # Costs leave out what is odd (policies/online_cost.py), such as the moments in
                 # which a shared machine stands still; what is served waits through them.

@@ -45,7 +45,7 @@ def test_tokens_per_round_of_fixed_drafts_are_predicted(fleet: Fleet) -> None:
     """No clock is in this: how much of what was recorded for some is accepted from others."""
     acceptance = asyncio.run(record(fleet, RECORDED, CLIENTS))
     real, knowledge = serve(fleet, "fixed", "tiny")
-    cluster = modelled(fleet, acceptance, knowledge)
+    cluster = modelled(fleet, acceptance, knowledge, real)
     report = simulated(cluster, REQUESTS, real, CLIENTS, policies("fixed", "fixed", "tiny"))
     assert real.tally.tokens_per_round > 1.5, "the drafter is of use"
     assert report.tokens_per_round == pytest.approx(real.tally.tokens_per_round, rel=MOST_OFF)
