@@ -47,7 +47,7 @@ from engine.verifiers.vllm_environment import process_environment
 MAX_TOKENS = 128
 EACH = 6
 """Requests of each client and round: every domain greedy and sampled."""
-LOAD_S, SERVE_S = 240.0, 120.0
+LOAD_S, SERVE_S = 600.0, 120.0
 """A contender that takes longer is out."""
 DRAFTER = "tiny"
 """Of vLLM's draft_model. At k = 3 it is 8% to 17% faster there than with `small`."""

@@ -25,7 +25,7 @@ from policies.speculation.prospects import (
 )
 
 _PRICES = (0.7, 2.0)
-"""Of a second, over what it is worth to the objective in a plain round: n / T."""
+"""Of a second, over what it is worth to the objective in a plain round: Σ weight / T."""
 _LEAST_GAIN = 0.05
 """Tokens that a draft must promise: to ask for it takes time that no cost tells of."""
 _SLOPE_OVER = 16
@@ -69,7 +69,7 @@ def _begin(
         np.zeros(len(calls.width)),
     )
     for price in _PRICES:
-        second = price * costs.time_price * len(round_.context) / plain_s
+        second = price * costs.weights / plain_s
         for deepest in halves:
             depth, worth, gain, seconds = _at_price(second, deepest, levels, chances, round_)
             if _is_one_of(depth, tried[:tries]):
@@ -140,10 +140,11 @@ def _levels(
         took_s = steps[lane, CALL_S] / sharing[lane] + gamma * (reading - widths[lane])
         more_s = gamma * widths[lane] + alpha * round_.context[request] + delta / sharing[lane]
         more_s += chances.found[pair] * widths[lane] * node_s
+        weight = round_.weight[request]
         level = chances.trust[pair] * chances.first[pair]
         worth = gain = 0.0
         for depth in range(chances.deepest[pair]):
-            worth += np.log1p(level / (1.0 + gain)) if fair else level
+            worth += weight * np.log1p(level / (1.0 + gain)) if fair else level
             gain += level
             level *= chances.acceptance[pair]
             took_s += more_s
@@ -241,7 +242,7 @@ def _best_prefix(
         paid_s = around_s + (drafting_s - spared_s).max()
         over[count] = max(seconds[count] - caps_s[tightest], 0.0)
         if fair:
-            value[count] = added - costs.time_price * requests * np.log(paid_s)
+            value[count] = added - costs.weights * np.log(paid_s)
         else:
             value[count] = np.log((requests + brought) / paid_s)
     least = _for_needs(line, gain, urgent, chances, seconds, round_)

@@ -180,7 +180,7 @@ def _going_on(
     line = _in_line(at, most, fair, drafted, prospects)
     seconds = _seconds(line, depth, width, costs, nodes, drafting_s, prospects)
     go_on = np.zeros(len(at), np.bool_)
-    count = _how_many(line, seconds, fair, costs.time_price, drafted, prospects)
+    count = _how_many(line, seconds, fair, costs.weights, drafted, prospects)
     go_on[line.place[:count]] = True
     return go_on
 
@@ -201,7 +201,8 @@ class _Line(NamedTuple):
 def _in_line(at: Ints, most: int, fair: bool, drafted: Drafted, prospects: Prospects) -> _Line:
     step = drafted.mass[at] * prospects.acceptance[at] * prospects.trust[at]
     gain = drafted.gain[at] + prospects.elsewhere[at]
-    worth = np.log1p(step / (1.0 + gain)) if fair else step
+    weight = prospects.everyone.weight[at]
+    worth = weight * np.log1p(step / (1.0 + gain)) if fair else step
     by_worth = np.argsort(-worth, kind="mergesort")
     urgent = (prospects.everyone.needs[at] > gain)[by_worth]
     place = np.concatenate((by_worth[urgent], by_worth[~urgent]))[:most]
@@ -235,7 +236,7 @@ def _how_many(
     line: _Line,
     seconds: Floats,
     fair: bool,
-    time_price: float,
+    weights: float,
     drafted: Drafted,
     prospects: Prospects,
 ) -> int:
@@ -252,7 +253,7 @@ def _how_many(
             added += line.worth[count - 1]
         if over[count] <= limit:
             if fair:
-                value = added - time_price * requests * np.log(seconds[count])
+                value = added - weights * np.log(seconds[count])
             else:
                 value = np.log((total + added) / seconds[count])
             if value > most:

@@ -3,10 +3,11 @@
 The no-harm promise of DESIGN 4.6, twice. Over a window of its rounds, a request gains at least
 0.97 of the tokens that plain decoding would have given it in the same time: within 128 rounds it
 may fall behind by 3.84 tokens, and at once, for what it gains itself comes later. To a request that
-ends after twenty rounds that is no promise. So those that have ended are looked at: while too many
-of them were given less than 0.97, time gets dearer in the objective, until drafts pay for what they
-take from others. Times are measured, but for most of handling, which is the usual one. Gains are
-the expected ones: realised tokens are so noisy over a window that some request of a batch would
+ends after twenty rounds that is no promise. So the slower a request has been until now, the more it
+weighs in the objective: its own drafts come first, and those of others must pay for the time that
+they take from it. How much more is learned from requests that have ended, by how many of them were
+given less than 0.97. Times are measured, but for most of handling, which is the usual one. Gains
+are the expected ones: realised tokens are so noisy over a window that some request of a batch would
 always be in debt, by chance alone. Where expectations are wrong, `Trust` mends them.
 """
 
@@ -18,23 +19,27 @@ from policies.rows import with_rows
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import TimeCaps
 
-_PRICE_STEP = 0.1
-"""By how much of itself one request's end may raise the price of time."""
+_WELL_OFF = 1.3
+"""Who has this speed, over plain decoding's, weighs as little as can be."""
+_ROUNDS_BEFORE = 8.0
+"""That count as plain ones before a request's first: it is neither slow nor fast yet."""
+_FIRST_CARE, _MOST_CARE = 2.0, 16.0
+"""What the slowest weigh beyond the well-off's 1."""
+_CARE_STEP = 0.1
+"""By how much of itself one request's end may raise the care, `_CARE_SCALE` added to it."""
+_CARE_SCALE = 8.0
 _OVERDUE = 1.5
 """A bad end is, after so many times as many good ones as there should be to each."""
 _HASTE = 5.0
-"""How much faster the price then falls, for each such number more. A few slow rounds, with all
-requests of a batch in them, can make time so dear at once that hardly anybody drafts; and then all
-end well, at plain decoding's speed, however much too high the price is."""
+"""How much faster the care then falls, for each such number more: a few slow rounds, with all
+requests of a batch in them, can raise it far at once."""
 _FASTEST_FALL = 0.05
-_HIGHEST_PRICE = 3.0
-"""There hardly anything pays."""
 _MOST_HANDLING = 0.5
 """Of a forward: what one round can show of time that nothing explains."""
 _OWN_HANDLING = 0.25
 """How far a round's own handling is taken for what it cost, rather than the usual one. Where waits
-scatter, a request of twenty rounds is soon 3% off by chance alone, and such ends would make time
-dear although nobody is harmed."""
+scatter, a request of twenty rounds is soon 3% off by chance alone, and such ends would raise the
+care although nobody is harmed."""
 _FEWEST_ROUNDS = 4.0
 """Of a request, that say how it fared."""
 _TRUST_PRIOR = 8.0
@@ -53,8 +58,8 @@ class Ledger:
         self._overdraft = (1.0 - promise) * window
         self._repay = repay
         self._exceptions = exceptions
-        self.time_price = 1.0
-        """What the fair objective weighs time with."""
+        self.care = _FIRST_CARE
+        """What the slowest requests weigh in the fair objective, beyond what the others do."""
         self._good_ends = 0
         """Of requests, since the last bad one."""
         self._rounds = np.zeros((0, window))
@@ -113,17 +118,24 @@ class Ledger:
 
     def _learn_from(self, speed: float) -> None:
         """A request has ended, with this speed over plain decoding's. Stochastic approximation: the
-        price settles where the share of those below the promise is `exceptions`, or, for its falls
+        care settles where the share of those below the promise is `exceptions`, or, for its falls
         hasten at times, somewhat more."""
+        scaled = self.care + _CARE_SCALE
         if speed < self._promise:
             self._good_ends = 0
-            self.time_price *= 1.0 + _PRICE_STEP * (1.0 - self._exceptions)
+            self.care += scaled * _CARE_STEP * (1.0 - self._exceptions)
         else:
             self._good_ends += 1
             overdue = max(0.0, self._exceptions * self._good_ends - _OVERDUE)
-            fall = _PRICE_STEP * self._exceptions * (1.0 + _HASTE * overdue)
-            self.time_price *= 1.0 - min(fall, _FASTEST_FALL)
-        self.time_price = min(max(self.time_price, 1.0), _HIGHEST_PRICE)
+            fall = _CARE_STEP * self._exceptions * (1.0 + _HASTE * overdue)
+            self.care -= scaled * min(fall, _FASTEST_FALL)
+        self.care = min(max(self.care, 0.0), _MOST_CARE)
+
+    def weights(self, rows: Ints, promised: Mask) -> Floats:
+        """Of each request in the fair objective: from 1, for the well-off and those who are
+        promised nothing, to 1 + care at the promised speed and below. They stand for the
+        multipliers of the constraints that nobody be slower than promised."""
+        return _weights(promised, self._whole[rows], self._promise, self.care)
 
     def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:
         """1 + g + credit + overdraft ≥ T / T_plain for each request that it binds; what it owes
@@ -206,6 +218,17 @@ def _enter(rows: Ints, entries: Floats, rounds: Floats, count: Floats, credit: F
         credit[row] += entries[number] - rounds[row, place]
         rounds[row, place] = entries[number]
         count[row] += 1.0
+
+
+@njit(cache=True)
+def _weights(promised: Mask, whole: Floats, promise: float, care: float) -> Floats:
+    weights = np.ones(len(promised))
+    for number, (tokens, plain, _) in enumerate(whole):
+        if promised[number]:
+            speed = (tokens + _ROUNDS_BEFORE) / (plain + _ROUNDS_BEFORE)
+            slow = (_WELL_OFF - speed) / (_WELL_OFF - promise)
+            weights[number] += care * min(max(slow, 0.0), 1.0)
+    return weights
 
 
 @njit(cache=True)

@@ -55,7 +55,8 @@ class _Rest:
 @dataclass(frozen=True, slots=True)
 class PlannerParams:
     objective: Objective = "fair"
-    """fair: Σ log(1 + gain) - n·log T. throughput: (n + Σ gain) / T, without no-harm."""
+    """fair: Σ weight·(log(1 + gain) - log T), the slower a request has been, the more it weighs.
+    throughput: (n + Σ gain) / T, without no-harm."""
     max_depth: int = 8
     max_width: int = 3
     """Where the verifier takes trees."""
@@ -115,6 +116,7 @@ class Planner:
             return plans
         requests = list({one.name: one for ask in asks for one in ask.batch}.values())
         standing, rows = Standing.of(requests), self._rows_of(requests)
+        weight = self._weights(standing, rows)
         costs = RoundCosts(
             verify=context.verify.bent,
             draft=FOR_NOTHING,
@@ -126,7 +128,7 @@ class Planner:
             elsewhere_s=0.0,
             room=room(len(requests), context),
             draft_budget=context.draft_budget,
-            time_price=self._ledger.time_price,
+            weights=float(weight.sum()),
         )
         places = {one.name: place for place, one in enumerate(requests)}
         asked = [asks[place] for place in awake]
@@ -136,6 +138,7 @@ class Planner:
             standing,
             reach_of(lanes.chances, len(requests), self._params.max_depth),
             self._no_harm_caps(standing, rows, plain_s),
+            weight,
             now,
             now + max(plain_s, self._usual_s),
         )
@@ -175,7 +178,8 @@ class Planner:
         seconds = drafting_s + context.waiting_s + verify_s
         plain_s = float(seconds[0]) - drafting_s
         no_harm = self._no_harm_caps(standing, rows, plain_s)
-        choice = self._choose(standing, forest, seconds, now - drafting_s, no_harm)
+        gains = Gains.of(forest, self._params.objective, self._weights(standing, rows))
+        choice = self._choose(standing, gains, seconds, now - drafting_s, no_harm)
         self.needs_over_harm += choice.needs_over_harm
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
         kept_s = float(verify_s[len(choice.nodes)])
@@ -359,16 +363,15 @@ class Planner:
     def _choose(
         self,
         standing: Standing,
-        forest: Forest,
+        gains: Gains,
         seconds: Floats,
         begun_s: float,
         no_harm: TimeCaps,
     ) -> Choice:
         """`begun_s`: when the round did, from which `seconds` count."""
         kind, most, count = self._params.objective, len(seconds) - 1, len(standing.context)
-        gains = Gains.of(forest, kind)
         ranking = gains.ranked(most)
-        value = ranking.objective(kind, count * self._ledger.time_price, seconds)
+        value = ranking.objective(kind, seconds)
         free = best_prefix(ranking, value, seconds, TimeCaps.none(count), no_harm)
         slo = standing.slo_caps(begun_s)
         if np.all(free.seconds <= slo.at(free.gain)):
@@ -385,10 +388,16 @@ class Planner:
         )
         slo.offset[hopeless] = np.inf
         ranking = gains.needs_first(urgent, urgency, most)
-        value = ranking.objective(kind, count * self._ledger.time_price, seconds)
+        value = ranking.objective(kind, seconds)
         return best_prefix(ranking, value, seconds, slo, no_harm)
 
     # -- both ----------------------------------------------------------------------------------
+
+    def _weights(self, standing: Standing, rows: Ints) -> Floats:
+        """Requests with an SLO have caps of their own."""
+        if self._params.objective == "throughput":
+            return np.ones(len(rows))
+        return self._ledger.weights(rows, np.isnan(standing.tpot_s))
 
     def _no_harm_caps(self, standing: Standing, rows: Ints, plain_s: float) -> TimeCaps:
         """For requests without an SLO."""

@@ -50,11 +50,14 @@ class Gains(NamedTuple):
     """Of each request."""
     by_worth: Ints
     """Places in these arrays, what adds most to the objective first."""
+    weight: Floats
+    """Of each request, in the fair objective."""
 
     @classmethod
-    def of(cls, forest: Forest, objective: Objective) -> "Gains":
-        nodes, path, before, place, by_worth = _most_probable_first(forest, objective == "fair")
-        return cls(nodes, forest.owner, path, before, place, forest.starts, by_worth)
+    def of(cls, forest: Forest, objective: Objective, weight: Floats) -> "Gains":
+        ordered = _most_probable_first(forest, objective == "fair", weight)
+        nodes, path, before, place, by_worth = ordered
+        return cls(nodes, forest.owner, path, before, place, forest.starts, by_worth, weight)
 
     def ranked(self, most: int) -> "Ranking":
         """By worth; `most`: nodes that the budget lets through."""
@@ -75,11 +78,12 @@ class Ranking(NamedTuple):
     before: Floats
     urgent: int
     """The first so many are there for needs."""
+    weight: Floats
+    """Of each request."""
 
-    def objective(self, kind: Objective, requests: float, seconds: Floats) -> Floats:
-        """At every prefix: Σ log(1 + gain) - n·log T, or the logarithm of (n + Σ gain) / T. Where
-        time has a price, fair counts that many more `requests`."""
-        return _objective(self, kind == "fair", requests, seconds)
+    def objective(self, kind: Objective, seconds: Floats) -> Floats:
+        """At every prefix: Σ weight·(log(1 + gain) - log T), or log (n + Σ gain) / T."""
+        return _objective(self, kind == "fair", seconds)
 
 
 class Choice(NamedTuple):
@@ -106,7 +110,9 @@ def best_prefix(
 
 
 @njit(cache=True)
-def _most_probable_first(forest: Forest, fair: bool) -> tuple[Ints, Floats, Floats, Ints, Ints]:
+def _most_probable_first(
+    forest: Forest, fair: bool, weight: Floats
+) -> tuple[Ints, Floats, Floats, Ints, Ints]:
     count = len(forest.owner)
     nodes, place = np.empty((2, count), np.int64)
     path, before, worth = np.empty((3, count))
@@ -118,7 +124,8 @@ def _most_probable_first(forest: Forest, fair: bool) -> tuple[Ints, Floats, Floa
             place[at] = at - begin
             before[at] = gained
             path[at] = forest.path[nodes[at]]
-            worth[at] = path[at] / (1.0 + gained) if fair else path[at]
+            added = weight[request] * np.log1p(path[at] / (1.0 + gained))
+            worth[at] = added if fair else path[at]
             gained += path[at]
     return nodes, path, before, place, np.argsort(-worth, kind="mergesort")
 
@@ -134,20 +141,25 @@ def _needs_first(gains: Gains, urgent: Ints, urgency: Floats) -> tuple[Ints, int
 
 
 @njit(cache=True)
-def _taken(gains: Gains, order: Ints, urgent: int) -> tuple[Ints, Ints, Floats, Floats, int]:
-    return gains.nodes[order], gains.owner[order], gains.path[order], gains.before[order], urgent
+def _taken(
+    gains: Gains, order: Ints, urgent: int
+) -> tuple[Ints, Ints, Floats, Floats, int, Floats]:
+    nodes, owner = gains.nodes[order], gains.owner[order]
+    return nodes, owner, gains.path[order], gains.before[order], urgent, gains.weight
 
 
 @njit(cache=True)
-def _objective(ranking: Ranking, fair: bool, requests: int, seconds: Floats) -> Floats:
+def _objective(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
     value = np.empty(len(seconds))
-    gained = 0.0 if fair else float(requests)
+    weight = ranking.weight
+    weights, gained = weight.sum(), 0.0 if fair else float(len(weight))
     for length in range(len(seconds)):
         time = np.log(seconds[length])
-        value[length] = gained - requests * time if fair else np.log(gained) - time
+        value[length] = gained - weights * time if fair else np.log(gained) - time
         if length < len(ranking.path):
             path, before = ranking.path[length], ranking.before[length]
-            gained += np.log1p(path / (1.0 + before)) if fair else path
+            owner = ranking.owner[length]
+            gained += weight[owner] * np.log1p(path / (1.0 + before)) if fair else path
     return value
 
 

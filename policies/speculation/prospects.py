@@ -33,8 +33,8 @@ class RoundCosts(NamedTuple):
     room: int
     """Draft tokens that the verification has room for."""
     draft_budget: int
-    time_price: float = 1.0
-    """What the fair objective weighs time with (ledger.py)."""
+    weights: float
+    """Of all requests together (`Everyone.weight`): what the fair objective weighs log T with."""
 
     def seconds(self, nodes: int, drafting_s: float) -> float:
         """T of the round with so many draft tokens."""
@@ -62,19 +62,31 @@ class Everyone(NamedTuple):
     slope: Floats
     """Of the caps on the round's time (prefix.TimeCaps)."""
     offset: Floats
+    weight: Floats
+    """In the fair objective (ledger.py)."""
 
 
 def everyone(
-    standing: Standing, reach: Floats, no_harm: TimeCaps, now: float, verdict_s: float
+    standing: Standing,
+    reach: Floats,
+    no_harm: TimeCaps,
+    weight: Floats,
+    now: float,
+    verdict_s: float,
 ) -> Floats:
     """`reach`: what each request could gain at most; `verdict_s`: when the next verdict is to be
     expected."""
-    return _everyone(standing, reach, no_harm, now, verdict_s)
+    return _everyone(standing, reach, no_harm, weight, now, verdict_s)
 
 
 @njit(cache=True)
 def _everyone(
-    standing: Standing, reach: Floats, no_harm: TimeCaps, now: float, verdict_s: float
+    standing: Standing,
+    reach: Floats,
+    no_harm: TimeCaps,
+    weight: Floats,
+    now: float,
+    verdict_s: float,
 ) -> Floats:
     needs = needs_at(standing, verdict_s) - 1.0
     within_reach = needs <= reach
@@ -89,13 +101,14 @@ def _everyone(
             np.where(np.isnan(standing.tpot_s), 0.0, standing.tpot_s),
             slope + no_harm.slope,
             np.minimum(offset, no_harm.offset),
+            weight,
         )
     )
 
 
 @njit(cache=True)
 def everyone_in(rows: Floats) -> Everyone:
-    return Everyone(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5])
+    return Everyone(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6])
 
 
 class Chances(NamedTuple):
@@ -164,22 +177,22 @@ class Prospects(NamedTuple):
 @njit(cache=True)
 def of_lanes(everyone: Floats, chances: Chances, depth: Ints, gain: Floats, lanes: int) -> Floats:
     """Rows of Prospects for each lane. `depth` and `gain`: what each pair is about to draft."""
-    rows = np.zeros((lanes, 10, everyone.shape[1]))
-    rows[:, :6] = everyone
+    rows = np.zeros((lanes, 11, everyone.shape[1]))
+    rows[:, :7] = everyone
     for pair, request in enumerate(chances.request):
         own = chances.lane[pair]
-        rows[own, 6, request] = chances.unread[pair]
-        rows[own, 7, request] = chances.acceptance[pair]
-        rows[own, 8, request] = chances.trust[pair]
+        rows[own, 7, request] = chances.unread[pair]
+        rows[own, 8, request] = chances.acceptance[pair]
+        rows[own, 9, request] = chances.trust[pair]
         if depth[pair] > 0:
             for lane in range(lanes):
-                rows[lane, 9, request] += gain[pair] if lane != own else 0.0
+                rows[lane, 10, request] += gain[pair] if lane != own else 0.0
     return rows
 
 
 @njit(cache=True)
 def prospects_in(rows: Floats) -> Prospects:
-    return Prospects(everyone_in(rows), rows[6], rows[7], rows[8], rows[9])
+    return Prospects(everyone_in(rows), rows[7], rows[8], rows[9], rows[10])
 
 
 @njit(cache=True)

@@ -134,13 +134,20 @@ def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
     assert four.drafting_s[0] > 6e-3
 
 
-def test_where_time_is_dear_fewer_begin() -> None:
-    asked, costs = chances(first=[0.9, 0.6, 0.4, 0.2]), costs_of(requests=4, handling_s=0.0)
-    begun = [
-        begin(asked, alike(STEP), free(4), costs._replace(time_price=price), True)
-        for price in (1.0, 3.0, 8.0)
-    ]
-    assert [int((one.depth > 0).sum()) for one in begun] == [4, 3, 0]
+@pytest.mark.parametrize("heavy", range(4))
+def test_who_weighs_more_drafts_and_others_only_if_it_pays_for_the_heavy_one(heavy: int) -> None:
+    """One can gain little; where that one is heavy, fewer of the others hold it up."""
+    asked, costs = chances(first=[0.9, 0.6, 0.4, 0.01]), costs_of(requests=4, handling_s=0.0)
+    everyone = free(4)
+    equal = begin(asked, alike(STEP), everyone, costs, True)
+    everyone[6, heavy] = 20.0
+    costs = costs._replace(weights=float(everyone[6].sum()))
+    begun = begin(asked, alike(STEP), everyone, costs, True)
+    assert (equal.depth > 0).tolist() == [True, True, True, False]
+    assert (begun.depth[heavy] > 0) == (heavy < 3)
+    others = np.delete(begun.depth, heavy)
+    assert (others <= np.delete(equal.depth, heavy)).all()
+    assert others.sum() < np.delete(equal.depth, heavy).sum()
 
 
 def test_how_far_it_is_from_the_best() -> None:
@@ -187,13 +194,14 @@ def costs_of(requests: int, handling_s: float) -> RoundCosts:
         elsewhere_s=0.0,
         room=256,
         draft_budget=256,
+        weights=float(requests),
     )
 
 
 def free(requests: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
     """Everyone's rows without SLOs and caps."""
-    rows = np.zeros((6, requests))
-    rows[1], rows[5] = -np.inf, np.inf
+    rows = np.zeros((7, requests))
+    rows[1], rows[5], rows[6] = -np.inf, np.inf, 1.0
     return rows
 
 

@@ -89,18 +89,18 @@ def test_waits_that_scatter_make_no_debts() -> None:
     assert allowed(made) == pytest.approx(before)
 
 
-def test_chance_does_not_make_time_dear() -> None:
+def test_chance_does_not_raise_the_care() -> None:
     """All gain 0.5% on what rounds cost them; handling takes nothing or 4.5 ms, 1.5 on average."""
     made, rng = ledger(), np.random.default_rng(0)
     gain = 1.005 * (PLAIN_S + DRAFTING_S + 1.5e-3) / PLAIN_S - 1.0
-    prices = []
+    cares = []
     for _ in range(200):
         made.caps(ALL, np.array([True]), PLAIN_S)
         for handling_s in rng.choice([0.0, 4.5e-3], 15, p=[2 / 3, 1 / 3]):
             drafted(made, gain, handling_s, usual_s=1.5e-3)
         made.forget(0)
-        prices.append(made.time_price)
-    assert np.mean(prices) < 1.2
+        cares.append(made.care)
+    assert np.mean(cares) < 2.0
 
 
 def end(made: Ledger, speed: float, rounds: int = 20) -> None:
@@ -111,40 +111,56 @@ def end(made: Ledger, speed: float, rounds: int = 20) -> None:
     made.forget(0)
 
 
-def test_time_gets_dearer_while_requests_end_badly_and_cheaper_when_they_do_not() -> None:
+def test_care_rises_while_requests_end_badly_and_falls_when_they_do_not() -> None:
     made = ledger()
-    assert made.time_price == 1.0
     for _ in range(10):
         end(made, 0.9)
-    assert made.time_price > 2.0
+    assert made.care > 8.0
     for _ in range(1000):
         end(made, 0.9)
-    highest = made.time_price
+    highest = made.care
     for _ in range(300):
         end(made, 1.2)
-    assert made.time_price == 1.0
-    assert highest < 10.0
+    assert made.care == 0.0
+    assert highest < 20.0
 
 
-def test_time_that_was_dear_for_a_moment_is_cheap_again_soon() -> None:
-    """All of a batch were in the same slow rounds. Dear time hides that it need not be: nobody
-    drafts, and all are given plain decoding's speed."""
+def test_a_care_that_one_bad_moment_has_raised_falls_soon() -> None:
+    """All of a batch were in the same slow rounds."""
     made = ledger()
     for _ in range(16):
         end(made, 0.8)
-    dear = made.time_price
+    high = made.care
     for _ in range(60):
         end(made, 1.0)
-    assert dear > 2.5
-    assert made.time_price < 1.5
+    assert high > 12.0
+    assert made.care < 4.0
+
+
+def test_the_slower_a_request_has_been_the_more_it_weighs() -> None:
+    made = ledger()
+
+    def weight(promised: bool = True) -> float:
+        return float(made.weights(ALL, np.array([promised]))[0])
+
+    new = weight()
+    assert 1.0 < new < 1.0 + made.care, "neither slow nor fast yet"
+    for _ in range(10):
+        drafted(made, gain=0.0, handling_s=0.0)
+    slow = weight()
+    assert slow == 1.0 + made.care
+    assert weight(promised=False) == 1.0, "it has caps of its own"
+    for _ in range(40):
+        drafted(made, gain=1.0, handling_s=0.0)
+    assert weight() == 1.0
 
 
 def test_the_share_of_bad_ends_settles_at_the_exceptions() -> None:
-    """Here the speed of half of the requests depends on the price, more or less."""
+    """Here the speed of half of the requests depends on the care, more or less."""
     made, rng = ledger(), np.random.default_rng(0)
     bad = []
     for number in range(3000):
-        speed = rng.normal(0.9 + 0.05 * made.time_price, 0.02) if number % 2 else 1.5
+        speed = rng.normal(0.92 + 0.01 * made.care, 0.02) if number % 2 else 1.5
         end(made, speed, rounds=5)
         bad.append(speed < PROMISE)
     assert np.mean(bad[:20]) > 0.2
@@ -153,10 +169,11 @@ def test_the_share_of_bad_ends_settles_at_the_exceptions() -> None:
 
 def test_who_is_promised_nothing_and_who_was_hardly_there_teach_nothing() -> None:
     made = ledger()
+    before = made.care
     for _ in range(20):
         end(made, 0.8, rounds=2)
         made.caps(ALL, np.array([False]), PLAIN_S)
         for _ in range(20):
             drafted(made, 0.0, handling_s=3e-3)
         made.forget(0)
-    assert made.time_price == 1.0
+    assert made.care == before

@@ -32,10 +32,14 @@ FORESTS = st.lists(trees(nodes=4), min_size=1, max_size=3)
 KINDS: list[Objective] = ["fair", "throughput"]
 
 
-def value(kind: Objective, gains: Floats, seconds: float) -> float:
+WEIGHTS = st.lists(st.floats(1, 10), min_size=3, max_size=3)
+
+
+def value(kind: Objective, gains: Floats, seconds: float, weight: Floats | None = None) -> float:
     """By definition."""
     if kind == "fair":
-        return float(np.log1p(gains).sum() - len(gains) * np.log(seconds))
+        weight = np.ones(len(gains)) if weight is None else weight
+        return float(weight @ (np.log1p(gains) - np.log(seconds)))
     return float(np.log((len(gains) + gains.sum()) / seconds))
 
 
@@ -44,11 +48,13 @@ def chosen(
     kind: Objective,
     seconds: Floats,
     no_harm: TimeCaps | None = None,
+    weight: Floats | None = None,
 ) -> tuple[list[Mask], Floats]:
     """The planner's own masks, and what each request gains by them."""
     forest, free = Forest.of(candidates(drafted)), TimeCaps.none(len(drafted))
-    ranking = Gains.of(forest, kind).ranked(len(seconds) - 1)
-    objective = ranking.objective(kind, len(drafted), seconds)
+    weight = np.ones(len(drafted)) if weight is None else weight
+    ranking = Gains.of(forest, kind, weight).ranked(len(seconds) - 1)
+    objective = ranking.objective(kind, seconds)
     choice = best_prefix(ranking, objective, seconds, free, no_harm or free)
     masks = forest.masks(choice.nodes)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
@@ -73,6 +79,7 @@ def brute_force(
     cost: Callable[[list[int]], float],
     most: int,
     allowed: Callable[[Floats, float], bool] = lambda gains, seconds: True,
+    weight: Floats | None = None,
 ) -> float:
     """The best objective of all whole selections; `cost` of the numbers of nodes by tree."""
     best = -np.inf
@@ -82,7 +89,7 @@ def brute_force(
             gains = np.array([gain(t, m) for t, m in zip(drafted, selection, strict=True)])
             seconds = cost(counts)
             if allowed(gains, seconds):
-                best = max(best, value(kind, gains, seconds))
+                best = max(best, value(kind, gains, seconds, weight))
     return best
 
 
@@ -98,17 +105,21 @@ CURVES: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("kind", KINDS)
 @SEEDED
-@given(drafted=FORESTS, most=st.integers(0, 12))
+@given(drafted=FORESTS, most=st.integers(0, 12), weights=WEIGHTS)
 def test_is_brute_force_where_every_node_costs_the_same(
-    curve: str, kind: Objective, drafted: list[DraftTree], most: int
+    curve: str, kind: Objective, drafted: list[DraftTree], most: int, weights: list[float]
 ) -> None:
-    """Exact, also under a binding budget and for stepped costs: T depends on the number only."""
+    """Exact, also under a binding budget and for stepped costs: T depends on the number only. And
+    whatever requests weigh."""
+    weight = np.array(weights[: len(drafted)])
     most = min(most, sum(len(tree) for tree in drafted))
     seconds = np.array([CURVES[curve](nodes) for nodes in range(most + 1)])
-    masks, gains = chosen(drafted, kind, seconds)
+    masks, gains = chosen(drafted, kind, seconds, weight=weight)
     took = CURVES[curve](sum(int(mask.sum()) for mask in masks))
-    best = brute_force(drafted, kind, lambda counts: CURVES[curve](sum(counts)), most)
-    assert value(kind, gains, took) == pytest.approx(best, rel=1e-5, abs=1e-6)
+    best = brute_force(
+        drafted, kind, lambda counts: CURVES[curve](sum(counts)), most, weight=weight
+    )
+    assert value(kind, gains, took, weight) == pytest.approx(best, rel=1e-5, abs=1e-6)
 
 
 def test_never_stops_at_the_first_loss() -> None:
@@ -126,7 +137,7 @@ def test_time_caps_hold_at_every_prefix(
 ) -> None:
     slope, offset = np.array(lines[: len(drafted)]).T
     caps = TimeCaps(slope, offset)
-    ranking = Gains.of(Forest.of(candidates(drafted)), "fair").ranked(100)
+    ranking = Gains.of(Forest.of(candidates(drafted)), "fair", np.ones(len(drafted))).ranked(100)
     along = tightest_cap(ranking, caps)
     for length in range(len(ranking.nodes) + 1):
         gains = np.bincount(ranking.owner[:length], ranking.path[:length], len(drafted))
@@ -140,7 +151,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
     seconds = np.array([1.0, 1.5, 2.0, 2.5])
     slo = TimeCaps(np.zeros(2), np.array([2.05, np.inf]))
     no_harm = TimeCaps(np.array([0.0, 1.0]), np.array([np.inf, 0.05]))
-    gains = Gains.of(Forest.of(candidates(drafted)), "throughput")
+    gains = Gains.of(Forest.of(candidates(drafted)), "throughput", np.ones(len(drafted)))
 
     def kept(needed: int, one: TimeCaps, other: TimeCaps) -> tuple[int, bool]:
         ranking = gains.needs_first(np.array([needed, 0]), np.array([2.0, 0.0]), 3)
@@ -166,7 +177,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
 def test_hopeless_needs_take_what_earns_the_needy_time() -> None:
     """Tokens are worth 100 ms to each; a node that costs all of them 5 ms must earn more."""
     drafted = [DraftTree.chain([1, 2], [0.2, 0.1])] * 5
-    gains = Gains.of(Forest.of(candidates(drafted)), "throughput")
+    gains = Gains.of(Forest.of(candidates(drafted)), "throughput", np.ones(len(drafted)))
 
     def urgent(needy: int) -> tuple[list[int], list[int]]:
         needs = np.array([9.0] * needy + [0.0] * (5 - needy))
