@@ -106,7 +106,7 @@ def test_vllm_itself_serves_and_ends_with_its_process() -> None:
     """Slow, for vLLM compiles the model. Numba, which comes with our packages, once kept it from
     starting, and nobody saw that until the table was wanted."""
     checkpoint = str(model_path(TARGET))
-    with contending(plain=partial(Vllm, checkpoint, None)) as contenders:
+    with contending(plain=partial(Vllm, checkpoint, None, "float32")) as contenders:
         (plain,) = contenders
         assert plain.refused is None
         asked = list(islice(few_tokens(checkpoint), 2))
