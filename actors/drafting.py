@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from actors.events import CaughtUp, Drafted, Event, LaneDown, LaneUp, Switched
 from actors.hosts import DrafterHost, HostLost
 from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
-from actors.knowledge import Knowledge
+from actors.knowledge import Batch, Knowledge
 from actors.pipelining import Batches, Cutting, verified_together, waiting_with
 from actors.settings import Lane, Limits, Policies
 from engine.errors import InvalidRequest
@@ -285,6 +285,8 @@ class Drafting:
         idle = {state.name for state in self._lanes.values() if self._may_read(state)}
         if not idle:
             return
+        verified = [job.view.context for job in running if job.stage is VERIFYING]
+        forward = Batch(len(verified), sum(verified))
         pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._limits.catch_up_tokens)
         for job in running:
@@ -302,7 +304,7 @@ class Drafting:
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():
             self._lanes[lane].busy = True
-            self._spawn(self._read_ahead(self._lanes[lane], batch, policies))
+            self._spawn(self._read_ahead(self._lanes[lane], batch, forward, policies))
 
     def _save_reading_time(self, now: float) -> None:
         saved_s = self._reading_s + _READING_SHARE * (now - self._saved_at_s)
@@ -316,6 +318,7 @@ class Drafting:
         self,
         state: _LaneState,
         pieces: Sequence[tuple[Job, DraftOrder]],
+        forward: Batch,
         policies: Policies,
     ) -> None:
         begun = asyncio.get_running_loop().time()
@@ -335,7 +338,7 @@ class Drafting:
                 end = order.prefix.base + len(order.prefix.delta) - job.served.prompt_len
                 covered = job.covered[end - len(answer.matched) : end]
                 view, context = state.lane.view, job.view.context
-                score = self._knowledge.score(view, context, answer.matched, covered)
+                score = self._knowledge.score(view, context, answer.matched, covered, forward)
                 policies.selection.observe_score(job.name, state.name, score.tokens, score.seconds)
                 policies.speculation.observe_read(job.name, state.name, answer.matched, covered)
         tokens = sum(len(order.prefix.delta) for _, order in pieces)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -47,6 +48,13 @@ class Costs:
     draft_budget: int
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
+
+
+class Batch(NamedTuple):
+    """Of a forward."""
+
+    requests: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +175,16 @@ class Knowledge:
         return max(0.0, self._extra_drafted_s - self._extra_plain_s)
 
     def score(
-        self, lane: LaneView, context: int, matched: Sequence[bool], covered: Sequence[bool]
+        self,
+        lane: LaneView,
+        context: int,
+        matched: Sequence[bool],
+        covered: Sequence[bool],
+        batch: Batch,
     ) -> Score:
         """The lane's best goodput over all depths, replayed on committed tokens. `covered`: those
-        that free lanes had proposed in any case."""
+        that free lanes had proposed in any case. `batch`: all who share its forward, itself
+        among them, so that a score compares with the slots that were measured under this load."""
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
         call_s = self.handling_s + (draft.call_s if draft else 0.0)
@@ -178,7 +192,8 @@ class Knowledge:
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
         best = Score(0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
-            seconds = depth * step_s + self._verify.predict(context, 1 + depth) + waiting_s
+            verify_s = self._verify.predict(batch.context, batch.requests + depth)
+            seconds = depth * step_s + verify_s + waiting_s
             seconds += call_s if depth else 0.0
             tokens = len(matched) / count
             if tokens * best.seconds > best.tokens * seconds:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
+import numpy as np
+
 from policies.pooling import DRAFTER, Statistics, Vectors, split, total, vectors
 
 
@@ -139,12 +141,12 @@ class Router:
 
 
 def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, DrafterView]]:
-    """Of the policies that have tokens, seconds and slots of each drafter."""
+    """Of the policies that have tokens, seconds and slots of each drafter, maybe by load."""
     seen: dict[str, dict[str, DrafterView]] = {}
     for name, vector in pooled.items():
         learner, statistic = split(name)
         if statistic.startswith(DRAFTER):
-            tokens, seconds, slots = vector
+            tokens, seconds, slots = np.reshape(vector, (-1, 3)).sum(axis=0).tolist()
             seen.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
                 tokens_per_s=tokens / seconds if seconds else 0.0, slots=slots
             )

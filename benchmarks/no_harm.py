@@ -119,18 +119,19 @@ def served(
 
 
 def cluster(transport_s: float = TRANSPORT_S, scatters: bool = False) -> Cluster:
-    models: dict[tuple[str, str], DrafterModel] = {}
+    accepts: dict[tuple[str, str], DrafterModel] = {}
     for drafter, accepted in ACCEPTED.items():
         for domain, share in accepted.items():
-            models[domain, drafter] = synthetic(share, persistence=0.3)
+            accepts[domain, drafter] = synthetic(share, persistence=0.3)
     for domain, (right, silent) in FOUND.items():
         known = synthetic(right)
-        models[domain, "suffix"] = DrafterModel(
+        accepts[domain, "suffix"] = DrafterModel(
             known.confidence, known.accepted, silent=silent, persistence=0.6
         )
     lookup = DrafterSpec("suffix", "suffix", None, call_s=LOOKUP_CALL_S)
-    drafters = [*(DrafterSpec(name, name, cost) for name, cost in DRAFT.items()), lookup]
-    memory, acceptance = KvMemory(KV_TOKENS), Acceptance(models)
+    models = [DrafterSpec(name, name, cost, apart=False) for name, cost in DRAFT.items()]
+    drafters = [*models, lookup]
+    memory, acceptance = KvMemory(KV_TOKENS), Acceptance(accepts)
     return Cluster(VERIFY, memory, drafters, acceptance, transport_s=transport_s, scatters=scatters)
 
 

@@ -55,6 +55,9 @@ class DrafterSpec:
     call_s: float = 0.0
     """What a call takes besides its forwards; of a lookup, all of it, and the coordinator with
     it."""
+    apart: bool = True
+    """Its drafter computes on a device of its own, not on the verifier's: it may read all the
+    time."""
 
     @property
     def view(self) -> LaneView:
@@ -231,6 +234,7 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
                 draws=generator(seed, "to", spec.lane) if cluster.scatters else None,
             ),
             free=spec.cost is None,
+            apart=spec.apart,
         )
         for spec in cluster.drafters
     ]

@@ -1,4 +1,11 @@
-"""Tokens and seconds seen of drafters: of each request, on top of everyone's, both fading."""
+"""Tokens and seconds seen of drafters: of each request, on top of everyone's, both fading.
+
+Everyone's is kept apart by load. Where few requests run a round is short and drafts are long, where
+many do it is the other way round: slots of another load make whichever drafter has been seen under
+this one look far better, or worse, than those that have not, and requests stay where they are.
+"""
+
+from math import log2
 
 import numpy as np
 from numba import njit
@@ -10,6 +17,8 @@ PLAIN = ""
 """Plain decoding, among the drafters."""
 _FADED = 1e-6
 """So few slots of evidence are none."""
+_LOADS = 12
+"""Classes of load, each twice the one before: around 1, 2, 4, ... requests, 2,048 and more."""
 _TOKENS, _SECONDS, _SLOTS = 0, 1, 2
 """Columns of a tally."""
 _PLAIN = 0
@@ -34,12 +43,14 @@ class Evidence:
         self._numbers = {PLAIN: _PLAIN}
         self._own = np.zeros((0, 1, 3))
         """[request, drafter]: a tally."""
-        self._pool = np.zeros((1, 3))
-        """[drafter]: a tally."""
-        self._plain_bound = np.zeros(3)
-        """Rounds that drafted, had they not."""
-        self._others = np.zeros((1, 3))
-        self._others_plain_bound = np.zeros(3)
+        self._load = 0
+        """The class of load that is now."""
+        self._pool = np.zeros((_LOADS, 1, 3))
+        """[load, drafter]: a tally."""
+        self._plain_bound = np.zeros((_LOADS, 3))
+        """[load]: rounds that drafted, had they not."""
+        self._others = np.zeros((_LOADS, 1, 3))
+        self._others_plain_bound = np.zeros((_LOADS, 3))
         """What other replicas have seen of the same."""
         self._notes: list[float] = []
 
@@ -48,10 +59,18 @@ class Evidence:
         if drafter not in self._numbers:
             self._work_in()
             self._numbers[drafter] = len(self._numbers)
-            self._pool = np.pad(self._pool, ((0, 1), (0, 0)))
-            self._others = np.pad(self._others, ((0, 1), (0, 0)))
-            self._own = np.pad(self._own, ((0, 0), (0, 1), (0, 0)))
+            one_more = ((0, 0), (0, 1), (0, 0))
+            self._pool = np.pad(self._pool, one_more)
+            self._others = np.pad(self._others, one_more)
+            self._own = np.pad(self._own, one_more)
         return self._numbers[drafter]
+
+    def running(self, requests: int) -> None:
+        """So many from now on."""
+        load = min(round(log2(max(1, requests))), _LOADS - 1)
+        if load != self._load:
+            self._work_in()
+            self._load = load
 
     def reserve(self, rows: int) -> None:
         """Requests have row numbers below `rows`."""
@@ -77,14 +96,14 @@ class Evidence:
     def goodput(self, rows: Ints) -> Floats:
         """[request, drafter]: tokens per second."""
         self._work_in()
-        pool = self._pool + self._others
-        plain_bound = self._plain_bound + self._others_plain_bound
+        pool = self._pool[self._load] + self._others[self._load]
+        plain_bound = self._plain_bound[self._load] + self._others_plain_bound[self._load]
         return _goodput(rows, self._own, pool, plain_bound, self._prior_slots)
 
     def slots(self) -> Floats:
-        """[drafter]: everyone's."""
+        """[drafter]: everyone's, under this load."""
         self._work_in()
-        return self._pool[:, _SLOTS] + self._others[:, _SLOTS]
+        return self._pool[self._load, :, _SLOTS] + self._others[self._load, :, _SLOTS]
 
     def own_slots(self, rows: Ints) -> Floats:
         """[request, drafter]"""
@@ -96,30 +115,38 @@ class Evidence:
         self._own[row] = 0.0
 
     def export(self) -> Statistics:
-        """Plain decoding is among the drafters."""
+        """Plain decoding is among the drafters. Tallies load behind load."""
         self._work_in()
-        drafters = {DRAFTER + name: self._pool[row].tolist() for name, row in self._numbers.items()}
-        return {**drafters, _PLAIN_BOUND: self._plain_bound.tolist()}
+        drafters = {
+            DRAFTER + name: self._pool[:, number].ravel().tolist()
+            for name, number in self._numbers.items()
+        }
+        return {**drafters, _PLAIN_BOUND: self._plain_bound.ravel().tolist()}
 
     def pool(self, others: Statistics) -> None:
-        """They count for as much as we can remember ourselves at most: what is seen here is
-        about the requests that come here."""
-        self._others[:] = 0.0
-        for name, tally in others.items():
-            if name.startswith(DRAFTER):
+        """They count for as much as we can remember ourselves at most, under each load: what is
+        seen here is about the requests that come here."""
+        self._others[:] = self._others_plain_bound[:] = 0.0
+        for name, vector in others.items():
+            if len(vector) != self._plain_bound.size:
+                continue  # of a replica of another version
+            tallies = np.reshape(vector, (_LOADS, 3))
+            if name == _PLAIN_BOUND:
+                self._others_plain_bound[:] = tallies
+            elif name.startswith(DRAFTER):
                 number = self.number(name.removeprefix(DRAFTER))
-                self._others[number] = tally
-        self._others_plain_bound[:] = others.get(_PLAIN_BOUND, 0.0)
-        remembered = (1 - self._pool_decay) * self._others[:, _SLOTS].sum()
-        self._others /= max(1.0, remembered)
-        self._others_plain_bound /= max(1.0, remembered)
+                self._others[:, number] = tallies
+        remembered = (1 - self._pool_decay) * self._others[:, :, _SLOTS].sum(axis=1)
+        too_many = np.maximum(1.0, remembered)[:, None]
+        self._others /= too_many[:, None]
+        self._others_plain_bound /= too_many
 
     def _work_in(self) -> None:
         if self._notes:
             notes = np.array(self._notes, np.float64).reshape(-1, 5)
             self._notes = []
-            decays = (self._own_decay, self._pool_decay)
-            _work_in(notes, self._own, self._pool, self._plain_bound, *decays)
+            pool, plain_bound = self._pool[self._load], self._plain_bound[self._load]
+            _work_in(notes, self._own, pool, plain_bound, self._own_decay, self._pool_decay)
 
 
 @njit(cache=True)

@@ -32,7 +32,7 @@ class HedgeParams:
     own_decay: float = 0.97
     """Of a request's evidence, per slot of its own: texts change as they go on."""
     pool_decay: float = 0.999
-    """Of everyone's evidence, per slot of anyone: load and drafters change."""
+    """Of everyone's evidence under one load, per slot of anyone: requests and drafters change."""
     hold_slots: int = 4
     """Slots of a request, on average, between two decisions."""
     stay: float = 0.02
@@ -87,6 +87,7 @@ class Hedge:
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
+        self._evidence.running(len(requests))
         changed = self._roster.changed(requests, lanes)
         if changed or self._slots >= self._params.hold_slots * len(requests):
             self._slots = 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from actors.events import Event, Left, Verified
-from actors.knowledge import Costs, Knowledge
+from actors.knowledge import Batch, Costs, Knowledge
 from actors.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
@@ -77,10 +77,18 @@ def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None
     right, wrong = [True] * 40, [False] * 40
 
     def speed(matched: list[bool], covered: list[bool]) -> float:
-        score = knowledge.score(SMALL.view, 100, matched, covered)
+        score = knowledge.score(SMALL.view, 100, matched, covered, Batch(1, 100))
         return score.tokens / score.seconds
 
     plain = speed(wrong, wrong)
     assert plain == pytest.approx(1 / 0.02)
     assert speed(right, wrong) > 3 * plain
     assert speed(right, right) == speed(wrong, right)
+
+
+def test_a_score_counts_the_forward_that_the_request_shares() -> None:
+    """It is held against slots that were measured among as many."""
+    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512)
+    knowledge = Knowledge(costs, [SMALL.view])
+    score = knowledge.score(SMALL.view, 100, [False], [False], Batch(16, 1600))
+    assert (score.tokens, score.seconds) == (1.0, pytest.approx(0.016 + 0.016 + 0.02))

@@ -55,6 +55,34 @@ def test_everyones_evidence_fades_with_everyones_slots() -> None:
     assert goodput(seen, NEW, "x") == pytest.approx(33.4, abs=0.5)
 
 
+def test_what_everyone_has_seen_is_of_the_load_it_was_seen_under() -> None:
+    """Slow slots of sixteen would make x look bad where one request runs."""
+    seen = evidence()
+    seen.running(16)
+    for _ in range(100):
+        seen.slot(OTHER, "x", 1.0, 0.1)
+    seen.running(1)
+    seen.slot(OTHER, "y", 3.0, 0.1)
+    assert goodput(seen, NEW, "x") == pytest.approx(30.0), "unknown: an average one"
+    for about_sixteen in (13, 16, 20):
+        seen.running(about_sixteen)
+        assert goodput(seen, NEW, "x") == pytest.approx(10.0)
+
+
+def test_others_are_heard_by_load_and_none_of_another_version() -> None:
+    other, seen = evidence(), evidence()
+    other.running(16)
+    other.slot(OTHER, "x", 1.0, 0.1)
+    other.running(1)
+    other.slot(OTHER, "x", 3.0, 0.1)
+    seen.pool(other.export())
+    for requests, expected in ((16, 10.0), (1, 30.0)):
+        seen.running(requests)
+        assert goodput(seen, NEW, "x") == pytest.approx(expected)
+    seen.pool({name: vector[:3] for name, vector in other.export().items()})
+    assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN)
+
+
 def test_plain_decoding_is_bounded_by_rounds_less_their_drafting_until_measured() -> None:
     seen = evidence()
     seen.bound_plain(1.0, 0.05)
