@@ -339,7 +339,9 @@ class Drafting:
                 covered = job.covered[end - len(answer.matched) : end]
                 view, context = state.lane.view, job.view.context
                 score = self._knowledge.score(view, context, answer.matched, covered, forward)
-                policies.selection.observe_score(job.name, state.name, score.tokens, score.seconds)
+                policies.selection.observe_score(
+                    job.name, state.name, score.tokens, score.seconds, score.rounds
+                )
                 policies.speculation.observe_read(job.name, state.name, answer.matched, covered)
         tokens = sum(len(order.prefix.delta) for _, order in pieces)
         self._observe(CaughtUp(now, state.name, now - begun, tokens))

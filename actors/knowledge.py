@@ -61,6 +61,8 @@ class Batch(NamedTuple):
 class Score:
     """What a lane would have gained on tokens that others have committed."""
 
+    rounds: int
+    """That it would have taken."""
     tokens: float
     """Per round."""
     seconds: float
@@ -190,14 +192,14 @@ class Knowledge:
         call_s = self.handling_s + (draft.call_s if draft else 0.0)
         waiting_s = self._queueing_s + self.own_s
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
-        best = Score(0.0, 1.0)
+        best = Score(0, 0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
             verify_s = self._verify.predict(batch.context, batch.requests + depth)
             seconds = depth * step_s + verify_s + waiting_s
             seconds += call_s if depth else 0.0
             tokens = len(matched) / count
             if tokens * best.seconds > best.tokens * seconds:
-                best = Score(tokens, seconds)
+                best = Score(count, tokens, seconds)
         return best
 
     def load(self, lane: str | None, jobs: Sequence[Job]) -> LaneLoad:

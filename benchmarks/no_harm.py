@@ -4,7 +4,8 @@ The zoo's mixed load as `benchmarks.local` serves it, modelled: so a change of t
 by the same run to the last event, on a machine however busy. Costs, acceptances and what a round
 with drafts takes besides were chosen so that 4 and 16 clients come out about as they were measured
 on a quiet machine (docs/policies/planner.md). `--call-ms` is what each call to a host takes to get
-there and back, and with `--scatters` only on average, as on a machine that others use. Names:
+there and back, and with `--scatters` only on average, as on a machine that others use. Drafters
+share the verifier's processors, so they hardly read ahead, but with `--apart`. Names:
 no_harm/CLIENTS/OBJECTIVE/{total,code,prose,tasks}; values are over plain decoding, domains are
 medians of each request's own ratio, and no_harm/CLIENTS/to_throughput_objective is the fair
 objective's total over that one's. Exits with 1 where a domain is below 0.97 under the fair
@@ -58,8 +59,9 @@ def main() -> None:
     arguments.add_argument("--requests", type=int, default=144)
     arguments.add_argument("--call-ms", type=float, default=1e3 * TRANSPORT_S)
     arguments.add_argument("--scatters", action="store_true")
+    arguments.add_argument("--apart", action="store_true", help="drafters have their own devices")
     chosen = arguments.parse_args()
-    machine = cluster(chosen.call_ms / 1e3, chosen.scatters)
+    machine = cluster(chosen.call_ms / 1e3, chosen.scatters, chosen.apart)
     records, missed = [], []
     for clients in chosen.clients:
         runs = [compared(machine, seed, clients, chosen.requests) for seed in range(chosen.seeds)]
@@ -118,7 +120,9 @@ def served(
     }
 
 
-def cluster(transport_s: float = TRANSPORT_S, scatters: bool = False) -> Cluster:
+def cluster(
+    transport_s: float = TRANSPORT_S, scatters: bool = False, apart: bool = False
+) -> Cluster:
     accepts: dict[tuple[str, str], DrafterModel] = {}
     for drafter, accepted in ACCEPTED.items():
         for domain, share in accepted.items():
@@ -129,7 +133,7 @@ def cluster(transport_s: float = TRANSPORT_S, scatters: bool = False) -> Cluster
             known.confidence, known.accepted, silent=silent, persistence=0.6
         )
     lookup = DrafterSpec("suffix", "suffix", None, call_s=LOOKUP_CALL_S)
-    models = [DrafterSpec(name, name, cost, apart=False) for name, cost in DRAFT.items()]
+    models = [DrafterSpec(name, name, cost, apart=apart) for name, cost in DRAFT.items()]
     drafters = [*models, lookup]
     memory, acceptance = KvMemory(KV_TOKENS), Acceptance(accepts)
     return Cluster(VERIFY, memory, drafters, acceptance, transport_s=transport_s, scatters=scatters)

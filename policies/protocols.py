@@ -33,7 +33,9 @@ class Selection(Protocol):
 
     def observe(self, outcome: RoundOutcome) -> None: ...
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         """Counterfactual: in `seconds` of drafting and verifying, `lane` would have gained
         `tokens` per round on tokens that another source has committed meanwhile."""
         ...

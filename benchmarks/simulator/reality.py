@@ -181,6 +181,7 @@ def modelled(
                 learned.draft.get(lane.view.name),
                 lane.view.capacity,
                 call_s=learned.call_s.get(lane.view.name, 0.0),
+                apart=lane.apart,
             )
             for lane in fleet.lanes
         ],

@@ -84,14 +84,16 @@ class Evidence:
         number = _NOTHING if drafter is None else self.number(drafter)
         self._notes += (row, number, tokens, seconds, 1.0)
 
-    def score(self, row: int, drafter: str, tokens: float, seconds: float) -> None:
-        """What the drafter would have done in a slot."""
-        self._notes += (row, self.number(drafter), tokens, seconds, 0.0)
+    def score(
+        self, row: int, drafter: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
+        """What the drafter would have done in so many slots, `tokens` and `seconds` in each."""
+        self._notes += (row, self.number(drafter), tokens, seconds, -slots)
 
     def bound_plain(self, tokens: float, seconds: float) -> None:
         """What a round brought and took without its drafter: to decode plainly would have brought
         as much, and taken no longer."""
-        self._notes += (_NOTHING, _NOTHING, tokens, seconds, 0.0)
+        self._notes += (_NOTHING, _NOTHING, tokens, seconds, -1.0)
 
     def goodput(self, rows: Ints) -> Floats:
         """[request, drafter]: tokens per second."""
@@ -153,10 +155,13 @@ class Evidence:
 def _goodput(
     rows: Ints, own: Floats, pool: Floats, plain_bound: Floats, prior_slots: float
 ) -> Floats:
+    # Until drafters have been tried they are as good as decoding plainly, whatever that is.
     fleet = pool[_PLAIN + 1 :].sum(axis=0)
-    if fleet[_SLOTS] <= _FADED:
-        # No drafter has been tried: as good as decoding plainly, whatever that is.
-        fleet = pool[_PLAIN] if pool[_PLAIN, _SLOTS] > _FADED else np.ones(3)
+    plain = pool[_PLAIN] + plain_bound
+    if plain[_SLOTS] > _FADED:
+        fleet += (prior_slots / plain[_SLOTS]) * plain
+    elif fleet[_SLOTS] <= _FADED:
+        fleet = np.ones(3)
     goodput = np.empty((len(rows), len(pool)))
     for drafter in range(len(pool)):
         bounded = drafter == _PLAIN and plain_bound[_SLOTS] > _FADED
@@ -185,7 +190,7 @@ def _work_in(
             pool *= pool_decay
             plain_bound *= pool_decay
             own[row] *= own_decay
-        seen = np.array([note[2], note[3], 1.0])
+        seen = np.array([note[2], note[3], 1.0]) * abs(note[4])
         if drafter != _NOTHING:
             pool[drafter] += seen
             if drafter != _PLAIN:

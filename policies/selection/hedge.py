@@ -129,11 +129,14 @@ class Hedge:
             self._evidence.bound_plain(1.0 + outcome.accepted_free, without_s)
             self._catch_up(outcome.request, row, outcome.lane)
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         row = self._rows.get(request)
         if row is not None and lane in self._roster.lanes:
             self._likely = None
-            self._evidence.score(row, self._roster.lanes[lane].drafter, tokens, seconds)
+            drafter = self._roster.lanes[lane].drafter
+            self._evidence.score(row, drafter, tokens, seconds, slots)
             self._catch_up(request, row, lane)
 
     def forget(self, request: str) -> None:

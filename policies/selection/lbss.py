@@ -103,7 +103,9 @@ class Lbss:
             epoch.slot = epoch.decided_until = 0
         self._due |= epoch.slot >= epoch.decided_until
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         """LBSS learns from its own exploration only."""
 
     def forget(self, request: str) -> None:

@@ -40,7 +40,9 @@ class Fixed:
     def observe(self, outcome: RoundOutcome) -> None:
         pass
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         pass
 
     def forget(self, request: str) -> None:
@@ -86,7 +88,9 @@ class Greedy:
     def observe(self, outcome: RoundOutcome) -> None:
         pass
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         pass
 
     def forget(self, request: str) -> None:
@@ -154,7 +158,9 @@ class EpsilonGreedy:
         if drafter is not None and seconds is not None:
             self._goodput.observe(outcome.request, drafter, outcome.committed / seconds)
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         """Spin's baseline learns from what it does only."""
 
     def forget(self, request: str) -> None:

@@ -29,7 +29,9 @@ class Touring:
 
     def observe(self, outcome: RoundOutcome) -> None: ...
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         self.scores.append((request, lane, tokens, seconds))
 
     def forget(self, request: str) -> None:

@@ -49,7 +49,9 @@ class TakeTurns:
     def observe(self, outcome: RoundOutcome) -> None:
         self._rounds += 1
 
-    def observe_score(self, request: str, lane: str, tokens: float, seconds: float) -> None:
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
         pass
 
     def forget(self, request: str) -> None:

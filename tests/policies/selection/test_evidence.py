@@ -46,6 +46,26 @@ def test_a_drafter_that_nobody_has_tried_is_taken_for_an_average_one() -> None:
     assert goodput(seen, NEW, "z") == pytest.approx(30.0)
 
 
+def test_one_bad_score_says_little_of_other_drafters() -> None:
+    """They are as good as plain decoding until known: else requests would decode plainly for long
+    because a lane had got one token wrong."""
+    seen = evidence()
+    for _ in range(100):
+        seen.slot(OTHER, PLAIN, 1.0, 0.01)
+    seen.score(OTHER, "x", tokens=1.0, seconds=0.02)
+    assert 80.0 < goodput(seen, NEW, "y") < 100.0
+
+
+def test_a_score_counts_for_the_slots_that_it_was_replayed_for() -> None:
+    once, often = evidence(), evidence()
+    for seen in (once, often):
+        seen.score(NEW, "x", tokens=1.0, seconds=0.1)
+    once.score(NEW, "x", tokens=3.0, seconds=0.1, slots=9.0)
+    for _ in range(9):
+        often.score(NEW, "x", tokens=3.0, seconds=0.1)
+    assert goodput(once, NEW, "x") == pytest.approx(goodput(often, NEW, "x"))
+
+
 def test_everyones_evidence_fades_with_everyones_slots() -> None:
     """A drafter was worth 60 for 2,000 slots, and is worth 20 now."""
     seen = evidence(pool=0.999)
