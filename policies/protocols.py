@@ -37,7 +37,8 @@ class Selection(Protocol):
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
     ) -> None:
         """Counterfactual: in `seconds` of drafting and verifying, `lane` would have gained
-        `tokens` per round on tokens that another source has committed meanwhile."""
+        `tokens` per round on tokens that another source has committed meanwhile; they would have
+        taken it so many `slots`."""
         ...
 
     def forget(self, request: str) -> None: ...

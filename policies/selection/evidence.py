@@ -53,6 +53,7 @@ class Evidence:
         self._others_plain_bound = np.zeros((_LOADS, 3))
         """What other replicas have seen of the same."""
         self._notes: list[float] = []
+        """Of each: request, drafter, tokens and seconds of a slot, slots, whether they are over."""
 
     def number(self, drafter: str) -> int:
         """New drafters get one."""
@@ -82,18 +83,18 @@ class Evidence:
         """A slot of the request has ended. Of plain decoding, which is the same for every
         request, only the pool learns; None: it tells nothing."""
         number = _NOTHING if drafter is None else self.number(drafter)
-        self._notes += (row, number, tokens, seconds, 1.0)
+        self._notes += (row, number, tokens, seconds, 1.0, 1.0)
 
     def score(
         self, row: int, drafter: str, tokens: float, seconds: float, slots: float = 1.0
     ) -> None:
         """What the drafter would have done in so many slots, `tokens` and `seconds` in each."""
-        self._notes += (row, self.number(drafter), tokens, seconds, -slots)
+        self._notes += (row, self.number(drafter), tokens, seconds, slots, 0.0)
 
     def bound_plain(self, tokens: float, seconds: float) -> None:
         """What a round brought and took without its drafter: to decode plainly would have brought
         as much, and taken no longer."""
-        self._notes += (_NOTHING, _NOTHING, tokens, seconds, -1.0)
+        self._notes += (_NOTHING, _NOTHING, tokens, seconds, 1.0, 0.0)
 
     def goodput(self, rows: Ints) -> Floats:
         """[request, drafter]: tokens per second."""
@@ -145,7 +146,7 @@ class Evidence:
 
     def _work_in(self) -> None:
         if self._notes:
-            notes = np.array(self._notes, np.float64).reshape(-1, 5)
+            notes = np.array(self._notes, np.float64).reshape(-1, 6)
             self._notes = []
             pool, plain_bound = self._pool[self._load], self._plain_bound[self._load]
             _work_in(notes, self._own, pool, plain_bound, self._own_decay, self._pool_decay)
@@ -185,12 +186,12 @@ def _work_in(
     pool_decay: float,
 ) -> None:
     for note in notes:
-        row, drafter, ended = int(note[0]), int(note[1]), note[4] > 0.0
+        row, drafter, ended = int(note[0]), int(note[1]), note[5] > 0.0
         if ended:
             pool *= pool_decay
             plain_bound *= pool_decay
             own[row] *= own_decay
-        seen = np.array([note[2], note[3], 1.0]) * abs(note[4])
+        seen = note[4] * np.array([note[2], note[3], 1.0])
         if drafter != _NOTHING:
             pool[drafter] += seen
             if drafter != _PLAIN:

@@ -85,8 +85,9 @@ class Ledger:
     def expect(
         self, rows: Ints, gains: Floats, drafts_share: float, waiting_s: float, handling_s: float
     ) -> None:
-        """A round with drafts: `drafts_share` of its forward is theirs. `waiting_s`: what plain
-        rounds take besides their forward; `handling_s`: rounds with drafts besides drafting."""
+        """A round with drafts: `drafts_share` of its forward, prompts included, is theirs.
+        `waiting_s`: what plain rounds take besides their forward; `handling_s`: rounds with
+        drafts besides drafting."""
         self._open[rows, 0] = gains
         self._open[rows, 1] = drafts_share
         self._open[rows, 2] = waiting_s
@@ -198,7 +199,7 @@ def _entries(
             continue
         tokens[number] += gain
         forward_s = verify_s[number] - prompts_s[number]
-        plain_s = waiting_s + (1.0 - drafts_share) * forward_s
+        plain_s = waiting_s + forward_s - drafts_share * verify_s[number]
         # What nothing explains is the drafts' as well, but for pauses of the whole process. Waits
         # were the usual ones; who waited less gets it back, or noise alone would make debts.
         handling_s = seconds[number] - verify_s[number] - waiting_s - drafting_s

@@ -27,10 +27,12 @@ def drafted(
     prompts_s: float = 0.0,
     usual_s: float | None = None,
 ) -> None:
-    """`usual_s`: what handling took lately; not said: as long as now."""
+    """`share`: of the forward without prompts; `usual_s`: what handling took lately; not said:
+    as long as now."""
     usual_s = handling_s if usual_s is None else usual_s
-    made.expect(ALL, np.array([gain]), share, WAITING_S, usual_s)
-    forward_s = FORWARD_S / (1.0 - share) + prompts_s
+    drafts_s = share / (1.0 - share) * FORWARD_S
+    forward_s = FORWARD_S + drafts_s + prompts_s
+    made.expect(ALL, np.array([gain]), drafts_s / forward_s, WAITING_S, usual_s)
     seconds = WAITING_S + handling_s + DRAFTING_S + forward_s
     made.settle(ALL, each(seconds), each(forward_s), each(prompts_s), DRAFTING_S)
 
@@ -60,10 +62,12 @@ def test_a_round_costs_all_that_plain_ones_do_not_take(handling_s: float, share:
     assert allowed(made) - before == pytest.approx(1.5 - slowdown)
 
 
-def test_prompts_that_ride_along_cost_nothing() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_prompts_that_ride_along_cost_nothing(share: float) -> None:
+    """Nor do they hide a part of what drafts cost: these then looked a fifth cheaper."""
     alone, beside = ledger(), ledger()
-    drafted(alone, 0.5, handling_s=1e-3)
-    drafted(beside, 0.5, handling_s=1e-3, prompts_s=20e-3)
+    drafted(alone, 0.5, 1e-3, share)
+    drafted(beside, 0.5, 1e-3, share, prompts_s=20e-3)
     assert allowed(beside) == pytest.approx(allowed(alone))
 
 
