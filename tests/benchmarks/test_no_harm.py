@@ -1,7 +1,7 @@
 """The modelled load on which the planner's fairness is judged."""
 
 from dataclasses import replace
-from statistics import median
+from statistics import mean
 
 from benchmarks.no_harm import cluster, compared, drafting, load, served
 
@@ -15,8 +15,8 @@ def test_at_one_client_everybody_gains_and_the_same_run_comes_out_again() -> Non
 
 def test_who_comes_after_a_high_load_is_served_as_after_a_low_one() -> None:
     """Long rounds with short drafts, among sixteen, once made the first lane that drafted for one
-    look twice as good as all others, and everybody stayed there: 0.85 of the goodput. A bad start
-    can still happen by chance, so this is the median of nine, which is why it takes its time."""
+    look twice as good as all others, and everybody stayed there: 0.88 of the goodput. A bad start
+    can still happen by chance, so nine are served, which is why it takes its time."""
     machine = cluster()
 
     def after(clients: int, seed: int) -> float:
@@ -25,4 +25,4 @@ def test_who_comes_after_a_high_load_is_served_as_after_a_low_one() -> None:
         served(before, machine, seed + 100, clients, lambda _: policies)
         return served(load(seed, 48), machine, seed, 1, lambda _: policies)[0]
 
-    assert median(after(16, seed) / after(1, seed) for seed in range(9)) > 0.93
+    assert mean(after(16, seed) / after(1, seed) for seed in range(9)) > 0.93
