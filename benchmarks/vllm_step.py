@@ -167,7 +167,7 @@ def _bare_core(checkpoint: str, kv_tokens: int) -> Any:
         async_scheduling=False,
         speculative_config={
             "method": "custom_class",
-            "model": "engine.verifiers.vllm_adapter.NoDrafts",
+            "model": "engine.verifiers.vllm_adapter.worker.NoDrafts",
             "num_speculative_tokens": USUAL_DRAFT,
         },
     ).create_engine_config()

@@ -15,7 +15,8 @@ from engine.errors import OutOfBlocks
 from engine.params import SamplingParams
 from engine.protocol import Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.soft_state import HeldRequest, SoftState
-from engine.verifiers.vllm_adapter import KvBlocks, Outcome, StepEngine, Turn
+from engine.verifiers.vllm_adapter.core import KvBlocks, Outcome, StepEngine
+from engine.verifiers.vllm_adapter.scheduler import Turn
 from engine.verifiers.vllm_sampling import Wish
 
 MAX_REQUESTS = 4096

@@ -62,7 +62,7 @@ def load_vllm(spec: VllmSpec) -> "VllmVerifier":
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    from engine.verifiers.vllm_adapter import StepEngine
+    from engine.verifiers.vllm_adapter.core import StepEngine
     from engine.verifiers.vllm_engine import VllmVerifier
 
     engine = StepEngine(engine_config(spec), spec.ray_metrics)
@@ -97,11 +97,11 @@ def engine_config(spec: VllmSpec) -> Any:
             kv_cache_memory_bytes=1 << 20,  # overridden by the line above, but spares a profile
             speculative_config={
                 "method": "custom_class",
-                "model": f"{ADAPTER}.NoDrafts",
+                "model": f"{ADAPTER}.worker.NoDrafts",
                 "num_speculative_tokens": USUAL_DRAFT,
             },
-            scheduler_cls=f"{ADAPTER}.TurnScheduler",
-            worker_extension_cls=f"{ADAPTER}.WorkerExtension",
+            scheduler_cls=f"{ADAPTER}.scheduler.TurnScheduler",
+            worker_extension_cls=f"{ADAPTER}.worker.WorkerExtension",
             async_scheduling=False,
             **given,
         ).create_engine_config()

@@ -14,7 +14,7 @@ from cluster.zoo import TARGET, model_path
 from engine.params import SamplingParams
 from engine.protocol import Verdict
 from engine.ranks import RankLost
-from engine.verifiers.vllm_adapter import check
+from engine.verifiers.vllm_adapter.support import check
 from engine.verifiers.vllm_engine import VllmVerifier
 from engine.verifiers.vllm_errors import InvalidEngineArgs, UnsupportedVLLM
 from engine.verifiers.vllm_loading import USUAL_DRAFT, VllmSpec, engine_config, load_vllm

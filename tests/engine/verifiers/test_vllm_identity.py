@@ -126,7 +126,7 @@ def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
 
 def test_rows_that_are_added_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on AMX in bfloat16, but in fp32, where streams are the reference's to the token."""
-    monkeypatch.setattr("engine.verifiers.vllm_adapter.has_dear_counts", lambda *_: True)
+    monkeypatch.setattr("engine.verifiers.vllm_adapter.worker.has_dear_counts", lambda *_: True)
     verifier = load_vllm(VllmSpec(model_path(TARGET), "float32", AMPLE, engine_args=EAGER))
     runner = verifier._engine._core.model_executor.driver_worker.worker.model_runner
     forward, counts = runner._model_forward, set[int]()
