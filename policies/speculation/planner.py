@@ -21,6 +21,7 @@ from policies.speculation.beginning import begin
 from policies.speculation.belief import Beliefs
 from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
 from policies.speculation.growth import GrowthRule
+from policies.speculation.idle import IdleLanes
 from policies.speculation.lanes import Lanes, chances_of, rules_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
@@ -37,19 +38,6 @@ from policies.speculation.width import best_widths
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
-_LONGEST_REST = 12
-"""Rounds for which a lane that did not pay is not thought about: to think costs time as well. Not
-many, for what its drafter has to read grows meanwhile, and with it the cost of coming back."""
-_AWAKENING = 0.25
-"""The part of a batch that is new when no lane rests any more."""
-
-
-@dataclass(slots=True)
-class _Rest:
-    """Of a lane on which nobody drafts."""
-
-    rounds: int = 1
-    left: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +86,10 @@ class Planner:
             self._params.exceptions,
         )
         self._trust = Trust()
+        self._idle = IdleLanes(self._params.explore, self._beliefs)
         self._rows = Rows()
-        self._explore_s: dict[str, float] = {}
-        """By lane: seconds that may be spent on finding out."""
         self._asked: dict[str, set[int]] = {}
         """By lane: rows of those who draft there in this round, and have proposed nothing yet."""
-        self._rests: dict[str, _Rest] = {}
         self._usual_s = 0.0
         """A running mean of T: how long a request of the batch waits for its next verdict."""
         self.needs_over_harm = 0
@@ -111,7 +97,7 @@ class Planner:
 
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         plans = [DraftPlan.plain(ask) for ask in asks]
-        awake = [place for place, ask in enumerate(asks) if self._is_awake(ask)]
+        awake = [place for place, ask in enumerate(asks) if self._idle.is_awake(ask, self._rows)]
         if not awake:
             return plans
         requests = list({one.name: one for ask in asks for one in ask.batch}.values())
@@ -148,7 +134,8 @@ class Planner:
         for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
             begins = begun.depth[lanes.pairs(lane)] > 0
             name, at = lanes.names[lane], lanes.at(lane)
-            begins |= self._explores(name, at, rows, standing, rule, begins, plain_s)
+            able = standing.left[at] > 0
+            begins |= self._idle.explorers(name, at, rows, able, begins, rule, plain_s)
             plans[place] = self._plan_of(name, at, rows, standing, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
@@ -238,21 +225,6 @@ class Planner:
 
     # -- planning ------------------------------------------------------------------------------
 
-    def _is_awake(self, ask: Ask) -> bool:
-        """A lane that rests is woken where many are new, or an SLO's needs may have grown."""
-        if ask.lane is None or not ask.batch:
-            return False
-        rest = self._rests.get(ask.lane)
-        if rest is None or rest.left == 0:
-            return True
-        new = sum(self._rows.get(one.name) is None for one in ask.batch)
-        if new >= _AWAKENING * len(ask.batch):
-            return True
-        if any(one.slo.tpot_s is not None for one in ask.batch):
-            return True
-        rest.left -= 1
-        return False
-
     def _lanes(
         self,
         asks: Sequence[Ask],
@@ -299,11 +271,9 @@ class Planner:
     ) -> DraftPlan:
         self._asked.setdefault(lane, set()).update(rows[at[begins]].tolist())
         if not begins.any():
-            rest = self._rests.setdefault(lane, _Rest())
-            rest.left = rest.rounds
-            rest.rounds = min(rest.rounds + 1, _LONGEST_REST)
+            self._idle.rest(lane)
             return DraftPlan([DraftLimit(0)] * len(begins))
-        self._rests.pop(lane, None)
+        self._idle.wake(lane)
         most = np.minimum(standing.left[at], self._params.max_depth)
         depths = np.where(begins, most, 0.0).tolist()
         limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
@@ -322,41 +292,6 @@ class Planner:
                 share = calibration.rank_share(rank, share)
             shares.append(min(1.0, shares[-1] + share / max(wrong, share, 1e-9)))
         return shares
-
-    def _explores(
-        self,
-        lane: str,
-        at: Ints,
-        rows: Ints,
-        standing: Standing,
-        rule: GrowthRule,
-        begins: Mask,
-        plain_s: float,
-    ) -> Mask:
-        """Who drafts although it is not expected to pay: those known least, as far as the
-        seconds set aside for it go. Without it a drafter that once looked bad stays so."""
-        rounds = self._rests[lane].rounds if lane in self._rests else 1
-        saved_s = self._explore_s.setdefault(lane, 0.0)
-        saved_s += self._params.explore / len(self._explore_s) * plain_s * rounds
-        self._explore_s[lane] = saved_s = min(saved_s, plain_s)
-        chosen = np.zeros(len(begins), np.bool_)
-        able = standing.left[at] > 0
-        idle = np.flatnonzero(able & ~begins)
-        if not len(idle):
-            return chosen
-        known = self._beliefs.evidence(rows[at[idle]], lane)
-        idle = idle[np.argsort(known, kind="stable")]
-        begun = np.flatnonzero(begins)
-        idle = idle[: max(0, rule.at_most(int(able.sum())) - len(begun))]
-        without_s, cap_s = rule.round_s(at[begun]), rule.tightest_cap_s()
-        while len(idle):
-            with_s = rule.round_s(at[np.concatenate([begun, idle])])
-            if with_s - without_s <= saved_s and with_s <= cap_s:
-                self._explore_s[lane] = saved_s - (with_s - without_s)
-                chosen[idle] = True
-                break
-            idle = idle[: len(idle) // 2]
-        return chosen
 
     # -- selection -----------------------------------------------------------------------------
 
