@@ -18,7 +18,9 @@ from actors.events import Arrived, Event, Left, Preempted
 from actors.hosts import KvState, VerifierHost
 from actors.jobs import GONE, READY, WAITING, Cancelled, Job, Overloaded, Statistics, Stream
 from actors.knowledge import Knowledge
+from actors.lanes import Lanes
 from actors.pipelining import Pipelining
+from actors.reading import ReadingAhead
 from actors.settings import Lane, Limits, Policies
 from actors.verifying import Verifying
 from engine.errors import InvalidRequest, SpindleError
@@ -71,7 +73,16 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pipelining = Pipelining(pipeline, knowledge)
-        self._drafting = Drafting(lanes, limits, knowledge, observe, self._spawn, self._wake.set)
+        self._lanes = Lanes(lanes, observe, self._spawn, self._wake.set)
+        self._drafting = Drafting(self._lanes, knowledge, observe, self._spawn, self._wake.set)
+        self._reading = ReadingAhead(
+            self._lanes,
+            limits.catch_up_tokens,
+            knowledge,
+            observe,
+            self._spawn,
+            self._wake.set,
+        )
         self._verifying = Verifying(
             verifier,
             limits,
@@ -111,7 +122,7 @@ class Coordinator:
             raise self._failure
         if name in self._jobs:
             raise InvalidRequest("request", f"{name!r} is already being served")
-        self._drafting.check_drafter(drafter)
+        self._lanes.check_drafter(drafter)
         most = self._limits.max_batch + self._limits.max_waiting
         if len(self._jobs) >= most and not internal:
             raise Overloaded(
@@ -167,7 +178,7 @@ class Coordinator:
     async def check_hosts(self) -> None:
         """Finds lost hosts among the idle ones, which are then brought back. Call it now and
         then: a host at work shows by itself that it lives."""
-        await asyncio.gather(self._verifying.check(), self._drafting.check())
+        await asyncio.gather(self._verifying.check(), self._lanes.check())
 
     async def kv_state(self) -> KvState:
         """Raises HostLost while there is no verifier."""
@@ -217,7 +228,7 @@ class Coordinator:
             _form_cohorts(running, cutting.cohorts)
         self._drafting.start(running, self._policies, cutting, now)
         if self._verifying.start(running, self._policies, cutting, now):
-            self._drafting.catch_up(running, self._policies, now)
+            self._reading.start(running, self._policies, now)
 
     def _choose_who_runs(self, now: float) -> None:
         """Gives out batch slots and KV in the schedule's order. A request on its way through a
@@ -320,7 +331,7 @@ class Coordinator:
         self._observe(Left(now, job.view, job.finish, job.statistics, job.internal))
 
     async def _forget(self, requests: Sequence[str]) -> None:
-        await asyncio.gather(self._verifying.forget(requests), self._drafting.forget(requests))
+        await asyncio.gather(self._verifying.forget(requests), self._lanes.forget(requests))
 
     def _unstall(self, name: str) -> None:
         timer = self._stalls.pop(name, None)

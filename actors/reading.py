@@ -1,0 +1,117 @@
+"""Fast switching (Spin IV-C): idle lanes read what others have committed, and score it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+from actors.events import CaughtUp, Event
+from actors.hosts import HostLost
+from actors.jobs import VERIFYING, Job
+from actors.knowledge import Batch, Knowledge
+from actors.lanes import Lanes, LaneState, take_answer
+from actors.settings import Policies
+from engine.protocol import Draft, DraftOrder
+
+_WORTH_READING = 8
+"""Committed tokens for which an idle lane is asked to catch up: fewer can be read when the request
+comes, and every round of every request would cost an order."""
+_READING_SHARE = 0.005
+"""Of the time, for reading ahead on lanes that share processors with the verifier: there it is
+no idle time and slows the forward down, so it is done for what it teaches only."""
+_SAVED_READING_S = 0.1
+"""So much of it can be saved up, and owed."""
+
+
+class ReadingAhead:
+    """`most_tokens` at a time on a lane, so that no micro-batch waits long behind them."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        most_tokens: int,
+        knowledge: Knowledge,
+        observe: Callable[[Event], None],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._lanes = lanes
+        self._most_tokens = most_tokens
+        self._knowledge = knowledge
+        self._observe = observe
+        self._spawn = spawn
+        self._changed = changed
+        self._reading_s = 0.0
+        self._saved_at_s = 0.0
+
+    def start(self, running: Sequence[Job], policies: Policies, now: float) -> None:
+        """While the verifier works, lanes with nothing to do read what the requests that will
+        probably come to them have committed."""
+        self._save_reading_time(now)
+        idle = {state.name for state in self._lanes if self._may_read(state)}
+        if not idle:
+            return
+        verified = [job.view.context for job in running if job.stage is VERIFYING]
+        forward = Batch(len(verified), sum(verified))
+        pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
+        left = dict.fromkeys(idle, self._most_tokens)
+        for job in running:
+            # Also for who decodes plainly: else nobody would learn that it could do better.
+            if job.stage is not VERIFYING or job.draft_room <= 0:
+                continue
+            behind = _behind(job, idle)
+            if job.drafter is not None or not behind:
+                continue
+            lane = policies.selection.likely_next(job.name)
+            if lane in behind and left[lane] > 0:
+                prefix = job.served.prefix_for(lane, at_most=left[lane])
+                pieces.setdefault(lane, []).append((job, DraftOrder(prefix, depth=0, score=True)))
+                left[lane] -= len(prefix.delta)
+        for lane, batch in pieces.items():
+            self._lanes[lane].busy = True
+            self._spawn(self._read_ahead(self._lanes[lane], batch, forward, policies))
+
+    def _save_reading_time(self, now: float) -> None:
+        saved_s = self._reading_s + _READING_SHARE * (now - self._saved_at_s)
+        self._reading_s, self._saved_at_s = min(saved_s, _SAVED_READING_S), now
+
+    def _may_read(self, state: LaneState) -> bool:
+        lane = state.lane
+        return state.idle and not lane.free and (lane.apart or self._reading_s > 0.0)
+
+    async def _read_ahead(
+        self,
+        state: LaneState,
+        pieces: Sequence[tuple[Job, DraftOrder]],
+        forward: Batch,
+        policies: Policies,
+    ) -> None:
+        begun = asyncio.get_running_loop().time()
+        try:
+            answers = await state.lane.host.draft([order for _, order in pieces], None)
+        except HostLost as error:
+            self._lanes.lose(state, error)
+            return
+        state.busy = False
+        now = asyncio.get_running_loop().time()
+        if not state.lane.apart:
+            # A first one compiles for seconds: that shall not be the last for minutes.
+            self._reading_s = max(self._reading_s - (now - begun), -_SAVED_READING_S)
+        for (job, order), answer in zip(pieces, answers, strict=True):
+            take_answer(job, state.name, answer, upto=order.prefix.base + len(order.prefix.delta))
+            if isinstance(answer, Draft) and answer.matched and not job.ends:
+                end = order.prefix.base + len(order.prefix.delta) - job.served.prompt_len
+                covered = job.covered[end - len(answer.matched) : end]
+                view, context = state.lane.view, job.view.context
+                score = self._knowledge.score(view, context, answer.matched, covered, forward)
+                policies.selection.observe_score(
+                    job.name, state.name, score.tokens, score.seconds, score.rounds
+                )
+                policies.speculation.observe_read(job.name, state.name, answer.matched, covered)
+        tokens = sum(len(order.prefix.delta) for _, order in pieces)
+        self._observe(CaughtUp(now, state.name, now - begun, tokens))
+        self._changed()
+
+
+def _behind(job: Job, lanes: Iterable[str]) -> list[str]:
+    """Those that lack so much of the request that it is worth an order."""
+    known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
+    return [lane for lane in lanes if known.get(lane, 0) <= enough]
