@@ -1,12 +1,11 @@
 """Ray actors for the workers of one replica. The only module in actors/ that imports ray.
 
-An actor is lost when Ray says so, and never restarted by Ray: a new one is made in its place
-(actors/supervision.py). What a worker itself raises comes out of the call as it is. Actors end
-with the process that made them.
+Ray makes, places and ends them; workers are called over a line of their own (actors/line.py). An
+actor is lost when its line ends or Ray says so, and never restarted by Ray: a new one is made in
+its place (actors/supervision.py). Actors end with the process that made them.
 """
 
 import asyncio
-import pickle
 import socket
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.hosts import HostLost
+from actors.line import Address, Line, Listener, WorkerFailed, connect
 from actors.specs import DrafterSpec, TargetSpec
 from actors.workers import DrafterWorker, FollowerWorker, VerifierWorker
 from engine.errors import SpindleError
-from engine.ranks import Place, RankLost
+from engine.ranks import Place
 from engine.verifiers.vllm_environment import process_environment
 
 _ANYWHERE = -1
@@ -31,17 +31,19 @@ _ANYWHERE = -1
 
 
 class Host:
-    """What runs in an actor: a worker, and its calls and answers as one string of bytes each.
-
-    A batch is many small objects, which Ray's own pickler visits one by one.
-    """
+    """What runs in an actor: a worker, at the end of a line."""
 
     def __init__(self, threads: int, worker: type, *arguments: object) -> None:
         torch.set_num_threads(threads)
         self._worker = worker(*arguments)
+        self._listener = Listener(ray.util.get_node_ip_address())
 
-    def call(self, method: str, arguments: bytes) -> bytes:
-        return _packed(getattr(self._worker, method)(*pickle.loads(arguments)))
+    def address(self) -> Address:
+        return self._listener.address
+
+    def serve(self) -> None:
+        """On the actor's main thread, until its maker hangs up or kills it."""
+        self._listener.serve(self._worker)
 
     def meeting_point(self) -> str:
         """Where ranks can meet on this node. A port that is taken until then fails the start."""
@@ -54,28 +56,22 @@ _HOST = ray.remote(Host)
 """Once: Ray sends a class to the cluster when its first actor is made."""
 
 
-class WorkerFailed(SpindleError):
-    """A worker raised what none of ours raises on purpose: a defect, and no death."""
-
-
 class Actors:
     """A Life: one actor, or all ranks of a target, of which the first answers. All live or none."""
 
     def __init__(self, handles: Sequence[ActorHandle]) -> None:
         self._handles = handles
-        self._following: asyncio.Task[None] | None = None
-        self._end: SpindleError | None = None
+        self._lines: list[Line] = []
+        self._watching: list[asyncio.Task[None]] = []
 
     async def call(self, method: str, *arguments: object) -> Any:
-        try:
-            return await _call(self._handles[0], method, *arguments)
-        except HostLost as error:
-            raise self._end or error from error
+        return await self._lines[0].call(method, *arguments)
 
     async def load(self, timeout_s: float = 0.0) -> None:
         """`timeout_s`: how long ranks wait for each other."""
         try:
             if len(self._handles) == 1:
+                await self._connect()
                 await self.call("load")
             else:
                 await self._load_ranks(timeout_s)
@@ -84,31 +80,40 @@ class Actors:
             raise
 
     def kill(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-        self._kill()
+        for watching in self._watching:
+            watching.cancel()
+        self._end(HostLost("it was killed"))
+
+    async def _connect(self) -> None:
+        addresses = [_answer(handle.address.remote()) for handle in self._handles]
+        for handle, address in zip(self._handles, await asyncio.gather(*addresses), strict=True):
+            serving = handle.serve.remote()
+            line = await connect(address)
+            self._lines.append(line)
+            self._watching.append(asyncio.create_task(_watch(serving, line)))
 
     async def _load_ranks(self, timeout_s: float) -> None:
-        leader, *others = self._handles
+        meeting_point = await _answer(self._handles[0].meeting_point.remote())
+        await self._connect()
         ranks = len(self._handles)
-        meeting_point = await _answer(leader.meeting_point.remote())
         places = [Place(rank, ranks, meeting_point, timeout_s) for rank in range(ranks)]
         following = [
-            asyncio.ensure_future(_call(handle, "follow", place))
-            for handle, place in zip(others, places[1:], strict=True)
+            line.call("follow", place)
+            for line, place in zip(self._lines[1:], places[1:], strict=True)
         ]
-        self._following = asyncio.create_task(self._until_one_ends(following))
+        self._watching.append(asyncio.create_task(self._until_one_ends(following)))
         await self.call("load", places[0])
 
-    async def _until_one_ends(self, following: Sequence[asyncio.Future[Any]]) -> None:
+    async def _until_one_ends(self, following: Sequence[Awaitable[Any]]) -> None:
         """The leader would find out only in its next forward."""
         try:
             await asyncio.gather(*following)
         except SpindleError as error:
-            self._end = error
-            self._kill()
+            self._end(error)
 
-    def _kill(self) -> None:
+    def _end(self, why: SpindleError) -> None:
+        for line in self._lines:
+            line.close(why)
         for handle in self._handles:
             ray.kill(handle)
 
@@ -174,8 +179,13 @@ def _environment(spec: DrafterSpec | TargetSpec) -> dict[str, str]:
     return environment
 
 
-async def _call(handle: ActorHandle, method: str, *arguments: object) -> Any:
-    return pickle.loads(await _answer(handle.call.remote(method, _packed(arguments))))
+async def _watch(serving: Awaitable[None], line: Line) -> None:
+    """Ray hears of a node's death, which ends no connection."""
+    try:
+        await _answer(serving)
+        line.close(HostLost("it hung up"))
+    except SpindleError as error:
+        line.close(error)
 
 
 async def _answer(reference: Awaitable[Any]) -> Any:
@@ -186,16 +196,7 @@ async def _answer(reference: Awaitable[Any]) -> Any:
         # Serve cancels what a request has called when the request goes: nobody is lost.
         raise asyncio.CancelledError from error
     except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, RankLost):
-            raise HostLost(str(cause)) from error
-        if isinstance(cause, SpindleError):
-            raise cause from error
         raise WorkerFailed(str(error)) from error
     except RayError as error:
         # The first line tells what happened, the others all that Ray knows of the actor.
         raise HostLost(str(error).splitlines()[0]) from error
-
-
-def _packed(content: object) -> bytes:
-    return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)

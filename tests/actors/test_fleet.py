@@ -19,8 +19,9 @@ from actors.events import Event, LaneDown, LaneUp, Verified, VerifierDown, Verif
 from actors.fleet import Fleet, load, raise_fleet
 from actors.jobs import Stream
 from actors.knowledge import Knowledge
+from actors.line import WorkerFailed
 from actors.settings import Limits, Policies
-from actors.spawn import Group, WorkerFailed
+from actors.spawn import Group
 from actors.specs import DrafterSpec, TargetSpec
 from cluster.zoo.paths import TARGET, model_path
 from engine.errors import IncompatibleDrafter
