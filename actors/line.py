@@ -17,7 +17,7 @@ import socket
 import struct
 import traceback
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
 from actors.hosts import HostLost
@@ -45,7 +45,7 @@ class Raised:
 class Address:
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class Listener:
