@@ -1,8 +1,10 @@
 """The official `openai` client against the application over Serve: it must notice nothing."""
 
 import asyncio
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import openai
 import pytest
@@ -284,3 +286,34 @@ def test_who_leaves_frees_his_place_and_his_memory(client: OpenAI, streamed: boo
                 complete(impatient, max_tokens=1500, n=4, extra_body={"ignore_eos": True})
 
     eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_whoever_of_a_crowd_leaves_is_noticed(client: OpenAI, streamed: bool) -> None:
+    """At whatever moment: Serve misses those who leave while something is handed on."""
+    impatient = AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
+    draw = random.Random(1)
+
+    async def leaves() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(draw.uniform(0.01, 0.6)):
+                answer = await impatient.completions.create(
+                    model="target",
+                    prompt=PROMPT,
+                    max_tokens=1900,
+                    n=2,
+                    stream=streamed,
+                    extra_body={"ignore_eos": True},
+                )
+                assert isinstance(answer, openai.AsyncStream), "nobody stays to the end"
+                async for _ in answer:
+                    pass
+                raise AssertionError("nobody stays to the end")
+
+    async def crowd() -> None:
+        await asyncio.gather(*(leaves() for _ in range(ADMITTED // 2)))
+
+    for _ in range(3):
+        asyncio.run(crowd())
+        # One that was missed would go on for many seconds.
+        eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)
