@@ -92,6 +92,7 @@ async def raise_fleet(
         draft,
         verify_budget=budget,
         draft_budget=budget,
+        most_tokens=limits.forward_tokens,
         trees=verifier.limits.trees,
     )
     return Fleet(verifier, lanes + _lookups(drafters), costs, closers)

@@ -46,6 +46,7 @@ class Costs:
     """By lane; lanes without one draft for nothing."""
     verify_budget: int
     draft_budget: int
+    most_tokens: int
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
 
@@ -74,6 +75,7 @@ class Knowledge:
         self._draft = {lane: RefinedCost(cost, _CALLS) for lane, cost in costs.draft.items()}
         self._verify_budget = costs.verify_budget
         self._draft_budget = costs.draft_budget
+        self._most_tokens = costs.most_tokens
         self._trees = costs.trees
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
@@ -94,6 +96,7 @@ class Knowledge:
             draft=self._draft,
             verify_budget=self._verify_budget,
             draft_budget=self._draft_budget,
+            most_tokens=self._most_tokens,
             other_tokens=prefill_tokens,
             trees=self._trees,
             waiting_s=self._queueing_s + self.own_s,

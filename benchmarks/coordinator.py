@@ -123,6 +123,7 @@ async def own_ms(draft: str, requests: int, speculation: str) -> float:
         {lane.view.name: LinearCost(0, 1e-6, 1e-4) for lane in lanes},
         verify_budget=2048,
         draft_budget=2048,
+        most_tokens=2048,
     )
     knowledge = Knowledge(costs, [lane.view for lane in lanes])
     coordinator = Coordinator(

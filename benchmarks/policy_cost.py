@@ -98,7 +98,7 @@ def make_trees(requests: int) -> list[DraftTree]:
 def speculation_us(
     policy: Speculation, views: Sequence[RequestView], trees: Sequence[DraftTree]
 ) -> float:
-    context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, 512)
+    context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, 512, 512)
 
     candidates = [
         Candidate(view, tree, 0.001, (LANES[number % len(LANES)].name,))

@@ -51,9 +51,12 @@ class RoundContext(NamedTuple):
     draft: Mapping[str, CostModel]
     """By lane: one draft step. Lanes without a cost (lookup) draft for nothing."""
     verify_budget: int
-    """B_1 of AdaServe: the most tokens that one verification takes, roots included."""
+    """B_1 of AdaServe, and its alone: the tokens up to which a verification's time hardly grows,
+    roots included."""
     draft_budget: int
-    """B_2: the most tokens that one draft step takes."""
+    """B_2: those of a draft step."""
+    most_tokens: int
+    """That one forward takes at all, of whichever model."""
     other_tokens: int = 0
     """Prefill chunks that ride in the same verification."""
     trees: bool = True

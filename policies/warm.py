@@ -18,7 +18,7 @@ from policies.trees import cut_to_chains, merge_each, prune_each
 def warm_up() -> None:
     """Plays rounds with the default policies, once in a process."""
     verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
-    context = RoundContext(verify, {"costly": draft}, verify_budget=64, draft_budget=64)
+    context = RoundContext(verify, {"costly": draft}, 64, 64, most_tokens=64)
     lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
     requests = [
         RequestView(

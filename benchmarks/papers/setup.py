@@ -30,9 +30,6 @@ from policies.scheduling.laps_sd import LapsSd
 from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
 from policies.selection.oracle import Oracle
 
-_BUDGETED = ("adaserve", "equal", "planner")
-"""Their drafts end at the profile's knee, as AdaServe's budgets and the product's; the other
-papers know no budget but the largest forward."""
 _BY_ANSWERS = ("self_ranked", "default")
 """Schedules that a predictor's answers order, where the target itself is asked."""
 
@@ -152,18 +149,16 @@ def _cluster(
         for model, accepted in dataset.acceptance.items()
     }
     drafters = [spec for drafter in machine.drafters for spec in _lanes(paper, machine, drafter)]
-    verify_budget = draft_budget = limits.forward_tokens
-    if arm.speculation.name in _BUDGETED:
-        verify_budget = token_budget(verify, limits.forward_tokens)
-        knees = [token_budget(cost, draft_budget) for cost in map(_draft_cost, drafters) if cost]
-        draft_budget = min(knees, default=draft_budget)
+    most = limits.forward_tokens
+    knees = [token_budget(cost, most) for cost in map(_draft_cost, drafters) if cost]
     return Cluster(
         verify,
         KvMemory(limits.kv_tokens, hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)),
         drafters,
         Acceptance(models),
-        verify_budget,
-        draft_budget,
+        verify_budget=token_budget(verify, most),
+        draft_budget=min(knees, default=most),
+        most_tokens=most,
     )
 
 

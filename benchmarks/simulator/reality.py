@@ -188,6 +188,7 @@ def modelled(
         acceptance,
         learned.verify_budget,
         learned.draft_budget,
+        learned.most_tokens,
         own=own_time(learned_in.forwards, learned.verify),
     )
 

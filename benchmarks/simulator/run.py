@@ -87,6 +87,7 @@ class Cluster:
     acceptance: Acceptance
     verify_budget: int = 512
     draft_budget: int = 512
+    most_tokens: int = 512
     trees: bool = True
     """Whether the verifier takes trees; vLLM takes chains only."""
     transport_s: float = 0.0
@@ -243,5 +244,12 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
 def _knowledge(cluster: Cluster) -> Knowledge:
     """Policies are told the true costs, as a perfect profile would."""
     draft = {spec.lane: spec.cost for spec in cluster.drafters if spec.cost is not None}
-    costs = Costs(cluster.verify, draft, cluster.verify_budget, cluster.draft_budget, cluster.trees)
+    costs = Costs(
+        cluster.verify,
+        draft,
+        cluster.verify_budget,
+        cluster.draft_budget,
+        cluster.most_tokens,
+        cluster.trees,
+    )
     return Knowledge(costs, [spec.view for spec in cluster.drafters])

@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
-from policies.speculation.forest import Floats, Forest, Ints, depth_left, room, tokens_read
+from policies.speculation.forest import Floats, Forest, Ints, budgeted_room, depth_left, tokens_read
 from policies.speculation.memoryless import Memoryless
 from policies.speculation.slo import Standing
 
@@ -56,7 +56,7 @@ class AdaServe(Memoryless):
         self, candidates: Sequence[Candidate], context: RoundContext, now: float
     ) -> list[Mask]:
         forest = Forest.of(candidates)
-        budget = room(len(candidates), context)
+        budget = budgeted_room(len(candidates), context)
         needs = self._needs(candidates, forest, context, now, min(budget, forest.nodes))
         for_slo = slo_customized(forest, needs, self._params.most_for_slo, budget)
         if not self._params.throughput_step:

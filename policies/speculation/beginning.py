@@ -79,7 +79,7 @@ def _begin(
             line = np.argsort(-worth / np.maximum(seconds, 1e-9), kind="mergesort")
             line = line[gain[line] >= _LEAST_GAIN]
             line = np.concatenate((line[urgent[line]], line[~urgent[line]]))
-            line = _within_budgets(line, depth, chances, calls.width, costs)
+            line = _within_room(line, depth, chances, calls.width, costs.room)
             value, count = _best_prefix(
                 line, depth, worth, gain, urgent, chances, calls, round_, costs, fair
             )
@@ -177,20 +177,14 @@ def _at_price(
 
 
 @njit(cache=True)
-def _within_budgets(
-    line: Ints, depth: Ints, chances: Chances, widths: Ints, costs: RoundCosts
-) -> Ints:
-    """The pairs that the verification and the draft steps have room for, in line."""
-    room = costs.room
-    left = np.full(len(widths), costs.draft_budget)
+def _within_room(line: Ints, depth: Ints, chances: Chances, widths: Ints, room: int) -> Ints:
+    """The pairs that the verification has room for, in line."""
     fit = np.zeros(len(line), np.bool_)
     for place, pair in enumerate(line):
-        lane = chances.lane[pair]
-        nodes = depth[pair] * widths[lane]
-        if depth[pair] and nodes <= room and widths[lane] <= left[lane]:
+        nodes = depth[pair] * widths[chances.lane[pair]]
+        if depth[pair] and nodes <= room:
             fit[place] = True
             room -= nodes
-            left[lane] -= widths[lane]
     return line[fit]
 
 

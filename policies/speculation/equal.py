@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from policies.protocols import Ask, Candidate, DraftPlan, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
-from policies.speculation.forest import Forest, room
+from policies.speculation.forest import Forest, budgeted_room
 from policies.speculation.memoryless import Memoryless
 from policies.speculation.specinfer import best_of_each
 
@@ -28,5 +28,5 @@ class Equal(Memoryless):
         self, candidates: Sequence[Candidate], context: RoundContext, now: float
     ) -> list[Mask]:
         forest = Forest.of(candidates)
-        each = room(len(candidates), context) // max(1, len(candidates))
+        each = budgeted_room(len(candidates), context) // max(1, len(candidates))
         return forest.masks(best_of_each(forest, each))

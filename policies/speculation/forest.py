@@ -71,7 +71,12 @@ class Forest(NamedTuple):
 
 def room(requests: int, context: RoundContext) -> int:
     """Draft tokens that fit the verification beside the roots and what rides along."""
-    return max(0, context.verify_budget - requests - context.other_tokens)
+    return max(0, context.most_tokens - requests - context.other_tokens)
+
+
+def budgeted_room(requests: int, context: RoundContext) -> int:
+    """Those that also fit AdaServe's budget."""
+    return max(0, min(context.verify_budget, context.most_tokens) - requests - context.other_tokens)
 
 
 def tokens_read(requests: Sequence[RequestView]) -> int:

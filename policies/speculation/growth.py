@@ -108,9 +108,8 @@ class GrowthRule:
         self.nodes += len(confidence)
 
     def at_most(self, requests: int) -> int:
-        """Requests that one more step has room for in both budgets."""
-        room = max(0, self.costs.room - self.nodes) // self.width
-        return min(requests, room, self.costs.draft_budget // self.width)
+        """Requests that one more step has room for."""
+        return min(requests, max(0, self.costs.room - self.nodes) // self.width)
 
     def _step_s(self, going: Ints, depth: int) -> float:
         """The first one with what the call takes besides its steps."""

@@ -113,7 +113,6 @@ class Planner:
             handling_s=context.handling_s,
             elsewhere_s=0.0,
             room=room(len(requests), context),
-            draft_budget=context.draft_budget,
             weights=float(weight.sum()),
         )
         places = {one.name: place for place, one in enumerate(requests)}

@@ -32,7 +32,6 @@ class RoundCosts(NamedTuple):
     """For which other lanes draft."""
     room: int
     """Draft tokens that the verification has room for."""
-    draft_budget: int
     weights: float
     """Of all requests together (`Everyone.weight`): what the fair objective weighs log T with."""
 

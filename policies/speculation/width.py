@@ -67,7 +67,7 @@ def _best(
     widths = np.ones(len(shares), np.int64)
     for lane in range(len(shares)):
         begin, end = starts[lane], starts[lane + 1]
-        widest = min(shares.shape[1], costs.draft_budget // max(1, end - begin))
+        widest = min(shares.shape[1], costs.room // max(1, end - begin))
         if widest > 1:
             widths[lane] = _best_of_lane(
                 acceptance[begin:end],

@@ -72,7 +72,7 @@ def test_beside_the_lane_lookup_is_credited_with_what_it_had_proposed_too() -> N
 
 def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None:
     """Replayed on committed tokens: where lookup was right, drafting only takes time."""
-    costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, 512)
+    costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, 512, 512)
     knowledge = Knowledge(costs, [SMALL.view])
     right, wrong = [True] * 40, [False] * 40
 
@@ -88,7 +88,7 @@ def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None
 
 def test_a_score_counts_the_forward_that_the_request_shares() -> None:
     """It is held against slots that were measured among as many."""
-    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512)
+    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512, 512)
     knowledge = Knowledge(costs, [SMALL.view])
     score = knowledge.score(SMALL.view, 100, [False], [False], Batch(16, 1600))
     assert score.tokens == 1.0

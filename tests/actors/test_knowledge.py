@@ -14,7 +14,7 @@ FORWARD_S = 0.01
 
 def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Knowledge:
     """After rounds of two requests, one of which drafts for 4 ms, or none."""
-    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {}, 64, 64), [])
+    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {}, 64, 64, 64), [])
     learn(knowledge, drafted, extra_s, queueing_s, count)
     return knowledge
 
@@ -76,7 +76,7 @@ def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
     """Short calls of 2 ms and 0.1 ms per level: six levels cost 2.6 ms, not six times 2.1."""
     step = LinearCost(0.0, 0.0, 1e-4)
     lane = LaneView("near", "near", capacity=8)
-    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64), [lane])
+    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64, 64), [lane])
     order = DraftOrder(Prefix("r", 0, 0, 10, 0, (1,)), 6)
     for _ in range(100):
         knowledge.learn_draft_cost("near", [order], [DraftTree.chain([5], [0.5])], 2.1e-3)
@@ -86,8 +86,8 @@ def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
 
 
 def test_the_share_of_prompts_is_what_their_tokens_cost() -> None:
-    knowledge = Knowledge(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64), [])
+    knowledge = Knowledge(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64, 64), [])
     assert knowledge.share_of_prompts(0, 10, 0) == 0.0
     assert knowledge.share_of_prompts(0, 10, 5) == pytest.approx(0.25)
-    free = Knowledge(Costs(LinearCost(0, 0, 0), {}, 64, 64), [])
+    free = Knowledge(Costs(LinearCost(0, 0, 0), {}, 64, 64, 64), [])
     assert free.share_of_prompts(0, 10, 5) == 0.0

@@ -57,7 +57,7 @@ async def serve(text: TokenizerText, ranker_for: str) -> tuple[list[list[int]], 
         verifier,
         [],
         Policies(schedule, make_selection("fixed"), make_speculation("off")),
-        Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64), []),
+        Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
         Limits(max_batch=2, kv_tokens=8192),
         observe=observe,
     )
@@ -118,7 +118,7 @@ def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> Non
             verifier,
             [],
             Policies(lp_sjf(), make_selection("fixed"), make_speculation("off")),
-            Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64), []),
+            Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
             Limits(max_batch=2, kv_tokens=8192),
             observe=observe,
         )

@@ -262,7 +262,7 @@ class Replica:
         ]
         views = [lane.view for lane in lanes]
         cost = LinearCost(0, 0, 0.0003)
-        costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, 64)
+        costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, 64, 64)
         knowledge = Knowledge(costs, views)
         # Sure of itself: only what it knows decides.
         policies = Policies(fcfs(), Hedge(HedgeParams(doubt=0.0)), Fixed())

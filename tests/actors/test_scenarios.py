@@ -125,7 +125,9 @@ class Scenarios(RuleBasedStateMachine):
             for name, cost in drafters.items()
         ]
         draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.free}
-        costs = Costs(LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16)
+        costs = Costs(
+            LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16, most_tokens=24
+        )
         self.knowledge = Knowledge(costs, [lane.view for lane in self.lanes])
         self.loop.run_until_complete(self._start(MicroBatchParams(mode)))
 

@@ -27,7 +27,7 @@ def around(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
     """`draft_s`: of a draft step, whatever is in it."""
     step = LinearCost(0.0, 5e-5, draft_s)
     verify = LinearCost(0.0, 2e-4, 10e-3)
-    return RoundContext(verify, {"a": step, "b": step}, 256, 256, handling_s=handling_s)
+    return RoundContext(verify, {"a": step, "b": step}, 256, 256, 256, handling_s=handling_s)
 
 
 def alike(step: Bent, call_s: float = 0.0, lanes: int = 1) -> Calls:
@@ -193,7 +193,6 @@ def costs_of(requests: int, handling_s: float) -> RoundCosts:
         handling_s=handling_s,
         elsewhere_s=0.0,
         room=256,
-        draft_budget=256,
         weights=float(requests),
     )
 

@@ -20,6 +20,7 @@ AROUND = RoundContext(
     draft={"ssm": DRAFT},
     verify_budget=10_000,
     draft_budget=10_000,
+    most_tokens=10_000,
 )
 ROW = np.array([0])
 

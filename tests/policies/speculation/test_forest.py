@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from policies.cost import RooflineCost
 from policies.online_cost import RefinedCost
-from policies.speculation.forest import Forest, depth_left, room, verify_seconds
+from policies.speculation.forest import Forest, budgeted_room, depth_left, room, verify_seconds
 from policies.tree import DraftTree
 from tests.policies.speculation.rounds import SEEDED, candidates, context, is_whole, trees, view
 
@@ -43,8 +43,16 @@ def test_equal_confidences_keep_parents_first() -> None:
 
 
 def test_room_leaves_place_for_roots_and_prefill() -> None:
-    assert room(4, context(verify_budget=32, other_tokens=10)) == 18
-    assert room(4, context(verify_budget=8, other_tokens=10)) == 0
+    assert room(4, context(most_tokens=32, other_tokens=10)) == 18
+    assert room(4, context(most_tokens=8, other_tokens=10)) == 0
+
+
+def test_adaserve_s_budget_binds_adaserve_alone() -> None:
+    """Who prices tokens by what they cost needs no knee to stop at."""
+    around = context(verify_budget=32, other_tokens=10)
+    assert budgeted_room(4, around) == 18
+    assert budgeted_room(4, around._replace(most_tokens=20)) == 6
+    assert room(4, around) == around.most_tokens - 14
 
 
 @SEEDED

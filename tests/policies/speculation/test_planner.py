@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.calibration import Calibration
 from policies.cost import LinearCost, RooflineCost
-from policies.protocols import Candidate, Mask, RoundContext, Speculation
+from policies.protocols import Candidate, DraftLimit, Mask, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.growth import GrowthRule
 from policies.speculation.planner import Planner, PlannerParams
@@ -104,7 +104,7 @@ def test_selects_what_brute_force_does(
     chosen = candidates(drafted, drafting_s=3e-3)
     around = context(
         verify=RooflineCost(1e-6, gamma, 8e-3, knee=6, gamma_more=gamma),
-        verify_budget=budget,
+        most_tokens=budget,
         other_tokens=2,
         waiting_s=2e-3,
     )
@@ -156,9 +156,9 @@ def test_needs_come_first_by_what_they_need() -> None:
         Candidate(late("less", 0.1, 0.15), DraftTree.chain([1], [0.9])),
         Candidate(late("more", 0.1, 0.10 + 0.1), DraftTree.chain([1, 2], [0.8, 0.8])),
     ]
-    around = context(verify=LinearCost(0.0, 0.0, 10e-3), verify_budget=3 + 2)
+    around = context(verify=LinearCost(0.0, 0.0, 10e-3), most_tokens=3 + 2)
     assert kept(Planner().select(chosen, around, 10.0)) == [0, 0, 2]
-    around = around._replace(verify_budget=3 + 3)
+    around = around._replace(most_tokens=3 + 3)
     assert kept(Planner().select(chosen, around, 10.0)) == [0, 1, 2]
 
 
@@ -193,7 +193,7 @@ def test_a_lost_slo_does_not_hold_back_the_others() -> None:
 def test_one_hopeless_need_takes_only_so_many_tokens() -> None:
     lost = Candidate(late("lost", 0.1, 500.0), DraftTree.chain(list(range(9)), [0.9] * 9))
     sure = Candidate(view("sure"), DraftTree.chain([1, 2, 3], [0.95] * 3))
-    around = context(verify_budget=2 + 6)
+    around = context(most_tokens=2 + 6)
     planner = Planner(replace(GREEDY, most_for_need=4))
     assert kept(planner.select([lost, sure], around, 10.0)) == [4, 2]
 
@@ -255,7 +255,7 @@ def test_a_draft_step_must_earn_the_needy_more_time_than_it_takes(
 @pytest.mark.parametrize(("requests", "rounds"), [(4, 300), (16, 150), (64, 60)])
 def test_no_request_runs_slower_than_plain(requests: int, rounds: int) -> None:
     """0.97 of plain decoding in expectation: the mean of the worst of four kinds of request."""
-    around = context(verify=GPU, draft=GPU_DRAFT, verify_budget=512, draft_budget=512)
+    around = context(verify=GPU, draft=GPU_DRAFT, most_tokens=512)
     speeds = {}
     for name, params in {
         "fair": PlannerParams(),
@@ -451,19 +451,24 @@ def test_long_waits_make_longer_drafts_pay() -> None:
 def test_drafting_stops_where_the_verifier_has_no_room() -> None:
     planner = Planner(PlannerParams(max_width=1))
     batch = batch_of(4)
-    plan = plan_alone(planner, batch, "lane", context(verify_budget=4 + 6), 0.0)
+    plan = plan_alone(planner, batch, "lane", context(most_tokens=4 + 6), 0.0)
     assert plan.rule is not None
     names = [request.name for request in batch]
     assert plan.rule(0, names, [level()] * 4) == [True] * 4
     assert sum(plan.rule(1, names, [level(0.9)] * 4)) == 2
-    assert plan_alone(Planner(), batch, "lane", context(verify_budget=4), 0.0).rule is None
+    assert plan_alone(Planner(), batch, "lane", context(most_tokens=4), 0.0).rule is None
 
 
-def test_draft_steps_stay_within_their_own_budget() -> None:
-    plan = plan_alone(Planner(GREEDY), batch_of(8), "lane", context(draft_budget=5), 0.0)
-    drafting = [limit for limit in plan.limits if limit.depth]
-    assert sum(limit.width for limit in drafting) <= 5
-    assert drafting
+def test_no_knee_ends_what_pays() -> None:
+    """AdaServe's budgets are not the planner's: it knows what each token costs."""
+    batch, steep = batch_of(8), LinearCost(0.0, 1e-3, 10e-3)
+
+    def plans(around: RoundContext) -> list[DraftLimit]:
+        return list(plan_alone(Planner(GREEDY), batch, "lane", around, 0.0).limits)
+
+    around = context(verify=steep)
+    assert any(limit.depth for limit in plans(around))
+    assert plans(around._replace(verify_budget=8, draft_budget=1)) == plans(around)
 
 
 def test_no_request_drafts_beyond_its_output() -> None:
@@ -483,8 +488,7 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
         return limit.width
 
     assert width(flat) == 3
-    assert width(flat._replace(verify_budget=1 + 2)) == 1  # a chain of two is better
-    assert width(flat._replace(draft_budget=2)) == 2
+    assert width(flat._replace(most_tokens=1 + 2)) == 1  # a chain of two is better
     assert width(flat._replace(trees=False)) == 1
     assert width(steep) == 1
     never = Calibration()
@@ -558,7 +562,7 @@ def test_forgotten_requests_leave_nothing() -> None:
 
 
 def test_the_same_rounds_give_the_same_plan() -> None:
-    around = context(verify=GPU, draft=GPU_DRAFT, verify_budget=64)
+    around = context(verify=GPU, draft=GPU_DRAFT, most_tokens=64)
     policies: list[Speculation] = [Planner(), Planner()]
     one, other = (play(policy, batch_of(8), mixed, around, 50) for policy in policies)
     assert one == other
@@ -577,7 +581,7 @@ def test_every_selection_is_whole_and_within_the_budget(
     planner = Planner(PlannerParams(objective=kind))
     chosen = candidates(drafted, tpots[: len(drafted)], drafting_s=1e-3)
     for _ in range(3):
-        masks = planner.select(chosen, context(verify_budget=budget, other_tokens=3), 0.05)
+        masks = planner.select(chosen, context(most_tokens=budget, other_tokens=3), 0.05)
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         assert sum(kept(masks)) <= max(0, budget - 3 - len(drafted))
         assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))

@@ -45,7 +45,7 @@ def test_fixed_drafts_its_length_but_not_beyond_the_output() -> None:
 def test_what_does_not_fit_is_cut_from_the_deepest_level(
     drafted: list[DraftTree], budget: int
 ) -> None:
-    masks = Fixed().select(candidates(drafted), context(verify_budget=budget), 0.0)
+    masks = Fixed().select(candidates(drafted), context(most_tokens=budget), 0.0)
     kept = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[m]]
     cut = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[~m]]
     assert len(kept) == min(max(0, budget - len(drafted)), sum(map(len, drafted)))

@@ -39,11 +39,11 @@ def test_its_tree_holds_23_tokens_whatever_the_load(requests: int) -> None:
     """AdaServe 6.2: 'each draft token tree contains 23 tokens with no upper limit'."""
     policy: Speculation = SpecInfer()
     batch = [view(f"r{number}") for number in range(requests)]
-    plan = plan_alone(policy, batch, "lane", context(verify_budget=100_000), 0.0)
+    plan = plan_alone(policy, batch, "lane", context(most_tokens=100_000), 0.0)
     assert {(limit.depth, limit.width) for limit in plan.limits} == {(8, 3)}
     rng = np.random.default_rng(0)
     drafted = [beam(8, 3, rng) for _ in range(requests)]
-    masks = policy.select(candidates(drafted), context(verify_budget=100_000), 0.0)
+    masks = policy.select(candidates(drafted), context(most_tokens=100_000), 0.0)
     assert {int(mask.sum()) for mask in masks} == {23}
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 
@@ -57,7 +57,7 @@ def test_width_1_is_a_chain() -> None:
 def test_the_verifier_s_limit_holds_nevertheless() -> None:
     """Deviation: no budget shapes its trees, but no forward takes more than it can."""
     drafted = random_trees(np.random.default_rng(0), 3, 8)
-    masks = SpecInfer().select(candidates(drafted), context(verify_budget=3 + 10), 0.0)
+    masks = SpecInfer().select(candidates(drafted), context(most_tokens=3 + 10), 0.0)
     assert sum(int(mask.sum()) for mask in masks) == 10
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 

@@ -197,7 +197,7 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
 ) -> None:
     """The printed loop stops at the first removal that brings nothing: from -1 to -1."""
     chosen = candidates(drafted, [tpot_s] * len(drafted), drafting_s=1e-3)
-    around = context(verify_budget=budget, waiting_s=1e-3)
+    around = context(most_tokens=budget, waiting_s=1e-3)
     masks = SpecServe().select(chosen, around, 0.0)
     assert sum(int(mask.sum()) for mask in masks) <= max(0, budget - len(drafted))
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
@@ -220,7 +220,7 @@ def test_equal_acceptance_removes_the_deepest_first() -> None:
     """Otherwise a chain of certain tokens could lose its head and keep its tail."""
     drafted = [DraftTree.chain([1, 2, 3], [1.0, 1.0, 1.0])]
     for budget in range(1, 5):
-        [mask] = SpecServe().select(candidates(drafted), context(verify_budget=budget), 0.0)
+        [mask] = SpecServe().select(candidates(drafted), context(most_tokens=budget), 0.0)
         assert mask.tolist() == [True] * (budget - 1) + [False] * (4 - budget)
 
 
