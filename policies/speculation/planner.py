@@ -26,10 +26,10 @@ from policies.speculation.lanes import Lanes, chances_of, rules_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
     Choice,
-    Gains,
     Objective,
     TimeCaps,
     best_prefix,
+    freely,
     urgent_nodes,
 )
 from policies.speculation.prospects import Calls, RoundCosts, call_rows, everyone, reach_of
@@ -165,8 +165,8 @@ class Planner:
         seconds = drafting_s + context.waiting_s + verify_s
         plain_s = float(seconds[0]) - drafting_s
         no_harm = self._no_harm_caps(standing, rows, plain_s)
-        gains = Gains.of(forest, self._params.objective, self._weights(standing, rows))
-        choice = self._choose(standing, gains, seconds, now - drafting_s, no_harm)
+        weight = self._weights(standing, rows)
+        choice = self._choose(standing, forest, weight, seconds, now - drafting_s, no_harm)
         self.needs_over_harm += choice.needs_over_harm
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
         kept_s = float(verify_s[len(choice.nodes)])
@@ -298,16 +298,17 @@ class Planner:
     def _choose(
         self,
         standing: Standing,
-        gains: Gains,
+        forest: Forest,
+        weight: Floats,
         seconds: Floats,
         begun_s: float,
         no_harm: TimeCaps,
     ) -> Choice:
         """`begun_s`: when the round did, from which `seconds` count."""
-        kind, most, count = self._params.objective, len(seconds) - 1, len(standing.context)
-        ranking = gains.ranked(most)
-        value = ranking.objective(kind, seconds)
-        free = best_prefix(ranking, value, seconds, TimeCaps.none(count), no_harm)
+        kind, most = self._params.objective, len(seconds) - 1
+        gains, free = freely(forest, kind, weight, most, seconds, no_harm)
+        if np.isnan(standing.tpot_s).all():
+            return free
         slo = standing.slo_caps(begun_s)
         if np.all(free.seconds <= slo.at(free.gain)):
             return free
