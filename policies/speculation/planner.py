@@ -136,7 +136,8 @@ class Planner:
             name, at = lanes.names[lane], lanes.at(lane)
             able = standing.left[at] > 0
             begins |= self._idle.explorers(name, at, rows, able, begins, rule, plain_s)
-            plans[place] = self._plan_of(name, at, rows, standing, rule, begins)
+            deepest = lanes.chances.deepest[lanes.pairs(lane)]
+            plans[place] = self._plan_of(name, rows[at], deepest, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
             self._ledger.expect(
@@ -267,16 +268,15 @@ class Planner:
         return Lanes(names, starts, steps, Calls(calls, widths), chances)
 
     def _plan_of(
-        self, lane: str, at: Ints, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
+        self, lane: str, rows: Ints, deepest: Ints, rule: GrowthRule, begins: Mask
     ) -> DraftPlan:
-        self._asked.setdefault(lane, set()).update(rows[at[begins]].tolist())
+        self._asked.setdefault(lane, set()).update(rows[begins].tolist())
         if not begins.any():
             self._idle.rest(lane)
             return DraftPlan([DraftLimit(0)] * len(begins))
         self._idle.wake(lane)
-        most = np.minimum(standing.left[at], self._params.max_depth)
-        depths = np.where(begins, most, 0.0).tolist()
-        limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
+        depths = (deepest * begins).tolist()
+        limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
         return DraftPlan([limit[depth] for depth in depths], rule)
 
     def _sibling_shares(self, lane: str, widest: int) -> list[float]:
