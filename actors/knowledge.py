@@ -1,6 +1,6 @@
 """What a coordinator has learned while serving: costs, calibrations, and waits between rounds."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ class Knowledge:
         united = [Merged(part[0]) if len(part) == 1 else next(merged) for part in parts]
         return united if self._trees else cut_to_chains(united)
 
-    def learn_drafts(self, judged: Iterable[tuple[str, DraftTree, Sequence[int]]]) -> None:
+    def learn_drafts(self, judged: Sequence[tuple[str, DraftTree, Sequence[int]]]) -> None:
         """(lane, its tree, the tokens that were then committed): which nodes were right."""
         for lane, tree, committed in judged:
             self._lessons[lane].append((tree, committed))
@@ -135,7 +135,7 @@ class Knowledge:
         """A draft call as that many equal forwards as its deepest tree has levels."""
         if lane not in self._draft:
             return
-        levels = max([1, *(int(tree.depth[-1]) for tree in trees if len(tree.depth))])
+        levels = max([1, *[int(tree.depth[-1]) for tree in trees if len(tree.depth)]])
         context = sum([order.prefix.base for order in orders])
         tokens = sum([len(order.prefix.delta) for order in orders])
         tokens += sum([len(tree.tokens) for tree in trees])
@@ -149,7 +149,7 @@ class Knowledge:
             return
         self._verify.observe(verified.context, verified.tokens, verified.seconds)
         # Who waits for the drafts of others waits as long as they.
-        drafting_s = max(outcome.draft_s for outcome in verified.outcomes)
+        drafting_s = max([outcome.draft_s for outcome in verified.outcomes])
         waits = [one.seconds - one.verify_s - drafting_s for one in verified.outcomes]
         wait_s = max(0.0, sum(waits) / len(waits))
         idle_s = min(wait_s, max(0.0, verified.idle_s - drafting_s))

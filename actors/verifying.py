@@ -125,10 +125,12 @@ class Verifying:
         roots = sum([job.prefilled for job in jobs])
         tokens = prefill_tokens + roots + sum([len(order.tree.tokens) for order in orders])
         self._knowledge.learn_drafts(
-            (lane, tree, answer.tokens)
-            for job, answer in zip(jobs, answers, strict=True)
-            if isinstance(answer, Verdict)
-            for lane, tree in job.proposals
+            [
+                (lane, tree, answer.tokens)
+                for job, answer in zip(jobs, answers, strict=True)
+                if isinstance(answer, Verdict)
+                for lane, tree in job.proposals
+            ]
         )
         verify_s = now - begun
         prompts_s = verify_s * self._knowledge.share_of_prompts(context, tokens, prefill_tokens)
@@ -140,11 +142,13 @@ class Verifying:
         self._busy = False
         self._free_since = now
         internal = {job.name for job in jobs if job.internal}
-        outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
+        if internal:
+            outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
         policies.speculation.observe(outcomes, now)
+        selection, schedule = policies.selection.observe, policies.schedule.observe
         for outcome in outcomes:
-            policies.selection.observe(outcome)
-            policies.schedule.observe(outcome, now)
+            selection(outcome)
+            schedule(outcome, now)
         verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
         self._knowledge.learn_verify(verified)
         self._observe(verified)
@@ -160,27 +164,31 @@ class Verifying:
         prompts_s: float,
     ) -> RoundOutcome | None:
         """What the answer means for one request; None where it brought no token."""
-        job.served.round += 1
+        served, view = job.served, job.view
+        served.round += 1
         job.stage = READY
         job.cramped = isinstance(answer, NoRoom)
         if isinstance(answer, Missing):
-            job.served.known[VERIFIER] = answer.have
+            served.known[VERIFIER] = answer.have
             job.prefilled = False
-            job.pending = len(job.served.committed)
+            job.pending = len(served.committed)
         if not isinstance(answer, Verdict):
             return None
-        committed = len(job.served.committed)
-        job.served.known[VERIFIER] = committed + len(answer.tokens)
-        job.prefilled = not answer.pending
-        job.pending = answer.pending
-        job.view.prefilled = committed - answer.pending + len(answer.accepted)
+        tokens, accepted, pending = answer.tokens, len(answer.accepted), answer.pending
+        committed = len(served.committed.ids)
+        served.known[VERIFIER] = committed + len(tokens)
+        job.prefilled = not pending
+        job.pending = pending
+        view.prefilled = committed - pending + accepted
         if answer.prompt_logprobs:
-            job.served.hear_prompt(answer.prompt_logprobs)
-        if not answer.tokens:
+            served.hear_prompt(answer.prompt_logprobs)
+        if not tokens:
             return None
-        commit = job.served.commit(answer.tokens, answer.logprobs)
+        commit = served.commit(tokens, answer.logprobs)
         gained = len(commit.token_ids)
-        accepted_free = self._accepted_free(job, answer.accepted)
+        accepted_free = 0
+        if accepted and self._free_lanes:
+            accepted_free = self._accepted_free(job, answer.accepted)
         covered = min(accepted_free, gained)
         job.covered += [True] * covered + [False] * (gained - covered)
         outcome = RoundOutcome(
@@ -188,7 +196,7 @@ class Verifying:
             lane=job.asked if job.depth else None,
             drafted=len(order.tree.tokens),
             depth=job.depth,
-            accepted=len(answer.accepted),
+            accepted=accepted,
             committed=gained,
             seconds=now - job.since_s,
             verify_s=verify_s,
@@ -200,17 +208,15 @@ class Verifying:
         )
         job.since_s = now
         job.statistics.add(outcome, [lane for lane, _ in job.proposals])
-        job.view.generated += gained
-        if job.view.first_token_s is None:
-            job.view.first_token_s = now
-            job.statistics.ttft_s = now - job.view.arrival_s
+        view.generated += gained
+        if view.first_token_s is None:
+            view.first_token_s = now
+            job.statistics.ttft_s = now - view.arrival_s
         self._commit(job, commit)
         return outcome
 
     def _accepted_free(self, job: Job, accepted: Sequence[int]) -> int:
         """How many of the accepted nodes, from the root down, free lanes have proposed."""
-        if not self._free_lanes or not accepted:
-            return 0
         proposers = enumerate(job.proposals)
         free = sum(1 << bit for bit, (lane, _) in proposers if lane in self._free_lanes)
         if job.sources is None:

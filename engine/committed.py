@@ -23,12 +23,13 @@ class CommittedTokens:
         return len(self.ids)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        value = self._hashes[-1]
+        ids, hashes = self.ids, self._hashes
+        value = hashes[-1]
         for token in tokens:
             # A rolling hash; a token of 0 still counts.
             value = (value * HASH_BASE + token + 1) % HASH_PRIME
-            self.ids.append(token)
-            self._hashes.append(value)
+            ids.append(token)
+            hashes.append(value)
 
     def truncate(self, length: int) -> None:
         del self.ids[length:]

@@ -55,14 +55,15 @@ class ServedRequest:
         """What the host lacks, or the first `at_most` tokens of it."""
         base = self.known.get(host, 0)
         end = None if at_most is None else base + at_most
+        committed = self.committed
         return Prefix(
-            request=self.name,
-            attempt=self.attempt,
-            round=self.round,
-            base=base,
-            base_hash=self.committed.hash_at(base),
-            delta=tuple(self.committed.ids[base:end]),
-            start=None if base else Start(self.params, self.seed, self.prompt_len),
+            self.name,
+            self.attempt,
+            self.round,
+            base,
+            committed.hash_at(base),
+            tuple(committed.ids[base:end]),
+            None if base else Start(self.params, self.seed, self.prompt_len),
         )
 
     def hear_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
@@ -75,26 +76,22 @@ class ServedRequest:
     ) -> Commit:
         """Takes a verdict's tokens up to the first that ends the output."""
         first = self.produced
-        tokens = tokens[: self.params.max_tokens - first]
-        stops = self.params.stop_token_ids
-        stop = [index for index, token in enumerate(tokens) if token in stops]
-        if stop:
-            tokens = tokens[: stop[0] + 1]
-        self.committed.extend(tokens)
-        finish: Finish | None = None
-        if stop:
-            finish = "stop"
-        elif self.produced == self.params.max_tokens:
-            finish = "length"
+        room, stops = self.params.max_tokens - first, self.params.stop_token_ids
+        said = tuple(tokens[:room])
+        finish: Finish | None = "length" if len(said) == room else None
+        if stops and not set(stops).isdisjoint(said):
+            stop = next(index for index, token in enumerate(said) if token in stops)
+            said, finish = said[: stop + 1], "stop"
+        self.committed.extend(said)
         prompt, self.prompt_logprobs = self.prompt_logprobs, None
         return Commit(
-            request=self.name,
-            attempt=self.attempt,
-            first_index=first,
-            token_ids=tuple(tokens),
-            logprobs=None if logprobs is None else tuple(logprobs[: len(tokens)]),
-            finish=finish,
-            prompt_logprobs=None if prompt is None else tuple(prompt),
+            self.name,
+            self.attempt,
+            first,
+            said,
+            None if logprobs is None else tuple(logprobs[: len(said)]),
+            finish,
+            None if prompt is None else tuple(prompt),
         )
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from policies.pooling import Statistics
 from policies.tree import DraftTree
@@ -170,8 +169,7 @@ class Calibration:
         confidence = (counts.confidence + prior * _CENTRES) / weight
         share = (counts.accepted + prior * _CENTRES) / weight
         for row in np.flatnonzero((counts.seen != self._fitted_to).any(axis=1)).tolist():
-            probability = isotonic_regression(share[row], weights=weight[row]).x
-            self._curves[row] = Curve(confidence[row], probability)
+            self._curves[row] = Curve(confidence[row], isotonic(share[row], weight[row]))
         self._fitted_to = counts.seen
         self._of_ranks = _Curves(
             confidence[:RANKS], np.stack([curve.probability for curve in self._curves[:RANKS]])
@@ -201,6 +199,42 @@ def _calibrated(
             )
         cap_siblings(parents[begin:end], told[begin:end])
     return told
+
+
+@njit(cache=True)
+def isotonic(told: Floats, weight: Floats) -> Floats:
+    """The rising curve with the least weighted squared error: neighbours that fall are pooled.
+    To the bit scipy's isotonic_regression, whose checks take ten times as long."""
+    fitted, weights = told.copy(), weight.copy()
+    begins = np.zeros(len(told) + 1, np.int64)
+    begins[1] = 1
+    block, at = 0, 1
+    while at < len(told):
+        level, mass, total = told[at], weight[at], 0.0
+        if fitted[block] >= level:
+            total = weights[block] * fitted[block] + mass * level
+            mass += weights[block]
+            level = total / mass
+            while at < len(told) - 1 and level >= told[at + 1]:
+                at += 1
+                total += weight[at] * told[at]
+                mass += weight[at]
+                level = total / mass
+            while block > 0 and fitted[block - 1] >= level:
+                block -= 1
+                total += weights[block] * fitted[block]
+                mass += weights[block]
+                level = total / mass
+        else:
+            block += 1
+        fitted[block], weights[block] = level, mass
+        at += 1
+        begins[block + 1] = at
+    end = len(told)
+    for number in range(block, -1, -1):
+        fitted[begins[number] : end] = fitted[number]
+        end = begins[number]
+    return fitted
 
 
 @njit(cache=True)

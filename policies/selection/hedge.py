@@ -112,7 +112,7 @@ class Hedge:
         if outcome.lane != self._drafting.get(outcome.request):
             self._drafting[outcome.request] = outcome.lane
             self._likely = None
-        drafter, seconds = self._roster.drafter(outcome), self._roster.slot_seconds(outcome)
+        drafter, seconds = self._roster.slot(outcome)
         if seconds is None:
             self._evidence.slot(row, None)
         elif outcome.lane is None:

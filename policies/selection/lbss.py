@@ -92,7 +92,7 @@ class Lbss:
         epoch = self._epochs.get(outcome.request)
         if epoch is None:
             return
-        drafter, seconds = self._roster.drafter(outcome), self._roster.slot_seconds(outcome)
+        drafter, seconds = self._roster.slot(outcome)
         if drafter is not None:
             epoch.last_lane = outcome.lane
             if seconds is not None and self._explores(epoch):

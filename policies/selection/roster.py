@@ -1,6 +1,7 @@
 """Who is here. Every selection keeps its mapping until somebody comes, goes, or is due."""
 
 from collections.abc import Sequence
+from operator import is_
 
 from policies.request import LaneView, RequestView, RoundOutcome
 
@@ -13,35 +14,35 @@ class Roster:
         self.lanes: dict[str, LaneView] = {}
         self._places: dict[str, tuple[str, int]] = {}
         self._joined: set[str] = set()
+        self._seen: Sequence[RequestView] = ()
 
     def changed(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> bool:
         """Takes both lists; whether they differ in what a mapping depends on. Their order, and
         the costs of lanes, which are refined all the time, do not count."""
-        here = {request.name: request for request in requests}
         places = {lane.name: (lane.drafter, lane.capacity) for lane in lanes}
-        changed = here.keys() != self.requests.keys() or places != self._places
-        if changed:
-            self._joined = (self._joined | (here.keys() - self.requests.keys())) & here.keys()
-        self.requests, self._places = here, places
+        changed = places != self._places
+        self._places = places
         self.lanes = {lane.name: lane for lane in lanes}
+        # In most rounds they are the very same, which is seen without looking into any.
+        if changed or len(requests) != len(self._seen) or not all(map(is_, requests, self._seen)):
+            here = {request.name: request for request in requests}
+            changed = changed or here.keys() != self.requests.keys()
+            if changed:
+                self._joined = (self._joined | (here.keys() - self.requests.keys())) & here.keys()
+            self.requests, self._seen = here, tuple(requests)
         return changed
 
-    def drafter(self, outcome: RoundOutcome) -> str | None:
-        """Who drafted; None: nobody did, or the lane has left since."""
-        lane = self._lane(outcome)
-        return lane.drafter if lane else None
-
-    def slot_seconds(self, outcome: RoundOutcome) -> float | None:
-        """Slot time without re-computation after a switch, which is a cost of its own in eq. 6.
-        None for a request's first slot here: that holds its prefill, or the time that it was
-        preempted for, which is no lane's doing. Asked once for each outcome."""
+    def slot(self, outcome: RoundOutcome) -> tuple[str | None, float | None]:
+        """Who drafted; None: nobody did, or the lane has left since. And slot time without
+        re-computation after a switch, which is a cost of its own in eq. 6; None for a request's
+        first slot here: that holds its prefill, or the time that it was preempted for, which is
+        no lane's doing. Asked once for each outcome."""
+        lane = None if outcome.lane is None else self.lanes.get(outcome.lane)
+        drafter = None if lane is None else lane.drafter
         if outcome.request in self._joined:
             self._joined.remove(outcome.request)
-            return None
-        lane = self._lane(outcome)
+            return drafter, None
         if lane is None:
-            return outcome.seconds
-        return outcome.seconds - min(outcome.draft_s, outcome.caught_up * lane.catch_up_s)
-
-    def _lane(self, outcome: RoundOutcome) -> LaneView | None:
-        return self.lanes.get(outcome.lane) if outcome.lane is not None else None
+            return None, outcome.seconds
+        reading_s = min(outcome.draft_s, outcome.caught_up * lane.catch_up_s)
+        return drafter, outcome.seconds - reading_s

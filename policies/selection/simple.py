@@ -154,7 +154,7 @@ class EpsilonGreedy:
         if outcome.request not in self._mapping:
             return
         self._due.add(outcome.request)
-        drafter, seconds = self._roster.drafter(outcome), self._roster.slot_seconds(outcome)
+        drafter, seconds = self._roster.slot(outcome)
         if drafter is not None and seconds is not None:
             self._goodput.observe(outcome.request, drafter, outcome.committed / seconds)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from policies.calibration import IDENTITY, Calibration
 from policies.cost import Bent
@@ -48,7 +49,7 @@ def chances_of(
     max_depth: int,
 ) -> Chances:
     """Arguments by pair, but for `standing`."""
-    left = standing.left[request]
+    lasting, deepest = _room_for_drafts(request, standing.left, max_depth)
     return Chances(
         request=request,
         lane=lane,
@@ -57,10 +58,20 @@ def chances_of(
         trust=trust,
         found=belief.found,
         unread=unread,
-        # Rounds with drafts commit several tokens each.
-        lasting=np.clip(left / 4.0, 1.0, _READING_LASTS),
-        deepest=np.minimum(left, max_depth).astype(np.int64),
+        lasting=lasting,
+        deepest=deepest,
     )
+
+
+@njit(cache=True)
+def _room_for_drafts(request: Ints, left: Floats, max_depth: int) -> tuple[Floats, Ints]:
+    """Of each pair, rounds in which having read pays, and levels that the output has room for."""
+    lasting, deepest = np.empty(len(request)), np.empty(len(request), np.int64)
+    for pair, place in enumerate(request):
+        # Rounds with drafts commit several tokens each.
+        lasting[pair] = min(max(left[place] / 4.0, 1.0), _READING_LASTS)
+        deepest[pair] = int(min(left[place], max_depth))
+    return lasting, deepest
 
 
 def rules_of(

@@ -88,11 +88,7 @@ class Ledger:
         """A round with drafts: `drafts_share` of its forward, prompts included, is theirs.
         `waiting_s`: what plain rounds take besides their forward; `handling_s`: rounds with
         drafts besides drafting."""
-        self._open[rows, 0] = gains
-        self._open[rows, 1] = drafts_share
-        self._open[rows, 2] = waiting_s
-        self._open[rows, 3] = handling_s
-        self._open[rows, 4] = 1.0
+        _expect(rows, gains, drafts_share, waiting_s, handling_s, self._open)
 
     def settle(
         self,
@@ -105,10 +101,8 @@ class Ledger:
         """The round took each `seconds`, of them `verify_s` in the forward, of that `prompts_s`
         for prompts, and so long for drafting, be it for others. One that nobody expected was
         plain."""
-        tokens, plain = _entries(rows, self._open, seconds, verify_s, prompts_s, drafting_s)
-        self._whole[rows, 0] += tokens
-        self._whole[rows, 1] += plain
-        _enter(rows, tokens - plain, self._rounds, self._entries, self._credit)
+        entries = _entries(rows, self._open, seconds, verify_s, prompts_s, drafting_s)
+        _enter(rows, entries, self._whole, self._rounds, self._entries, self._credit)
 
     def forget(self, row: int) -> None:
         tokens, plain, promised = self._whole[row].tolist()
@@ -136,14 +130,13 @@ class Ledger:
         """Of each request in the fair objective: from 1, for the well-off and those who are
         promised nothing, to 1 + care at the promised speed and below. They stand for the
         multipliers of the constraints that nobody be slower than promised."""
-        return _weights(promised, self._whole[rows], self._promise, self.care)
+        return _weights(rows, promised, self._whole, self._promise, self.care)
 
     def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:
         """1 + g + credit + overdraft ≥ T / T_plain for each request that it binds; what it owes
         beyond that is repaid in parts, so that one bad round does not stop the whole batch."""
-        self._whole[rows, 2] = binds
-        allowed = self._credit[rows] + self._overdraft
-        return TimeCaps(*_caps(binds, allowed, self._repay, plain_s))
+        credit, overdraft = self._credit, self._overdraft
+        return TimeCaps(*_caps(rows, binds, credit, overdraft, self._repay, plain_s, self._whole))
 
 
 class Trust:
@@ -177,6 +170,26 @@ class Trust:
             known[row] = 0.0
 
 
+# Rows are picked in compiled code: numpy takes over 1 µs to read or write those of one column.
+
+
+@njit(cache=True)
+def _expect(
+    rows: Ints,
+    gains: Floats,
+    drafts_share: float,
+    waiting_s: float,
+    handling_s: float,
+    open_: Floats,
+) -> None:
+    for number, row in enumerate(rows):
+        open_[row, 0] = gains[number]
+        open_[row, 1] = drafts_share
+        open_[row, 2] = waiting_s
+        open_[row, 3] = handling_s
+        open_[row, 4] = 1.0
+
+
 @njit(cache=True)
 def _entries(
     rows: Ints,
@@ -185,13 +198,14 @@ def _entries(
     verify_s: Floats,
     prompts_s: Floats,
     drafting_s: float,
-) -> tuple[Floats, Floats]:
-    """What each request's round brought it, and how many plain ones fit into its time. Closes it.
+) -> Floats:
+    """What each request's round brought it, and how many plain ones fit into its time: two rows.
+    Closes it.
 
     Prompts are left out: they come as requests end, so the faster all decode, the more of them a
     round has, and they would make what drafts cost look like a smaller share of it.
     """
-    tokens, plain = np.ones((2, len(rows)))
+    tokens, plain = entries = np.ones((2, len(rows)))
     for number, row in enumerate(rows):
         gain, drafts_share, waiting_s, usual_s, drafted = open_[row]
         open_[row] = 0.0
@@ -208,36 +222,51 @@ def _entries(
         took_s = waiting_s + forward_s + drafting_s + handling_s
         # A clock too coarse for the round must not make it look endless.
         plain[number] = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))
-    return tokens, plain
+    return entries
 
 
 @njit(cache=True)
-def _enter(rows: Ints, entries: Floats, rounds: Floats, count: Floats, credit: Floats) -> None:
+def _enter(
+    rows: Ints, entries: Floats, whole: Floats, rounds: Floats, count: Floats, credit: Floats
+) -> None:
     window = rounds.shape[1]
     for number, row in enumerate(rows):
+        tokens, plain = entries[0, number], entries[1, number]
+        whole[row, 0] += tokens
+        whole[row, 1] += plain
         place = int(count[row]) % window
-        credit[row] += entries[number] - rounds[row, place]
-        rounds[row, place] = entries[number]
+        credit[row] += tokens - plain - rounds[row, place]
+        rounds[row, place] = tokens - plain
         count[row] += 1.0
 
 
 @njit(cache=True)
-def _weights(promised: Mask, whole: Floats, promise: float, care: float) -> Floats:
-    weights = np.ones(len(promised))
-    for number, (tokens, plain, _) in enumerate(whole):
+def _weights(rows: Ints, promised: Mask, whole: Floats, promise: float, care: float) -> Floats:
+    weights = np.ones(len(rows))
+    for number, row in enumerate(rows):
         if promised[number]:
-            speed = (tokens + _ROUNDS_BEFORE) / (plain + _ROUNDS_BEFORE)
+            speed = (whole[row, 0] + _ROUNDS_BEFORE) / (whole[row, 1] + _ROUNDS_BEFORE)
             slow = (_WELL_OFF - speed) / (_WELL_OFF - promise)
             weights[number] += care * min(max(slow, 0.0), 1.0)
     return weights
 
 
 @njit(cache=True)
-def _caps(binds: Mask, allowed: Floats, repay: float, plain_s: float) -> Floats:
-    slope, offset = caps = np.zeros((2, len(binds)))
+def _caps(
+    rows: Ints,
+    binds: Mask,
+    credit: Floats,
+    overdraft: float,
+    repay: float,
+    plain_s: float,
+    whole: Floats,
+) -> Floats:
+    slope, offset = caps = np.zeros((2, len(rows)))
     offset[:] = np.inf
-    for number, tokens in enumerate(allowed):
+    for number, row in enumerate(rows):
+        whole[row, 2] = 1.0 if binds[number] else 0.0
         if binds[number]:
+            tokens = credit[row] + overdraft
             slope[number] = plain_s
             offset[number] = plain_s * (tokens if tokens >= 0.0 else repay * tokens)
     return caps

@@ -26,10 +26,10 @@ from policies.speculation.lanes import Lanes, chances_of, rules_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import (
     Choice,
-    Gains,
     Objective,
     TimeCaps,
     best_prefix,
+    freely,
     urgent_nodes,
 )
 from policies.speculation.prospects import Calls, RoundCosts, call_rows, everyone, reach_of
@@ -135,7 +135,8 @@ class Planner:
             name, at = lanes.names[lane], lanes.at(lane)
             able = standing.left[at] > 0
             begins |= self._idle.explorers(name, at, rows, able, begins, rule, plain_s)
-            plans[place] = self._plan_of(name, at, rows, standing, rule, begins)
+            deepest = lanes.chances.deepest[lanes.pairs(lane)]
+            plans[place] = self._plan_of(name, rows[at], deepest, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
             self._ledger.expect(
@@ -164,8 +165,8 @@ class Planner:
         seconds = drafting_s + context.waiting_s + verify_s
         plain_s = float(seconds[0]) - drafting_s
         no_harm = self._no_harm_caps(standing, rows, plain_s)
-        gains = Gains.of(forest, self._params.objective, self._weights(standing, rows))
-        choice = self._choose(standing, gains, seconds, now - drafting_s, no_harm)
+        weight = self._weights(standing, rows)
+        choice = self._choose(standing, forest, weight, seconds, now - drafting_s, no_harm)
         self.needs_over_harm += choice.needs_over_harm
         self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
         kept_s = float(verify_s[len(choice.nodes)])
@@ -266,16 +267,15 @@ class Planner:
         return Lanes(names, starts, steps, Calls(calls, widths), chances)
 
     def _plan_of(
-        self, lane: str, at: Ints, rows: Ints, standing: Standing, rule: GrowthRule, begins: Mask
+        self, lane: str, rows: Ints, deepest: Ints, rule: GrowthRule, begins: Mask
     ) -> DraftPlan:
-        self._asked.setdefault(lane, set()).update(rows[at[begins]].tolist())
+        self._asked.setdefault(lane, set()).update(rows[begins].tolist())
         if not begins.any():
             self._idle.rest(lane)
             return DraftPlan([DraftLimit(0)] * len(begins))
         self._idle.wake(lane)
-        most = np.minimum(standing.left[at], self._params.max_depth)
-        depths = np.where(begins, most, 0.0).tolist()
-        limit = {depth: DraftLimit(int(depth), rule.width) for depth in set(depths)}
+        depths = (deepest * begins).tolist()
+        limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
         return DraftPlan([limit[depth] for depth in depths], rule)
 
     def _sibling_shares(self, lane: str, widest: int) -> list[float]:
@@ -297,16 +297,17 @@ class Planner:
     def _choose(
         self,
         standing: Standing,
-        gains: Gains,
+        forest: Forest,
+        weight: Floats,
         seconds: Floats,
         begun_s: float,
         no_harm: TimeCaps,
     ) -> Choice:
         """`begun_s`: when the round did, from which `seconds` count."""
-        kind, most, count = self._params.objective, len(seconds) - 1, len(standing.context)
-        ranking = gains.ranked(most)
-        value = ranking.objective(kind, seconds)
-        free = best_prefix(ranking, value, seconds, TimeCaps.none(count), no_harm)
+        kind, most = self._params.objective, len(seconds) - 1
+        gains, free = freely(forest, kind, weight, most, seconds, no_harm)
+        if np.isnan(standing.tpot_s).all():
+            return free
         slo = standing.slo_caps(begun_s)
         if np.all(free.seconds <= slo.at(free.gain)):
             return free

@@ -53,20 +53,28 @@ class Gains(NamedTuple):
     weight: Floats
     """Of each request, in the fair objective."""
 
-    @classmethod
-    def of(cls, forest: Forest, objective: Objective, weight: Floats) -> "Gains":
-        ordered = _most_probable_first(forest, objective == "fair", weight)
-        nodes, path, before, place, by_worth = ordered
-        return cls(nodes, forest.owner, path, before, place, forest.starts, by_worth, weight)
-
-    def ranked(self, most: int) -> "Ranking":
-        """By worth; `most`: nodes that the budget lets through."""
-        return Ranking(*_taken(self, self.by_worth[:most], 0))
-
     def needs_first(self, urgent: Ints, urgency: Floats, most: int) -> "Ranking":
-        """Before all others the `urgent` best of each request, the greatest `urgency` first."""
+        """By worth, but before all others the `urgent` best of each request, the greatest
+        `urgency` first; `most`: nodes that the budget lets through."""
         order, needed = _needs_first(self, urgent, urgency)
         return Ranking(*_taken(self, order[:most], min(needed, most)))
+
+
+def freely(
+    forest: Forest,
+    objective: Objective,
+    weight: Floats,
+    most: int,
+    seconds: Floats,
+    no_harm: TimeCaps,
+) -> tuple[Gains, "Choice"]:
+    """The best prefix where no SLO asks for anything, which most rounds find to be enough; and the
+    nodes by worth, for those that do not. In one compiled call: each takes some 5 µs to enter."""
+    *ordered, length, gain = _freely(forest, objective == "fair", weight, most, seconds, no_harm)
+    nodes, path, before, place, by_worth = ordered
+    gains = Gains(nodes, forest.owner, path, before, place, forest.starts, by_worth, weight)
+    kept = nodes[by_worth[:length]]
+    return gains, Choice(kept, float(seconds[length]), gain, needs_over_harm=False)
 
 
 class Ranking(NamedTuple):
@@ -161,6 +169,24 @@ def _objective(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
             owner = ranking.owner[length]
             gained += weight[owner] * np.log1p(path / (1.0 + before)) if fair else path
     return value
+
+
+@njit(cache=True)
+def _freely(
+    forest: Forest, fair: bool, weight: Floats, most: int, seconds: Floats, no_harm: TimeCaps
+) -> tuple[Ints, Floats, Floats, Ints, Ints, int, Floats]:
+    """As `_most_probable_first`; how many nodes are taken, and what each request gains by them."""
+    nodes, path, before, place, by_worth = _most_probable_first(forest, fair, weight)
+    order = by_worth[:most]
+    owner, paths = forest.owner[order], path[order]
+    ranking = Ranking(nodes[order], owner, paths, before[order], 0, weight)
+    unbound = TimeCaps(np.zeros(len(weight)), np.full(len(weight), np.inf))
+    value = _objective(ranking, fair, seconds)
+    length, _ = _best_length(ranking, value, seconds, unbound, no_harm)
+    gain = np.zeros(len(weight))
+    for at in range(length):
+        gain[owner[at]] += paths[at]
+    return nodes, path, before, place, by_worth, length, gain
 
 
 @njit(cache=True)

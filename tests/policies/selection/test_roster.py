@@ -22,27 +22,27 @@ def test_the_first_slot_of_who_came_or_came_back_is_no_measure_of_a_lane() -> No
     """It holds the prefill, or the wait of a preempted request."""
     roster, here = Roster(), requests("r", "s")
     roster.changed(here, [LANE])
-    assert roster.slot_seconds(ROUND) is None
-    assert roster.slot_seconds(ROUND) == ROUND.seconds
+    assert roster.slot(ROUND)[1] is None
+    assert roster.slot(ROUND)[1] == ROUND.seconds
     roster.changed(here[1:], [LANE])
     roster.changed(here, [LANE])
-    assert roster.slot_seconds(ROUND) is None
-    assert roster.slot_seconds(ROUND) == ROUND.seconds
+    assert roster.slot(ROUND)[1] is None
+    assert roster.slot(ROUND)[1] == ROUND.seconds
 
 
 def test_catch_up_is_taken_off_the_drafting_that_held_it() -> None:
     roster = Roster()
     roster.changed(requests("r"), [LANE])
-    roster.slot_seconds(ROUND)
+    roster.slot(ROUND)
     moved = RoundOutcome("r", "x", 4, 4, 1, 2, seconds=0.1, draft_s=0.03, caught_up=20)
-    assert roster.slot_seconds(moved) == 0.1 - 0.02
+    assert roster.slot(moved)[1] == 0.1 - 0.02
     far = RoundOutcome("r", "x", 4, 4, 1, 2, seconds=0.1, draft_s=0.03, caught_up=500)
-    assert roster.slot_seconds(far) == 0.1 - 0.03
+    assert roster.slot(far)[1] == 0.1 - 0.03
 
 
 def test_the_drafter_of_a_lane_that_has_left_is_unknown() -> None:
     roster, here = Roster(), requests("r")
     roster.changed(here, [LANE])
-    assert roster.drafter(ROUND) == "drafter"
+    assert roster.slot(ROUND)[0] == "drafter"
     roster.changed(here, [])
-    assert roster.drafter(ROUND) is None
+    assert roster.slot(ROUND)[0] is None

@@ -14,6 +14,7 @@ from policies.speculation.prefix import (
     Objective,
     TimeCaps,
     best_prefix,
+    freely,
     tightest_cap,
     urgent_nodes,
 )
@@ -53,14 +54,26 @@ def chosen(
     """The planner's own masks, and what each request gains by them."""
     forest, free = Forest.of(candidates(drafted)), TimeCaps.none(len(drafted))
     weight = np.ones(len(drafted)) if weight is None else weight
-    ranking = Gains.of(forest, kind, weight).ranked(len(seconds) - 1)
+    gains, choice = freely(forest, kind, weight, len(seconds) - 1, seconds, no_harm or free)
+    # Where nobody needs anything, the long way comes to the same.
+    none = np.zeros(len(drafted))
+    ranking = gains.needs_first(none.astype(np.int64), none, len(seconds) - 1)
     objective = ranking.objective(kind, seconds)
-    choice = best_prefix(ranking, objective, seconds, free, no_harm or free)
+    same = best_prefix(ranking, objective, seconds, free, no_harm or free)
+    assert choice.nodes.tolist() == same.nodes.tolist()
+    assert choice.gain.tolist() == same.gain.tolist()
     masks = forest.masks(choice.nodes)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     assert choice.gain == pytest.approx(forest.gains(choice.nodes))
     assert choice.seconds == seconds[len(choice.nodes)]
     return masks, choice.gain
+
+
+def gains_of(drafted: Sequence[DraftTree], kind: Objective) -> Gains:
+    forest, requests = Forest.of(candidates(drafted)), len(drafted)
+    seconds = np.ones(forest.nodes + 1)
+    free = TimeCaps.none(requests)
+    return freely(forest, kind, np.ones(requests), forest.nodes, seconds, free)[0]
 
 
 def loss(kind: Objective, got: float, best: float) -> float:
@@ -137,7 +150,8 @@ def test_time_caps_hold_at_every_prefix(
 ) -> None:
     slope, offset = np.array(lines[: len(drafted)]).T
     caps = TimeCaps(slope, offset)
-    ranking = Gains.of(Forest.of(candidates(drafted)), "fair", np.ones(len(drafted))).ranked(100)
+    none = np.zeros(len(drafted))
+    ranking = gains_of(drafted, "fair").needs_first(none.astype(np.int64), none, 100)
     along = tightest_cap(ranking, caps)
     for length in range(len(ranking.nodes) + 1):
         gains = np.bincount(ranking.owner[:length], ranking.path[:length], len(drafted))
@@ -151,7 +165,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
     seconds = np.array([1.0, 1.5, 2.0, 2.5])
     slo = TimeCaps(np.zeros(2), np.array([2.05, np.inf]))
     no_harm = TimeCaps(np.array([0.0, 1.0]), np.array([np.inf, 0.05]))
-    gains = Gains.of(Forest.of(candidates(drafted)), "throughput", np.ones(len(drafted)))
+    gains = gains_of(drafted, "throughput")
 
     def kept(needed: int, one: TimeCaps, other: TimeCaps) -> tuple[int, bool]:
         ranking = gains.needs_first(np.array([needed, 0]), np.array([2.0, 0.0]), 3)
@@ -177,7 +191,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
 def test_hopeless_needs_take_what_earns_the_needy_time() -> None:
     """Tokens are worth 100 ms to each; a node that costs all of them 5 ms must earn more."""
     drafted = [DraftTree.chain([1, 2], [0.2, 0.1])] * 5
-    gains = Gains.of(Forest.of(candidates(drafted)), "throughput", np.ones(len(drafted)))
+    gains = gains_of(drafted, "throughput")
 
     def urgent(needy: int) -> tuple[list[int], list[int]]:
         needs = np.array([9.0] * needy + [0.0] * (5 - needy))
