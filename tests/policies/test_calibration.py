@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
-from policies.calibration import RANKS, Calibration, CalibrationParams
+from policies.calibration import RANKS, Calibration, CalibrationParams, isotonic
 from policies.tree import ROOT, DraftTree
 from policies.trees import merge_each
 from tests.policies.test_tree import trees
@@ -146,3 +147,17 @@ def test_memory_does_not_grow() -> None:
     small = len(pickle.dumps(calibration))
     show(calibration, np.sqrt, rounds=20_000)
     assert len(pickle.dumps(calibration)) <= small + 64
+
+
+@settings(deadline=None)  # the first call compiles
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(1e-3, 1e3)), min_size=1, max_size=24),
+    st.sampled_from([1, 2, 9]),
+)
+def test_the_rising_curve_is_scipy_s_to_the_bit(
+    points: list[tuple[float, float]], digits: int
+) -> None:
+    """Rounded: there are ties among them."""
+    told, weight = np.array(points).T
+    told = told.round(digits)
+    assert np.array_equal(isotonic(told, weight), isotonic_regression(told, weights=weight).x)
