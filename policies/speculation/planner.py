@@ -1,9 +1,9 @@
 """Our default: one plan for the whole round, fair to every request (DESIGN 4.6).
 
-Precedence: budgets; needs of SLO requests, the greatest A(r) first; SLOs; no harm to the others;
-then the objective, proportionally fair or throughput. `plan` decides for all lanes who begins to
-draft and how wide (beginning.py), `GrowthRule` how deep while drafting goes on, `select` what is
-verified of it.
+Precedence: what a forward takes; needs of SLO requests, the greatest A(r) first; SLOs; no harm to
+the others; then the objective, proportionally fair or throughput. `plan` decides for all lanes who
+begins to draft and how wide (beginning.py), `GrowthRule` how deep while drafting goes on, `select`
+what is verified of it.
 """
 
 from collections.abc import Mapping, Sequence
