@@ -64,13 +64,6 @@ class Counts(NamedTuple):
     """Summed up."""
 
 
-class _Curves(NamedTuple):
-    """Those of the ranks, a row for each."""
-
-    confidence: Floats
-    probability: Floats
-
-
 class Calibration:
     """Of one drafter. Feed it the drafter's own trees and what was then committed."""
 
@@ -82,7 +75,8 @@ class Calibration:
         self._since_fit = 0
         self._fitted_to = np.full((RANKS + 1, BINS), np.nan)
         """What had been seen, by everyone, when the curves were fitted."""
-        self._curves = [IDENTITY] * (RANKS + 1)
+        self._curves = np.tile(_CENTRES, (2, RANKS + 1, 1))
+        """Confidence and probability of the curve of each rank, and of survival."""
         self._add_up()
         self._fit()
 
@@ -93,7 +87,7 @@ class Calibration:
         starts = starts_of(trees)
         parents = np.concatenate([tree.parents for tree in trees])
         confidence = np.concatenate([tree.confidence for tree in trees])
-        probability = _calibrated(starts, parents, confidence, self._of_ranks)
+        probability = _calibrated(starts, parents, confidence, self._curves)
         bounds = starts.tolist()
         return [
             DraftTree(tree.tokens, tree.parents, tree.depth, probability[begin:end])
@@ -103,12 +97,7 @@ class Calibration:
     @property
     def survival(self) -> Curve:
         """P(any of a node's drafted children is right), by the sum of their confidences."""
-        return self._curves[SURVIVAL]
-
-    def rank_share(self, rank: int, prior: float, weight: float = 16.0) -> float:
-        """How often the sibling of this rank is the right one; `prior` until it was seen."""
-        seen, accepted = self._totals[min(rank, RANKS - 1)]
-        return (accepted + weight * prior) / (seen + weight)
+        return Curve(*self._curves[:, SURVIVAL])
 
     def observe(self, drafted: Iterable[tuple[DraftTree, Sequence[int]]]) -> None:
         """Learns from trees as they were drafted and the tokens that were then committed.
@@ -151,11 +140,12 @@ class Calibration:
         self._fit()
 
     def _add_up(self) -> None:
-        """Seen and accepted of each rank, which a plan asks for in every round."""
+        """What a plan asks for in every round."""
         own, others = self._counts, self._others
         seen = own.seen.sum(axis=1) + others.seen.sum(axis=1)
         accepted = own.accepted.sum(axis=1) + others.accepted.sum(axis=1)
-        self._totals = list(zip(seen.tolist(), accepted.tolist(), strict=True))
+        self.ranks = np.stack((seen, accepted), axis=1)[:RANKS]
+        """Of siblings of each rank, how many were judged and how many were the right one."""
 
     def _everyones(self) -> Counts:
         return Counts(*(own + told for own, told in zip(self._counts, self._others, strict=True)))
@@ -163,17 +153,7 @@ class Calibration:
     def _fit(self) -> None:
         """Anew only the curves of which more has been seen: of chains, two of five."""
         self._since_fit = 0
-        prior = self._params.prior
-        counts = self._everyones()
-        weight = counts.seen + prior
-        confidence = (counts.confidence + prior * _CENTRES) / weight
-        share = (counts.accepted + prior * _CENTRES) / weight
-        for row in np.flatnonzero((counts.seen != self._fitted_to).any(axis=1)).tolist():
-            self._curves[row] = Curve(confidence[row], isotonic(share[row], weight[row]))
-        self._fitted_to = counts.seen
-        self._of_ranks = _Curves(
-            confidence[:RANKS], np.stack([curve.probability for curve in self._curves[:RANKS]])
-        )
+        self._curves = _fitted(self._everyones(), self._params.prior, self._fitted_to, self._curves)
 
 
 def _no_counts() -> Counts:
@@ -183,9 +163,22 @@ def _no_counts() -> Counts:
 _CENTRES = np.sin((np.arange(BINS) + 0.5) / BINS * (np.pi / 2)) ** 2
 
 
+NO_RANKS = np.zeros((RANKS, 2))
+"""Of a drafter of whom no sibling was judged."""
+_RANK_PRIOR = 16.0
+"""Siblings that a prior counts for."""
+
+
+@njit(cache=True)
+def share_of_rank(ranks: Floats, rank: int, prior: float) -> float:
+    """How often the sibling of this rank is the right one; `prior` until it was seen."""
+    seen, accepted = ranks[min(rank, RANKS - 1)]
+    return (accepted + _RANK_PRIOR * prior) / (seen + _RANK_PRIOR)
+
+
 @njit(cache=True)
 def _calibrated(
-    starts: Ints, parents: NDArray[np.int32], confidence: NDArray[np.float32], curves: _Curves
+    starts: Ints, parents: NDArray[np.int32], confidence: NDArray[np.float32], curves: Floats
 ) -> NDArray[np.float32]:
     told = np.empty_like(confidence)
     for tree in range(len(starts) - 1):
@@ -194,11 +187,24 @@ def _calibrated(
         for node in range(begin, end):
             rank = min(siblings[parents[node] + 1], RANKS - 1)
             siblings[parents[node] + 1] += 1
-            told[node] = interpolated(
-                curves.confidence[rank], curves.probability[rank], confidence[node]
-            )
+            told[node] = interpolated(curves[0, rank], curves[1, rank], confidence[node])
         cap_siblings(parents[begin:end], told[begin:end])
     return told
+
+
+@njit(cache=True)
+def _fitted(counts: Counts, prior: float, fitted_to: Floats, before: Floats) -> Floats:
+    """The curves, anew where more has been seen than `fitted_to`, which is brought up to date."""
+    curves = before.copy()
+    for row in range(RANKS + 1):
+        if (counts.seen[row] == fitted_to[row]).all():
+            continue
+        weight = counts.seen[row] + prior
+        curves[0, row] = (counts.confidence[row] + prior * _CENTRES) / weight
+        share = (counts.accepted[row] + prior * _CENTRES) / weight
+        curves[1, row] = isotonic(share, weight)
+        fitted_to[row] = counts.seen[row]
+    return curves
 
 
 @njit(cache=True)

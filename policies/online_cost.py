@@ -9,6 +9,7 @@ stays within bounds, so no run of odd observations can make a forward cost nothi
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -57,28 +58,31 @@ class RefinedCost:
     """
 
     def __init__(self, fitted: CostModel, params: RefinementParams | None = None) -> None:
-        self._fitted = fitted
-        self._params = params or RefinementParams()
+        params = params or RefinementParams()
         self._shape = fitted.bent
         self._call_unit_s = fitted.predict(0, 1)
-        furthest = self._params.furthest
-        self._centre = np.array([1.0, 1.0, 1.0, 0.0])
+        furthest, longest_call = params.furthest, params.longest_call
+        self._reach = _Reach(furthest, longest_call, 1.0 - 1.0 / params.memory)
         # By how much each may differ from there: a call by much more than a scale.
-        spread = np.array([_SPREAD] * 3 + [max(_SPREAD, _CALL_SPREAD * self._params.longest_call)])
-        self._certain = (_SPREAD / spread) ** 2
-        self._lowest = np.array([1.0 / furthest] * 3 + [0.0])
-        self._highest = np.array([furthest] * 3 + [self._params.longest_call])
-        self._scales = self._centre.copy()
-        # The normal equations of the scales, without the prior.
-        self._squares = np.zeros((_PARTS, _PARTS))
-        self._products = np.zeros(_PARTS)
+        spread = np.array([_SPREAD] * 3 + [max(_SPREAD, _CALL_SPREAD * longest_call)])
+        self._box = np.array(
+            [
+                (1.0, 1.0, 1.0, 0.0),
+                [1.0 / furthest] * 3 + [0.0],
+                [furthest] * 3 + [longest_call],
+                (_SPREAD / spread) ** 2,
+            ]
+        )
+        self._scales = self._box[_CENTRE].copy()
+        self._normal = np.zeros((_PARTS + 1, _PARTS))
+        """The normal equations of the scales, without the prior: squares, and products below."""
         self._variance = _SCATTER**2
         self.bent = self._shape
 
     @property
     def prior(self) -> float:
         """Observations that the fit itself is worth, each of one part alone."""
-        return min(self._variance / _SPREAD**2, _MOST_PRIOR)
+        return _prior.py_func(self._variance)
 
     @property
     def call_s(self) -> float:
@@ -93,30 +97,20 @@ class RefinedCost:
         them."""
         if not isfinite(seconds):
             raise ValueError(f"a forward took {seconds} seconds")
-        fitted, params = self._shape, self._params
-        one_s = self._fitted.predict(context, tokens)
+        fitted = self._shape
+        one_s = fitted.predict(context, tokens)
         if one_s <= 0.0:
             return  # nothing to scale
         expected = forwards * one_s
-        of_call = self._call_unit_s / expected
-        usual = (forwards * self.predict(context, tokens) + self.call_s) / expected
-        slower = min(max(seconds / expected, usual / _ODD), usual * _ODD)
-        most = params.furthest + params.longest_call * of_call
-        slower = min(max(slower, 1.0 / params.furthest), most)
-        error = (slower - usual) / usual
-        self._variance += _SCATTER_MEMORY * (error * error - self._variance)
         of_fixed, of_context = fitted.delta / one_s, fitted.alpha * context / one_s
-        _learn(
-            self._squares,
-            self._products,
+        self._variance = _learn(
+            (of_fixed, of_context, 1.0 - of_fixed - of_context, self._call_unit_s / expected),
+            seconds / expected,
+            self._reach,
+            self._box,
+            self._normal,
             self._scales,
-            (of_fixed, of_context, 1.0 - of_fixed - of_context, of_call),
-            slower,
-            self.prior * self._certain,
-            1.0 - 1.0 / params.memory,
-            self._centre,
-            self._lowest,
-            self._highest,
+            self._variance,
         )
         fixed, per_context, per_token, _ = self._scales.tolist()
         self.bent = Bent(
@@ -128,31 +122,63 @@ class RefinedCost:
         )
 
 
+class _Reach(NamedTuple):
+    furthest: float
+    longest_call: float
+    keep: float
+    """Of what was seen before, per observation."""
+
+
+_CENTRE, _LOWEST, _HIGHEST, _CERTAIN = range(4)
+"""Rows of what is told of each scale: where it is without observations, its bounds, and how much
+more certain that is than of a forward's parts."""
+
+
+@njit(cache=True)
+def _prior(variance: float) -> float:
+    return min(variance / _SPREAD**2, _MOST_PRIOR)
+
+
 @njit(cache=True)
 def _learn(
-    squares: Floats,
-    products: Floats,
-    scales: Floats,
     parts: tuple[float, float, float, float],
     slower: float,
-    prior: Floats,
-    keep: float,
-    centre: Floats,
-    lowest: Floats,
-    highest: Floats,
-) -> None:
+    reach: _Reach,
+    box: Floats,
+    normal: Floats,
+    scales: Floats,
+    variance: float,
+) -> float:
+    """Takes one observation: a call so many times `slower` than its forwards as they were fitted,
+    of which `parts` are each scale's. Changes `normal` and `scales`, and returns the variance."""
+    usual = 0.0
+    for part in range(_PARTS):
+        usual += parts[part] * scales[part]
+    slower = min(max(slower, usual / _ODD), usual * _ODD)
+    most = reach.furthest + reach.longest_call * parts[3]
+    slower = min(max(slower, 1.0 / reach.furthest), most)
+    error = (slower - usual) / usual
+    variance += _SCATTER_MEMORY * (error * error - variance)
+    squares, products = normal[:_PARTS], normal[_PARTS]
     for row in range(_PARTS):
         for column in range(_PARTS):
-            squares[row, column] = keep * squares[row, column] + parts[row] * parts[column]
-        products[row] = keep * products[row] + parts[row] * slower
+            squares[row, column] = reach.keep * squares[row, column] + parts[row] * parts[column]
+        products[row] = reach.keep * products[row] + parts[row] * slower
     # Least squares in a box, one scale after the other from where they are: a few sweeps.
     for _ in range(_SWEEPS):
         moved = 0.0
         for row in range(_PARTS):
-            others = squares[row] @ scales - squares[row, row] * scales[row]
-            best = prior[row] * centre[row] + products[row] - others
-            best = min(max(best / (prior[row] + squares[row, row]), lowest[row]), highest[row])
+            prior = _prior(variance) * box[_CERTAIN, row]
+            # As a loop: the way into BLAS takes longer than a whole sweep.
+            others = 0.0
+            for column in range(_PARTS):
+                others += squares[row, column] * scales[column]
+            others -= squares[row, row] * scales[row]
+            best = prior * box[_CENTRE, row] + products[row] - others
+            best /= prior + squares[row, row]
+            best = min(max(best, box[_LOWEST, row]), box[_HIGHEST, row])
             moved = max(moved, abs(best - scales[row]))
             scales[row] = best
         if moved < _SETTLED:
             break
+    return variance

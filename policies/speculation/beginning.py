@@ -43,17 +43,11 @@ class Beginning(NamedTuple):
     """By lane."""
 
 
+@njit(cache=True)
 def begin(
     chances: Chances, calls: Calls, everyone: Floats, costs: RoundCosts, fair: bool
 ) -> Beginning:
     """`everyone`: rows of the whole round (prospects.py)."""
-    return Beginning(*_begin(chances, calls, everyone, costs, fair))
-
-
-@njit(cache=True)
-def _begin(
-    chances: Chances, calls: Calls, everyone: Floats, costs: RoundCosts, fair: bool
-) -> tuple[Ints, Floats, Floats, Floats]:
     round_ = everyone_in(everyone)
     urgent = (round_.needs > 0.0)[chances.request]
     levels = _levels(chances, calls, round_, costs, fair)
@@ -62,11 +56,12 @@ def _begin(
     tried = np.full((len(_PRICES) * len(halves), len(urgent)), -1)
     tries = 0
     best = -np.inf
-    chosen = (
+    lanes = len(calls.width)
+    chosen = Beginning(
         np.zeros(len(urgent), np.int64),
         np.zeros(len(urgent)),
-        np.zeros(len(calls.width)),
-        np.zeros(len(calls.width)),
+        np.zeros(lanes),
+        np.zeros(lanes),
     )
     for price in _PRICES:
         second = price * costs.weights / plain_s
@@ -89,7 +84,7 @@ def _begin(
                 begun[line[:count]] = depth[line[:count]]
                 tokens = np.where(begun > 0, gain, 0.0)
                 nodes, drafting_s = _by_lane(begun, chances, calls, round_)
-                chosen = (begun, tokens, nodes, drafting_s)
+                chosen = Beginning(begun, tokens, nodes, drafting_s)
     return chosen
 
 

@@ -44,6 +44,31 @@ class Belief(NamedTuple):
     """How likely it has a draft at all."""
 
 
+class Tables(NamedTuple):
+    """All that is believed, as compiled code takes it."""
+
+    own: Floats
+    """[request, lane], rows of evidence."""
+    pool: Floats
+    """[lane]"""
+    prior: float
+    weight: float
+
+
+class Proposals(NamedTuple):
+    """Who has drafted the nodes of a forest, as arrays."""
+
+    counts: Ints
+    """Of each request's lanes."""
+    lanes: Ints
+    """One request's behind another's."""
+    free: Mask
+    """Of every lane, by number: it drafts for nothing."""
+    sources: Ints
+    """Of each node: bit i is set where its request's i-th lane has proposed it. Empty: all have
+    proposed all of theirs."""
+
+
 class Beliefs:
     def __init__(self, prior: float, weight: float) -> None:
         """`prior`: of an unknown lane's levels; `weight`: levels that the pool counts for."""
@@ -55,45 +80,30 @@ class Beliefs:
         self._own = np.zeros((0, 0, _COLUMNS))
         """[request, lane]."""
 
-    def of(self, rows: Ints, lanes: Sequence[str], lane: Ints) -> Belief:
-        """Of pairs: a row's request on the one of `lanes` that has this number."""
-        numbers = np.array([self._numbers.get(name, -1) for name in lanes], np.int64)
-        own, pool = self._own, self._pool
-        return Belief(*_beliefs(rows, numbers, lane, own, pool, self._prior, self._weight))
+    @property
+    def tables(self) -> Tables:
+        return Tables(self._own, self._pool, self._prior, self._weight)
 
-    def of_lane(self, lane: str) -> float:
-        """How likely a level is accepted, be it the first or a later one."""
-        pool, weight = self._of_all(lane), self._weight
-        accepted = pool[_FIRST] + pool[_SURVIVED] + weight * self._prior
-        return float(accepted / (pool[_ASKED] + pool[_REACHED] + weight))
+    def numbers(self, lanes: Sequence[str]) -> Ints:
+        """Of lanes in the tables; -1: nothing is known of it yet."""
+        return np.array([self._numbers.get(name, -1) for name in lanes], np.int64)
 
     def evidence(self, rows: Ints, lane: str) -> Floats:
         """Drafts that each request has had from this lane."""
         return self._of(rows, lane)[:, _ASKED]
 
-    def observe(
-        self, rows: Ints, candidates: Sequence[Candidate], forest: Forest, costly: Collection[str]
-    ) -> None:
-        """Drafted trees: the mass of each level is the probability that it is accepted. Lanes that
-        are not `costly` draft for nothing."""
+    def proposals(self, candidates: Sequence[Candidate], costly: Collection[str]) -> Proposals:
+        """Who has drafted what, in this object's numbers; new lanes get one. Lanes that are not
+        `costly` draft for nothing."""
         proposers = [lane for one in candidates for lane in one.lanes]
         for lane in dict.fromkeys(proposers):
             self._numbers.setdefault(lane, len(self._numbers))
         self._add_lanes()
-        counts = np.array([len(one.lanes) for one in candidates])
-        sources = ((1 << counts) - 1)[forest.owner]
-        for number, one in enumerate(candidates):
-            if one.sources is not None:
-                sources[forest.starts[number] : forest.starts[number + 1]] = one.sources
-        _credit(
-            rows,
-            counts,
+        return Proposals(
+            np.array([len(one.lanes) for one in candidates], np.int64),
             np.array([self._numbers[lane] for lane in proposers], np.int64),
             np.array([lane not in costly for lane in self._numbers], np.bool_),
-            forest,
-            sources,
-            self._own,
-            self._pool,
+            _sources(candidates),
         )
 
     def read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
@@ -130,21 +140,44 @@ class Beliefs:
         number = self._numbers.get(lane)
         return np.zeros((len(rows), _COLUMNS)) if number is None else self._own[rows, number]
 
-    def _of_all(self, lane: str) -> Floats:
-        number = self._numbers.get(lane)
-        return np.zeros(_COLUMNS) if number is None else self._pool[number]
+
+_ALL = np.zeros(0, np.int64)
+
+
+def _sources(candidates: Sequence[Candidate]) -> Ints:
+    if all([one.sources is None for one in candidates]):
+        return _ALL
+    return np.concatenate(
+        [
+            np.full(len(one.tree.tokens), (1 << len(one.lanes)) - 1)
+            if one.sources is None
+            else one.sources
+            for one in candidates
+        ]
+    )
 
 
 @njit(cache=True)
-def _beliefs(
-    rows: Ints, numbers: Ints, lane: Ints, own: Floats, pool: Floats, prior: float, weight: float
-) -> Floats:
+def level_accepted(tables: Tables, number: int) -> float:
+    """How likely a level of the lane is accepted, be it the first or a later one."""
+    accepted, reached = tables.weight * tables.prior, tables.weight
+    if number >= 0:
+        pool = tables.pool[number]
+        accepted += pool[_FIRST] + pool[_SURVIVED]
+        reached += pool[_ASKED] + pool[_REACHED]
+    return accepted / reached
+
+
+@njit(cache=True)
+def believed(tables: Tables, rows: Ints, lanes: Ints) -> Belief:
+    """Of pairs: a row's request on the lane of this number."""
+    prior, weight = tables.prior, tables.weight
     told = np.empty((4, len(rows)))
     unseen = np.zeros(_COLUMNS)
     for pair, row in enumerate(rows):
-        number = numbers[lane[pair]]
-        of_all = pool[number] if number >= 0 else unseen
-        seen = own[row, number] if number >= 0 else unseen
+        number = lanes[pair]
+        of_all = tables.pool[number] if number >= 0 else unseen
+        seen = tables.own[row, number] if number >= 0 else unseen
         first = (of_all[_FIRST] + weight * prior) / (of_all[_ASKED] + weight)
         next_ = (of_all[_SURVIVED] + weight * prior) / (of_all[_REACHED] + weight)
         share = of_all[_ADDED] + _NEW_LANE
@@ -155,7 +188,7 @@ def _beliefs(
         told[1, pair] = (seen[_SURVIVED] + weight * next_) / (seen[_REACHED] + weight)
         told[2, pair] = (seen[_ADDED] + weight * share) / (accepted + weight)
         told[3, pair] = (seen[_FOUND] + weight * found) / (seen[_ASKED] + weight)
-    return told
+    return Belief(told[0], told[1], told[2], told[3])
 
 
 @njit(cache=True)
@@ -187,41 +220,37 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
 
 
 @njit(cache=True)
-def _credit(
-    rows: Ints,
-    proposers: Ints,
-    lanes: Ints,
-    free: Mask,
-    forest: Forest,
-    sources: Ints,
-    own: Floats,
-    pool: Floats,
-) -> None:
-    """`proposers`: how many `lanes` are each candidate's."""
+def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> None:
+    """Drafted trees teach: the mass of each level is the probability that it is accepted."""
+    free, sources = proposals.free, proposals.sources
     first_lane = 0
     for number in range(len(rows)):
         begin, end = forest.starts[number], forest.starts[number + 1]
+        lanes = proposals.lanes[first_lane : first_lane + proposals.counts[number]]
+        everyone = (1 << len(lanes)) - 1
         from_free = 0
-        for bit in range(proposers[number]):
-            if free[lanes[first_lane + bit]]:
+        for bit, lane in enumerate(lanes):
+            if free[lane]:
                 from_free |= 1 << bit
-        for bit in range(proposers[number]):
-            lane = lanes[first_lane + bit]
+        for bit, lane in enumerate(lanes):
             mass = np.zeros(end - begin + 1)
             added = np.zeros(end - begin + 1)
             deepest = 0
             for node in range(begin, end):
-                if sources[node] >> bit & 1:
+                by = sources[node] if len(sources) else everyone
+                if by >> bit & 1:
                     depth = forest.depth[node]
                     deepest = max(deepest, depth)
                     mass[depth] += forest.path[node]
-                    if free[lane] or not sources[node] & from_free:
+                    if free[lane] or not by & from_free:
                         added[depth] += forest.path[node]
             if deepest:
                 mass, added = np.minimum(mass, 1.0), np.minimum(added, 1.0)
                 later, parents = mass[2:].sum(), mass[1:deepest].sum()
                 seen = np.array([mass[1], 1.0, later, parents, added.sum(), 1.0])
-                own[rows[number], lane] = _FADE * own[rows[number], lane] + seen
-                pool[lane] += seen
-                _fade(pool[lane])
-        first_lane += proposers[number]
+                own, pool = tables.own[rows[number], lane], tables.pool[lane]
+                own *= _FADE
+                own += seen
+                pool += seen
+                _fade(pool)
+        first_lane += len(lanes)

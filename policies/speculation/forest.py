@@ -31,9 +31,7 @@ class Forest(NamedTuple):
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Forest":
-        flat = flatten([one.tree for one in candidates])
-        owner, path = _paths(flat)
-        return cls(flat.starts, owner, flat.depth.astype(np.int64), path)
+        return forest_of(flatten([one.tree for one in candidates]))
 
     @property
     def sizes(self) -> Ints:
@@ -42,15 +40,6 @@ class Forest(NamedTuple):
     @property
     def nodes(self) -> int:
         return len(self.owner)
-
-    def gains(self, kept: Ints) -> Floats:
-        """Σ f of each candidate's kept nodes: the draft tokens that it should gain."""
-        tokens = np.bincount(self.owner[kept], self.path[kept], len(self.starts) - 1)
-        return tokens.astype(np.float64)
-
-    def trusted(self, trust: Floats) -> "Forest":
-        """With each tree's confidences scaled by what its request has made of them so far."""
-        return self._replace(path=np.minimum(self.path * trust[self.owner], 1.0))
 
     def best_first(self) -> Ints:
         """Nodes by path confidence, descending; a parent stands before its children, for it is
@@ -65,8 +54,12 @@ class Forest(NamedTuple):
         """The kept nodes as one mask per candidate."""
         mask = np.zeros(self.nodes, np.bool_)
         mask[kept] = True
-        bounds = self.starts.tolist()
-        return [mask[begin:end] for begin, end in pairwise(bounds)]
+        return cut(mask, self.starts)
+
+
+def cut(mask: Mask, starts: Ints) -> list[Mask]:
+    """A mask of all nodes as one per candidate."""
+    return [mask[begin:end] for begin, end in pairwise(starts.tolist())]
 
 
 def room(requests: int, context: RoundContext) -> int:
@@ -86,7 +79,7 @@ def tokens_read(requests: Sequence[RequestView]) -> int:
 
 def verify_seconds(context: RoundContext, read: float, roots: int, most: int) -> Floats:
     """Of one verification with 0, 1, ... `most` draft tokens beside the roots."""
-    return _seconds_by_nodes(context.verify.bent, read, roots + context.other_tokens, most)
+    return seconds_by_nodes(context.verify.bent, read, roots + context.other_tokens, most)
 
 
 def depth_left(request: RequestView) -> int:
@@ -95,7 +88,7 @@ def depth_left(request: RequestView) -> int:
 
 
 @njit(cache=True)
-def _seconds_by_nodes(cost: Bent, read: float, fixed: int, most: int) -> Floats:
+def seconds_by_nodes(cost: Bent, read: float, fixed: int, most: int) -> Floats:
     seconds = np.empty(most + 1)
     for nodes in range(most + 1):
         seconds[nodes] = bent_seconds(cost, read, float(fixed + nodes))
@@ -103,7 +96,7 @@ def _seconds_by_nodes(cost: Bent, read: float, fixed: int, most: int) -> Floats:
 
 
 @njit(cache=True)
-def _paths(flat: FlatTrees) -> tuple[Ints, Floats]:
+def forest_of(flat: FlatTrees) -> Forest:
     owner = np.empty(len(flat.tokens), np.int64)
     path = flat.confidence.astype(np.float64)
     for tree in range(len(flat.starts) - 1):
@@ -112,4 +105,4 @@ def _paths(flat: FlatTrees) -> tuple[Ints, Floats]:
             owner[node] = tree
             if flat.parents[node] != ROOT:
                 path[node] *= path[begin + flat.parents[node]]
-    return owner, path
+    return Forest(flat.starts, owner, flat.depth.astype(np.int64), path)

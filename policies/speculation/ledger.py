@@ -11,6 +11,8 @@ are the expected ones: realised tokens are so noisy over a window that some requ
 always be in debt, by chance alone. Where expectations are wrong, `Trust` mends them.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -47,6 +49,18 @@ _TRUST_PRIOR = 8.0
 _TRUST_FADE = 0.98
 """Per round: the last fifty count."""
 _LEAST_TRUST, _MOST_TRUST = 0.25, 1.25
+
+
+class Accounts(NamedTuple):
+    """What the ledger knows, by row, as compiled code takes it."""
+
+    whole: Floats
+    credit: Floats
+    open: Floats
+    promise: float
+    overdraft: float
+    repay: float
+    care: float
 
 
 class Ledger:
@@ -88,7 +102,7 @@ class Ledger:
         """A round with drafts: `drafts_share` of its forward, prompts included, is theirs.
         `waiting_s`: what plain rounds take besides their forward; `handling_s`: rounds with
         drafts besides drafting."""
-        _expect(rows, gains, drafts_share, waiting_s, handling_s, self._open)
+        expect(rows, gains, drafts_share, waiting_s, handling_s, self._open)
 
     def settle(
         self,
@@ -126,17 +140,25 @@ class Ledger:
             self.care -= scaled * min(fall, _FASTEST_FALL)
         self.care = min(max(self.care, 0.0), _MOST_CARE)
 
-    def weights(self, rows: Ints, promised: Mask) -> Floats:
-        """Of each request in the fair objective: from 1, for the well-off and those who are
-        promised nothing, to 1 + care at the promised speed and below. They stand for the
-        multipliers of the constraints that nobody be slower than promised."""
-        return _weights(rows, promised, self._whole, self._promise, self.care)
+    @property
+    def accounts(self) -> Accounts:
+        return Accounts(
+            self._whole,
+            self._credit,
+            self._open,
+            self._promise,
+            self._overdraft,
+            self._repay,
+            self.care,
+        )
 
-    def caps(self, rows: Ints, binds: Mask, plain_s: float) -> TimeCaps:
-        """1 + g + credit + overdraft ≥ T / T_plain for each request that it binds; what it owes
-        beyond that is repaid in parts, so that one bad round does not stop the whole batch."""
-        credit, overdraft = self._credit, self._overdraft
-        return TimeCaps(*_caps(rows, binds, credit, overdraft, self._repay, plain_s, self._whole))
+
+class Trusted(NamedTuple):
+    """What is known of it, by row, as compiled code takes it."""
+
+    promised: Floats
+    accepted: Floats
+    open: Floats
 
 
 class Trust:
@@ -155,12 +177,9 @@ class Trust:
         self._accepted = with_rows(self._accepted, rows)
         self._open = with_rows(self._open, rows)
 
-    def of(self, rows: Ints) -> Floats:
-        return _trust(rows, self._promised, self._accepted)
-
-    def promise(self, rows: Ints, tokens: Floats) -> None:
-        """What the nodes that are being verified should bring."""
-        self._open[rows] = tokens
+    @property
+    def trusted(self) -> Trusted:
+        return Trusted(self._promised, self._accepted, self._open)
 
     def settle(self, rows: Ints, accepted: Floats) -> None:
         _settle(rows, accepted, self._open, self._promised, self._accepted)
@@ -174,7 +193,7 @@ class Trust:
 
 
 @njit(cache=True)
-def _expect(
+def expect(
     rows: Ints,
     gains: Floats,
     drafts_share: float,
@@ -241,40 +260,38 @@ def _enter(
 
 
 @njit(cache=True)
-def _weights(rows: Ints, promised: Mask, whole: Floats, promise: float, care: float) -> Floats:
+def weights_of(rows: Ints, promised: Mask, accounts: Accounts) -> Floats:
+    """Of each request in the fair objective: from 1, for the well-off and those who are promised
+    nothing, to 1 + care at the promised speed and below. They stand for the multipliers of the
+    constraints that nobody be slower than promised."""
+    whole, promise = accounts.whole, accounts.promise
     weights = np.ones(len(rows))
     for number, row in enumerate(rows):
         if promised[number]:
             speed = (whole[row, 0] + _ROUNDS_BEFORE) / (whole[row, 1] + _ROUNDS_BEFORE)
             slow = (_WELL_OFF - speed) / (_WELL_OFF - promise)
-            weights[number] += care * min(max(slow, 0.0), 1.0)
+            weights[number] += accounts.care * min(max(slow, 0.0), 1.0)
     return weights
 
 
 @njit(cache=True)
-def _caps(
-    rows: Ints,
-    binds: Mask,
-    credit: Floats,
-    overdraft: float,
-    repay: float,
-    plain_s: float,
-    whole: Floats,
-) -> Floats:
-    slope, offset = caps = np.zeros((2, len(rows)))
-    offset[:] = np.inf
+def caps_of(rows: Ints, binds: Mask, plain_s: float, accounts: Accounts) -> TimeCaps:
+    """1 + g + credit + overdraft ≥ T / T_plain for each request that it binds; what it owes
+    beyond that is repaid in parts, so that one bad round does not stop the whole batch."""
+    slope, offset = np.zeros(len(rows)), np.full(len(rows), np.inf)
     for number, row in enumerate(rows):
-        whole[row, 2] = 1.0 if binds[number] else 0.0
+        accounts.whole[row, 2] = 1.0 if binds[number] else 0.0
         if binds[number]:
-            tokens = credit[row] + overdraft
+            tokens = accounts.credit[row] + accounts.overdraft
             slope[number] = plain_s
-            offset[number] = plain_s * (tokens if tokens >= 0.0 else repay * tokens)
-    return caps
+            offset[number] = plain_s * (tokens if tokens >= 0.0 else accounts.repay * tokens)
+    return TimeCaps(slope, offset)
 
 
 @njit(cache=True)
-def _trust(rows: Ints, promised: Floats, accepted: Floats) -> Floats:
-    trust = (accepted[rows] + _TRUST_PRIOR) / (promised[rows] + _TRUST_PRIOR)
+def trust_of(rows: Ints, trusted: Trusted) -> Floats:
+    promised, accepted = trusted.promised[rows], trusted.accepted[rows]
+    trust = (accepted + _TRUST_PRIOR) / (promised + _TRUST_PRIOR)
     return np.minimum(np.maximum(trust, _LEAST_TRUST), _MOST_TRUST)
 
 

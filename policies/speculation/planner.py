@@ -8,33 +8,26 @@ what is verified of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
-from policies.calibration import Calibration
+from policies.calibration import NO_RANKS, Calibration
 from policies.cost import FOR_NOTHING
 from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows
-from policies.speculation.beginning import begin
 from policies.speculation.belief import Beliefs
-from policies.speculation.forest import Floats, Forest, Ints, room, verify_seconds
+from policies.speculation.choosing import Around, Wish, choose
+from policies.speculation.forest import Floats, Ints, cut, room
 from policies.speculation.growth import GrowthRule
 from policies.speculation.idle import IdleLanes
-from policies.speculation.lanes import Lanes, chances_of, rules_of
+from policies.speculation.lanes import Lanes, rules_of
 from policies.speculation.ledger import Ledger, Trust
-from policies.speculation.prefix import (
-    Choice,
-    Objective,
-    TimeCaps,
-    best_prefix,
-    freely,
-    urgent_nodes,
-)
-from policies.speculation.prospects import Calls, RoundCosts, call_rows, everyone, reach_of
+from policies.speculation.prefix import Objective
+from policies.speculation.prospects import RoundCosts, call_rows
 from policies.speculation.slo import Standing
-from policies.speculation.width import best_widths
+from policies.speculation.thinking import Aims, Asked, think
+from policies.trees import flatten
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -101,41 +94,47 @@ class Planner:
         if not awake:
             return plans
         requests = list({one.name: one for ask in asks for one in ask.batch}.values())
+        places = {one.name: place for place, one in enumerate(requests)}
         standing, rows = Standing.of(requests), self._rows_of(requests)
-        weight = self._weights(standing, rows)
+        lanes = Lanes.of([asks[place] for place in awake], places, context)
+        objective = self._params.objective
         costs = RoundCosts(
             verify=context.verify.bent,
             draft=FOR_NOTHING,
             call_s=0.0,
-            read=float(standing.context.sum()),
+            read=0.0,
             fixed=float(len(requests) + context.other_tokens),
             waiting_s=context.waiting_s,
             handling_s=context.handling_s,
             elsewhere_s=0.0,
             room=room(len(requests), context),
-            weights=float(weight.sum()),
+            weights=0.0,
         )
-        places = {one.name: place for place, one in enumerate(requests)}
-        asked = [asks[place] for place in awake]
-        lanes = self._lanes(asked, places, standing, rows, costs, context)
-        plain_s = costs.seconds(0, 0.0)
-        waiting = everyone(
-            standing,
-            reach_of(lanes.chances, len(requests), self._params.max_depth),
-            self._no_harm_caps(standing, rows, plain_s),
-            weight,
+        aims = Aims(
+            objective == "fair",
+            self._params.max_depth,
+            self._params.max_width if context.trees else 1,
             now,
-            now + max(plain_s, self._usual_s),
+            self._usual_s,
         )
-        objective = self._params.objective
-        begun = begin(lanes.chances, lanes.calls, waiting, costs, objective == "fair")
-        rules = rules_of(lanes, places, begun, waiting, costs, objective, self._calibrations)
+        thought = think(
+            rows,
+            standing,
+            self._asked_of(lanes),
+            self._beliefs.tables,
+            self._trust.trusted,
+            self._ledger.accounts,
+            costs,
+            aims,
+        )
+        rules = rules_of(lanes, tuple(places), thought, costs, objective, self._calibrations)
         for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
-            begins = begun.depth[lanes.pairs(lane)] > 0
-            name, at = lanes.names[lane], lanes.at(lane)
-            able = standing.left[at] > 0
-            begins |= self._idle.explorers(name, at, rows, able, begins, rule, plain_s)
-            deepest = lanes.chances.deepest[lanes.pairs(lane)]
+            name, pairs = lanes.names[lane], lanes.pairs(lane)
+            at, deepest = lanes.request[pairs], thought.deepest[pairs]
+            begins = thought.depth[pairs] > 0
+            begins |= self._idle.explorers(
+                name, at, rows, deepest > 0, begins, rule, thought.plain_s
+            )
             plans[place] = self._plan_of(name, rows[at], deepest, rule, begins)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
@@ -150,30 +149,36 @@ class Planner:
         if not candidates:
             return []
         requests = [candidate.request for candidate in candidates]
-        standing, rows = Standing.of(requests), self._rows_of(requests)
-        promised = Forest.of(candidates)
-        self._beliefs.observe(rows, candidates, promised, context.draft.keys())
+        rows = self._rows_of(requests)
+        proposals = self._beliefs.proposals(candidates, context.draft.keys())
         for row, candidate in zip(rows.tolist(), candidates, strict=True):
             for lane in candidate.lanes:
                 if lane in self._asked:
                     self._asked[lane].discard(row)
-        forest = promised.trusted(self._trust.of(rows))
-        most = min(forest.nodes, room(len(requests), context))
-        verify_s = verify_seconds(context, float(standing.context.sum()), len(requests), most)
-        drafting_s = max(candidate.drafting_s for candidate in candidates) + context.handling_s
-        # Two verdicts of a request lie so far apart, by the number of draft tokens.
-        seconds = drafting_s + context.waiting_s + verify_s
-        plain_s = float(seconds[0]) - drafting_s
-        no_harm = self._no_harm_caps(standing, rows, plain_s)
-        weight = self._weights(standing, rows)
-        choice = self._choose(standing, forest, weight, seconds, now - drafting_s, no_harm)
-        self.needs_over_harm += choice.needs_over_harm
-        self._usual_s += _USUAL_STEP * (choice.seconds - self._usual_s)
-        kept_s = float(verify_s[len(choice.nodes)])
-        drafts_share = 1.0 - float(verify_s[0]) / kept_s if kept_s > 0.0 else 0.0
-        self._ledger.expect(rows, choice.gain, drafts_share, context.waiting_s, context.handling_s)
-        self._trust.promise(rows, promised.gains(choice.nodes))
-        return forest.masks(choice.nodes)
+        drafting_s = max([candidate.drafting_s for candidate in candidates])
+        flat = flatten([candidate.tree for candidate in candidates])
+        chosen = choose(
+            rows,
+            Standing.of(requests),
+            flat,
+            proposals,
+            self._beliefs.tables,
+            self._trust.trusted,
+            self._ledger.accounts,
+            Around(
+                context.verify.bent,
+                context.other_tokens,
+                room(len(requests), context),
+                now,
+                drafting_s + context.handling_s,
+                context.waiting_s,
+                context.handling_s,
+            ),
+            Wish(self._params.objective == "fair", self._params.most_for_need),
+        )
+        self.needs_over_harm += chosen.needs_over_harm
+        self._usual_s += _USUAL_STEP * (chosen.seconds - self._usual_s)
+        return cut(chosen.kept, flat.starts)
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         places = [self._rows.get(one.request) for one in outcomes]
@@ -223,48 +228,19 @@ class Planner:
                 accounts.reserve(len(self._rows))
         return rows
 
-    # -- planning ------------------------------------------------------------------------------
+    def _asked_of(self, lanes: Lanes) -> Asked:
+        return Asked(
+            np.array(lanes.starts, np.int64),
+            lanes.request,
+            lanes.unread,
+            call_rows(lanes.steps, lanes.call_s),
+            self._beliefs.numbers(lanes.names),
+            np.stack([self._ranks_of(lane) for lane in lanes.names]),
+        )
 
-    def _lanes(
-        self,
-        asks: Sequence[Ask],
-        places: Mapping[str, int],
-        standing: Standing,
-        rows: Ints,
-        costs: RoundCosts,
-        context: RoundContext,
-    ) -> Lanes:
-        names = [ask.lane or "" for ask in asks]
-        sizes = [len(ask.batch) for ask in asks]
-        starts = [*accumulate(sizes, initial=0)]
-        at = np.array([places[one.name] for ask in asks for one in ask.batch], np.int64)
-        lane = np.repeat(np.arange(len(asks)), sizes)
-        belief = self._beliefs.of(rows[at], names, lane)
-        unread = [count for ask in asks for count in ask.unread or [1] * len(ask.batch)]
-        steps = [context.draft[one].bent if one in context.draft else FOR_NOTHING for one in names]
-        calls = call_rows(steps, [context.call_s.get(one, 0.0) for one in names])
-        widest = self._params.max_width if context.trees else 1
-        widths = best_widths(
-            starts,
-            belief,
-            standing.context[at],
-            [self._sibling_shares(name, widest) for name in names],
-            len(places),
-            calls,
-            costs,
-            self._params.objective,
-            self._params.max_depth,
-        )
-        chances = chances_of(
-            at,
-            lane,
-            belief,
-            self._trust.of(rows)[at] * belief.added,
-            np.maximum(np.array(unread, np.float64), 1.0),
-            standing,
-            self._params.max_depth,
-        )
-        return Lanes(names, starts, steps, Calls(calls, widths), chances)
+    def _ranks_of(self, lane: str) -> Floats:
+        calibration = self._calibrations.get(lane)
+        return NO_RANKS if calibration is None else calibration.ranks
 
     def _plan_of(
         self, lane: str, rows: Ints, deepest: Ints, rule: GrowthRule, begins: Mask
@@ -277,65 +253,3 @@ class Planner:
         depths = (deepest * begins).tolist()
         limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
         return DraftPlan([limit[depth] for depth in depths], rule)
-
-    def _sibling_shares(self, lane: str, widest: int) -> list[float]:
-        """P(one of the siblings behind the first is right | the first is not), by width."""
-        wrong = 1.0 - self._beliefs.of_lane(lane)
-        calibration = self._calibrations.get(lane)
-        shares, share = [0.0], wrong / 3
-        for rank in range(1, widest):
-            # Before it was seen, a sibling is three quarters as good as the one before it, the
-            # second one right in a quarter of what the first leaves over.
-            share *= 0.75
-            if calibration is not None:
-                share = calibration.rank_share(rank, share)
-            shares.append(min(1.0, shares[-1] + share / max(wrong, share, 1e-9)))
-        return shares
-
-    # -- selection -----------------------------------------------------------------------------
-
-    def _choose(
-        self,
-        standing: Standing,
-        forest: Forest,
-        weight: Floats,
-        seconds: Floats,
-        begun_s: float,
-        no_harm: TimeCaps,
-    ) -> Choice:
-        """`begun_s`: when the round did, from which `seconds` count."""
-        kind, most = self._params.objective, len(seconds) - 1
-        gains, free = freely(forest, kind, weight, most, seconds, no_harm)
-        if np.isnan(standing.tpot_s).all():
-            return free
-        slo = standing.slo_caps(begun_s)
-        if np.all(free.seconds <= slo.at(free.gain)):
-            return free
-        urgency = standing.needs(begun_s + free.seconds)
-        least = standing.needs(begun_s + float(seconds[0]))
-        urgent, hopeless = urgent_nodes(
-            gains,
-            urgency,
-            least,
-            worth_s=standing.token_s,
-            node_s=float(seconds[-1] - seconds[0]) / max(1, most),
-            most=self._params.most_for_need,
-        )
-        slo.offset[hopeless] = np.inf
-        ranking = gains.needs_first(urgent, urgency, most)
-        value = ranking.objective(kind, seconds)
-        return best_prefix(ranking, value, seconds, slo, no_harm)
-
-    # -- both ----------------------------------------------------------------------------------
-
-    def _weights(self, standing: Standing, rows: Ints) -> Floats:
-        """Requests with an SLO have caps of their own."""
-        if self._params.objective == "throughput":
-            return np.ones(len(rows))
-        return self._ledger.weights(rows, np.isnan(standing.tpot_s))
-
-    def _no_harm_caps(self, standing: Standing, rows: Ints, plain_s: float) -> TimeCaps:
-        """For requests without an SLO."""
-        if self._params.objective == "throughput":
-            return TimeCaps.none(len(rows))
-        return self._ledger.caps(rows, np.isnan(standing.tpot_s), plain_s)

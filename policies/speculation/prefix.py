@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints
 
 Objective = Literal["fair", "throughput"]
@@ -28,12 +27,15 @@ class TimeCaps(NamedTuple):
     offset: Floats
     """inf: as long as it likes."""
 
-    @classmethod
-    def none(cls, requests: int) -> "TimeCaps":
-        return cls(np.zeros(requests), np.full(requests, np.inf))
 
-    def at(self, gain: Floats) -> Floats:
-        return self.slope * (1.0 + gain) + self.offset
+@njit(cache=True)
+def no_caps(requests: int) -> TimeCaps:
+    return TimeCaps(np.zeros(requests), np.full(requests, np.inf))
+
+
+@njit(cache=True)
+def caps_at(caps: TimeCaps, gain: Floats) -> Floats:
+    return caps.slope * (1.0 + gain) + caps.offset
 
 
 class Gains(NamedTuple):
@@ -53,29 +55,6 @@ class Gains(NamedTuple):
     weight: Floats
     """Of each request, in the fair objective."""
 
-    def needs_first(self, urgent: Ints, urgency: Floats, most: int) -> "Ranking":
-        """By worth, but before all others the `urgent` best of each request, the greatest
-        `urgency` first; `most`: nodes that the budget lets through."""
-        order, needed = _needs_first(self, urgent, urgency)
-        return Ranking(*_taken(self, order[:most], min(needed, most)))
-
-
-def freely(
-    forest: Forest,
-    objective: Objective,
-    weight: Floats,
-    most: int,
-    seconds: Floats,
-    no_harm: TimeCaps,
-) -> tuple[Gains, "Choice"]:
-    """The best prefix where no SLO asks for anything, which most rounds find to be enough; and the
-    nodes by worth, for those that do not. In one compiled call: each takes some 5 µs to enter."""
-    *ordered, length, gain = _freely(forest, objective == "fair", weight, most, seconds, no_harm)
-    nodes, path, before, place, by_worth = ordered
-    gains = Gains(nodes, forest.owner, path, before, place, forest.starts, by_worth, weight)
-    kept = nodes[by_worth[:length]]
-    return gains, Choice(kept, float(seconds[length]), gain, needs_over_harm=False)
-
 
 class Ranking(NamedTuple):
     """The nodes of a forest, the most worthwhile first; any prefix is whole down to the roots."""
@@ -89,10 +68,6 @@ class Ranking(NamedTuple):
     weight: Floats
     """Of each request."""
 
-    def objective(self, kind: Objective, seconds: Floats) -> Floats:
-        """At every prefix: Σ weight·(log(1 + gain) - log T), or log (n + Σ gain) / T."""
-        return _objective(self, kind == "fair", seconds)
-
 
 class Choice(NamedTuple):
     nodes: Ints
@@ -103,27 +78,48 @@ class Choice(NamedTuple):
     """Needs were served at the price of a no-harm cap."""
 
 
+@njit(cache=True)
+def freely(
+    forest: Forest, fair: bool, weight: Floats, most: int, seconds: Floats, no_harm: TimeCaps
+) -> tuple[Gains, Choice]:
+    """The best prefix where no SLO asks for anything, which most rounds find to be enough; and the
+    nodes by worth, for those that do not."""
+    gains = _most_probable_first(forest, fair, weight)
+    ranking = _taken(gains, gains.by_worth[:most], 0)
+    value = objective_of(ranking, fair, seconds)
+    return gains, best_prefix(ranking, value, seconds, no_caps(len(weight)), no_harm)
+
+
+@njit(cache=True)
+def needs_first(gains: Gains, urgent: Ints, urgency: Floats, most: int) -> Ranking:
+    """By worth, but before all others the `urgent` best of each request, the greatest `urgency`
+    first; `most`: nodes that the budget lets through."""
+    by_worth = gains.by_worth
+    needed = (gains.place < urgent[gains.owner])[by_worth]
+    first = by_worth[needed]
+    first = first[np.argsort(-urgency[gains.owner[first]], kind="mergesort")]
+    order = np.concatenate((first, by_worth[~needed]))
+    return _taken(gains, order[:most], min(len(first), most))
+
+
+@njit(cache=True)
 def best_prefix(
     ranking: Ranking, objective: Floats, seconds: Floats, slo: TimeCaps, no_harm: TimeCaps
 ) -> Choice:
     """Needs, then SLOs, then no harm, then the objective; prefixes shorter than the needs do not
     count. A cap that no prefix keeps is missed as little as can be, within `_TOLERANCE`."""
     length, harmed = _best_length(ranking, objective, seconds, slo, no_harm)
-    return Choice(
-        ranking.nodes[:length],
-        float(seconds[length]),
-        np.bincount(ranking.owner[:length], ranking.path[:length], len(slo.slope)).astype(float),
-        harmed and ranking.urgent > 0,
-    )
+    gain = np.zeros(len(slo.slope))
+    for at in range(length):
+        gain[ranking.owner[at]] += ranking.path[at]
+    return Choice(ranking.nodes[:length], seconds[length], gain, harmed and ranking.urgent > 0)
 
 
 @njit(cache=True)
-def _most_probable_first(
-    forest: Forest, fair: bool, weight: Floats
-) -> tuple[Ints, Floats, Floats, Ints, Ints]:
+def _most_probable_first(forest: Forest, fair: bool, weight: Floats) -> Gains:
     count = len(forest.owner)
-    nodes, place = np.empty((2, count), np.int64)
-    path, before, worth = np.empty((3, count))
+    nodes, place = np.empty(count, np.int64), np.empty(count, np.int64)
+    path, before, worth = np.empty(count), np.empty(count), np.empty(count)
     for request in range(len(forest.starts) - 1):
         begin, end = forest.starts[request], forest.starts[request + 1]
         nodes[begin:end] = begin + np.argsort(-forest.path[begin:end], kind="mergesort")
@@ -135,29 +131,19 @@ def _most_probable_first(
             added = weight[request] * np.log1p(path[at] / (1.0 + gained))
             worth[at] = added if fair else path[at]
             gained += path[at]
-    return nodes, path, before, place, np.argsort(-worth, kind="mergesort")
+    by_worth = np.argsort(-worth, kind="mergesort")
+    return Gains(nodes, forest.owner, path, before, place, forest.starts, by_worth, weight)
 
 
 @njit(cache=True)
-def _needs_first(gains: Gains, urgent: Ints, urgency: Floats) -> tuple[Ints, int]:
-    """All places in the order of the ranking, and how many of them are there for needs."""
-    by_worth = gains.by_worth
-    needed = (gains.place < urgent[gains.owner])[by_worth]
-    first = by_worth[needed]
-    first = first[np.argsort(-urgency[gains.owner[first]], kind="mergesort")]
-    return np.concatenate((first, by_worth[~needed])), len(first)
-
-
-@njit(cache=True)
-def _taken(
-    gains: Gains, order: Ints, urgent: int
-) -> tuple[Ints, Ints, Floats, Floats, int, Floats]:
+def _taken(gains: Gains, order: Ints, urgent: int) -> Ranking:
     nodes, owner = gains.nodes[order], gains.owner[order]
-    return nodes, owner, gains.path[order], gains.before[order], urgent, gains.weight
+    return Ranking(nodes, owner, gains.path[order], gains.before[order], urgent, gains.weight)
 
 
 @njit(cache=True)
-def _objective(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
+def objective_of(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
+    """At every prefix: Σ weight·(log(1 + gain) - log T), or log (n + Σ gain) / T."""
     value = np.empty(len(seconds))
     weight = ranking.weight
     weights, gained = weight.sum(), 0.0 if fair else float(len(weight))
@@ -169,24 +155,6 @@ def _objective(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
             owner = ranking.owner[length]
             gained += weight[owner] * np.log1p(path / (1.0 + before)) if fair else path
     return value
-
-
-@njit(cache=True)
-def _freely(
-    forest: Forest, fair: bool, weight: Floats, most: int, seconds: Floats, no_harm: TimeCaps
-) -> tuple[Ints, Floats, Floats, Ints, Ints, int, Floats]:
-    """As `_most_probable_first`; how many nodes are taken, and what each request gains by them."""
-    nodes, path, before, place, by_worth = _most_probable_first(forest, fair, weight)
-    order = by_worth[:most]
-    owner, paths = forest.owner[order], path[order]
-    ranking = Ranking(nodes[order], owner, paths, before[order], 0, weight)
-    unbound = TimeCaps(np.zeros(len(weight)), np.full(len(weight), np.inf))
-    value = _objective(ranking, fair, seconds)
-    length, _ = _best_length(ranking, value, seconds, unbound, no_harm)
-    gain = np.zeros(len(weight))
-    for at in range(length):
-        gain[owner[at]] += paths[at]
-    return nodes, path, before, place, by_worth, length, gain
 
 
 @njit(cache=True)
@@ -237,24 +205,18 @@ def missed_by(least_s: float, plain_s: float) -> float:
     return least_s + _TOLERANCE * plain_s if least_s > 0.0 else 0.0
 
 
+@njit(cache=True)
 def urgent_nodes(
     gains: Gains, needs: Floats, least: Floats, worth_s: Floats, node_s: float, most: int
 ) -> tuple[Ints, Ints]:
-    """How many of its best nodes each request needs, and whose need is out of reach.
+    """How many of its best nodes each request needs, `most` at most, and whose need is out of
+    reach.
 
     `needs` hold if the round takes as long as the objective would like, `least` if nothing is
     drafted: between them, the SLO's cap on the round decides. Of a need out of reach, nodes count
     that earn more (a token is worth `worth_s`, the TPOT) than the `node_s` that they cost each
     needy request.
     """
-    urgent, hopeless = _urgent_nodes(gains, needs, least, worth_s, node_s)
-    return np.minimum(urgent, most), np.flatnonzero(hopeless)
-
-
-@njit(cache=True)
-def _urgent_nodes(
-    gains: Gains, needs: Floats, least: Floats, worth_s: Floats, node_s: float
-) -> tuple[Ints, Mask]:
     urgent, hopeless = np.zeros(len(needs), np.int64), np.zeros(len(needs), np.bool_)
     needy = np.flatnonzero(needs > 1.0)
     for number in needy:
@@ -270,4 +232,4 @@ def _urgent_nodes(
         else:
             hopeless[number] = True
             urgent[number] = (path * worth_s[number] > node_s * len(needy)).sum()
-    return urgent, hopeless
+    return np.minimum(urgent, most), np.flatnonzero(hopeless)

@@ -10,7 +10,7 @@ from numba import njit
 from policies.cost import Bent, bent_seconds
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import TimeCaps
-from policies.speculation.slo import Standing, needs_at, slo_caps
+from policies.speculation.slo import Standing, context_of, needs_at, slo_caps, token_s_of
 
 
 class RoundCosts(NamedTuple):
@@ -65,6 +65,7 @@ class Everyone(NamedTuple):
     """In the fair objective (ledger.py)."""
 
 
+@njit(cache=True)
 def everyone(
     standing: Standing,
     reach: Floats,
@@ -75,18 +76,6 @@ def everyone(
 ) -> Floats:
     """`reach`: what each request could gain at most; `verdict_s`: when the next verdict is to be
     expected."""
-    return _everyone(standing, reach, no_harm, weight, now, verdict_s)
-
-
-@njit(cache=True)
-def _everyone(
-    standing: Standing,
-    reach: Floats,
-    no_harm: TimeCaps,
-    weight: Floats,
-    now: float,
-    verdict_s: float,
-) -> Floats:
     needs = needs_at(standing, verdict_s) - 1.0
     within_reach = needs <= reach
     slope, offset = slo_caps(standing, now)
@@ -94,10 +83,10 @@ def _everyone(
     offset = np.where(within_reach, offset, np.inf)
     return np.stack(
         (
-            standing.context,
+            context_of(standing),
             needs,
             np.where(within_reach, np.maximum(needs, 0.0), 0.0),
-            np.where(np.isnan(standing.tpot_s), 0.0, standing.tpot_s),
+            token_s_of(standing),
             slope + no_harm.slope,
             np.minimum(offset, no_harm.offset),
             weight,

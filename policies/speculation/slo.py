@@ -15,11 +15,10 @@ from policies.speculation.prefix import TimeCaps
 class Standing(NamedTuple):
     """How far the requests of a batch have come, and what they were promised, as arrays."""
 
-    context: Floats
-    """Committed tokens."""
+    prompt: Floats
     generated: Floats
-    left: Floats
-    """Draft tokens that the output has room for, beside the target's own."""
+    most: Floats
+    """That may be generated."""
     tpot_s: Floats
     """nan: promised nothing."""
     first_s: Floats
@@ -27,13 +26,10 @@ class Standing(NamedTuple):
 
     @classmethod
     def of(cls, requests: Sequence[RequestView]) -> "Standing":
-        prompt = np.array([request.prompt_len for request in requests], np.float64)
-        generated = np.array([request.generated for request in requests], np.float64)
-        most = np.array([request.max_tokens for request in requests], np.float64)
         return cls(
-            context=prompt + generated,
-            generated=generated,
-            left=np.maximum(most - generated - 1.0, 0.0),
+            prompt=np.array([request.prompt_len for request in requests], np.float64),
+            generated=np.array([request.generated for request in requests], np.float64),
+            most=np.array([request.max_tokens for request in requests], np.float64),
             tpot_s=np.array([request.slo.tpot_s or nan for request in requests], np.float64),
             # numpy makes nan of None.
             first_s=np.array([request.first_token_s for request in requests], np.float64),
@@ -47,14 +43,23 @@ class Standing(NamedTuple):
         """
         return needs_at(self, verdict_s)
 
-    def slo_caps(self, since: float) -> TimeCaps:
-        """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`."""
-        return TimeCaps(*slo_caps(self, since))
 
-    @property
-    def token_s(self) -> Floats:
-        """The TPOT, or 0: what a token sooner is worth."""
-        return np.where(np.isnan(self.tpot_s), 0.0, self.tpot_s)
+@njit(cache=True)
+def context_of(standing: Standing) -> Floats:
+    """Committed tokens."""
+    return standing.prompt + standing.generated
+
+
+@njit(cache=True)
+def left_of(standing: Standing) -> Floats:
+    """Draft tokens that each output has room for, beside the target's own."""
+    return np.maximum(standing.most - standing.generated - 1.0, 0.0)
+
+
+@njit(cache=True)
+def token_s_of(standing: Standing) -> Floats:
+    """The TPOT, or 0: what a token sooner is worth."""
+    return np.where(np.isnan(standing.tpot_s), 0.0, standing.tpot_s)
 
 
 @njit(cache=True)
@@ -64,11 +69,12 @@ def needs_at(standing: Standing, verdict_s: float) -> Floats:
 
 
 @njit(cache=True)
-def slo_caps(standing: Standing, since: float) -> Floats:
+def slo_caps(standing: Standing, since: float) -> TimeCaps:
+    """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`."""
     decoding_s = since - standing.first_s
     allowed_s = standing.tpot_s * (standing.generated - 1.0) - decoding_s
     binds = ~np.isnan(allowed_s)
-    return np.stack((np.where(binds, standing.tpot_s, 0.0), np.where(binds, allowed_s, inf)))
+    return TimeCaps(np.where(binds, standing.tpot_s, 0.0), np.where(binds, allowed_s, inf))
 
 
 def tightest_tpot(requests: Sequence[RequestView]) -> float:

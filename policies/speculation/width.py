@@ -1,78 +1,46 @@
 """How wide a beam to draft, before anything is drafted."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numba import njit
 
+from policies.calibration import share_of_rank
 from policies.cost import bent_seconds
 from policies.speculation.belief import Belief
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.prefix import Objective
 from policies.speculation.prospects import CALL_S, RoundCosts, round_seconds, step_of
 
 _MOST_CERTAIN = 0.99
 """However wide, a level may miss."""
 
 
+@njit(cache=True)
 def best_widths(
-    starts: Sequence[int],
+    starts: Ints,
     belief: Belief,
     context: Floats,
-    siblings: Sequence[Sequence[float]],
+    siblings: Floats,
     everyone: int,
     calls: Floats,
     costs: RoundCosts,
-    objective: Objective,
+    fair: bool,
     max_depth: int,
 ) -> Ints:
     """The width of the best uniform beam of any depth, by lane, all its requests drafting alike.
 
-    A level of width w survives with p + (1 - p)·siblings[w - 1]: `siblings` is the probability
-    that one of those behind the first is right where the first is not. Of what survives, the
-    share `added` counts. Lane l has the pairs from starts[l] up to starts[l + 1], which have
-    committed `context` tokens, and `calls` are the rows of its costs; `everyone` waits.
+    A level of width w survives with p + (1 - p)·siblings[lane, w - 1]: `siblings` is the
+    probability that one of those behind the first is right where the first is not. Of what
+    survives, the share `added` counts. Lane l has the pairs from starts[l] up to starts[l + 1],
+    which have committed `context` tokens, and `calls` are the rows of its costs; `everyone` waits.
     """
-    if len(siblings[0]) == 1:
-        return np.ones(len(siblings), np.int64)
-    fair = objective == "fair"
-    shares, bounds = np.array(siblings), np.array(starts)
-    return _best(
-        bounds,
-        belief.acceptance,
-        belief.added,
-        context,
-        shares,
-        everyone,
-        calls,
-        costs,
-        max_depth,
-        fair,
-    )
-
-
-@njit(cache=True)
-def _best(
-    starts: Ints,
-    acceptance: Floats,
-    added: Floats,
-    context: Floats,
-    shares: Floats,
-    everyone: int,
-    calls: Floats,
-    costs: RoundCosts,
-    max_depth: int,
-    fair: bool,
-) -> Ints:
-    widths = np.ones(len(shares), np.int64)
-    for lane in range(len(shares)):
+    widths = np.ones(len(siblings), np.int64)
+    for lane in range(len(siblings)):
         begin, end = starts[lane], starts[lane + 1]
-        widest = min(shares.shape[1], costs.room // max(1, end - begin))
+        widest = min(siblings.shape[1], costs.room // max(1, end - begin))
         if widest > 1:
             widths[lane] = _best_of_lane(
-                acceptance[begin:end],
-                added[begin:end],
-                shares[lane, :widest],
+                belief.acceptance[begin:end],
+                belief.added[begin:end],
+                siblings[lane, :widest],
                 context[begin:end].sum(),
                 everyone,
                 calls[lane],
@@ -81,6 +49,22 @@ def _best(
                 fair,
             )
     return widths
+
+
+@njit(cache=True)
+def sibling_shares(wrong: float, ranks: Floats, widest: int) -> Floats:
+    """P(one of the siblings behind the first is right | the first is not), by width.
+
+    `wrong`: how often the first is not. `ranks`: how often a sibling of each rank was judged, and
+    how often it was the right one.
+    """
+    shares, share = np.zeros(widest), wrong / 3
+    for rank in range(1, widest):
+        # Before it was seen, a sibling is three quarters as good as the one before it, the second
+        # one right in a quarter of what the first leaves over.
+        share = share_of_rank(ranks, rank, 0.75 * share)
+        shares[rank] = min(1.0, shares[rank - 1] + share / max(wrong, share, 1e-9))
+    return shares
 
 
 @njit(cache=True)

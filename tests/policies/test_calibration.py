@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from policies.calibration import RANKS, Calibration, CalibrationParams, isotonic
+from policies.calibration import Calibration, CalibrationParams, isotonic, share_of_rank
 from policies.tree import ROOT, DraftTree
 from policies.trees import merge_each
 from tests.policies.test_tree import trees
@@ -70,8 +70,8 @@ def test_each_sibling_rank_has_its_own_curve() -> None:
     calibration.observe((pair, [token]) for token in rng.choice([1, 2, 3], 4000, p=[0.6, 0.1, 0.3]))
     [told] = calibration.calibrate([pair])
     assert told.confidence == pytest.approx([0.6, 0.1], abs=0.03)
-    assert calibration.rank_share(1, prior=0.5) == pytest.approx(0.1, abs=0.02)
-    assert calibration.rank_share(2, prior=0.5) == 0.5
+    assert share_of_rank(calibration.ranks, 1, 0.5) == pytest.approx(0.1, abs=0.02)
+    assert share_of_rank(calibration.ranks, 2, 0.5) == 0.5
     assert float(calibration.survival(np.array([0.8]))[0]) == pytest.approx(0.7, abs=0.03)
 
 
@@ -124,14 +124,7 @@ def test_judges_exactly_the_children_of_what_was_committed(
         if len(path) <= len(committed) and path[:-1] == committed[: len(path) - 1]:
             judged += 1
             right += path == committed[: len(path)]
-    # (accepted + prior) / (seen + 1) at prior 0 and 1, over all ranks: both counts show.
-    none, one = (
-        np.array([calibration.rank_share(rank, prior, weight=1.0) for rank in range(RANKS)])
-        for prior in (0.0, 1.0)
-    )
-    seen = 1 / (one - none) - 1
-    assert seen.sum() == pytest.approx(judged)
-    assert (none * (seen + 1)).sum() == pytest.approx(right)
+    assert calibration.ranks.sum(axis=0).tolist() == [judged, right]
 
 
 def test_follows_a_drafter_that_changes() -> None:

@@ -1,12 +1,14 @@
 """Each lane is credited with what it proposes, a costly one with what it adds to the free ones."""
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 import pytest
 
 from policies.cost import LinearCost
 from policies.protocols import Ask, Candidate, DraftPlan, RoundContext
 from policies.request import RequestView, RoundOutcome
-from policies.speculation.belief import Beliefs
+from policies.speculation.belief import Belief, Beliefs, believed, credit, level_accepted
 from policies.speculation.forest import Forest
 from policies.speculation.planner import Planner, PlannerParams
 from policies.tree import DraftTree
@@ -30,23 +32,35 @@ def merged(request: RequestView, *proposals: tuple[str, DraftTree]) -> Candidate
     return Candidate(request, tree, lanes=[lane for lane, _ in proposals], sources=sources)
 
 
-def believed(*proposals: tuple[str, DraftTree]) -> Beliefs:
+def teach(beliefs: Beliefs, drafted: Sequence[Candidate], costly: Collection[str]) -> None:
+    credit(ROW, beliefs.proposals(drafted, costly), Forest.of(drafted), beliefs.tables)
+
+
+def of(beliefs: Beliefs, lane: str, row: int = 0) -> Belief:
+    return believed(beliefs.tables, np.array([row]), beliefs.numbers([lane]))
+
+
+def of_lane(beliefs: Beliefs, lane: str) -> float:
+    return level_accepted(beliefs.tables, beliefs.numbers([lane])[0])
+
+
+def taught(*proposals: tuple[str, DraftTree]) -> Beliefs:
     """After many rounds with these proposals."""
     beliefs = Beliefs(prior=0.5, weight=1.0)
     beliefs.reserve(1)
     chosen = [merged(view("r"), *proposals)]
     for _ in range(200):
-        beliefs.observe(ROW, chosen, Forest.of(chosen), costly={"ssm"})
+        teach(beliefs, chosen, costly={"ssm"})
     return beliefs
 
 
 def test_the_merged_tree_s_acceptance_is_not_the_last_lane_s() -> None:
     """Lookup is right nine times in ten, the costly lane's own tree, elsewhere, one in twenty."""
-    beliefs = believed(
+    beliefs = taught(
         ("lookup", DraftTree.chain([1, 2], [0.9, 0.9])), ("ssm", DraftTree.chain([3], [0.05]))
     )
-    assert beliefs.of_lane("lookup") == pytest.approx(0.9, abs=0.02)
-    assert beliefs.of_lane("ssm") == pytest.approx(0.05, abs=0.02)
+    assert of_lane(beliefs, "lookup") == pytest.approx(0.9, abs=0.02)
+    assert of_lane(beliefs, "ssm") == pytest.approx(0.05, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -60,22 +74,22 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
     own = DraftTree.chain([1, 2], [0.8, 0.5])
     same = [0.8, 0.5] if lookup[0] == 1 else [0.1, 0.1]
     free = DraftTree.chain(lookup, same[: len(lookup)])
-    added = believed(("lookup", free), ("ssm", own)).of(ROW, ["ssm"], ROW).added
+    added = of(taught(("lookup", free), ("ssm", own)), "ssm").added
     assert added[0] == pytest.approx(share, abs=0.03)
-    free_added = believed(("lookup", free), ("ssm", own)).of(ROW, ["lookup"], ROW).added
+    free_added = of(taught(("lookup", free), ("ssm", own)), "lookup").added
     assert free_added[0] == pytest.approx(1.0)
 
 
 def test_a_lookup_that_seldom_finds_something_but_then_goes_on_is_known_for_both() -> None:
     """Of somebody new, that is. Else the long drafts make it look as if it often found one."""
-    beliefs = believed(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
+    beliefs = taught(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
     for _ in range(300):
         for _ in range(4):
             beliefs.miss(ROW, "lookup")
         found = [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))]
-        beliefs.observe(ROW, found, Forest.of(found), costly=())
+        teach(beliefs, found, costly=())
     beliefs.reserve(2)
-    of_new = beliefs.of(np.array([1]), ["lookup"], ROW)
+    of_new = of(beliefs, "lookup", row=1)
     assert of_new.found[0] == pytest.approx(1 / 5, abs=0.03)
     assert of_new.first[0] == pytest.approx(0.9 / 5, abs=0.03)
     assert of_new.acceptance[0] == pytest.approx(0.9, abs=0.03)
@@ -141,9 +155,9 @@ def test_reading_tells_what_the_lane_would_have_drafted() -> None:
     beliefs.reserve(1)
     matched = np.array([True, True, True, False, True, False, False])
     beliefs.read(0, "ssm", matched, np.zeros(7, np.bool_))
-    of_another = beliefs.of(ROW, ["ssm"], ROW)
+    of_another = of(beliefs, "ssm")
     beliefs.reserve(2)
-    of_new = beliefs.of(np.array([1]), ["ssm"], ROW)
+    of_new = of(beliefs, "ssm", row=1)
     assert of_new.first[0] == pytest.approx(2 / 3)
     assert of_new.acceptance[0] == pytest.approx(2 / 4)
     assert of_another.found[0] == of_new.found[0] == pytest.approx(1.0)
@@ -154,7 +168,7 @@ def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> No
     beliefs.reserve(1)
     for _ in range(50):
         beliefs.read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))
-    assert beliefs.of(ROW, ["ssm"], ROW).added[0] == pytest.approx(0.25, abs=0.05)
+    assert of(beliefs, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_lane_that_once_looked_bad_is_begun_again_after_it_has_read() -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from policies.speculation.forest import Floats
-from policies.speculation.ledger import Ledger
+from policies.speculation.ledger import Ledger, caps_of, weights_of
+from policies.speculation.prefix import caps_at
 
 WINDOW, PROMISE, EXCEPTIONS = 100, 0.97, 0.12
 FORWARD_S, WAITING_S, DRAFTING_S = 10e-3, 1e-3, 3e-3
@@ -15,7 +16,7 @@ ALL = np.array([0])
 def ledger() -> Ledger:
     made = Ledger(PROMISE, WINDOW, repay=0.25, exceptions=EXCEPTIONS)
     made.reserve(1)
-    made.caps(ALL, np.array([True]), PLAIN_S)
+    caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
     return made
 
 
@@ -47,8 +48,8 @@ def each(seconds: float) -> Floats:
 
 def allowed(made: Ledger) -> float:
     """Rounds of plain decoding that one round may take."""
-    caps = made.caps(ALL, np.array([True]), PLAIN_S)
-    return float(caps.at(np.zeros(1))[0]) / PLAIN_S
+    caps = caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
+    return float(caps_at(caps, np.zeros(1))[0]) / PLAIN_S
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
@@ -99,7 +100,7 @@ def test_chance_does_not_raise_the_care() -> None:
     gain = 1.005 * (PLAIN_S + DRAFTING_S + 1.5e-3) / PLAIN_S - 1.0
     cares = []
     for _ in range(200):
-        made.caps(ALL, np.array([True]), PLAIN_S)
+        caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
         for handling_s in rng.choice([0.0, 4.5e-3], 15, p=[2 / 3, 1 / 3]):
             drafted(made, gain, handling_s, usual_s=1.5e-3)
         made.forget(0)
@@ -109,7 +110,7 @@ def test_chance_does_not_raise_the_care() -> None:
 
 def end(made: Ledger, speed: float, rounds: int = 20) -> None:
     """A request comes, is given so much of plain decoding's speed, and goes."""
-    made.caps(ALL, np.array([True]), PLAIN_S)
+    caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
     for _ in range(rounds):
         drafted(made, speed * (PLAIN_S + DRAFTING_S) / PLAIN_S - 1.0, handling_s=0.0)
     made.forget(0)
@@ -145,7 +146,7 @@ def test_the_slower_a_request_has_been_the_more_it_weighs() -> None:
     made = ledger()
 
     def weight(promised: bool = True) -> float:
-        return float(made.weights(ALL, np.array([promised]))[0])
+        return float(weights_of(ALL, np.array([promised]), made.accounts)[0])
 
     new = weight()
     assert 1.0 < new < 1.0 + made.care, "neither slow nor fast yet"
@@ -176,7 +177,7 @@ def test_who_is_promised_nothing_and_who_was_hardly_there_teach_nothing() -> Non
     before = made.care
     for _ in range(20):
         end(made, 0.8, rounds=2)
-        made.caps(ALL, np.array([False]), PLAIN_S)
+        caps_of(ALL, np.array([False]), PLAIN_S, made.accounts)
         for _ in range(20):
             drafted(made, 0.0, handling_s=3e-3)
         made.forget(0)

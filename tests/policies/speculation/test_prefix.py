@@ -14,7 +14,11 @@ from policies.speculation.prefix import (
     Objective,
     TimeCaps,
     best_prefix,
+    caps_at,
     freely,
+    needs_first,
+    no_caps,
+    objective_of,
     tightest_cap,
     urgent_nodes,
 )
@@ -52,19 +56,22 @@ def chosen(
     weight: Floats | None = None,
 ) -> tuple[list[Mask], Floats]:
     """The planner's own masks, and what each request gains by them."""
-    forest, free = Forest.of(candidates(drafted)), TimeCaps.none(len(drafted))
+    forest, free = Forest.of(candidates(drafted)), no_caps(len(drafted))
     weight = np.ones(len(drafted)) if weight is None else weight
-    gains, choice = freely(forest, kind, weight, len(seconds) - 1, seconds, no_harm or free)
+    fair, most = kind == "fair", len(seconds) - 1
+    gains, choice = freely(forest, fair, weight, most, seconds, no_harm or free)
     # Where nobody needs anything, the long way comes to the same.
     none = np.zeros(len(drafted))
-    ranking = gains.needs_first(none.astype(np.int64), none, len(seconds) - 1)
-    objective = ranking.objective(kind, seconds)
+    ranking = needs_first(gains, none.astype(np.int64), none, most)
+    objective = objective_of(ranking, fair, seconds)
     same = best_prefix(ranking, objective, seconds, free, no_harm or free)
     assert choice.nodes.tolist() == same.nodes.tolist()
     assert choice.gain.tolist() == same.gain.tolist()
     masks = forest.masks(choice.nodes)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
-    assert choice.gain == pytest.approx(forest.gains(choice.nodes))
+    kept = choice.nodes
+    gained = np.bincount(forest.owner[kept], forest.path[kept], len(drafted))
+    assert choice.gain == pytest.approx(gained)
     assert choice.seconds == seconds[len(choice.nodes)]
     return masks, choice.gain
 
@@ -72,8 +79,8 @@ def chosen(
 def gains_of(drafted: Sequence[DraftTree], kind: Objective) -> Gains:
     forest, requests = Forest.of(candidates(drafted)), len(drafted)
     seconds = np.ones(forest.nodes + 1)
-    free = TimeCaps.none(requests)
-    return freely(forest, kind, np.ones(requests), forest.nodes, seconds, free)[0]
+    free = no_caps(requests)
+    return freely(forest, kind == "fair", np.ones(requests), forest.nodes, seconds, free)[0]
 
 
 def loss(kind: Objective, got: float, best: float) -> float:
@@ -151,7 +158,7 @@ def test_time_caps_hold_at_every_prefix(
     slope, offset = np.array(lines[: len(drafted)]).T
     caps = TimeCaps(slope, offset)
     none = np.zeros(len(drafted))
-    ranking = gains_of(drafted, "fair").needs_first(none.astype(np.int64), none, 100)
+    ranking = needs_first(gains_of(drafted, "fair"), none.astype(np.int64), none, 100)
     along = tightest_cap(ranking, caps)
     for length in range(len(ranking.nodes) + 1):
         gains = np.bincount(ranking.owner[:length], ranking.path[:length], len(drafted))
@@ -168,12 +175,12 @@ def test_slos_before_no_harm_before_the_objective() -> None:
     gains = gains_of(drafted, "throughput")
 
     def kept(needed: int, one: TimeCaps, other: TimeCaps) -> tuple[int, bool]:
-        ranking = gains.needs_first(np.array([needed, 0]), np.array([2.0, 0.0]), 3)
+        ranking = needs_first(gains, np.array([needed, 0]), np.array([2.0, 0.0]), 3)
         objective = np.array([0.0, 1.0, 2.0, 3.0])  # as many as possible
         choice = best_prefix(ranking, objective, seconds, one, other)
         return len(choice.nodes), choice.needs_over_harm
 
-    free = TimeCaps.none(2)
+    free = no_caps(2)
     assert kept(0, free, free) == (3, False)
     assert kept(0, slo, free) == (2, False)
     assert kept(0, slo, no_harm) == (0, False)
@@ -195,7 +202,7 @@ def test_hopeless_needs_take_what_earns_the_needy_time() -> None:
 
     def urgent(needy: int) -> tuple[list[int], list[int]]:
         needs = np.array([9.0] * needy + [0.0] * (5 - needy))
-        counts, hopeless = urgent_nodes(gains, needs, needs, np.full(5, 0.1), 5e-3, most=8)
+        counts, hopeless = urgent_nodes(gains, needs, needs, np.full(5, 0.1), 5e-3, 8)
         return counts.tolist(), hopeless.tolist()
 
     assert urgent(1) == ([1, 0, 0, 0, 0], [0])  # 20 ms, but not 2 ms
@@ -236,13 +243,13 @@ def test_gap_under_time_caps() -> None:
         drafted = random_trees(rng, 2, 5)
         masks, gains = chosen(drafted, "fair", seconds, caps)
         took = float(seconds[sum(int(mask.sum()) for mask in masks)])
-        assert took <= float(caps.at(gains).min())
+        assert took <= float(caps_at(caps, gains).min())
         best = brute_force(
             drafted,
             "fair",
             lambda counts: float(seconds[sum(counts)]),
             10,
-            lambda gained, time: time <= float(caps.at(gained).min()),
+            lambda gained, time: time <= float(caps_at(caps, gained).min()),
         )
         gaps.append(loss("fair", value("fair", gains, took), best))
     report("caps", gaps)

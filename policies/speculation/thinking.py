@@ -1,0 +1,153 @@
+"""What a plan thinks, in one compiled call: each way in and out of compiled code costs about as
+much as what most of these steps compute."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from policies.cost import bent_seconds
+from policies.speculation.beginning import begin
+from policies.speculation.belief import Tables, believed, level_accepted
+from policies.speculation.forest import Floats, Ints
+from policies.speculation.ledger import Accounts, Trusted, caps_of, trust_of, weights_of
+from policies.speculation.prefix import no_caps
+from policies.speculation.prospects import (
+    Calls,
+    Chances,
+    RoundCosts,
+    everyone,
+    of_lanes,
+    reach_of,
+)
+from policies.speculation.slo import Standing, context_of, left_of
+from policies.speculation.width import best_widths, sibling_shares
+
+_READING_LASTS = 16
+"""Rounds, at most, on which what it takes to read up is spread: what has been read stays known."""
+
+
+class Asked(NamedTuple):
+    """Who may draft where: pairs of a request and a lane, lane behind lane."""
+
+    starts: Ints
+    """Lane l has the pairs from starts[l] up to starts[l + 1]."""
+    request: Ints
+    unread: Floats
+    calls: Floats
+    """By lane, rows of `call_rows`."""
+    numbers: Ints
+    """Of the lanes among the beliefs."""
+    ranks: Floats
+    """[lane, rank]: what its calibration has seen of siblings."""
+
+
+class Aims(NamedTuple):
+    fair: bool
+    """Else the throughput objective."""
+    max_depth: int
+    max_width: int
+    now: float
+    usual_s: float
+    """How long a round takes."""
+
+
+class Thought(NamedTuple):
+    depth: Ints
+    """Of each pair; 0: it does not draft."""
+    deepest: Ints
+    """Levels for which each pair has room."""
+    prospects: Floats
+    """[lane]: rows of what each request may expect of it (prospects.py)."""
+    lanes: Floats
+    """Nodes, seconds of drafting and widths, by lane."""
+    read: float
+    """Committed tokens of the whole batch."""
+    weights: float
+    """Of all requests together."""
+    plain_s: float
+    """What the round takes if nobody drafts."""
+
+
+@njit(cache=True)
+def think(
+    rows: Ints,
+    standing: Standing,
+    asked: Asked,
+    beliefs: Tables,
+    trusted: Trusted,
+    accounts: Accounts,
+    costs: RoundCosts,
+    aims: Aims,
+) -> Thought:
+    """`costs`: but for what is to be read and the weights."""
+    promised = np.isnan(standing.tpot_s) & aims.fair
+    weight = weights_of(rows, promised, accounts)
+    context = context_of(standing)
+    costs = _with(costs, context.sum(), weight.sum())
+    plain_s = costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed)
+
+    lanes, at = len(asked.calls), asked.request
+    lane = np.repeat(np.arange(lanes), np.diff(asked.starts))
+    belief = believed(beliefs, rows[at], asked.numbers[lane])
+    shares = np.empty((lanes, aims.max_width))
+    for number in range(lanes):
+        wrong = 1.0 - level_accepted(beliefs, asked.numbers[number])
+        shares[number] = sibling_shares(wrong, asked.ranks[number], aims.max_width)
+    widths = best_widths(
+        asked.starts,
+        belief,
+        context[at],
+        shares,
+        len(rows),
+        asked.calls,
+        costs,
+        aims.fair,
+        aims.max_depth,
+    )
+    left = left_of(standing)[at]
+    chances = Chances(
+        at,
+        lane,
+        belief.first,
+        belief.acceptance,
+        trust_of(rows, trusted)[at] * belief.added,
+        belief.found,
+        asked.unread,
+        # Rounds with drafts commit several tokens each.
+        np.minimum(np.maximum(left / 4.0, 1.0), _READING_LASTS),
+        np.minimum(left, aims.max_depth).astype(np.int64),
+    )
+    no_harm = caps_of(rows, promised, plain_s, accounts) if aims.fair else no_caps(len(rows))
+    waiting = everyone(
+        standing,
+        reach_of(chances, len(rows), aims.max_depth),
+        no_harm,
+        weight,
+        aims.now,
+        aims.now + max(plain_s, aims.usual_s),
+    )
+    calls = Calls(asked.calls, widths)
+    begun = begin(chances, calls, waiting, costs, aims.fair)
+    prospects = of_lanes(waiting, chances, begun.depth, begun.gain, lanes)
+    told = np.empty((3, lanes))
+    told[0], told[1], told[2] = begun.nodes, begun.drafting_s, widths
+    return Thought(
+        begun.depth, chances.deepest, prospects, told, costs.read, costs.weights, plain_s
+    )
+
+
+@njit(cache=True)
+def _with(costs: RoundCosts, read: float, weights: float) -> RoundCosts:
+    return RoundCosts(
+        costs.verify,
+        costs.draft,
+        costs.call_s,
+        read,
+        costs.fixed,
+        costs.waiting_s,
+        costs.handling_s,
+        costs.elsewhere_s,
+        costs.room,
+        weights,
+    )
