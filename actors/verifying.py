@@ -9,7 +9,7 @@ from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Limits, Policies
-from engine.protocol import Commit, Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import VERIFIER
 from policies.protocols import Candidate
 from policies.request import RoundOutcome
@@ -29,7 +29,6 @@ class Verifying:
         observe: Callable[[Event], None],
         spawn: Callable[[Coroutine[None, None, None]], None],
         changed: Callable[[], None],
-        commit: Callable[[Job, Commit], None],
         free_lanes: Collection[str],
     ) -> None:
         self._host = host
@@ -38,7 +37,6 @@ class Verifying:
         self._observe = observe
         self._spawn = spawn
         self._changed = changed
-        self._commit = commit
         self._free_lanes = free_lanes
         self._busy = False
         self._free_since = 0.0
@@ -212,7 +210,8 @@ class Verifying:
         if view.first_token_s is None:
             view.first_token_s = now
             job.statistics.ttft_s = now - view.arrival_s
-        self._commit(job, commit)
+        job.finish = commit.finish
+        job.stream.deliver(commit)
         return outcome
 
     def _accepted_free(self, job: Job, accepted: Sequence[int]) -> int:
