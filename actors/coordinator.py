@@ -303,7 +303,7 @@ class Coordinator:
     def _cancel(self, job: Job) -> None:
         if self._jobs.get(job.name) is not job:
             return
-        job.cancelled = True
+        job.ends = True
         if job.stage is WAITING:
             self._leave(job, self._loop.time())
         self._wake.set()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -57,7 +57,7 @@ class Statistics:
     ttft_s: float | None = None
     """From its arrival here to the first commit."""
 
-    def add(self, outcome: RoundOutcome, lanes: Iterable[str]) -> None:
+    def add(self, outcome: RoundOutcome, lanes: Sequence[str]) -> None:
         self.rounds += 1
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
@@ -78,8 +78,8 @@ class Job:
     """The request's own bound on drafting."""
     drafter: str | None = None
     """The only one that may draft for it; None: whoever the selection chooses."""
-    cancelled: bool = False
-    """Leaves as soon as no host is working on it."""
+    ends: bool = False
+    """Finished or cancelled: leaves as soon as no host is working on it."""
     finish: Finish | None = None
     cohort: int = -1
     """The micro-batch that it belongs to; -1: none yet."""
@@ -97,6 +97,8 @@ class Job:
     """All drafters' proposals merged, confidences calibrated."""
     proposals: list[tuple[str, DraftTree]] = field(default_factory=list)
     """(lane, its own tree), from which calibration learns."""
+    proposers: list[str] = field(default_factory=list)
+    """The lanes of `proposals`."""
     sources: NDArray[np.int64] | None = None
     """Of each node of `tree`: bit i is set where the i-th proposal has it. None: there is one."""
     tried: bool = False
@@ -124,10 +126,6 @@ class Job:
         return self.stage in (DRAFTING, VERIFYING)
 
     @property
-    def ends(self) -> bool:
-        return self.cancelled or self.finish is not None
-
-    @property
     def draft_room(self) -> int:
         """Tokens worth drafting: the target's own token always comes on top."""
         if not self.speculate:
@@ -139,6 +137,7 @@ class Job:
         """The next verification decodes this request plainly."""
         self.tree = DraftTree.empty()
         self.proposals = []
+        self.proposers = []
         self.sources = None
         self.tried = False
         self.asked = None

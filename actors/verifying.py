@@ -90,7 +90,7 @@ class Verifying:
                     job.view,
                     job.tree,
                     job.draft_s,
-                    [lane for lane, _ in job.proposals],
+                    job.proposers,
                     job.sources,
                 )
                 for job in jobs
@@ -189,35 +189,37 @@ class Verifying:
             accepted_free = self._accepted_free(job, answer.accepted)
         covered = min(accepted_free, gained)
         job.covered += [True] * covered + [False] * (gained - covered)
+        # In the fields' order: by their names it takes two and a half times as long.
         outcome = RoundOutcome(
-            request=job.name,
-            lane=job.asked if job.depth else None,
-            drafted=len(order.tree.tokens),
-            depth=job.depth,
-            accepted=accepted,
-            committed=gained,
-            seconds=now - job.since_s,
-            verify_s=verify_s,
-            draft_s=job.draft_s,
-            caught_up=job.caught_up,
-            accepted_free=accepted_free,
-            tried=job.tried,
-            prompts_s=prompts_s,
+            job.name,
+            job.asked if job.depth else None,
+            len(order.tree.tokens),
+            job.depth,
+            accepted,
+            gained,
+            now - job.since_s,
+            verify_s,
+            job.draft_s,
+            job.caught_up,
+            accepted_free,
+            job.tried,
+            prompts_s,
         )
         job.since_s = now
-        job.statistics.add(outcome, [lane for lane, _ in job.proposals])
+        job.statistics.add(outcome, job.proposers)
         view.generated += gained
         if view.first_token_s is None:
             view.first_token_s = now
             job.statistics.ttft_s = now - view.arrival_s
-        job.finish = commit.finish
+        if commit.finish is not None:
+            job.finish, job.ends = commit.finish, True
         job.stream.deliver(commit)
         return outcome
 
     def _accepted_free(self, job: Job, accepted: Sequence[int]) -> int:
         """How many of the accepted nodes, from the root down, free lanes have proposed."""
-        proposers = enumerate(job.proposals)
-        free = sum(1 << bit for bit, (lane, _) in proposers if lane in self._free_lanes)
+        proposers = enumerate(job.proposers)
+        free = sum(1 << bit for bit, lane in proposers if lane in self._free_lanes)
         if job.sources is None:
             return len(accepted) if free else 0
         found = (job.sources[list(accepted)] & free).tolist()
