@@ -25,7 +25,6 @@ from actors.settings import Lane, Limits, Policies
 from actors.verifying import Verifying
 from engine.errors import InvalidRequest, SpindleError
 from engine.params import SamplingParams
-from engine.protocol import Commit
 from engine.request import admit
 from policies.microbatch import MicroBatchParams
 from policies.request import RequestView, Slo
@@ -90,7 +89,6 @@ class Coordinator:
             observe,
             self._spawn,
             self._wake.set,
-            self._commit,
             {lane.view.name for lane in lanes if lane.free},
         )
         self._spawn(self._run())
@@ -302,14 +300,10 @@ class Coordinator:
         del self._running[job.name]
         self._observe(Preempted(now, job.name))
 
-    def _commit(self, job: Job, commit: Commit) -> None:
-        job.stream.deliver(commit)
-        job.finish = commit.finish
-
     def _cancel(self, job: Job) -> None:
         if self._jobs.get(job.name) is not job:
             return
-        job.cancelled = True
+        job.ends = True
         if job.stage is WAITING:
             self._leave(job, self._loop.time())
         self._wake.set()
@@ -317,7 +311,7 @@ class Coordinator:
     def _leave(self, job: Job, now: float) -> None:
         """Finished or cancelled: nothing of it stays anywhere."""
         if job.finish is None:
-            job.stream.deliver(Cancelled(f"request {job.name!r} was cancelled"))
+            job.stream.fail(Cancelled(f"request {job.name!r} was cancelled"))
         job.stage = GONE
         del self._jobs[job.name]
         self._running.pop(job.name, None)
@@ -354,7 +348,7 @@ class Coordinator:
         if self._failure is None:
             self._failure = failure
             for job in self._jobs.values():
-                job.stream.deliver(failure)
+                job.stream.fail(failure)
             self._jobs.clear()
 
 

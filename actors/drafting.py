@@ -128,7 +128,7 @@ class Drafting:
             Ask(
                 lane,
                 [job.view for job in batch],
-                [len(job.served.committed) - job.served.known.get(lane, 0) for job in batch],
+                [len(job.served.committed.ids) - job.served.known.get(lane, 0) for job in batch],
             )
             for lane, batch in able.items()
         ]
@@ -153,8 +153,8 @@ class Drafting:
                     job.stage = DRAFTING
                 if not call.state.lane.free:
                     self._put_on(job, call.state.name, now)
-        if calls:
-            self._spawn(self._draft(calls))
+        for call in calls:
+            self._spawn(self._ask(call, calls))
 
     def _put_on(self, job: Job, lane: str, now: float) -> None:
         job.asked = lane
@@ -165,22 +165,19 @@ class Drafting:
                 self._observe(Switched(now, job.name, job.lane, lane, job.caught_up))
             job.lane = lane
 
-    async def _draft(self, calls: Sequence["_Call"]) -> None:
+    def _unite(self, calls: Sequence["_Call"]) -> None:
         """All lanes' trees of each request become one (DESIGN 4.8), or one chain."""
-        if len(calls) == 1:
-            answers = [await self._ask(calls[0])]
-        else:
-            answers = await asyncio.gather(*(self._ask(call) for call in calls))
         # Lookups are too short to tell from the handling around them.
         priced = (call.seconds for call in calls if not call.state.lane.free)
         seconds = max(priced, default=0.0)
         jobs: dict[str, Job] = {}
-        for call, trees in zip(calls, answers, strict=True):
+        for call in calls:
             lane = call.state.name
-            for (job, _), tree in zip(call.asked, trees, strict=True):
+            for (job, _), tree in zip(call.asked, call.trees or (), strict=True):
                 jobs[job.name] = job
                 if len(tree.tokens):
                     job.proposals.append((lane, tree))
+                    job.proposers.append(lane)
         united = self._knowledge.united([job.proposals for job in jobs.values()])
         for job, (tree, sources) in zip(jobs.values(), united, strict=True):
             job.tree, job.sources = tree, sources
@@ -189,8 +186,14 @@ class Drafting:
             job.stage = DRAFTED
         self._changed()
 
-    async def _ask(self, call: "_Call") -> list[DraftTree]:
-        """One lane's trees; a lane that gets lost proposes nothing and is brought back."""
+    async def _ask(self, call: "_Call", calls: Sequence["_Call"]) -> None:
+        """One lane's trees; whoever of all `calls` is the last to answer has them united."""
+        call.trees = await self._answer(call)
+        if all([other.trees is not None for other in calls]):
+            self._unite(calls)
+
+    async def _answer(self, call: "_Call") -> list[DraftTree]:
+        """A lane that gets lost proposes nothing and is brought back."""
         name, clock = call.state.name, asyncio.get_running_loop().time
         orders = [
             DraftOrder(job.served.prefix_for(name), limit.depth, limit.width)
@@ -222,6 +225,8 @@ class _Call:
     rule: StepRule | None
     seconds: float = 0.0
     """Until it answered."""
+    trees: list[DraftTree] | None = None
+    """None: it has not answered yet."""
 
 
 def _within(limit: DraftLimit, room: int, trees: bool) -> DraftLimit:

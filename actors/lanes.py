@@ -107,7 +107,8 @@ def take_answer(
 ) -> DraftTree:
     """Notes what the lane has now; its tree, where it gave one."""
     if isinstance(answer, Draft):
-        job.served.known[lane] = len(job.served.committed) if upto is None else upto
+        served = job.served
+        served.known[lane] = len(served.committed.ids) if upto is None else upto
         return answer.tree
     job.served.known[lane] = answer.have if isinstance(answer, Missing) else 0
     return DraftTree.empty()

@@ -72,7 +72,7 @@ class Side:
     def _order(
         self, number: int, base: int, delta: Sequence[int], start: Start | None = None
     ) -> DraftOrder:
-        base_hash = self._committed[number].hash_at(base)
+        base_hash = self._committed[number].hashes[base]
         return DraftOrder(Prefix(str(number), 0, 0, base, base_hash, tuple(delta), start), DEPTH)
 
 

@@ -4,7 +4,7 @@ The coordinator owns the truth. An order says from which length it continues and
 of everything before it is, so a host knows at once whether its own copy will do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 HASH_PRIME = (1 << 61) - 1
@@ -17,27 +17,25 @@ class CommittedTokens:
     """Token ids with the rolling hash of every prefix, so that any base can be checked."""
 
     ids: list[int] = field(default_factory=list)
-    _hashes: list[int] = field(default_factory=lambda: [EMPTY_HASH])
+    hashes: list[int] = field(default_factory=lambda: [EMPTY_HASH])
+    """Of so many first tokens."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        ids, hashes = self.ids, self._hashes
+    def extend(self, tokens: Sequence[int]) -> None:
+        hashes = self.hashes
         value = hashes[-1]
         for token in tokens:
             # A rolling hash; a token of 0 still counts.
-            value = (value * HASH_BASE + token + 1) % HASH_PRIME
-            ids.append(token)
+            value = (value * HASH_BASE + (token + 1)) % HASH_PRIME
             hashes.append(value)
+        self.ids += tokens
 
     def truncate(self, length: int) -> None:
         del self.ids[length:]
-        del self._hashes[length + 1 :]
-
-    def hash_at(self, length: int) -> int:
-        return self._hashes[length]
+        del self.hashes[length + 1 :]
 
     def continues(self, base: int, base_hash: int) -> bool:
         """Whether the first `base` tokens are here and are the ones that the order means."""
-        return base <= len(self) and self._hashes[base] == base_hash
+        return base <= len(self) and self.hashes[base] == base_hash

@@ -57,7 +57,7 @@ def _seconds_per_step(drafter: Drafter, vocab_size: int, requests: int, context:
                 attempt=0,
                 round=number,
                 base=base,
-                base_hash=tokens.hash_at(base),
+                base_hash=tokens.hashes[base],
                 delta=tuple(tokens.ids[base:]),
                 start=None if base else start,
             )

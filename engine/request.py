@@ -61,7 +61,7 @@ class ServedRequest:
             self.attempt,
             self.round,
             base,
-            committed.hash_at(base),
+            committed.hashes[base],
             tuple(committed.ids[base:end]),
             None if base else Start(self.params, self.seed, self.prompt_len),
         )
@@ -75,8 +75,8 @@ class ServedRequest:
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
     ) -> Commit:
         """Takes a verdict's tokens up to the first that ends the output."""
-        first = self.produced
-        room, stops = self.params.max_tokens - first, self.params.stop_token_ids
+        first, params = len(self.committed.ids) - self.prompt_len, self.params
+        room, stops = params.max_tokens - first, params.stop_token_ids
         said = tuple(tokens[:room])
         finish: Finish | None = "length" if len(said) == room else None
         if stops and not set(stops).isdisjoint(said):

@@ -80,7 +80,7 @@ def _time_step(verifier: VllmVerifier, shape: Shape, rng: np.random.Generator) -
         committed.extend([*prompts[request], *first])
         at = len(committed)
         draft = DraftTree.chain(rng.integers(verifier.vocab_size, size=shape.rows - 1).tolist())
-        orders.append(VerifyOrder(Prefix(request, 0, 1, at, committed.hash_at(at), ()), draft, 1))
+        orders.append(VerifyOrder(Prefix(request, 0, 1, at, committed.hashes[at], ()), draft, 1))
     begin = perf_counter()
     verifier.verify(orders)
     elapsed = perf_counter() - begin

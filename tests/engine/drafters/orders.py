@@ -35,7 +35,7 @@ class Stream:
             attempt=0,
             round=self.round,
             base=self.seen,
-            base_hash=self.committed.hash_at(self.seen),
+            base_hash=self.committed.hashes[self.seen],
             delta=tuple(self.committed.ids[self.seen :]),
             start=start,
         )

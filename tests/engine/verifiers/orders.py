@@ -24,7 +24,7 @@ def order(
     committed.extend(tokens)
     start = Start(params or SamplingParams(temperature=0), SEED, prompt_len or len(tokens))
     prefix = Prefix(
-        request, 0, 0, base, committed.hash_at(base), tuple(tokens[base:]), None if base else start
+        request, 0, 0, base, committed.hashes[base], tuple(tokens[base:]), None if base else start
     )
     return VerifyOrder(prefix, tree or DraftTree.empty(), chunk)
 

@@ -91,7 +91,7 @@ def _order(name: str, params: SamplingParams, prompt: list[int], chunk: int) -> 
 def _following(name: str, tokens: list[int], draft: Pair, prompt_len: int) -> VerifyOrder:
     committed = CommittedTokens()
     committed.extend(tokens)
-    prefix = Prefix(name, 0, 1, len(tokens), committed.hash_at(len(tokens)), ())
+    prefix = Prefix(name, 0, 1, len(tokens), committed.hashes[len(tokens)], ())
     return VerifyOrder(prefix, DraftTree.chain(draft[len(tokens) - prompt_len :]), 512)
 
 
