@@ -31,10 +31,12 @@ class Rows:
 
     def of(self, requests: Sequence[str]) -> Ints:
         """New requests get a row."""
-        for name in requests:
-            if name not in self._row:
-                self._row[name] = self._free.pop() if self._free else len(self)
-        return np.array([self._row[name] for name in requests], np.int64)
+        row = self._row
+        if not row.keys() >= set(requests):
+            for name in requests:
+                if name not in row:
+                    row[name] = self._free.pop() if self._free else len(self)
+        return np.array([row[name] for name in requests], np.int64)
 
     def drop(self, request: str) -> int | None:
         """The row that has fallen free, for its owner to clear."""

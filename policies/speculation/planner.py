@@ -14,7 +14,7 @@ import numpy as np
 from policies.calibration import NO_RANKS, Calibration
 from policies.cost import FOR_NOTHING
 from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.request import RequestView, RoundOutcome
+from policies.request import RoundOutcome
 from policies.rows import Rows
 from policies.speculation.belief import Beliefs
 from policies.speculation.choosing import Around, Wish, choose
@@ -93,9 +93,10 @@ class Planner:
         awake = [place for place, ask in enumerate(asks) if self._idle.is_awake(ask, self._rows)]
         if not awake:
             return plans
-        requests = list({one.name: one for ask in asks for one in ask.batch}.values())
-        places = {one.name: place for place, one in enumerate(requests)}
-        standing, rows = Standing.of(requests), self._rows_of(requests)
+        by_name = {one.name: one for ask in asks for one in ask.batch}
+        names, requests = tuple(by_name), list(by_name.values())
+        places = dict(zip(names, range(len(names)), strict=True))
+        standing, rows = Standing.of(requests), self._rows_of(names)
         lanes = Lanes.of([asks[place] for place in awake], places, context)
         objective = self._params.objective
         costs = RoundCosts(
@@ -127,7 +128,7 @@ class Planner:
             costs,
             aims,
         )
-        rules = rules_of(lanes, tuple(places), thought, costs, objective, self._calibrations)
+        rules = rules_of(lanes, names, thought, costs, objective, self._calibrations)
         for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
             name, pairs = lanes.names[lane], lanes.pairs(lane)
             at, deepest = lanes.request[pairs], thought.deepest[pairs]
@@ -149,7 +150,7 @@ class Planner:
         if not candidates:
             return []
         requests = [candidate.request for candidate in candidates]
-        rows = self._rows_of(requests)
+        rows = self._rows_of([request.name for request in requests])
         proposals = self._beliefs.proposals(candidates, context.draft.keys())
         for row, candidate in zip(rows.tolist(), candidates, strict=True):
             for lane in candidate.lanes:
@@ -220,9 +221,9 @@ class Planner:
                 asked -= silent
                 self._beliefs.miss(np.array(sorted(silent), np.int64), lane)
 
-    def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
+    def _rows_of(self, requests: Sequence[str]) -> Ints:
         before = len(self._rows)
-        rows = self._rows.of([request.name for request in requests])
+        rows = self._rows.of(requests)
         if len(self._rows) > before:
             for accounts in (self._beliefs, self._ledger, self._trust):
                 accounts.reserve(len(self._rows))
@@ -235,7 +236,7 @@ class Planner:
             lanes.unread,
             call_rows(lanes.steps, lanes.call_s),
             self._beliefs.numbers(lanes.names),
-            np.stack([self._ranks_of(lane) for lane in lanes.names]),
+            np.array([self._ranks_of(lane) for lane in lanes.names]),
         )
 
     def _ranks_of(self, lane: str) -> Floats:
