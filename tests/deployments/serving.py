@@ -36,6 +36,14 @@ ARGS: Mapping[str, Any] = {
     "policies": {"selection": {"name": "fixed"}, "speculation": {"name": "fixed"}},
 }
 
+VLLM_TARGET: Mapping[str, Any] = {
+    "dtype": "float32",
+    "backend": "vllm",
+    # Without compilation it loads in a third of the time.
+    "engine_args": {"enforce_eager": True},
+}
+VLLM_LOADS_S = 240
+
 
 @contextmanager
 def cluster(port: int, **options: Any) -> Iterator[None]:

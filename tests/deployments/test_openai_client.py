@@ -1,4 +1,5 @@
-"""The official `openai` client against the application over Serve: it must notice nothing."""
+"""The official `openai` client against the application over Serve, on either backend: it must
+notice nothing."""
 
 import asyncio
 import random
@@ -17,6 +18,8 @@ from tests import reference
 from tests.deployments.serving import (
     ARGS,
     PROMPT,
+    VLLM_LOADS_S,
+    VLLM_TARGET,
     cluster,
     deploy,
     eventually,
@@ -30,14 +33,16 @@ from tests.deployments.serving import (
 PORT = 8161
 KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMITTED = 64
+TARGETS = {"native": ARGS["target"], "vllm": VLLM_TARGET}
 LIMITS = {"max_batch": 8, "max_waiting": ADMITTED - 8, "max_choices": 4}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 7."}]
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[OpenAI]:
+@pytest.fixture(scope="module", params=TARGETS)
+def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
+    args = {**ARGS, "target": TARGETS[request.param], "api_keys": KEYS, "limits": LIMITS}
     with cluster(PORT):
-        deploy({**ARGS, "api_keys": KEYS, "limits": LIMITS})
+        deploy(args, within_s=VLLM_LOADS_S)
         yield OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key=KEYS["alpha"], max_retries=0)
 
 

@@ -1,6 +1,7 @@
 """The application with its target on vLLM, over HTTP: what clients get is what the oracle says.
 
-What holds on every backend is in test_app.py.
+What the official client sees on either backend is in test_openai_client.py, what does not depend on
+the backend in test_app.py.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ from tests.actors.cluster import processes
 from tests.deployments.serving import (
     ARGS,
     PROMPT,
+    VLLM_LOADS_S,
+    VLLM_TARGET,
     cluster,
     deploy,
     eventually,
@@ -36,12 +39,7 @@ PORT, METRICS_PORT = 8151, 8251
 URL = f"http://127.0.0.1:{PORT}"
 ARGS = {
     **ARGS,
-    "target": {
-        "dtype": "float32",
-        "backend": "vllm",
-        # Without compilation it loads in a third of the time.
-        "engine_args": {"enforce_eager": True},
-    },
+    "target": VLLM_TARGET,
     "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
     "limits": {"recovery_s": 120},
 }
@@ -70,7 +68,7 @@ def _app() -> Iterator[None]:
         PORT,
         _metrics_export_port=METRICS_PORT,
     ):
-        deploy(ARGS, within_s=240)
+        deploy(ARGS, within_s=VLLM_LOADS_S)
         yield
         eventually(kv_is_free, "KV of requests that have left is freed")
 
@@ -192,7 +190,7 @@ def test_vllms_own_metrics_are_beside_ours() -> None:
 @pytest.mark.parametrize("where", ELSEWHERE)
 def test_elsewhere_eight_streams_are_the_oracles_as_well(where: str) -> None:
     serve.delete("spindle")
-    deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=240)
+    deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=VLLM_LOADS_S)
     asked = bodies(max_tokens=32)
     said = asyncio.run(read_all(URL, asked, timeout_s=120))
     check(said, asked)
