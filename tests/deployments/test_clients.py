@@ -1,4 +1,5 @@
-"""Clients that we did not write: schemathesis, vLLM's benchmark client and lm-eval.
+"""Clients that we did not write, on either backend: schemathesis, vLLM's benchmark client and
+lm-eval.
 
 Worth its seconds: these are what a user points at the endpoint first, and each sends fields and
 reads answers in its own way.
@@ -22,12 +23,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.serving.app import running
 from cluster.zoo import TARGET, model_path
+from tests.deployments.serving import VLLM_TARGET
 
 PORT = 8131
 SERVED_ERRORS = 500
 """Statuses from here on are ours to answer for."""
+TARGETS = {"native": {"dtype": "float32", "placement": "inline"}, "vllm": VLLM_TARGET}
 CONFIG = {
-    "target": {"dtype": "float32", "placement": "inline"},
     "drafters": [{"name": "tiny", "model": "zoo/tiny", "placement": "inline"}],
     "limits": {"max_batch": 8, "max_waiting": 32},
 }
@@ -40,9 +42,9 @@ main(parser.parse_args())
 """
 
 
-@pytest.fixture(scope="module")
-def app() -> Iterator[str]:
-    with running(CONFIG, PORT) as running_app:
+@pytest.fixture(scope="module", params=TARGETS)
+def app(request: pytest.FixtureRequest) -> Iterator[str]:
+    with running({**CONFIG, "target": TARGETS[request.param]}, PORT) as running_app:
         yield running_app.url
 
 
