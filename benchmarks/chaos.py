@@ -25,7 +25,7 @@ from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
 from benchmarks.serving.app import APP, Actor, App, running, small_args, until
 from benchmarks.serving.judge import Judge
-from benchmarks.serving.streams import Said, read
+from benchmarks.serving.streams import Said, read, session
 from cluster.zoo import TARGET
 
 PORT = 8171
@@ -213,8 +213,7 @@ async def under_way(
     url: str, bodies: Sequence[Mapping[str, Any]], progress: Callable[[list[Said]], None]
 ) -> list[Said]:
     said = [Said() for _ in bodies]
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=STREAM_S, limits=limits) as client:
+    async with session(STREAM_S) as client:
         await asyncio.gather(
             *(
                 read(client, url, body, one, lambda: progress(said))

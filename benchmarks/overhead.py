@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-import httpx
 import ray
 import torch
+from aiohttp import ClientSession
 from ray import serve
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
@@ -32,7 +32,7 @@ from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import Request, mixed_requests
 from benchmarks.serving.app import APP, App, running, until
-from benchmarks.serving.streams import Said, read
+from benchmarks.serving.streams import Said, read, session
 from cluster.zoo import TARGET, model_path
 from cluster.zoo.paths import cache_dir
 from engine.params import SamplingParams
@@ -81,7 +81,7 @@ async def compare(app: App, placement: str, requests: Sequence[Request]) -> list
     coordinator = await in_process()
     served: list[float] = []
     direct: list[float] = []
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with session(60) as client:
         for number, request in enumerate(requests):
             ways = [over_http(client, app.url, request), in_this(coordinator, number, request)]
             seconds = [0.0, 0.0]
@@ -105,7 +105,7 @@ async def freed(app: App, placement: str, requests: Sequence[Request]) -> Record
     replica = serve.get_deployment_handle("Replica", APP)
     clock = asyncio.get_running_loop().time
     seconds = []
-    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits()) as client:
+    async with session(60) as client:
         for _ in range(DEPARTURES):
             said = [Said() for _ in range(LEAVING)]
             bodies = [body_of(request, LONG, ignore_eos=True) for request in requests[:LEAVING]]
@@ -182,7 +182,7 @@ async def hosts(drafter: Where) -> Fleet:
     return await raise_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
 
 
-async def over_http(client: httpx.AsyncClient, url: str, request: Request) -> float:
+async def over_http(client: ClientSession, url: str, request: Request) -> float:
     said = await read(client, url, body_of(request, MAX_TOKENS), Said())
     if not said.complete:
         raise SystemExit(f"a request failed: {said.error}")

@@ -15,14 +15,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
+from aiohttp import ClientSession
 
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
 from benchmarks.serving.app import APP, App, running, small_args
-from benchmarks.serving.streams import Said, read
+from benchmarks.serving.streams import Said, read, session
 from cluster.zoo import TARGET
 
 PORT = 8172
@@ -79,7 +79,7 @@ async def load(app: App, seconds: float) -> tuple[Mapping[str, list[Sample]], Co
     counted: Counter[str] = Counter()
 
     async def client(number: int) -> None:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with session(60) as http:
             while loop.time() - begun < seconds:
                 body = {
                     "model": TARGET,
@@ -110,7 +110,7 @@ async def load(app: App, seconds: float) -> tuple[Mapping[str, list[Sample]], Co
     return samples, counted
 
 
-async def one(http: httpx.AsyncClient, url: str, body: Mapping[str, Any], leaves: bool) -> str:
+async def one(http: ClientSession, url: str, body: Mapping[str, Any], leaves: bool) -> str:
     said = Said()
     reading = asyncio.get_running_loop().create_task(read(http, url, body, said))
     if leaves:

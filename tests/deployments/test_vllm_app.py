@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import requests
 from ray import serve
 
-from benchmarks.serving.streams import Said, read, read_all
+from benchmarks.serving.streams import Said, read, read_all, session
 from engine.params import SamplingParams
 from engine.verifiers.vllm_environment import process_environment
 from tests.actors.cluster import processes
@@ -151,7 +150,7 @@ def test_a_killed_part_comes_back_and_nobody_notices(part: str) -> None:
             os.kill(victim, signal.SIGKILL)
 
     async def run() -> None:
-        async with httpx.AsyncClient(timeout=240) as client:
+        async with session(240) as client:
             streams = zip(asked, said, strict=True)
             await asyncio.gather(*(read(client, URL, body, one, strike) for body, one in streams))
 
