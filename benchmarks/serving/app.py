@@ -84,10 +84,9 @@ def running(
 
 
 def ray_environment() -> dict[str, str]:
-    """As `make serve` starts Ray, but with metrics that are half a second old at most."""
+    """As `make serve` starts Ray."""
     lines = (_CLUSTER / "serve.env").read_text().splitlines()
-    shared = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    return {**shared, "RAY_metrics_report_interval_ms": "500"}
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
 def _check_free(port: int) -> None:

@@ -47,7 +47,8 @@ VLLM_LOADS_S = 240
 
 @contextmanager
 def cluster(port: int, **options: Any) -> Iterator[None]:
-    with environment(ray_environment()):
+    # Metrics are half a second old at most.
+    with environment({**ray_environment(), "RAY_metrics_report_interval_ms": "500"}):
         start_ray(logging_level="warning", **options)
     try:
         grpc = {
