@@ -69,7 +69,8 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         server = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | ray_environment(),
+            # Of its own: else it joins whatever cluster runs here, and takes that one's place.
+            env=os.environ | ray_environment() | {"RAY_ADDRESS": "local"},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
