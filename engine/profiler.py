@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from engine.model import PackedModel, Segment
+from engine.row_counts import step_of
 from policies.cost import (
     FitErrors,
     ForwardSample,
@@ -62,6 +64,8 @@ class ProfileKey:
     dtype: str
     threads: int
     grid: Grid
+    step: tuple[int, int]
+    """Of the device: more tokens than the first take at least as long as the second."""
 
     @classmethod
     def of(cls, model: PackedModel, setup: str, grid: Grid) -> "ProfileKey":
@@ -73,6 +77,7 @@ class ProfileKey:
             dtype=str(model.hf_model.dtype),
             threads=torch.get_num_threads(),
             grid=grid,
+            step=step_of(model.device, model.hf_model.dtype),
         )
 
 
@@ -87,7 +92,9 @@ class Profile:
 
     @classmethod
     def fit(cls, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> "Profile":
-        roofline = fit_roofline(samples)
+        step_from, step_to = key.step
+        fit = partial(fit_roofline, step_from=step_from, step_to=step_to)
+        roofline = fit(samples)
         # Where a straight curve has no knee, the budget stands for it.
         knee = token_budget(roofline, max(sample.tokens for sample in samples))
         return cls(
@@ -96,7 +103,7 @@ class Profile:
             linear=fit_linear(samples),
             linear_errors=fit_errors(fit_linear, samples, knee),
             roofline=roofline,
-            roofline_errors=fit_errors(fit_roofline, samples, knee),
+            roofline_errors=fit_errors(fit, samples, knee),
         )
 
     @property

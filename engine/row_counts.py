@@ -28,6 +28,11 @@ def has_dear_counts(device: torch.device, dtype: torch.dtype) -> bool:
     return on_cpu and torch.cpu._is_amx_tile_supported()
 
 
+def step_of(device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+    """For a cost model: more rows than the first take at least as long as the second."""
+    return (_DEAR.start - 1, _INSTEAD) if has_dear_counts(device, dtype) else (0, 0)
+
+
 def without_dear_counts(rows: int) -> int:
     return _INSTEAD if rows in _DEAR else rows
 

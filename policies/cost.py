@@ -20,13 +20,16 @@ Floats = NDArray[np.float64]
 
 class Bent(NamedTuple):
     """The one shape of all our cost models, as compiled loops take it: a line in context and
-    tokens, with more for each token beyond the knee."""
+    tokens, with more for each token beyond the knee, and perhaps a step in it."""
 
     alpha: float
     gamma: float
     delta: float
     knee: float = 0.0
     gamma_more: float = 0.0
+    step_from: float = 0.0
+    """More tokens than these take at least as long as `step_to`."""
+    step_to: float = 0.0
 
     def predict(self, context: float, tokens: float) -> float:
         # As Python: for one number, the way into compiled code takes longer than the sum.
@@ -80,26 +83,31 @@ class LinearCost:
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
     """As LinearCost up to the knee, where weights are what a forward waits for; behind it,
-    where it computes, each token costs `gamma_more` on top. Convex in tokens."""
+    where it computes, each token costs `gamma_more` on top. Convex in tokens, but for the step of
+    a device that computes more than `step_from` tokens as `step_to` at least."""
 
     alpha: float
     gamma: float
     delta: float
     knee: int
     gamma_more: float
+    step_from: int = 0
+    step_to: int = 0
 
     def predict(self, context: float, tokens: float) -> float:
-        beyond = max(0.0, tokens - self.knee)
-        return self.alpha * context + self.gamma * tokens + self.delta + self.gamma_more * beyond
+        return self.bent.predict(context, tokens)
 
     @property
     def bent(self) -> Bent:
         line = (float(self.alpha), float(self.gamma), float(self.delta))
-        return Bent(*line, float(self.knee), float(self.gamma_more))
+        bend = (float(self.knee), float(self.gamma_more))
+        return Bent(*line, *bend, float(self.step_from), float(self.step_to))
 
 
 @njit(cache=True)
 def bent_seconds(cost: Bent, context: float, tokens: float) -> float:
+    if tokens > cost.step_from:
+        tokens = max(tokens, cost.step_to)
     beyond = max(0.0, tokens - cost.knee)
     return cost.alpha * context + cost.gamma * tokens + cost.delta + cost.gamma_more * beyond
 
@@ -111,9 +119,12 @@ def fit_linear(samples: Sequence[ForwardSample]) -> LinearCost:
     return LinearCost(alpha, gamma, delta)
 
 
-def fit_roofline(samples: Sequence[ForwardSample]) -> RooflineCost:
+def fit_roofline(
+    samples: Sequence[ForwardSample], step_from: int = 0, step_to: int = 0
+) -> RooflineCost:
     """The knee with the least residual, among the token counts strictly inside the samples."""
     context, tokens = _axes(samples)
+    tokens = np.where(tokens > step_from, np.maximum(tokens, step_to), tokens)
     inside = np.geomspace(
         tokens.min() + 1, max(tokens.max() - 1, tokens.min() + 1), KNEE_CANDIDATES
     )
@@ -124,7 +135,8 @@ def fit_roofline(samples: Sequence[ForwardSample]) -> RooflineCost:
         columns = [context, tokens, np.ones_like(tokens), beyond]
         (alpha, gamma, delta, gamma_more), residual = _fit_relative(columns, samples)
         if residual < least:
-            best, least = RooflineCost(alpha, gamma, delta, knee, gamma_more), residual
+            bend = (knee, gamma_more, step_from, step_to)
+            best, least = RooflineCost(alpha, gamma, delta, *bend), residual
     assert best is not None
     return best
 

@@ -119,6 +119,8 @@ class RefinedCost:
             fixed * fitted.delta,
             fitted.knee,
             per_token * fitted.gamma_more,
+            fitted.step_from,
+            fitted.step_to,
         )
 
 

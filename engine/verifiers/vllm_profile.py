@@ -27,6 +27,7 @@ from engine.profiler import (
     shapes_of,
 )
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
+from engine.row_counts import step_of
 from engine.verifiers.vllm_engine import VllmVerifier
 from engine.verifiers.vllm_loading import VllmSpec
 from policies.cost import ForwardSample
@@ -40,14 +41,16 @@ def profile_vllm(
 ) -> Profile:
     """As engine.profiler.profile: from the cache where the same was measured before, and to be
     called while nothing else runs on the device and no request is served."""
+    device, dtype = torch.device(verifier.device), getattr(torch, spec.dtype)
     config = AutoConfig.from_pretrained(spec.checkpoint)
     key = ProfileKey(
         model=f"{config.model_type}-{digest(config.to_json_string(use_diff=False))}",
         setup=f"vllm {verifier.version}, {spec.tensor_parallel} ranks, {dict(spec.engine_args)}",
-        device=device_name(torch.device(verifier.device)),
+        device=device_name(device),
         dtype=spec.dtype,
         threads=torch.get_num_threads(),
         grid=grid or Grid(),
+        step=step_of(device, dtype),
     )
     return kept(key, cache_dir, lambda: measure(verifier, key.grid))
 

@@ -141,7 +141,7 @@ def call_rows(steps: Sequence[Bent], call_s: Sequence[float]) -> Floats:
 
 @njit(cache=True)
 def step_of(call: Floats) -> Bent:
-    return Bent(call[0], call[1], call[2], call[3], call[4])
+    return Bent(call[0], call[1], call[2], call[3], call[4], call[5], call[6])
 
 
 class Prospects(NamedTuple):

@@ -8,6 +8,7 @@ from engine.attention.hook import Handler, LayerCall
 from engine.row_counts import (
     computed_rows,
     has_dear_counts,
+    step_of,
     with_few_row_counts,
     without_dear_counts,
 )
@@ -28,6 +29,18 @@ def test_dear_counts_are_not_computed_and_others_stay() -> None:
     assert not has_dear_counts(cpu, torch.float32)
     assert has_dear_counts(cpu, torch.bfloat16) == torch.cpu._is_amx_tile_supported()
     assert not has_dear_counts(torch.device("cuda"), torch.bfloat16)
+
+
+def test_cost_models_are_told_what_is_computed() -> None:
+    cpu = torch.device("cpu")
+    assert step_of(cpu, torch.float32) == (0, 0)
+    if not has_dear_counts(cpu, torch.bfloat16):
+        assert step_of(cpu, torch.bfloat16) == (0, 0)
+        return
+    beyond, least = step_of(cpu, torch.bfloat16)
+    for rows in range(1, least + 1):
+        computed = computed_rows(without_dear_counts(rows))
+        assert computed == (least if rows > beyond else rows)
 
 
 @pytest.mark.parametrize("dear", [False, True])

@@ -12,6 +12,7 @@ from policies.cost import (
     ForwardSample,
     LinearCost,
     RooflineCost,
+    bent_seconds,
     fit_errors,
     fit_linear,
     fit_roofline,
@@ -71,9 +72,26 @@ def test_roofline_fit_stands_noise() -> None:
         assert fitted.predict(2_000, n) == pytest.approx(BENT.predict(2_000, n), rel=0.1)
 
 
+def test_a_step_is_known_to_fit_prediction_and_refinement() -> None:
+    """17 to 36 tokens take as long as 36: one draft is dear, the next nineteen are free."""
+    step = RooflineCost(1e-6, 1e-4, 9e-3, knee=48, gamma_more=6e-4, step_from=16, step_to=36)
+    fitted = fit_roofline(samples(step), step_from=16, step_to=36)
+    refined = RefinedCost(fitted)
+    for _ in range(500):  # all forwards have become half as dear again
+        refined.observe(2_000, 20, 1.5 * step.predict(2_000, 20))
+    for tokens in (1, 16, 17, 30, 36, 37, 100):
+        exact = step.predict(2_000, tokens)
+        assert fitted.predict(2_000, tokens) == pytest.approx(exact, rel=0.01)
+        assert bent_seconds(fitted.bent, 2_000.0, float(tokens)) == fitted.predict(2_000, tokens)
+    for known in (fitted, refined):
+        assert known.predict(0, 17) == known.predict(0, 36) > known.predict(0, 16) * 1.1
+        assert known.predict(0, 37) > known.predict(0, 36)
+    assert refined.predict(2_000, 30) == pytest.approx(1.5 * step.predict(2_000, 30), rel=0.05)
+
+
 @given(st.integers(0, 1_000))
 def test_roofline_is_convex_and_rises_with_tokens_and_context(seed: int) -> None:
-    """The planner's best-prefix search rests on marginal costs that never fall."""
+    """But for a step, which a device is known to have, marginal costs never fall."""
     fitted = fit_roofline(samples(BENT, noise=0.3, seed=seed))
     curve = np.array([fitted.predict(1_000, n) for n in range(1, 200)])
     steps = np.diff(curve)
