@@ -24,9 +24,10 @@ from policies.catalogue import (
 )
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import LaneLoad, split
-from policies.protocols import Ask, Candidate, RoundContext, Schedule, Selection, Speculation
+from policies.protocols import Ask, Candidates, RoundContext, Schedule, Selection, Speculation
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
+from policies.trees import flatten
 
 REQUESTS = (8, 64, 256)
 ROUNDS = 40
@@ -100,10 +101,8 @@ def speculation_us(
 ) -> float:
     context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, 512, 512)
 
-    candidates = [
-        Candidate(view, tree, 0.001, (LANES[number % len(LANES)].name,))
-        for number, (view, tree) in enumerate(zip(views, trees, strict=True))
-    ]
+    lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
+    candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)
     told = outcomes(views)
     asks = [Ask(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
@@ -147,11 +146,11 @@ def schedule_us(policy: Schedule, views: Sequence[RequestView]) -> float:
 
 
 def calibration_us(trees: Sequence[DraftTree]) -> float:
-    calibration = Calibration()
+    calibration, drafted = Calibration(), flatten(trees)
+    committed = [(0, 2, 5)] * len(trees)
 
     def play(_now: float) -> None:
-        calibrated = calibration.calibrate(trees)
-        calibration.observe([(tree, (0, 2, 5)) for tree in calibrated])
+        calibration.observe(calibration.calibrate(drafted), committed)
 
     return microseconds(play)
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from policies.calibration import NO_RANKS, Calibration
 from policies.cost import FOR_NOTHING
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RoundOutcome
 from policies.rows import Rows
 from policies.speculation.belief import Beliefs
 from policies.speculation.choosing import Around, Wish, choose
-from policies.speculation.forest import Floats, Ints, cut, room
+from policies.speculation.forest import Floats, Ints, room
 from policies.speculation.growth import GrowthRule
 from policies.speculation.idle import IdleLanes
 from policies.speculation.lanes import Lanes, rules_of
@@ -27,7 +27,6 @@ from policies.speculation.prefix import Objective
 from policies.speculation.prospects import RoundCosts, call_rows
 from policies.speculation.slo import Standing
 from policies.speculation.thinking import Aims, Asked, think
-from policies.trees import flatten
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -144,24 +143,21 @@ class Planner:
             )
         return plans
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        if not candidates:
-            return []
-        requests = [candidate.request for candidate in candidates]
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        requests, asked = candidates.requests, self._asked
+        if not requests:
+            return np.zeros(0, np.bool_)
         rows = self._rows_of([request.name for request in requests])
         proposals = self._beliefs.proposals(candidates, context.draft.keys())
-        for row, candidate in zip(rows.tolist(), candidates, strict=True):
-            for lane in candidate.lanes:
-                if lane in self._asked:
-                    self._asked[lane].discard(row)
-        drafting_s = max([candidate.drafting_s for candidate in candidates])
-        flat = flatten([candidate.tree for candidate in candidates])
+        for row, proposers in zip(rows.tolist(), candidates.lanes, strict=True):
+            for lane in proposers:
+                if lane in asked:
+                    asked[lane].discard(row)
+        drafting_s = max(candidates.drafting_s)
         chosen = choose(
             rows,
             Standing.of(requests),
-            flat,
+            candidates.trees,
             proposals,
             self._beliefs.tables,
             self._trust.trusted,
@@ -179,7 +175,7 @@ class Planner:
         )
         self.needs_over_harm += chosen.needs_over_harm
         self._usual_s += _USUAL_STEP * (chosen.seconds - self._usual_s)
-        return cut(chosen.kept, flat.starts)
+        return chosen.kept
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         places = [self._rows.get(one.request) for one in outcomes]

@@ -12,6 +12,7 @@ from policies.pooling import Pooled, Statistics, apart, scaled, split, together,
 from policies.protocols import Selection
 from policies.selection.hedge import Hedge
 from policies.tree import DraftTree
+from tests.policies.many import calibrated, learn
 from tests.policies.selection.play import lane, outcome, request
 
 LANES = [lane("a"), lane("b")]
@@ -107,7 +108,7 @@ def test_numbers_stay_bounded_however_long_replicas_serve_and_talk() -> None:
     for _ in range(60):
         pooled(other).pool(pooled(one).export())
         pooled(one).pool(pooled(other).export())
-        calibrations[0].observe(lessons)
+        learn(calibrations[0], lessons)
         calibrations[1].pool(calibrations[0].export())
         calibrations[0].pool(calibrations[1].export())
     slots = [sum(tallies[2::3]) for tallies in pooled(one).export().values()]
@@ -148,13 +149,13 @@ def drafts(
 
 def learned(lessons: Sequence[tuple[DraftTree, Sequence[int]]]) -> Calibration:
     calibration = Calibration()
-    calibration.observe(lessons)
+    learn(calibration, lessons)
     return calibration
 
 
 def curve(calibration: Calibration) -> list[float]:
     trees = [DraftTree.chain([1], [c]) for c in np.linspace(0.05, 0.95, 10)]
-    return [float(tree.confidence[0]) for tree in calibration.calibrate(trees)]
+    return [float(tree.confidence[0]) for tree in calibrated(calibration, trees)]
 
 
 def test_three_calibrations_together_are_that_of_one_replica_that_saw_it_all() -> None:
