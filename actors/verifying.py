@@ -145,10 +145,8 @@ class Verifying:
         if internal:
             outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
         policies.speculation.observe(outcomes, now)
-        selection, schedule = policies.selection.observe, policies.schedule.observe
-        for outcome in outcomes:
-            selection(outcome)
-            schedule(outcome, now)
+        policies.selection.observe(outcomes)
+        policies.schedule.observe(outcomes, now)
         verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
         self._knowledge.learn_verify(verified)
         self._observe(verified)

@@ -119,8 +119,7 @@ def selection_us(policy: Selection, views: Sequence[RequestView]) -> float:
 
     def play(now: float) -> None:
         chosen = policy.assign(views, LANES, now)
-        for number, view in enumerate(views):
-            policy.observe(told[chosen.get(view.name)][number])
+        policy.observe([told[chosen.get(view.name)][at] for at, view in enumerate(views)])
         for view in views:
             policy.likely_next(view.name)
 
@@ -139,8 +138,7 @@ def schedule_us(policy: Schedule, views: Sequence[RequestView]) -> float:
     def play(now: float) -> None:
         nonlocal running
         running = policy.pick(views, running, slots, now)
-        for name in running:
-            policy.observe(told[name], now)
+        policy.observe([told[name] for name in running], now)
 
     return microseconds(play)
 

@@ -56,7 +56,7 @@ def warm_up() -> None:
             for request in requests
         ]
         planner.observe(outcomes, now)
+        hedge.observe(outcomes)
         for outcome in outcomes:
-            hedge.observe(outcome)
             hedge.observe_score(outcome.request, "other", 2.0, 0.02)
             hedge.likely_next(outcome.request)

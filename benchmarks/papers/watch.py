@@ -111,13 +111,14 @@ class Estimates:
         self.arrive = inner.arrive
         self.pick = inner.pick
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        self._inner.observe(outcome, now)
-        request = outcome.request
-        self._took[request] = self._took.get(request, 0.0) + outcome.seconds
-        estimate = self._inner.estimated_s(request)
-        if estimate is not None:
-            self._estimated.setdefault(request, estimate)
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        for outcome in outcomes:
+            self._inner.observe([outcome], now)
+            request = outcome.request
+            self._took[request] = self._took.get(request, 0.0) + outcome.seconds
+            estimate = self._inner.estimated_s(request)
+            if estimate is not None:
+                self._estimated.setdefault(request, estimate)
 
     def forget(self, request: str) -> None:
         self._inner.forget(request)

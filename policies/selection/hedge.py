@@ -71,6 +71,8 @@ class Hedge:
         self._draws = np.zeros((0, 1))
         """[request, drafter]: in which direction the request doubts everyone's evidence."""
         self._lanes: list[str] = []
+        self._column: dict[str, int] = {}
+        """Of each lane."""
         self._caught_up = np.zeros((0, 0))
         """[request, lane]: committed tokens that the lane has, as far as we know."""
         self._mapping: dict[str, str | None] = {}
@@ -104,30 +106,34 @@ class Hedge:
             self._likely = self._think_over()
         return self._likely.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        row = self._rows.get(outcome.request)
-        if row is None:
-            return
-        self._slots += 1
-        if outcome.lane != self._drafting.get(outcome.request):
-            self._drafting[outcome.request] = outcome.lane
-            self._likely = None
-        drafter, seconds = self._roster.slot(outcome)
-        if seconds is None:
-            self._evidence.slot(row, None)
-        elif outcome.lane is None:
-            self._evidence.slot(row, PLAIN, outcome.committed, seconds)
-            lane = self._roster.lanes.get(self._mapping.get(outcome.request) or "")
-            if lane is not None:
-                # It may draft there and does not: that lane, too, has brought it no more.
-                self._evidence.score(row, lane.drafter, outcome.committed, seconds)
-        elif drafter is None:
-            self._evidence.slot(row, None)
-        else:
-            self._evidence.slot(row, drafter, outcome.committed, seconds)
-            without_s = outcome.seconds - outcome.draft_s
-            self._evidence.bound_plain(1.0 + outcome.accepted_free, without_s)
-            self._catch_up(outcome.request, row, outcome.lane)
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        drafting, evidence, slot = self._drafting, self._evidence, self._roster.slot
+        caught_up: list[tuple[str, int, str]] = []
+        for outcome in outcomes:
+            request, lane = outcome.request, outcome.lane
+            row = self._rows.get(request)
+            if row is None:
+                continue
+            self._slots += 1
+            if lane != drafting.get(request):
+                drafting[request] = lane
+                self._likely = None
+            drafter, seconds = slot(outcome)
+            if seconds is None:
+                evidence.slot(row, None)
+            elif lane is None:
+                evidence.slot(row, PLAIN, outcome.committed, seconds)
+                mapped = self._roster.lanes.get(self._mapping.get(request) or "")
+                if mapped is not None:
+                    # It may draft there and does not: that lane, too, has brought it no more.
+                    evidence.score(row, mapped.drafter, outcome.committed, seconds)
+            elif drafter is None:
+                evidence.slot(row, None)
+            else:
+                evidence.slot(row, drafter, outcome.committed, seconds)
+                evidence.bound_plain(1.0 + outcome.accepted_free, outcome.seconds - outcome.draft_s)
+                caught_up.append((request, row, lane))
+        self._catch_up(caught_up)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
@@ -137,7 +143,7 @@ class Hedge:
             self._likely = None
             drafter = self._roster.lanes[lane].drafter
             self._evidence.score(row, drafter, tokens, seconds, slots)
-            self._catch_up(request, row, lane)
+            self._catch_up([(request, row, lane)])
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
@@ -154,10 +160,17 @@ class Hedge:
     def pool(self, others: Statistics) -> None:
         self._evidence.pool(others)
 
-    def _catch_up(self, request: str, row: int, lane: str) -> None:
-        view = self._roster.requests.get(request)
-        if view is not None:
-            self._caught_up[row, self._lanes.index(lane)] = view.context
+    def _catch_up(self, caught_up: Sequence[tuple[str, int, str]]) -> None:
+        """Requests, their rows, and the lanes that have all that is committed of them."""
+        views, column = self._roster.requests, self._column
+        known = [
+            (row, column[lane], view.prompt_len + view.generated)
+            for request, row, lane in caught_up
+            if (view := views.get(request)) is not None
+        ]
+        if known:
+            rows, columns, contexts = zip(*known, strict=True)
+            self._caught_up[rows, columns] = contexts
 
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
@@ -200,6 +213,7 @@ class Hedge:
             return
         before, caught_up = self._lanes, self._caught_up
         self._lanes, self._caught_up = lanes, np.zeros((len(caught_up), len(lanes)))
+        self._column = {lane: column for column, lane in enumerate(lanes)}
         for column, lane in enumerate(lanes):
             if lane in before:
                 self._caught_up[:, column] = caught_up[:, before.index(lane)]
@@ -223,7 +237,7 @@ class Hedge:
     def _think_over(self) -> dict[str, str | None]:
         names, lanes = list(self._rows), list(self._roster.lanes.values())
         rows = self._rows.of(names)
-        column = {lane: number for number, lane in enumerate(self._lanes)}
+        column = self._column
         hope = self._goodput(rows)
         hope *= 1 + self._params.curiosity / np.sqrt(1 + self._evidence.own_slots(rows))
         best = _most_hopeful(

@@ -46,7 +46,7 @@ def experienced(name: str, a: float, b: float, requests: int = 40) -> Selection:
         policy.assign([view], LANES, 0.0)
         lane, goodput = ("a", a) if number % 2 else ("b", b)
         for _ in range(2):  # the first slot holds the prefill, and tells nothing
-            policy.observe(outcome(view.name, lane, goodput))
+            policy.observe([outcome(view.name, lane, goodput)])
         policy.forget(view.name)
     return policy
 
@@ -56,7 +56,7 @@ def choice(policy: Selection) -> str | None:
     view = request("new")
     for _ in range(2):
         lane = policy.assign([view], LANES, 0.0)[view.name]
-        policy.observe(outcome(view.name, lane, 30.0))
+        policy.observe([outcome(view.name, lane, 30.0)])
     return policy.assign([view], LANES, 0.0)[view.name]
 
 
@@ -126,7 +126,7 @@ def test_plain_decoding_is_pooled_as_well() -> None:
         view = request(f"before {number}")
         other.assign([view], [], 0.0)
         for _ in range(3):
-            other.observe(outcome(view.name, None, 90.0))
+            other.observe([outcome(view.name, None, 90.0)])
         other.forget(view.name)
     assert choice(experienced("hedge", 50.0, 10.0)) == "a"
     policy = experienced("hedge", 50.0, 10.0)

@@ -18,7 +18,7 @@ class ArrivalOrder:
     ) -> list[str]:
         return [view.name for view in requests][:slots]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None: ...
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
 
     def forget(self, request: str) -> None: ...
 
@@ -46,8 +46,8 @@ class TakeTurns:
     def likely_next(self, request: str) -> str | None:
         return self._next.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        self._rounds += 1
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        self._rounds += len(outcomes)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
