@@ -75,6 +75,8 @@ class Hedge:
         """Of each lane."""
         self._caught_up = np.zeros((0, 0))
         """[request, lane]: committed tokens that the lane has, as far as we know."""
+        self._read: dict[tuple[int, int], int] = {}
+        """What is to be written there."""
         self._mapping: dict[str, str | None] = {}
         self._drafting: dict[str, str | None] = {}
         """The lane that has drafted in each request's last round: a request may have a lane and
@@ -108,7 +110,6 @@ class Hedge:
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
         drafting, evidence, slot = self._drafting, self._evidence, self._roster.slot
-        caught_up: list[tuple[str, int, str]] = []
         for outcome in outcomes:
             request, lane = outcome.request, outcome.lane
             row = self._rows.get(request)
@@ -130,10 +131,16 @@ class Hedge:
             elif drafter is None:
                 evidence.slot(row, None)
             else:
-                evidence.slot(row, drafter, outcome.committed, seconds)
-                evidence.bound_plain(1.0 + outcome.accepted_free, outcome.seconds - outcome.draft_s)
-                caught_up.append((request, row, lane))
-        self._catch_up(caught_up)
+                without_s = outcome.seconds - outcome.draft_s
+                evidence.drafted(
+                    row,
+                    drafter,
+                    outcome.committed,
+                    seconds,
+                    1.0 + outcome.accepted_free,
+                    without_s,
+                )
+                self._catch_up(request, row, lane)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
@@ -143,12 +150,13 @@ class Hedge:
             self._likely = None
             drafter = self._roster.lanes[lane].drafter
             self._evidence.score(row, drafter, tokens, seconds, slots)
-            self._catch_up([(request, row, lane)])
+            self._catch_up(request, row, lane)
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
         if row is not None:
             self._likely = None
+            self._work_in()
             self._evidence.forget(row)
             self._caught_up[row] = 0.0
             self._mapping.pop(request, None)
@@ -160,17 +168,18 @@ class Hedge:
     def pool(self, others: Statistics) -> None:
         self._evidence.pool(others)
 
-    def _catch_up(self, caught_up: Sequence[tuple[str, int, str]]) -> None:
-        """Requests, their rows, and the lanes that have all that is committed of them."""
-        views, column = self._roster.requests, self._column
-        known = [
-            (row, column[lane], view.prompt_len + view.generated)
-            for request, row, lane in caught_up
-            if (view := views.get(request)) is not None
-        ]
-        if known:
-            rows, columns, contexts = zip(*known, strict=True)
-            self._caught_up[rows, columns] = contexts
+    def _catch_up(self, request: str, row: int, lane: str) -> None:
+        """The lane has all that is committed of it."""
+        view = self._roster.requests.get(request)
+        if view is not None:
+            self._read[row, self._column[lane]] = view.prompt_len + view.generated
+
+    def _work_in(self) -> None:
+        """What lanes have read since."""
+        if self._read:
+            rows, columns = np.array([*self._read], np.int64).T
+            self._caught_up[rows, columns] = [*self._read.values()]
+            self._read.clear()
 
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
@@ -181,12 +190,10 @@ class Hedge:
         plain = (1 - self._params.reluctance) * goodput[:, self._evidence.number(PLAIN)]
         names = [request.name for request in requests]
         loyal = 1 + self._params.stay
-        for row, name in enumerate(names):
-            here = self._mapping.get(name, PLAIN)
-            if here is None:
-                plain[row] *= loyal
-            elif here in self._roster.lanes:
-                values[row, self._lanes.index(here)] *= loyal
+        here = self._columns([self._mapping.get(name, PLAIN) for name in names])
+        plain[[name in self._mapping and self._mapping[name] is None for name in names]] *= loyal
+        staying = np.flatnonzero(here != _NOWHERE)
+        values[staying, here[staying]] *= loyal
         return Seats(lanes).match(names, values, plain, self._mapping)
 
     def _rows_of(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Ints:
@@ -209,6 +216,7 @@ class Hedge:
 
     def _take_lanes(self, lanes: list[str]) -> None:
         """Columns of what is known of lanes follow them."""
+        self._work_in()
         if lanes == self._lanes:
             return
         before, caught_up = self._lanes, self._caught_up
@@ -234,18 +242,21 @@ class Hedge:
         left = np.array([tokens_left(request, horizon) for request in requests])
         return after_switch(goodput[:, drafters], switch_s, left[:, None])
 
+    def _columns(self, lanes: Sequence[str | None]) -> Ints:
+        """Of lanes that are here."""
+        column = self._column
+        return np.array([column.get(lane or "", _NOWHERE) for lane in lanes], np.int64)
+
     def _think_over(self) -> dict[str, str | None]:
+        self._work_in()
         names, lanes = list(self._rows), list(self._roster.lanes.values())
         rows = self._rows.of(names)
-        column = self._column
         hope = self._goodput(rows)
         hope *= 1 + self._params.curiosity / np.sqrt(1 + self._evidence.own_slots(rows))
         best = _most_hopeful(
             hope,
             np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),
-            np.array(
-                [column.get(self._drafting.get(name) or "", _NOWHERE) for name in names], np.int64
-            ),
+            self._columns([self._drafting.get(name) for name in names]),
             self._caught_up[rows],
             np.array([lane.capacity - self._load[lane.name] for lane in lanes], np.int64),
         )

@@ -8,6 +8,7 @@ what is verified of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -128,14 +129,19 @@ class Planner:
             aims,
         )
         rules = rules_of(lanes, names, thought, costs, objective, self._calibrations)
-        for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
+        depth, deepest = thought.depth, thought.deepest.copy()
+        for lane, rule in enumerate(rules):
             name, pairs = lanes.names[lane], lanes.pairs(lane)
-            at, deepest = lanes.request[pairs], thought.deepest[pairs]
-            begins = thought.depth[pairs] > 0
-            begins |= self._idle.explorers(
-                name, at, rows, deepest > 0, begins, rule, thought.plain_s
-            )
-            plans[place] = self._plan_of(name, rows[at], deepest, rule, begins)
+            self._idle.save(name, thought.plain_s)
+            begins = depth[pairs] > 0
+            if not begins.all():
+                at, able = lanes.request[pairs], deepest[pairs] > 0
+                begins |= self._idle.explorers(name, at, rows, able, begins, rule)
+                deepest[pairs] *= begins
+        limits, row_of = deepest.tolist(), rows[lanes.request].tolist()
+        for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
+            pairs = lanes.pairs(lane)
+            plans[place] = self._plan_of(lanes.names[lane], row_of[pairs], limits[pairs], rule)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
             self._ledger.expect(
@@ -240,13 +246,13 @@ class Planner:
         return NO_RANKS if calibration is None else calibration.ranks
 
     def _plan_of(
-        self, lane: str, rows: Ints, deepest: Ints, rule: GrowthRule, begins: Mask
+        self, lane: str, rows: Sequence[int], depths: Sequence[int], rule: GrowthRule
     ) -> DraftPlan:
-        self._asked.setdefault(lane, set()).update(rows[begins].tolist())
-        if not begins.any():
-            self._idle.rest(lane)
-            return DraftPlan([DraftLimit(0)] * len(begins))
-        self._idle.wake(lane)
-        depths = (deepest * begins).tolist()
+        asked = self._asked.setdefault(lane, set())
+        asked.update(compress(rows, depths))
         limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
+        if not any(limit):
+            self._idle.rest(lane)
+            return DraftPlan([DraftLimit(0)] * len(depths))
+        self._idle.wake(lane)
         return DraftPlan([limit[depth] for depth in depths], rule)
