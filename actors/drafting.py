@@ -14,7 +14,7 @@ from actors.knowledge import Knowledge
 from actors.lanes import Lanes, LaneState, take_answer
 from actors.pipelining import Batches, Cutting, verified_together, waiting_with
 from actors.settings import Policies
-from engine.protocol import DraftOrder
+from engine.protocol import DraftOrder, new
 from policies.protocols import Ask, DraftLimit, Selection, StepRule
 from policies.tree import DraftTree
 from policies.trees import NO_TREES, FlatTrees, flatten
@@ -198,7 +198,7 @@ class Drafting:
         """A lane that gets lost proposes nothing and is brought back."""
         name, clock = call.state.name, asyncio.get_running_loop().time
         orders = [
-            DraftOrder(job.served.prefix_for(name), limit.depth, limit.width)
+            new(DraftOrder, (job.served.prefix_for(name), limit.depth, limit.width, False))
             for job, limit in call.asked
         ]
         begun = clock()

@@ -9,7 +9,7 @@ from actors.jobs import VERIFYING, Job
 from actors.knowledge import Batch, Knowledge
 from actors.lanes import Lanes, LaneState, take_answer
 from actors.settings import Policies
-from engine.protocol import Draft, DraftOrder
+from engine.protocol import Draft, DraftOrder, new
 
 _WORTH_READING = 8
 """Committed tokens for which an idle lane is asked to catch up: fewer can be read when the request
@@ -63,7 +63,7 @@ class ReadingAhead:
             lane = policies.selection.likely_next(job.name)
             if lane in idle and known.get(lane, 0) <= enough and left[lane] > 0:
                 prefix = job.served.prefix_for(lane, left[lane])
-                pieces.setdefault(lane, []).append((job, DraftOrder(prefix, 0, 1, True)))
+                pieces.setdefault(lane, []).append((job, new(DraftOrder, (prefix, 0, 1, True))))
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():
             self._lanes[lane].busy = True

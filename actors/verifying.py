@@ -12,7 +12,7 @@ from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Limits, Policies
-from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder, new
 from engine.request import VERIFIER
 from policies.protocols import Candidates
 from policies.request import RoundOutcome
@@ -62,8 +62,9 @@ class Verifying:
         )
         prefill_tokens = sum(chunk for _, chunk in chunks)
         trees = self._selected(decoding, policies, prefill_tokens, now)
+        most = self._limits.forward_tokens
         orders = [
-            VerifyOrder(job.served.prefix_for(VERIFIER), tree, self._limits.forward_tokens)
+            new(VerifyOrder, (job.served.prefix_for(VERIFIER), tree, most, None))
             for job, tree in zip(decoding, trees, strict=True)
         ] + [
             VerifyOrder(
@@ -165,13 +166,14 @@ class Verifying:
         served, view = job.served, job.view
         served.round += 1
         job.stage = READY
-        job.cramped = isinstance(answer, NoRoom)
-        if isinstance(answer, Missing):
-            served.known[VERIFIER] = answer.have
-            job.prefilled = False
-            job.pending = len(served.committed)
         if not isinstance(answer, Verdict):
+            job.cramped = isinstance(answer, NoRoom)
+            if isinstance(answer, Missing):
+                served.known[VERIFIER] = answer.have
+                job.prefilled = False
+                job.pending = len(served.committed)
             return None
+        job.cramped = False
         tokens, accepted, pending = answer.tokens, len(answer.accepted), answer.pending
         committed = len(served.committed.ids)
         served.known[VERIFIER] = committed + len(tokens)
@@ -188,22 +190,26 @@ class Verifying:
         if accepted and self._free_lanes:
             accepted_free = self._accepted_free(job, answer.accepted)
         covered = min(accepted_free, gained)
-        job.covered += [True] * covered + [False] * (gained - covered)
-        # In the fields' order: by their names it takes two and a half times as long.
-        outcome = RoundOutcome(
-            job.name,
-            job.asked if job.depth else None,
-            len(order.tree.tokens),
-            job.depth,
-            accepted,
-            gained,
-            now - job.since_s,
-            verify_s,
-            job.draft_s,
-            job.caught_up,
-            accepted_free,
-            job.tried,
-            prompts_s,
+        job.covered += (True,) * covered
+        job.covered += (False,) * (gained - covered)
+        depth = job.depth
+        outcome = new(
+            RoundOutcome,
+            (
+                job.name,
+                job.asked if depth else None,
+                len(order.tree.tokens),
+                depth,
+                accepted,
+                gained,
+                now - job.since_s,
+                verify_s,
+                job.draft_s,
+                job.caught_up,
+                accepted_free,
+                job.tried,
+                prompts_s,
+            ),
         )
         job.since_s = now
         job.statistics.add(outcome, job.proposers)

@@ -24,11 +24,11 @@ class CommittedTokens:
         return len(self.ids)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        hashes = self.hashes
+        hashes, base, prime = self.hashes, HASH_BASE, HASH_PRIME
         value = hashes[-1]
         for token in tokens:
             # A rolling hash; a token of 0 still counts.
-            value = (value * HASH_BASE + (token + 1)) % HASH_PRIME
+            value = (value * base + token + 1) % prime
             hashes.append(value)
         self.ids += tokens
 

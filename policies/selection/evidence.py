@@ -79,34 +79,26 @@ class Evidence:
         self._own = with_rows(self._own, rows)
 
     def slot(
-        self, row: int, drafter: str | None, tokens: float = 0.0, seconds: float = 0.0
+        self,
+        row: int,
+        drafter: str | None,
+        tokens: float = 0.0,
+        seconds: float = 0.0,
+        without: float = 0.0,
+        without_s: float = 0.0,
     ) -> None:
         """A slot of the request has ended. Of plain decoding, which is the same for every
-        request, only the pool learns; None: it tells nothing."""
+        request, only the pool learns; None: it tells nothing. Without its drafter the round brought
+        `without` tokens in `without_s`: to decode plainly would have brought as much, and taken no
+        longer."""
         number = _NOTHING if drafter is None else self.number(drafter)
-        self._notes += (row, number, tokens, seconds, 1.0, 1.0, 0.0, 0.0)
+        self._notes += (row, number, tokens, seconds, 1.0, 1.0, without, without_s)
 
     def score(
         self, row: int, drafter: str, tokens: float, seconds: float, slots: float = 1.0
     ) -> None:
         """What the drafter would have done in so many slots, `tokens` and `seconds` in each."""
         self._notes += (row, self.number(drafter), tokens, seconds, slots, 0.0, 0.0, 0.0)
-
-    def drafted(
-        self,
-        row: int,
-        drafter: str,
-        tokens: float,
-        seconds: float,
-        without: float,
-        without_s: float,
-    ) -> None:
-        """A slot in which it drafted has ended; `without` its drafter the round brought so much,
-        and took so long: to decode plainly would have brought as much, and taken no longer."""
-        number = self._numbers.get(drafter)
-        if number is None:
-            number = self.number(drafter)
-        self._notes += (row, number, tokens, seconds, 1.0, 1.0, without, without_s)
 
     def goodput(self, rows: Ints) -> Floats:
         """[request, drafter]: tokens per second."""

@@ -131,15 +131,8 @@ class Hedge:
             elif drafter is None:
                 evidence.slot(row, None)
             else:
-                without_s = outcome.seconds - outcome.draft_s
-                evidence.drafted(
-                    row,
-                    drafter,
-                    outcome.committed,
-                    seconds,
-                    1.0 + outcome.accepted_free,
-                    without_s,
-                )
+                without, without_s = 1.0 + outcome.accepted_free, outcome.seconds - outcome.draft_s
+                evidence.slot(row, drafter, outcome.committed, seconds, without, without_s)
                 self._catch_up(request, row, lane)
 
     def observe_score(
@@ -190,8 +183,9 @@ class Hedge:
         plain = (1 - self._params.reluctance) * goodput[:, self._evidence.number(PLAIN)]
         names = [request.name for request in requests]
         loyal = 1 + self._params.stay
-        here = self._columns([self._mapping.get(name, PLAIN) for name in names])
-        plain[[name in self._mapping and self._mapping[name] is None for name in names]] *= loyal
+        before = [self._mapping.get(name, PLAIN) for name in names]
+        plain[np.array([lane is None for lane in before], np.bool_)] *= loyal
+        here = self._columns(before)
         staying = np.flatnonzero(here != _NOWHERE)
         values[staying, here[staying]] *= loyal
         return Seats(lanes).match(names, values, plain, self._mapping)

@@ -53,7 +53,9 @@ class Seats:
         """The places left, to the greatest total value (Spin, eq. 10). Rows of `values` are
         `requests`, columns the lanes; `staying` says where the requests are now."""
         column = {lane.name: index for index, lane in enumerate(self._lanes)}
-        here = np.array([column.get(staying.get(name) or "", UNMATCHED) for name in requests])
+        here = np.array(
+            [column.get(staying.get(name) or "", UNMATCHED) for name in requests], np.intp
+        )
         stay = np.flatnonzero(here != UNMATCHED)
         values = values.copy()
         values[stay, here[stay]] += _STAY * max(1.0, float(np.abs(values).max(initial=0.0)))
