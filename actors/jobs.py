@@ -61,8 +61,9 @@ class Statistics:
         self.rounds += 1
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
+        by_lane = self.by_lane
         for lane in lanes:
-            self.by_lane[lane] = self.by_lane.get(lane, 0) + 1
+            by_lane[lane] = by_lane.get(lane, 0) + 1
 
 
 Proposal = tuple[str, FlatTrees, int]
