@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from actors.events import Drafted, Event, Switched
 from actors.hosts import HostLost
 from actors.jobs import DRAFTED, DRAFTING, READY, Job
@@ -12,9 +14,10 @@ from actors.knowledge import Knowledge
 from actors.lanes import Lanes, LaneState, take_answer
 from actors.pipelining import Batches, Cutting, verified_together, waiting_with
 from actors.settings import Policies
-from engine.protocol import DraftOrder
+from engine.protocol import DraftOrder, new
 from policies.protocols import Ask, DraftLimit, Selection, StepRule
 from policies.tree import DraftTree
+from policies.trees import NO_TREES, FlatTrees, flatten
 
 
 class Drafting:
@@ -172,16 +175,15 @@ class Drafting:
         seconds = max(priced, default=0.0)
         jobs: dict[str, Job] = {}
         for call in calls:
-            lane = call.state.name
-            for (job, _), tree in zip(call.asked, call.trees or (), strict=True):
+            lane, trees = call.state.name, call.trees or NO_TREES
+            sizes = np.diff(trees.starts).tolist()
+            for place, ((job, _), nodes) in enumerate(zip(call.asked, sizes, strict=True)):
                 jobs[job.name] = job
-                if len(tree.tokens):
-                    job.proposals.append((lane, tree))
+                if nodes:
+                    job.proposals.append((lane, trees, place))
                     job.proposers.append(lane)
-        united = self._knowledge.united([job.proposals for job in jobs.values()])
-        for job, (tree, sources) in zip(jobs.values(), united, strict=True):
-            job.tree, job.sources = tree, sources
-            job.depth = max(tree.depth.tolist(), default=0)
+        self._knowledge.unite(jobs.values())
+        for job in jobs.values():
             job.draft_s = seconds
             job.stage = DRAFTED
         self._changed()
@@ -192,11 +194,11 @@ class Drafting:
         if all([other.trees is not None for other in calls]):
             self._unite(calls)
 
-    async def _answer(self, call: "_Call") -> list[DraftTree]:
+    async def _answer(self, call: "_Call") -> FlatTrees:
         """A lane that gets lost proposes nothing and is brought back."""
         name, clock = call.state.name, asyncio.get_running_loop().time
         orders = [
-            DraftOrder(job.served.prefix_for(name), limit.depth, limit.width)
+            new(DraftOrder, (job.served.prefix_for(name), limit.depth, limit.width, False))
             for job, limit in call.asked
         ]
         begun = clock()
@@ -204,15 +206,17 @@ class Drafting:
             answers = await call.state.lane.host.draft(orders, call.rule)
         except HostLost as error:
             self._lanes.lose(call.state, error)
-            return [DraftTree.empty()] * len(orders)
+            return flatten([DraftTree.empty()] * len(orders))
         call.state.busy = False
-        trees = [
-            take_answer(job, name, answer)
-            for (job, _), answer in zip(call.asked, answers, strict=True)
-        ]
+        trees = flatten(
+            [
+                take_answer(job, name, answer)
+                for (job, _), answer in zip(call.asked, answers, strict=True)
+            ]
+        )
         call.seconds = clock() - begun
         self._knowledge.learn_draft_cost(name, orders, trees, call.seconds)
-        self._observe(Drafted(clock(), name, call.seconds, len(orders), sum(map(len, trees))))
+        self._observe(Drafted(clock(), name, call.seconds, len(orders), len(trees.tokens)))
         return trees
 
 
@@ -225,7 +229,7 @@ class _Call:
     rule: StepRule | None
     seconds: float = 0.0
     """Until it answered."""
-    trees: list[DraftTree] | None = None
+    trees: FlatTrees | None = None
     """None: it has not answered yet."""
 
 

@@ -13,7 +13,7 @@ from engine.errors import SpindleError
 from engine.protocol import Commit, Finish
 from engine.request import ServedRequest
 from policies.request import RequestView, RoundOutcome
-from policies.tree import DraftTree
+from policies.trees import NO_TREES, FlatTrees, Place
 
 
 class Overloaded(SpindleError):
@@ -61,8 +61,14 @@ class Statistics:
         self.rounds += 1
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
+        by_lane = self.by_lane
         for lane in lanes:
-            self.by_lane[lane] = self.by_lane.get(lane, 0) + 1
+            by_lane[lane] = by_lane.get(lane, 0) + 1
+
+
+Proposal = tuple[str, FlatTrees, int]
+"""A lane, the trees that it drafted in one call, and the number of the request's own among them."""
+_NO_DRAFT: Place = (NO_TREES, 0)
 
 
 @dataclass(slots=True)
@@ -93,14 +99,18 @@ class Job:
     since_s: float = 0.0
     """Its last verdict, or when it began to run."""
     lane: str | None = None
-    tree: DraftTree = field(default_factory=DraftTree.empty)
+    draft: Place = _NO_DRAFT
     """All drafters' proposals merged, confidences calibrated."""
-    proposals: list[tuple[str, DraftTree]] = field(default_factory=list)
-    """(lane, its own tree), from which calibration learns."""
+    nodes: int = 0
+    """Of `draft`."""
+    depth: int = 0
+    """The deepest level of `draft`."""
+    proposals: list[Proposal] = field(default_factory=list)
+    """From which calibration learns."""
     proposers: list[str] = field(default_factory=list)
     """The lanes of `proposals`."""
     sources: NDArray[np.int64] | None = None
-    """Of each node of `tree`: bit i is set where the i-th proposal has it. None: there is one."""
+    """Of each node of `draft`: bit i is set where the i-th proposal has it. None: there is one."""
     tried: bool = False
     """Some drafter is asked in this round."""
     asked: str | None = None
@@ -108,7 +118,6 @@ class Job:
     covered: list[bool] = field(default_factory=list)
     """Of each token of the output: whether a free lane had proposed it."""
     draft_s: float = 0.0
-    depth: int = 0
     caught_up: int = 0
     statistics: Statistics = field(default_factory=Statistics)
     name: str = field(init=False)
@@ -135,14 +144,15 @@ class Job:
 
     def propose_nothing(self) -> None:
         """The next verification decodes this request plainly."""
-        self.tree = DraftTree.empty()
+        self.draft = _NO_DRAFT
+        self.nodes = 0
+        self.depth = 0
         self.proposals = []
         self.proposers = []
         self.sources = None
         self.tried = False
         self.asked = None
         self.draft_s = 0.0
-        self.depth = 0
         self.stage = DRAFTED
 
 

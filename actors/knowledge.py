@@ -1,7 +1,8 @@
 """What a coordinator has learned while serving: costs, calibrations, and waits between rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from actors.events import Verified
-from actors.jobs import Job
+from actors.jobs import Job, Proposal
 from engine.protocol import DraftOrder
 from policies.calibration import Calibration
 from policies.cost import CostModel
@@ -17,8 +18,16 @@ from policies.microbatch import LaneLoad
 from policies.online_cost import RefinedCost, RefinementParams
 from policies.protocols import RoundContext
 from policies.request import LaneView
-from policies.tree import DraftTree
-from policies.trees import Merged, cut_to_chains, merge_each
+from policies.trees import (
+    FlatTrees,
+    Ints,
+    Place,
+    best_chains,
+    deepest_of,
+    gathered,
+    merge_each,
+    prune_each,
+)
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
@@ -69,6 +78,19 @@ class Score:
     seconds: float
 
 
+_NO_SOURCES = np.zeros(0, np.int64)
+
+
+class _Taken(NamedTuple):
+    """What the verifier takes of many trees."""
+
+    trees: FlatTrees
+    sources: Ints
+    """Of their nodes, where they were merged."""
+    sizes: list[int]
+    depths: list[int]
+
+
 class Knowledge:
     def __init__(self, costs: Costs, lanes: Sequence[LaneView]) -> None:
         self._verify = RefinedCost(costs.verify)
@@ -80,7 +102,7 @@ class Knowledge:
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
-        self._lessons: dict[str, list[tuple[DraftTree, Sequence[int]]]] = {
+        self._lessons: dict[str, list[tuple[Place, Sequence[int]]]] = {
             lane.name: [] for lane in lanes
         }
         self._queueing_s = 0.0
@@ -104,41 +126,61 @@ class Knowledge:
             call_s={lane: cost.call_s for lane, cost in self._draft.items()},
         )
 
-    def united(self, proposals: Sequence[Sequence[tuple[str, DraftTree]]]) -> list[Merged]:
-        """Per request, its (lane, tree) proposals as one tree, with probabilities for
-        confidences; where the verifier takes chains only, the best one of that tree."""
-        by_lane: dict[str, list[DraftTree]] = {}
-        for proposed in proposals:
-            for lane, tree in proposed:
-                by_lane.setdefault(lane, []).append(tree)
-        calibrated = {
-            lane: iter(self.calibrations[lane].calibrate(drafted))
-            for lane, drafted in by_lane.items()
-        }
-        parts = [[next(calibrated[lane]) for lane, _ in proposed] for proposed in proposals]
-        merged = iter(merge_each([part for part in parts if len(part) != 1]))
-        united = [Merged(part[0]) if len(part) == 1 else next(merged) for part in parts]
-        return united if self._trees else cut_to_chains(united)
+    def unite(self, jobs: Collection[Job]) -> None:
+        """Each one's proposals become one tree, with probabilities for confidences; where the
+        verifier takes chains only, the best one of that tree."""
+        told: dict[int, FlatTrees] = {}
+        for job in jobs:
+            for lane, trees, _ in job.proposals:
+                if id(trees) not in told:
+                    told[id(trees)] = self.calibrations[lane].calibrate(trees)
+        alone = {number: self._taken(trees) for number, trees in told.items()}
+        several: list[Job] = []
+        for job in jobs:
+            if len(job.proposals) == 1:
+                _, trees, place = job.proposals[0]
+                taken = alone[id(trees)]
+                job.draft = taken.trees, place
+                job.nodes, job.depth = taken.sizes[place], taken.depths[place]
+            elif job.proposals:
+                several.append(job)
+        if several:
+            parts = [(told[id(all_)], at) for job in several for _, all_, at in job.proposals]
+            merged = merge_each([len(job.proposals) for job in several], gathered(parts))
+            taken = self._taken(*merged)
+            bounds = pairwise(taken.trees.starts.tolist())
+            for place, (job, (begin, end)) in enumerate(zip(several, bounds, strict=True)):
+                job.draft = taken.trees, place
+                job.nodes, job.depth = taken.sizes[place], taken.depths[place]
+                job.sources = taken.sources[begin:end]
 
-    def learn_drafts(self, judged: Sequence[tuple[str, DraftTree, Sequence[int]]]) -> None:
-        """(lane, its tree, the tokens that were then committed): which nodes were right."""
-        for lane, tree, committed in judged:
-            self._lessons[lane].append((tree, committed))
+    def _taken(self, trees: FlatTrees, sources: Ints = _NO_SOURCES) -> "_Taken":
+        """What the verifier takes of them."""
+        if not self._trees:
+            kept = best_chains(trees)
+            trees, sources = prune_each(trees, kept), sources[kept[: len(sources)]]
+        sizes, depths = np.diff(trees.starts), deepest_of(trees.starts, trees.depth)
+        return _Taken(trees, sources, sizes.tolist(), depths.tolist())
+
+    def learn_drafts(self, judged: Sequence[tuple[Proposal, Sequence[int]]]) -> None:
+        """Proposals and the tokens that were then committed: which nodes were right."""
+        for (lane, trees, place), committed in judged:
+            self._lessons[lane].append(((trees, place), committed))
         for lane, lesson in self._lessons.items():
             if len(lesson) >= _TREES_PER_LESSON:
-                self.calibrations[lane].observe(lesson)
+                drafted, said = zip(*lesson, strict=True)
+                self.calibrations[lane].observe(gathered(drafted), said)
                 lesson.clear()
 
     def learn_draft_cost(
-        self, lane: str, orders: Sequence[DraftOrder], trees: Sequence[DraftTree], seconds: float
+        self, lane: str, orders: Sequence[DraftOrder], trees: FlatTrees, seconds: float
     ) -> None:
         """A draft call as that many equal forwards as its deepest tree has levels."""
         if lane not in self._draft:
             return
-        levels = max([1, *[int(tree.depth[-1]) for tree in trees if len(tree.depth)]])
+        levels = int(trees.depth.max(initial=1))
         context = sum([order.prefix.base for order in orders])
-        tokens = sum([len(order.prefix.delta) for order in orders])
-        tokens += sum([len(tree.tokens) for tree in trees])
+        tokens = sum([len(order.prefix.delta) for order in orders]) + len(trees.tokens)
         self._draft[lane].observe(context, tokens / levels, seconds, levels)
 
     def learn_verify(self, verified: Verified) -> None:

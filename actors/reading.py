@@ -1,7 +1,7 @@
 """Fast switching (Spin IV-C): idle lanes read what others have committed, and score it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from actors.events import CaughtUp, Event
 from actors.hosts import HostLost
@@ -9,7 +9,7 @@ from actors.jobs import VERIFYING, Job
 from actors.knowledge import Batch, Knowledge
 from actors.lanes import Lanes, LaneState, take_answer
 from actors.settings import Policies
-from engine.protocol import Draft, DraftOrder
+from engine.protocol import Draft, DraftOrder, new
 
 _WORTH_READING = 8
 """Committed tokens for which an idle lane is asked to catch up: fewer can be read when the request
@@ -46,7 +46,7 @@ class ReadingAhead:
         """While the verifier works, lanes with nothing to do read what the requests that will
         probably come to them have committed."""
         self._save_reading_time(now)
-        idle = {state.name for state in self._lanes if self._may_read(state)}
+        idle = [state.name for state in self._lanes if self._may_read(state)]
         if not idle:
             return
         verified = [job.view.context for job in running if job.stage is VERIFYING]
@@ -55,15 +55,15 @@ class ReadingAhead:
         left = dict.fromkeys(idle, self._most_tokens)
         for job in running:
             # Also for who decodes plainly: else nobody would learn that it could do better.
-            if job.stage is not VERIFYING or job.draft_room <= 0:
+            if job.stage is not VERIFYING or job.drafter is not None:
                 continue
-            behind = _behind(job, idle)
-            if job.drafter is not None or not behind:
+            known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
+            if not any([known.get(lane, 0) <= enough for lane in idle]) or job.draft_room <= 0:
                 continue
             lane = policies.selection.likely_next(job.name)
-            if lane in behind and left[lane] > 0:
-                prefix = job.served.prefix_for(lane, at_most=left[lane])
-                pieces.setdefault(lane, []).append((job, DraftOrder(prefix, depth=0, score=True)))
+            if lane in idle and known.get(lane, 0) <= enough and left[lane] > 0:
+                prefix = job.served.prefix_for(lane, left[lane])
+                pieces.setdefault(lane, []).append((job, new(DraftOrder, (prefix, 0, 1, True))))
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():
             self._lanes[lane].busy = True
@@ -109,9 +109,3 @@ class ReadingAhead:
         tokens = sum(len(order.prefix.delta) for _, order in pieces)
         self._observe(CaughtUp(now, state.name, now - begun, tokens))
         self._changed()
-
-
-def _behind(job: Job, lanes: Iterable[str]) -> list[str]:
-    """Those that lack so much of the request that it is worth an order."""
-    known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
-    return [lane for lane in lanes if known.get(lane, 0) <= enough]

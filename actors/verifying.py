@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from actors.events import Event, Verified, VerifierDown, VerifierUp
 from actors.hosts import HostLost, KvState, VerifierHost
@@ -9,12 +12,12 @@ from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Limits, Policies
-from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder, new
 from engine.request import VERIFIER
-from policies.protocols import Candidate
+from policies.protocols import Candidates
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
-from policies.trees import prune_each
+from policies.trees import Ints, gathered, prune_each, split
 
 _PREFILL_SHARE = 4
 """Prompts get at least this fraction (a quarter) of a forward, however much is drafted."""
@@ -51,7 +54,7 @@ class Verifying:
         if not batch:
             return False
         decoding = [job for job in batch if job.prefilled]
-        drafted = sum([len(job.tree.tokens) for job in decoding])
+        drafted = sum([job.nodes for job in decoding])
         left = self._limits.forward_tokens - len(decoding)
         chunks = _chunks(
             [job for job in batch if not job.prefilled],
@@ -59,8 +62,9 @@ class Verifying:
         )
         prefill_tokens = sum(chunk for _, chunk in chunks)
         trees = self._selected(decoding, policies, prefill_tokens, now)
+        most = self._limits.forward_tokens
         orders = [
-            VerifyOrder(job.served.prefix_for(VERIFIER), tree, self._limits.forward_tokens)
+            new(VerifyOrder, (job.served.prefix_for(VERIFIER), tree, most, None))
             for job, tree in zip(decoding, trees, strict=True)
         ] + [
             VerifyOrder(
@@ -82,26 +86,25 @@ class Verifying:
         self, jobs: Sequence[Job], policies: Policies, prefill_tokens: int, now: float
     ) -> list[DraftTree]:
         """The trees cut down to what the speculation policy has verified."""
-        if not any(len(job.tree.tokens) for job in jobs):
-            return [job.tree for job in jobs]
-        masks = policies.speculation.select(
-            [
-                Candidate(
-                    job.view,
-                    job.tree,
-                    job.draft_s,
-                    job.proposers,
-                    job.sources,
-                )
-                for job in jobs
-            ],
+        if not any([job.nodes for job in jobs]):
+            return [DraftTree.empty()] * len(jobs)
+        trees, sources = gathered([job.draft for job in jobs]), _sources(jobs)
+        mask = policies.speculation.select(
+            Candidates(
+                [job.view for job in jobs],
+                trees,
+                [job.draft_s for job in jobs],
+                [job.proposers for job in jobs],
+                sources,
+            ),
             self._knowledge.context(prefill_tokens),
             now,
         )
-        for job, mask in zip(jobs, masks, strict=True):
-            if job.sources is not None:
-                job.sources = job.sources[mask]
-        return prune_each([job.tree for job in jobs], masks)
+        if sources is not None:
+            for job, (begin, end) in zip(jobs, pairwise(trees.starts.tolist()), strict=True):
+                if job.sources is not None:
+                    job.sources = job.sources[mask[begin:end]]
+        return split(prune_each(trees, mask))
 
     async def _verify(
         self,
@@ -124,10 +127,10 @@ class Verifying:
         tokens = prefill_tokens + roots + sum([len(order.tree.tokens) for order in orders])
         self._knowledge.learn_drafts(
             [
-                (lane, tree, answer.tokens)
+                (proposal, answer.tokens)
                 for job, answer in zip(jobs, answers, strict=True)
                 if isinstance(answer, Verdict)
-                for lane, tree in job.proposals
+                for proposal in job.proposals
             ]
         )
         verify_s = now - begun
@@ -143,10 +146,8 @@ class Verifying:
         if internal:
             outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
         policies.speculation.observe(outcomes, now)
-        selection, schedule = policies.selection.observe, policies.schedule.observe
-        for outcome in outcomes:
-            selection(outcome)
-            schedule(outcome, now)
+        policies.selection.observe(outcomes)
+        policies.schedule.observe(outcomes, now)
         verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
         self._knowledge.learn_verify(verified)
         self._observe(verified)
@@ -165,13 +166,14 @@ class Verifying:
         served, view = job.served, job.view
         served.round += 1
         job.stage = READY
-        job.cramped = isinstance(answer, NoRoom)
-        if isinstance(answer, Missing):
-            served.known[VERIFIER] = answer.have
-            job.prefilled = False
-            job.pending = len(served.committed)
         if not isinstance(answer, Verdict):
+            job.cramped = isinstance(answer, NoRoom)
+            if isinstance(answer, Missing):
+                served.known[VERIFIER] = answer.have
+                job.prefilled = False
+                job.pending = len(served.committed)
             return None
+        job.cramped = False
         tokens, accepted, pending = answer.tokens, len(answer.accepted), answer.pending
         committed = len(served.committed.ids)
         served.known[VERIFIER] = committed + len(tokens)
@@ -188,22 +190,26 @@ class Verifying:
         if accepted and self._free_lanes:
             accepted_free = self._accepted_free(job, answer.accepted)
         covered = min(accepted_free, gained)
-        job.covered += [True] * covered + [False] * (gained - covered)
-        # In the fields' order: by their names it takes two and a half times as long.
-        outcome = RoundOutcome(
-            job.name,
-            job.asked if job.depth else None,
-            len(order.tree.tokens),
-            job.depth,
-            accepted,
-            gained,
-            now - job.since_s,
-            verify_s,
-            job.draft_s,
-            job.caught_up,
-            accepted_free,
-            job.tried,
-            prompts_s,
+        job.covered += (True,) * covered
+        job.covered += (False,) * (gained - covered)
+        depth = job.depth
+        outcome = new(
+            RoundOutcome,
+            (
+                job.name,
+                job.asked if depth else None,
+                len(order.tree.tokens),
+                depth,
+                accepted,
+                gained,
+                now - job.since_s,
+                verify_s,
+                job.draft_s,
+                job.caught_up,
+                accepted_free,
+                job.tried,
+                prompts_s,
+            ),
         )
         job.since_s = now
         job.statistics.add(outcome, job.proposers)
@@ -268,6 +274,20 @@ def _ready(running: Sequence[Job], cutting: Cutting) -> list[Job]:
     incomplete = {job.cohort for job in running if job.stage in (READY, DRAFTING)}
     first = next((job.cohort for job in ready if job.cohort not in incomplete), None)
     return [job for job in ready if job.cohort == first]
+
+
+def _sources(jobs: Sequence[Job]) -> Ints | None:
+    """Of the nodes of all drafts."""
+    if all([job.sources is None for job in jobs]):
+        return None
+    return np.concatenate(
+        [
+            np.full(job.nodes, (1 << len(job.proposers)) - 1)
+            if job.sources is None
+            else job.sources
+            for job in jobs
+        ]
+    )
 
 
 def _chunks(prefilling: Sequence[Job], room: int) -> list[tuple[Job, int]]:

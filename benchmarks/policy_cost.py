@@ -24,9 +24,10 @@ from policies.catalogue import (
 )
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import LaneLoad, split
-from policies.protocols import Ask, Candidate, RoundContext, Schedule, Selection, Speculation
+from policies.protocols import Ask, Candidates, RoundContext, Schedule, Selection, Speculation
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
+from policies.trees import flatten
 
 REQUESTS = (8, 64, 256)
 ROUNDS = 40
@@ -100,10 +101,8 @@ def speculation_us(
 ) -> float:
     context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, 512, 512)
 
-    candidates = [
-        Candidate(view, tree, 0.001, (LANES[number % len(LANES)].name,))
-        for number, (view, tree) in enumerate(zip(views, trees, strict=True))
-    ]
+    lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
+    candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)
     told = outcomes(views)
     asks = [Ask(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
@@ -120,8 +119,7 @@ def selection_us(policy: Selection, views: Sequence[RequestView]) -> float:
 
     def play(now: float) -> None:
         chosen = policy.assign(views, LANES, now)
-        for number, view in enumerate(views):
-            policy.observe(told[chosen.get(view.name)][number])
+        policy.observe([told[chosen.get(view.name)][at] for at, view in enumerate(views)])
         for view in views:
             policy.likely_next(view.name)
 
@@ -140,18 +138,17 @@ def schedule_us(policy: Schedule, views: Sequence[RequestView]) -> float:
     def play(now: float) -> None:
         nonlocal running
         running = policy.pick(views, running, slots, now)
-        for name in running:
-            policy.observe(told[name], now)
+        policy.observe([told[name] for name in running], now)
 
     return microseconds(play)
 
 
 def calibration_us(trees: Sequence[DraftTree]) -> float:
-    calibration = Calibration()
+    calibration, drafted = Calibration(), flatten(trees)
+    committed = [(0, 2, 5)] * len(trees)
 
     def play(_now: float) -> None:
-        calibrated = calibration.calibrate(trees)
-        calibration.observe([(tree, (0, 2, 5)) for tree in calibrated])
+        calibration.observe(calibration.calibrate(drafted), committed)
 
     return microseconds(play)
 

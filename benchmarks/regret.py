@@ -109,7 +109,7 @@ def play(policy: Selection, slots: int, rng: np.random.Generator) -> Floats:
                 if drafted_last.setdefault(request.name, lane) != lane:
                     regret[slot] += SWITCH_COST
                     drafted_last[request.name] = lane
-            policy.observe(outcome)
+            policy.observe([outcome])
     return np.cumsum(regret)
 
 

@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from engine.params import SamplingParams
 from policies.tree import DraftTree
 
+new = tuple.__new__
+"""Makes a NamedTuple of all its fields in half the time that calling its class takes: that goes
+through a function in Python. For what every request of every round needs."""
+
 
 class Start(NamedTuple):
     """What a host must know of a request once, sent with the first order and after Missing."""

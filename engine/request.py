@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine.committed import CommittedTokens
 from engine.errors import InvalidRequest
 from engine.params import SamplingParams, validate_params
-from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs
+from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, new
 
 VERIFIER = ""
 """The verifier among a request's hosts; drafters have names, which are never empty."""
@@ -56,15 +56,9 @@ class ServedRequest:
         base = self.known.get(host, 0)
         end = None if at_most is None else base + at_most
         committed = self.committed
-        return Prefix(
-            self.name,
-            self.attempt,
-            self.round,
-            base,
-            committed.hashes[base],
-            tuple(committed.ids[base:end]),
-            None if base else Start(self.params, self.seed, self.prompt_len),
-        )
+        start = None if base else Start(self.params, self.seed, self.prompt_len)
+        base_hash, delta = committed.hashes[base], tuple(committed.ids[base:end])
+        return new(Prefix, (self.name, self.attempt, self.round, base, base_hash, delta, start))
 
     def hear_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """What a verdict says of the prompt; the first commit takes it along."""
@@ -84,15 +78,9 @@ class ServedRequest:
             said, finish = said[: stop + 1], "stop"
         self.committed.extend(said)
         prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        return Commit(
-            self.name,
-            self.attempt,
-            first,
-            said,
-            None if logprobs is None else tuple(logprobs[: len(said)]),
-            finish,
-            None if prompt is None else tuple(prompt),
-        )
+        told = None if logprobs is None else tuple(logprobs[: len(said)])
+        whole = None if prompt is None else tuple(prompt)
+        return new(Commit, (self.name, self.attempt, first, said, told, finish, whole))
 
 
 def admit(

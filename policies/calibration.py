@@ -6,9 +6,9 @@ are fine at both ends, where long chains are decided; an isotonic fit through th
 curve monotone. Memory is a few small arrays per drafter, however long it runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from policies.pooling import Statistics
-from policies.tree import DraftTree
-from policies.trees import FlatTrees, cap_siblings, flatten, starts_of
+from policies.trees import FlatTrees, cap_siblings
 
 RANKS = 4
 """Siblings beyond the fourth count as fourth."""
@@ -80,36 +79,27 @@ class Calibration:
         self._add_up()
         self._fit()
 
-    def calibrate(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def calibrate(self, trees: FlatTrees) -> FlatTrees:
         """The same trees with probabilities for confidences; siblings sum to at most 1."""
-        if not trees:
-            return []
-        starts = starts_of(trees)
-        parents = np.concatenate([tree.parents for tree in trees])
-        confidence = np.concatenate([tree.confidence for tree in trees])
+        starts, tokens, parents, depth, confidence = trees
         probability = _calibrated(starts, parents, confidence, self._curves)
-        bounds = starts.tolist()
-        return [
-            DraftTree(tree.tokens, tree.parents, tree.depth, probability[begin:end])
-            for tree, (begin, end) in zip(trees, pairwise(bounds), strict=True)
-        ]
+        return FlatTrees(starts, tokens, parents, depth, probability)
 
     @property
     def survival(self) -> Curve:
         """P(any of a node's drafted children is right), by the sum of their confidences."""
         return Curve(*self._curves[:, SURVIVAL])
 
-    def observe(self, drafted: Iterable[tuple[DraftTree, Sequence[int]]]) -> None:
+    def observe(self, drafted: FlatTrees, committed: Sequence[Sequence[int]]) -> None:
         """Learns from trees as they were drafted and the tokens that were then committed.
 
         A node is judged when its parent was right and the next committed token is known, whether
         it was verified or not: what selection leaves out cannot bias what is learned.
         """
-        pairs = list(drafted)
-        known = np.array([len(said) for _, said in pairs], np.int64)
-        said = np.array([token for _, tokens in pairs for token in tokens], np.int64)
+        known = np.array([len(said) for said in committed], np.int64)
+        said = np.array([*chain.from_iterable(committed)], np.int64)
         counts = self._counts
-        judged = _judge(flatten([tree for tree, _ in pairs]), said, known, counts)
+        judged = _judge(drafted, said, known, counts)
         total = counts.seen.sum(axis=1, keepdims=True)
         if total.max() > self._params.memory:
             full = total > self._params.memory

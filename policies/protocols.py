@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from policies.cost import CostModel
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.tree import DraftTree
+from policies.trees import FlatTrees
 
 Mask = NDArray[np.bool_]
 
@@ -31,7 +31,7 @@ class Selection(Protocol):
         """Where the request will probably go next, to catch up there in idle time."""
         ...
 
-    def observe(self, outcome: RoundOutcome) -> None: ...
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
@@ -113,17 +113,23 @@ class DraftPlan:
         return cls([DraftLimit(0)] * len(ask.batch))
 
 
-class Candidate(NamedTuple):
-    """What the drafters propose for one request: their trees merged, confidences calibrated."""
+@dataclass(slots=True)
+class Candidates:
+    """What the drafters propose for each request of a round: their trees merged, confidences
+    calibrated. Columns, one place for each request."""
 
-    request: RequestView
-    tree: DraftTree
-    drafting_s: float = 0.0
+    requests: Sequence[RequestView]
+    trees: FlatTrees
+    drafting_s: Sequence[float]
     """What drafting it has cost; spent, whatever is verified."""
-    lanes: Sequence[str] = ()
+    lanes: Sequence[Sequence[str]]
     """Who has proposed some of it."""
     sources: NDArray[np.int64] | None = None
-    """Of each node: bit i is set where lanes[i] has proposed it. None: all have, all nodes."""
+    """Of each node of all trees: bit i is set where the i-th of its request's lanes has proposed
+    it. None: all have, all nodes."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
 
 
 class Speculation(Protocol):
@@ -134,10 +140,8 @@ class Speculation(Protocol):
         several: free lanes draft beside its own."""
         ...
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        """For each tree the nodes to verify, ancestors included, within the verify budget."""
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        """Of all nodes those to verify, ancestors included, within the verify budget."""
         ...
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
@@ -164,6 +168,6 @@ class Schedule(Protocol):
         batch slots and KV in this order; a running one that it does not reach is preempted."""
         ...
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None: ...
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
 
     def forget(self, request: str) -> None: ...

@@ -32,11 +32,13 @@ class Rows:
     def of(self, requests: Sequence[str]) -> Ints:
         """New requests get a row."""
         row = self._row
-        if not row.keys() >= set(requests):
+        try:
+            return np.array([row[name] for name in requests], np.int64)
+        except KeyError:
             for name in requests:
                 if name not in row:
                     row[name] = self._free.pop() if self._free else len(self)
-        return np.array([row[name] for name in requests], np.int64)
+            return self.of(requests)
 
     def drop(self, request: str) -> int | None:
         """The row that has fallen free, for its owner to clear."""

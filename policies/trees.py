@@ -43,7 +43,48 @@ def flatten(trees: Sequence[DraftTree]) -> FlatTrees:
     )
 
 
-def _split(flat: FlatTrees) -> list[DraftTree]:
+NO_TREES = flatten([DraftTree.empty()])
+"""One tree, which is empty: who proposes nothing has it."""
+
+Place = tuple[FlatTrees, int]
+"""A tree, by its number among others."""
+
+
+def gathered(places: Sequence[Place]) -> FlatTrees:
+    """The trees at these places, of whichever sets, as one set in this order."""
+    first: dict[int, int] = {}
+    flats: list[FlatTrees] = []
+    chosen: list[int] = []
+    trees = before = 0
+    last = None
+    for flat, place in places:
+        if flat is not last:
+            last = flat
+            if id(flat) not in first:
+                first[id(flat)] = trees
+                flats.append(flat)
+                trees += len(flat.starts) - 1
+            before = first[id(flat)]
+        chosen.append(before + place)
+    joined = _joined(flats) if flats else NO_TREES
+    return FlatTrees(*_gathered(np.array(chosen, np.int64), *joined))
+
+
+def _joined(flats: Sequence[FlatTrees]) -> FlatTrees:
+    if len(flats) == 1:
+        return flats[0]
+    nodes = accumulate([len(flat.tokens) for flat in flats], initial=0)
+    ends = [flat.starts[1:] + before for flat, before in zip(flats, nodes, strict=False)]
+    return FlatTrees(
+        np.concatenate([flats[0].starts[:1], *ends]),
+        np.concatenate([flat.tokens for flat in flats]),
+        np.concatenate([flat.parents for flat in flats]),
+        np.concatenate([flat.depth for flat in flats]),
+        np.concatenate([flat.confidence for flat in flats]),
+    )
+
+
+def split(flat: FlatTrees) -> list[DraftTree]:
     bounds = flat.starts.tolist()
     return [
         DraftTree(
@@ -56,53 +97,28 @@ def _split(flat: FlatTrees) -> list[DraftTree]:
     ]
 
 
-def prune_each(trees: Sequence[DraftTree], keep: Sequence[Mask]) -> list[DraftTree]:
+def prune_each(flat: FlatTrees, keep: Mask) -> FlatTrees:
     """Of each tree the nodes to keep and every ancestor that they stand on, in the old order."""
-    kept = np.concatenate([*keep, np.zeros(0, np.bool_)])
-    if kept.all():
-        return list(trees)
-    return _split(FlatTrees(*_prune(flatten(trees), kept)))
+    return flat if keep.all() else FlatTrees(*_prune(flat, keep.copy()))
 
 
 class Merged(NamedTuple):
-    """Trees of several drafters as one."""
+    """Trees of several drafters as one, for each request."""
 
-    tree: DraftTree
-    sources: Ints | None = None
-    """Of each node: bit i is set where the i-th of the trees has it. None: there was but one."""
+    trees: FlatTrees
+    sources: Ints
+    """Of each node: bit i is set where the i-th of the request's trees has it."""
 
 
-def merge_each(proposed: Sequence[Sequence[DraftTree]]) -> list[Merged]:
+def merge_each(parts: Sequence[int], flat: FlatTrees) -> Merged:
     """Unites the trees of each request by token path; a shared node keeps the best confidence.
+    `parts`: how many trees each has, one request's behind another's.
 
     The best, because each drafter's confidence is a lower bound on what is known of the node.
     Siblings that together exceed certainty are scaled down to it.
     """
-    if not proposed:
-        return []
-    parts = np.array([len(trees) for trees in proposed], np.int64)
-    *merged, sources = _merge(parts, flatten([tree for trees in proposed for tree in trees]))
-    flat = FlatTrees(*merged)
-    bounds = flat.starts.tolist()
-    return [
-        Merged(tree, sources[begin:end])
-        for tree, (begin, end) in zip(_split(flat), pairwise(bounds), strict=True)
-    ]
-
-
-def cut_to_chains(merged: Sequence[Merged]) -> list[Merged]:
-    """Of each tree the path from the root to a leaf with the largest sum of path confidences:
-    of all chains the one of which the most tokens are expected to be accepted."""
-    flat = flatten([one.tree for one in merged])
-    kept = _best_paths(flat)
-    if kept.all():
-        return list(merged)
-    trees = _split(FlatTrees(*_prune(flat, kept)))
-    spans = pairwise(flat.starts.tolist())
-    return [
-        Merged(tree, None if one.sources is None else one.sources[kept[begin:end]])
-        for one, tree, (begin, end) in zip(merged, trees, spans, strict=True)
-    ]
+    *merged, sources = _merge(np.array(parts, np.int64), flat)
+    return Merged(FlatTrees(*merged), sources)
 
 
 # Compiled loops take NamedTuples, but give plain tuples back to Python, and few arrays: numba looks
@@ -137,8 +153,39 @@ def _prune(flat: FlatTrees, kept: Mask) -> tuple[NDArray[Any], ...]:
 
 
 @njit(cache=True)
-def _best_paths(flat: FlatTrees) -> Mask:
-    """Of equally good ones the first: siblings stand in the order of preference."""
+def deepest_of(starts: Ints, depth: NDArray[np.int32]) -> Ints:
+    """Of each tree."""
+    deepest = np.zeros(len(starts) - 1, np.int64)
+    for tree in range(len(deepest)):
+        for node in range(starts[tree], starts[tree + 1]):
+            deepest[tree] = max(deepest[tree], depth[node])
+    return deepest
+
+
+@njit(cache=True)
+def _gathered(
+    chosen: Ints,
+    starts: Ints,
+    tokens: NDArray[np.int32],
+    parents: NDArray[np.int32],
+    depth: NDArray[np.int32],
+    confidence: NDArray[np.float32],
+) -> tuple[NDArray[Any], ...]:
+    begins = np.zeros(len(chosen) + 1, np.int64)
+    for place, tree in enumerate(chosen):
+        begins[place + 1] = begins[place] + starts[tree + 1] - starts[tree]
+    from_ = np.empty(begins[-1], np.int64)
+    for place, tree in enumerate(chosen):
+        for node in range(begins[place], begins[place + 1]):
+            from_[node] = starts[tree] + node - begins[place]
+    return begins, tokens[from_], parents[from_], depth[from_], confidence[from_]
+
+
+@njit(cache=True)
+def best_chains(flat: FlatTrees) -> Mask:
+    """Of each tree the path from the root to a leaf with the largest sum of path confidences:
+    of all chains the one of which the most tokens are expected to be accepted. Of equally good
+    ones the first: siblings stand in the order of preference."""
     nodes = len(flat.tokens)
     path, total = np.empty(nodes), np.empty(nodes)
     is_leaf, kept = np.ones(nodes, np.bool_), np.zeros(nodes, np.bool_)

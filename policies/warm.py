@@ -3,15 +3,13 @@ waits for it."""
 
 from functools import cache
 
-import numpy as np
-
 from policies.calibration import Calibration
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import LinearCost
-from policies.protocols import Ask, Candidate, RoundContext
+from policies.protocols import Ask, Candidates, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
-from policies.trees import cut_to_chains, merge_each, prune_each
+from policies.trees import best_chains, deepest_of, flatten, gathered, merge_each, prune_each
 
 
 @cache
@@ -45,22 +43,20 @@ def warm_up() -> None:
             for depth in range(3):
                 level = costly.confidence[max(0, depth - 1) : depth]
                 plan.rule(depth, names, [level] * len(names))
-        [told] = calibration.calibrate([costly])
-        calibration.observe([(costly, (1, 3, 4))] * 64)
-        merged = merge_each([[free, told], [told, free]])
-        cut_to_chains(merged)
-        candidates = [
-            Candidate(request, tree, 0.001, ("lookup", "costly"), sources)
-            for request, (tree, sources) in zip(requests, merged, strict=True)
-        ]
+        told = calibration.calibrate(flatten([free, costly]))
+        calibration.observe(told, [(1, 3, 4)] * 2)
+        trees, sources = merge_each([2, 2], gathered([(told, place) for place in (0, 1, 1, 0)]))
+        deepest_of(trees.starts, trees.depth)
+        proposers = [("lookup", "costly")] * 2
+        candidates = Candidates(requests, trees, [0.001] * 2, proposers, sources)
         planner.select(candidates, context, now)
-        prune_each([costly], [np.array([True, False])])
+        prune_each(trees, best_chains(trees))
         outcomes = [
             RoundOutcome(request.name, "costly", 3, 2, 1, 2, 0.02, 0.01, 0.001)
             for request in requests
         ]
         planner.observe(outcomes, now)
+        hedge.observe(outcomes)
         for outcome in outcomes:
-            hedge.observe(outcome)
             hedge.observe_score(outcome.request, "other", 2.0, 0.02)
             hedge.likely_next(outcome.request)

@@ -87,9 +87,9 @@ class Asking:
         left = max(0, slots - len(first))
         return [*first, *self._inner.pick(rest, holding, left, now)][:slots]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        if outcome.request not in self._asked:
-            self._inner.observe(outcome, now)
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        told = [outcome for outcome in outcomes if outcome.request not in self._asked]
+        self._inner.observe(told, now)
 
     def forget(self, request: str) -> None:
         if request not in self._asked:

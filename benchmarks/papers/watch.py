@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from actors.events import Event, Left, Verified
 from benchmarks.papers.asking import PREFIX
-from policies.protocols import Ask, Candidate, DraftPlan, Mask, RoundContext, Speculation
+from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext, Speculation
 from policies.request import RoundOutcome
 from policies.scheduling.laps_sd import LapsSd
 
@@ -90,9 +90,7 @@ class Timed:
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         return self._taking(lambda: self._inner.plan(asks, context, now))
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return self._taking(lambda: self._inner.select(candidates, context, now))
 
     def _taking(self, work: Callable[[], Made]) -> Made:
@@ -113,13 +111,14 @@ class Estimates:
         self.arrive = inner.arrive
         self.pick = inner.pick
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        self._inner.observe(outcome, now)
-        request = outcome.request
-        self._took[request] = self._took.get(request, 0.0) + outcome.seconds
-        estimate = self._inner.estimated_s(request)
-        if estimate is not None:
-            self._estimated.setdefault(request, estimate)
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        for outcome in outcomes:
+            self._inner.observe([outcome], now)
+            request = outcome.request
+            self._took[request] = self._took.get(request, 0.0) + outcome.seconds
+            estimate = self._inner.estimated_s(request)
+            if estimate is not None:
+                self._estimated.setdefault(request, estimate)
 
     def forget(self, request: str) -> None:
         self._inner.forget(request)

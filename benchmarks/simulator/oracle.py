@@ -12,11 +12,12 @@ import numpy as np
 from benchmarks.simulator.run import Cluster, request_seed
 from benchmarks.simulator.scripts import DrafterScript, Target
 from benchmarks.simulator.workload import Arrival
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
 from policies.selection.oracle import Goodput
 from policies.speculation.forest import room
 from policies.speculation.memoryless import Memoryless
+from policies.trees import split
 
 DEEPEST = 16
 """Draft levels that an oracle looks ahead."""
@@ -123,19 +124,21 @@ class Clairvoyant(Memoryless):
                 best, best_depth = tokens / seconds, depth
         return DraftPlan([DraftLimit(min(run, best_depth)) for run in right])
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         """What is right, shallow nodes first where the budget binds."""
-        masks = [np.zeros(len(one.tree), np.bool_) for one in candidates]
-        paths = [one.tree.follow(self._ahead(one.request)) for one in candidates]
+        mask = np.zeros(len(candidates.trees.tokens), np.bool_)
+        trees, starts = split(candidates.trees), candidates.trees.starts.tolist()
+        paths = [
+            tree.follow(self._ahead(view))
+            for tree, view in zip(trees, candidates.requests, strict=True)
+        ]
         left = room(len(candidates), context)
         for level in range(max(map(len, paths), default=0)):
-            for mask, path in zip(masks, paths, strict=True):
+            for begin, path in zip(starts, paths, strict=False):
                 if left > 0 and level < len(path):
-                    mask[path[level]] = True
+                    mask[begin + path[level]] = True
                     left -= 1
-        return masks
+        return mask
 
     def forget(self, request: str) -> None:
         self._foresight.forget(request)

@@ -69,17 +69,21 @@ class DefaultSchedule:
 
         return [view.name for view in sorted(requests, key=preference)[:slots]]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        pace = self._paces.get(outcome.request)
-        if pace is None:
-            return
-        pace.rounds += 1
-        if pace.rounds == 1:
-            return
-        pace.seconds += outcome.seconds
-        pace.tokens += outcome.committed
-        self._pooled.seconds = self._pooled.seconds * _DECAY + outcome.seconds
-        self._pooled.tokens = self._pooled.tokens * _DECAY + outcome.committed
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        paces, pooled = self._paces, self._pooled
+        pooled_s, pooled_tokens = pooled.seconds, pooled.tokens
+        for outcome in outcomes:
+            pace = paces.get(outcome.request)
+            if pace is None:
+                continue
+            pace.rounds += 1
+            if pace.rounds > 1:
+                seconds, tokens = outcome.seconds, outcome.committed
+                pace.seconds += seconds
+                pace.tokens += tokens
+                pooled_s = pooled_s * _DECAY + seconds
+                pooled_tokens = pooled_tokens * _DECAY + tokens
+        pooled.seconds, pooled.tokens = pooled_s, pooled_tokens
 
     def forget(self, request: str) -> None:
         self._paces.pop(request, None)

@@ -77,11 +77,13 @@ class FairSchedule:
             order += self._share_out(classes[priority], placed, held)
         return order[:slots]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        tenant = self._tenants.get(outcome.request)
-        if tenant is not None:
-            self._served[tenant] += outcome.seconds
-        self._inner.observe(outcome, now)
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        tenants, served = self._tenants, self._served
+        for outcome in outcomes:
+            tenant = tenants.get(outcome.request)
+            if tenant is not None:
+                served[tenant] += outcome.seconds
+        self._inner.observe(outcomes, now)
 
     def forget(self, request: str) -> None:
         tenant = self._tenants.pop(request, None)

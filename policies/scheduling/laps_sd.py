@@ -85,7 +85,11 @@ class LapsSd:
             known.placed = known.token_s is not None
         return [view.name for view in order[:slots]]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        for outcome in outcomes:
+            self._learn(outcome)
+
+    def _learn(self, outcome: RoundOutcome) -> None:
         """Lifecycle events 2 and 3: the request has been scheduled for a round; it may have
         attained its queue's service, or become stable."""
         request = self._known.get(outcome.request)

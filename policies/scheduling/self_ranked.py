@@ -95,7 +95,7 @@ class SelfRanked:
         order = sorted(requests, key=self._preference)
         return [view.name for view in order[:slots]]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         pass
 
     def forget(self, request: str) -> None:

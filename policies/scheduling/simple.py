@@ -29,7 +29,7 @@ class SortedSchedule:
         )
         return [view.name for view in order[:slots]]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         pass
 
     def forget(self, request: str) -> None:
@@ -110,9 +110,10 @@ class Las:
         )
         return [view.name for view in order[:slots]]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        if outcome.request in self._attained:
-            self._attained[outcome.request] += outcome.seconds
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        for outcome in outcomes:
+            if outcome.request in self._attained:
+                self._attained[outcome.request] += outcome.seconds
 
     def forget(self, request: str) -> None:
         self._attained.pop(request, None)

@@ -53,7 +53,8 @@ class Evidence:
         self._others_plain_bound = np.zeros((_LOADS, 3))
         """What other replicas have seen of the same."""
         self._notes: list[float] = []
-        """Of each: request, drafter, tokens and seconds of a slot, slots, whether they are over."""
+        """Of each: request, drafter, tokens and seconds of a slot, slots, whether they are over;
+        and the tokens and seconds of such a round, had it not drafted."""
 
     def number(self, drafter: str) -> int:
         """New drafters get one."""
@@ -78,23 +79,26 @@ class Evidence:
         self._own = with_rows(self._own, rows)
 
     def slot(
-        self, row: int, drafter: str | None, tokens: float = 0.0, seconds: float = 0.0
+        self,
+        row: int,
+        drafter: str | None,
+        tokens: float = 0.0,
+        seconds: float = 0.0,
+        without: float = 0.0,
+        without_s: float = 0.0,
     ) -> None:
         """A slot of the request has ended. Of plain decoding, which is the same for every
-        request, only the pool learns; None: it tells nothing."""
+        request, only the pool learns; None: it tells nothing. Without its drafter the round brought
+        `without` tokens in `without_s`: to decode plainly would have brought as much, and taken no
+        longer."""
         number = _NOTHING if drafter is None else self.number(drafter)
-        self._notes += (row, number, tokens, seconds, 1.0, 1.0)
+        self._notes += (row, number, tokens, seconds, 1.0, 1.0, without, without_s)
 
     def score(
         self, row: int, drafter: str, tokens: float, seconds: float, slots: float = 1.0
     ) -> None:
         """What the drafter would have done in so many slots, `tokens` and `seconds` in each."""
-        self._notes += (row, self.number(drafter), tokens, seconds, slots, 0.0)
-
-    def bound_plain(self, tokens: float, seconds: float) -> None:
-        """What a round brought and took without its drafter: to decode plainly would have brought
-        as much, and taken no longer."""
-        self._notes += (_NOTHING, _NOTHING, tokens, seconds, 1.0, 0.0)
+        self._notes += (row, self.number(drafter), tokens, seconds, slots, 0.0, 0.0, 0.0)
 
     def goodput(self, rows: Ints) -> Floats:
         """[request, drafter]: tokens per second."""
@@ -146,7 +150,7 @@ class Evidence:
 
     def _work_in(self) -> None:
         if self._notes:
-            notes = np.array(self._notes, np.float64).reshape(-1, 6)
+            notes = np.array(self._notes, np.float64).reshape(-1, 8)
             self._notes = []
             pool, plain_bound = self._pool[self._load], self._plain_bound[self._load]
             _work_in(notes, self._own, pool, plain_bound, self._own_decay, self._pool_decay)
@@ -196,5 +200,5 @@ def _work_in(
             pool[drafter] += seen
             if drafter != _PLAIN:
                 own[row, drafter] += seen
-        elif not ended:
-            plain_bound += seen
+        if note[6] > 0.0:
+            plain_bound += np.array([note[6], note[7], 1.0])

@@ -71,8 +71,12 @@ class Hedge:
         self._draws = np.zeros((0, 1))
         """[request, drafter]: in which direction the request doubts everyone's evidence."""
         self._lanes: list[str] = []
+        self._column: dict[str, int] = {}
+        """Of each lane."""
         self._caught_up = np.zeros((0, 0))
         """[request, lane]: committed tokens that the lane has, as far as we know."""
+        self._read: dict[tuple[int, int], int] = {}
+        """What is to be written there."""
         self._mapping: dict[str, str | None] = {}
         self._drafting: dict[str, str | None] = {}
         """The lane that has drafted in each request's last round: a request may have a lane and
@@ -104,30 +108,32 @@ class Hedge:
             self._likely = self._think_over()
         return self._likely.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        row = self._rows.get(outcome.request)
-        if row is None:
-            return
-        self._slots += 1
-        if outcome.lane != self._drafting.get(outcome.request):
-            self._drafting[outcome.request] = outcome.lane
-            self._likely = None
-        drafter, seconds = self._roster.slot(outcome)
-        if seconds is None:
-            self._evidence.slot(row, None)
-        elif outcome.lane is None:
-            self._evidence.slot(row, PLAIN, outcome.committed, seconds)
-            lane = self._roster.lanes.get(self._mapping.get(outcome.request) or "")
-            if lane is not None:
-                # It may draft there and does not: that lane, too, has brought it no more.
-                self._evidence.score(row, lane.drafter, outcome.committed, seconds)
-        elif drafter is None:
-            self._evidence.slot(row, None)
-        else:
-            self._evidence.slot(row, drafter, outcome.committed, seconds)
-            without_s = outcome.seconds - outcome.draft_s
-            self._evidence.bound_plain(1.0 + outcome.accepted_free, without_s)
-            self._catch_up(outcome.request, row, outcome.lane)
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        drafting, evidence, slot = self._drafting, self._evidence, self._roster.slot
+        for outcome in outcomes:
+            request, lane = outcome.request, outcome.lane
+            row = self._rows.get(request)
+            if row is None:
+                continue
+            self._slots += 1
+            if lane != drafting.get(request):
+                drafting[request] = lane
+                self._likely = None
+            drafter, seconds = slot(outcome)
+            if seconds is None:
+                evidence.slot(row, None)
+            elif lane is None:
+                evidence.slot(row, PLAIN, outcome.committed, seconds)
+                mapped = self._roster.lanes.get(self._mapping.get(request) or "")
+                if mapped is not None:
+                    # It may draft there and does not: that lane, too, has brought it no more.
+                    evidence.score(row, mapped.drafter, outcome.committed, seconds)
+            elif drafter is None:
+                evidence.slot(row, None)
+            else:
+                without, without_s = 1.0 + outcome.accepted_free, outcome.seconds - outcome.draft_s
+                evidence.slot(row, drafter, outcome.committed, seconds, without, without_s)
+                self._catch_up(request, row, lane)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
@@ -143,6 +149,7 @@ class Hedge:
         row = self._rows.drop(request)
         if row is not None:
             self._likely = None
+            self._work_in()
             self._evidence.forget(row)
             self._caught_up[row] = 0.0
             self._mapping.pop(request, None)
@@ -155,9 +162,17 @@ class Hedge:
         self._evidence.pool(others)
 
     def _catch_up(self, request: str, row: int, lane: str) -> None:
+        """The lane has all that is committed of it."""
         view = self._roster.requests.get(request)
         if view is not None:
-            self._caught_up[row, self._lanes.index(lane)] = view.context
+            self._read[row, self._column[lane]] = view.prompt_len + view.generated
+
+    def _work_in(self) -> None:
+        """What lanes have read since."""
+        if self._read:
+            rows, columns = np.array([*self._read], np.int64).T
+            self._caught_up[rows, columns] = [*self._read.values()]
+            self._read.clear()
 
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
@@ -168,12 +183,11 @@ class Hedge:
         plain = (1 - self._params.reluctance) * goodput[:, self._evidence.number(PLAIN)]
         names = [request.name for request in requests]
         loyal = 1 + self._params.stay
-        for row, name in enumerate(names):
-            here = self._mapping.get(name, PLAIN)
-            if here is None:
-                plain[row] *= loyal
-            elif here in self._roster.lanes:
-                values[row, self._lanes.index(here)] *= loyal
+        before = [self._mapping.get(name, PLAIN) for name in names]
+        plain[np.array([lane is None for lane in before], np.bool_)] *= loyal
+        here = self._columns(before)
+        staying = np.flatnonzero(here != _NOWHERE)
+        values[staying, here[staying]] *= loyal
         return Seats(lanes).match(names, values, plain, self._mapping)
 
     def _rows_of(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Ints:
@@ -196,10 +210,12 @@ class Hedge:
 
     def _take_lanes(self, lanes: list[str]) -> None:
         """Columns of what is known of lanes follow them."""
+        self._work_in()
         if lanes == self._lanes:
             return
         before, caught_up = self._lanes, self._caught_up
         self._lanes, self._caught_up = lanes, np.zeros((len(caught_up), len(lanes)))
+        self._column = {lane: column for column, lane in enumerate(lanes)}
         for column, lane in enumerate(lanes):
             if lane in before:
                 self._caught_up[:, column] = caught_up[:, before.index(lane)]
@@ -220,18 +236,21 @@ class Hedge:
         left = np.array([tokens_left(request, horizon) for request in requests])
         return after_switch(goodput[:, drafters], switch_s, left[:, None])
 
+    def _columns(self, lanes: Sequence[str | None]) -> Ints:
+        """Of lanes that are here."""
+        column = self._column
+        return np.array([column.get(lane or "", _NOWHERE) for lane in lanes], np.int64)
+
     def _think_over(self) -> dict[str, str | None]:
+        self._work_in()
         names, lanes = list(self._rows), list(self._roster.lanes.values())
         rows = self._rows.of(names)
-        column = {lane: number for number, lane in enumerate(self._lanes)}
         hope = self._goodput(rows)
         hope *= 1 + self._params.curiosity / np.sqrt(1 + self._evidence.own_slots(rows))
         best = _most_hopeful(
             hope,
             np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),
-            np.array(
-                [column.get(self._drafting.get(name) or "", _NOWHERE) for name in names], np.int64
-            ),
+            self._columns([self._drafting.get(name) for name in names]),
             self._caught_up[rows],
             np.array([lane.capacity - self._load[lane.name] for lane in lanes], np.int64),
         )

@@ -88,7 +88,11 @@ class Lbss:
         )
         return best.name if best else None
 
-    def observe(self, outcome: RoundOutcome) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        for outcome in outcomes:
+            self._learn(outcome)
+
+    def _learn(self, outcome: RoundOutcome) -> None:
         epoch = self._epochs.get(outcome.request)
         if epoch is None:
             return

@@ -46,8 +46,8 @@ class Oracle:
             return None
         return max(lanes, key=lambda lane: self._true_goodput(request, lane.drafter)).name
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        self._slots += 1
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        self._slots += len(outcomes)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0

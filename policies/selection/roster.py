@@ -39,10 +39,10 @@ class Roster:
         no lane's doing. Asked once for each outcome."""
         lane = None if outcome.lane is None else self.lanes.get(outcome.lane)
         drafter = None if lane is None else lane.drafter
-        if outcome.request in self._joined:
+        if self._joined and outcome.request in self._joined:
             self._joined.remove(outcome.request)
             return drafter, None
-        if lane is None:
-            return None, outcome.seconds
+        if lane is None or not outcome.caught_up:
+            return drafter, outcome.seconds
         reading_s = min(outcome.draft_s, outcome.caught_up * lane.catch_up_s)
         return drafter, outcome.seconds - reading_s

@@ -53,15 +53,15 @@ class Seats:
         """The places left, to the greatest total value (Spin, eq. 10). Rows of `values` are
         `requests`, columns the lanes; `staying` says where the requests are now."""
         column = {lane.name: index for index, lane in enumerate(self._lanes)}
+        here = np.array(
+            [column.get(staying.get(name) or "", UNMATCHED) for name in requests], np.intp
+        )
+        stay = np.flatnonzero(here != UNMATCHED)
         values = values.copy()
-        bonus = _STAY * max(1.0, float(np.abs(values).max(initial=0.0)))
-        for row, name in enumerate(requests):
-            lane = staying.get(name)
-            if lane in column:
-                values[row, column[lane]] += bonus
+        values[stay, here[stay]] += _STAY * max(1.0, float(np.abs(values).max(initial=0.0)))
         left = np.array([self._left[lane.name] for lane in self._lanes], np.intp)
         chosen: dict[str, str | None] = {}
-        for name, index in zip(requests, match(values, left, unmatched), strict=True):
+        for name, index in zip(requests, match(values, left, unmatched).tolist(), strict=True):
             chosen[name] = None if index == UNMATCHED else self._lanes[index].name
         return chosen
 

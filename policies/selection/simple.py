@@ -37,7 +37,7 @@ class Fixed:
     def likely_next(self, request: str) -> str | None:
         return self._mapping.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
         pass
 
     def observe_score(
@@ -85,7 +85,7 @@ class Greedy:
     def likely_next(self, request: str) -> str | None:
         return self._mapping.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
         pass
 
     def observe_score(
@@ -150,7 +150,11 @@ class EpsilonGreedy:
             return None
         return max(lanes, key=lambda lane: self._goodput.estimate(request, lane.drafter)).name
 
-    def observe(self, outcome: RoundOutcome) -> None:
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        for outcome in outcomes:
+            self._learn(outcome)
+
+    def _learn(self, outcome: RoundOutcome) -> None:
         if outcome.request not in self._mapping:
             return
         self._due.add(outcome.request)

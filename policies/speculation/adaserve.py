@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
-from policies.speculation.forest import Floats, Forest, Ints, budgeted_room, depth_left, tokens_read
+from policies.speculation.forest import (
+    Floats,
+    Forest,
+    Ints,
+    budgeted_room,
+    depth_left,
+    forest_of,
+    tokens_read,
+)
 from policies.speculation.memoryless import Memoryless
 from policies.speculation.slo import Standing
 
@@ -52,29 +60,27 @@ class AdaServe(Memoryless):
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         return [DraftPlan(self._params.shape.limits(ask.batch, context)) for ask in asks]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        forest = Forest.of(candidates)
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        forest = forest_of(candidates.trees)
         budget = budgeted_room(len(candidates), context)
         needs = self._needs(candidates, forest, context, now, min(budget, forest.nodes))
         for_slo = slo_customized(forest, needs, self._params.most_for_slo, budget)
         if not self._params.throughput_step:
-            return forest.masks(for_slo)
+            return forest.mask(for_slo)
         rest = forest.best_first()
         rest = rest[~np.isin(rest, for_slo)]
-        return forest.masks(np.concatenate([for_slo, rest[: budget - len(for_slo)]]))
+        return forest.mask(np.concatenate([for_slo, rest[: budget - len(for_slo)]]))
 
     def _needs(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         forest: Forest,
         context: RoundContext,
         now: float,
         drafts: int,
     ) -> Floats:
         """A(r), where the next verdict comes after this verification and the usual waits."""
-        requests = [candidate.request for candidate in candidates]
+        requests = candidates.requests
         tokens = len(requests) + drafts + context.other_tokens
         verdict_s = now + context.waiting_s
         verdict_s += context.verify.predict(tokens_read(requests), tokens)

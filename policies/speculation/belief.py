@@ -8,12 +8,13 @@ the free ones, which draft in any case.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from policies.protocols import Candidate, Mask
+from policies.protocols import Candidates, Mask
 from policies.rows import with_rows
 from policies.speculation.forest import Floats, Forest, Ints
 
@@ -92,18 +93,18 @@ class Beliefs:
         """Drafts that each request has had from this lane."""
         return self._of(rows, lane)[:, _ASKED]
 
-    def proposals(self, candidates: Sequence[Candidate], costly: Collection[str]) -> Proposals:
+    def proposals(self, candidates: Candidates, costly: Collection[str]) -> Proposals:
         """Who has drafted what, in this object's numbers; new lanes get one. Lanes that are not
         `costly` draft for nothing."""
-        proposers = [lane for one in candidates for lane in one.lanes]
+        proposers = [*chain.from_iterable(candidates.lanes)]
         for lane in dict.fromkeys(proposers):
             self._numbers.setdefault(lane, len(self._numbers))
         self._add_lanes()
         return Proposals(
-            np.array([len(one.lanes) for one in candidates], np.int64),
+            np.array([*map(len, candidates.lanes)], np.int64),
             np.array([self._numbers[lane] for lane in proposers], np.int64),
             np.array([lane not in costly for lane in self._numbers], np.bool_),
-            _sources(candidates),
+            _ALL if candidates.sources is None else candidates.sources,
         )
 
     def read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
@@ -142,19 +143,6 @@ class Beliefs:
 
 
 _ALL = np.zeros(0, np.int64)
-
-
-def _sources(candidates: Sequence[Candidate]) -> Ints:
-    if all([one.sources is None for one in candidates]):
-        return _ALL
-    return np.concatenate(
-        [
-            np.full(len(one.tree.tokens), (1 << len(one.lanes)) - 1)
-            if one.sources is None
-            else one.sources
-            for one in candidates
-        ]
-    )
 
 
 @njit(cache=True)

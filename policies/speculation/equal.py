@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.protocols import Ask, Candidate, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
-from policies.speculation.forest import Forest, budgeted_room
+from policies.speculation.forest import budgeted_room, forest_of
 from policies.speculation.memoryless import Memoryless
 from policies.speculation.specinfer import best_of_each
 
@@ -24,9 +24,7 @@ class Equal(Memoryless):
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         return [DraftPlan(self._params.shape.limits(ask.batch, context)) for ask in asks]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        forest = Forest.of(candidates)
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        forest = forest_of(candidates.trees)
         each = budgeted_room(len(candidates), context) // max(1, len(candidates))
-        return forest.masks(best_of_each(forest, each))
+        return forest.mask(best_of_each(forest, each))

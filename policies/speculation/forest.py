@@ -1,7 +1,6 @@
 """The draft trees of a round as one set of flat arrays, and what its forward costs."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +8,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from policies.cost import Bent, bent_seconds
-from policies.protocols import Candidate, Mask, RoundContext
+from policies.protocols import Mask, RoundContext
 from policies.request import RequestView
 from policies.tree import ROOT
-from policies.trees import FlatTrees, flatten
+from policies.trees import FlatTrees
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,10 +27,6 @@ class Forest(NamedTuple):
     depth: Ints
     path: Floats
     """Path confidence: f(v) of AdaServe, AR of SpecServe (eq. 8)."""
-
-    @classmethod
-    def of(cls, candidates: Sequence[Candidate]) -> "Forest":
-        return forest_of(flatten([one.tree for one in candidates]))
 
     @property
     def sizes(self) -> Ints:
@@ -50,16 +45,11 @@ class Forest(NamedTuple):
         """Nodes level by level, requests in their order."""
         return np.argsort(self.depth, kind="stable")
 
-    def masks(self, kept: Ints) -> list[Mask]:
-        """The kept nodes as one mask per candidate."""
+    def mask(self, kept: Ints) -> Mask:
+        """Of all nodes those kept."""
         mask = np.zeros(self.nodes, np.bool_)
         mask[kept] = True
-        return cut(mask, self.starts)
-
-
-def cut(mask: Mask, starts: Ints) -> list[Mask]:
-    """A mask of all nodes as one per candidate."""
-    return [mask[begin:end] for begin, end in pairwise(starts.tolist())]
+        return mask
 
 
 def room(requests: int, context: RoundContext) -> int:

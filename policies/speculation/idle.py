@@ -59,6 +59,13 @@ class IdleLanes:
     def wake(self, lane: str) -> None:
         self._rests.pop(lane, None)
 
+    def save(self, lane: str, plain_s: float) -> None:
+        """Sets seconds aside; a round without drafts takes `plain_s`."""
+        rounds = self._rests[lane].rounds if lane in self._rests else 1
+        saved_s = self._saved_s.setdefault(lane, 0.0)
+        saved_s += self._explore / len(self._saved_s) * plain_s * rounds
+        self._saved_s[lane] = min(saved_s, plain_s)
+
     def explorers(
         self,
         lane: str,
@@ -67,14 +74,10 @@ class IdleLanes:
         able: Mask,
         begins: Mask,
         rule: GrowthRule,
-        plain_s: float,
     ) -> Mask:
         """Who drafts although it is not expected to pay: those known least, as far as the
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
-        rounds = self._rests[lane].rounds if lane in self._rests else 1
-        saved_s = self._saved_s.setdefault(lane, 0.0)
-        saved_s += self._explore / len(self._saved_s) * plain_s * rounds
-        self._saved_s[lane] = saved_s = min(saved_s, plain_s)
+        saved_s = self._saved_s[lane]
         chosen = np.zeros(len(begins), np.bool_)
         idle = np.flatnonzero(able & ~begins)
         if not len(idle):

@@ -8,17 +8,18 @@ what is verified of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
 from policies.calibration import NO_RANKS, Calibration
 from policies.cost import FOR_NOTHING
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RoundOutcome
 from policies.rows import Rows
 from policies.speculation.belief import Beliefs
 from policies.speculation.choosing import Around, Wish, choose
-from policies.speculation.forest import Floats, Ints, cut, room
+from policies.speculation.forest import Floats, Ints, room
 from policies.speculation.growth import GrowthRule
 from policies.speculation.idle import IdleLanes
 from policies.speculation.lanes import Lanes, rules_of
@@ -27,7 +28,6 @@ from policies.speculation.prefix import Objective
 from policies.speculation.prospects import RoundCosts, call_rows
 from policies.speculation.slo import Standing
 from policies.speculation.thinking import Aims, Asked, think
-from policies.trees import flatten
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -129,14 +129,19 @@ class Planner:
             aims,
         )
         rules = rules_of(lanes, names, thought, costs, objective, self._calibrations)
-        for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
+        depth, deepest = thought.depth, thought.deepest.copy()
+        for lane, rule in enumerate(rules):
             name, pairs = lanes.names[lane], lanes.pairs(lane)
-            at, deepest = lanes.request[pairs], thought.deepest[pairs]
-            begins = thought.depth[pairs] > 0
-            begins |= self._idle.explorers(
-                name, at, rows, deepest > 0, begins, rule, thought.plain_s
-            )
-            plans[place] = self._plan_of(name, rows[at], deepest, rule, begins)
+            self._idle.save(name, thought.plain_s)
+            begins = depth[pairs] > 0
+            if not begins.all():
+                at, able = lanes.request[pairs], deepest[pairs] > 0
+                begins |= self._idle.explorers(name, at, rows, able, begins, rule)
+                deepest[pairs] *= begins
+        limits, row_of = deepest.tolist(), rows[lanes.request].tolist()
+        for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
+            pairs = lanes.pairs(lane)
+            plans[place] = self._plan_of(lanes.names[lane], row_of[pairs], limits[pairs], rule)
         if any(limit.depth for plan in plans for limit in plan.limits):
             # Drafts may turn out empty: the round has been held up even so.
             self._ledger.expect(
@@ -144,24 +149,21 @@ class Planner:
             )
         return plans
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        if not candidates:
-            return []
-        requests = [candidate.request for candidate in candidates]
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        requests, asked = candidates.requests, self._asked
+        if not requests:
+            return np.zeros(0, np.bool_)
         rows = self._rows_of([request.name for request in requests])
         proposals = self._beliefs.proposals(candidates, context.draft.keys())
-        for row, candidate in zip(rows.tolist(), candidates, strict=True):
-            for lane in candidate.lanes:
-                if lane in self._asked:
-                    self._asked[lane].discard(row)
-        drafting_s = max([candidate.drafting_s for candidate in candidates])
-        flat = flatten([candidate.tree for candidate in candidates])
+        for row, proposers in zip(rows.tolist(), candidates.lanes, strict=True):
+            for lane in proposers:
+                if lane in asked:
+                    asked[lane].discard(row)
+        drafting_s = max(candidates.drafting_s)
         chosen = choose(
             rows,
             Standing.of(requests),
-            flat,
+            candidates.trees,
             proposals,
             self._beliefs.tables,
             self._trust.trusted,
@@ -179,7 +181,7 @@ class Planner:
         )
         self.needs_over_harm += chosen.needs_over_harm
         self._usual_s += _USUAL_STEP * (chosen.seconds - self._usual_s)
-        return cut(chosen.kept, flat.starts)
+        return chosen.kept
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         places = [self._rows.get(one.request) for one in outcomes]
@@ -244,13 +246,13 @@ class Planner:
         return NO_RANKS if calibration is None else calibration.ranks
 
     def _plan_of(
-        self, lane: str, rows: Ints, deepest: Ints, rule: GrowthRule, begins: Mask
+        self, lane: str, rows: Sequence[int], depths: Sequence[int], rule: GrowthRule
     ) -> DraftPlan:
-        self._asked.setdefault(lane, set()).update(rows[begins].tolist())
-        if not begins.any():
-            self._idle.rest(lane)
-            return DraftPlan([DraftLimit(0)] * len(begins))
-        self._idle.wake(lane)
-        depths = (deepest * begins).tolist()
+        asked = self._asked.setdefault(lane, set())
+        asked.update(compress(rows, depths))
         limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
+        if not any(limit):
+            self._idle.rest(lane)
+            return DraftPlan([DraftLimit(0)] * len(depths))
+        self._idle.wake(lane)
         return DraftPlan([limit[depth] for depth in depths], rule)

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.speculation.forest import Forest, depth_left, room
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.speculation.forest import depth_left, forest_of, room
 from policies.speculation.memoryless import Memoryless
 
 
-def keep_what_fits(candidates: Sequence[Candidate], context: RoundContext) -> list[Mask]:
+def keep_what_fits(candidates: Candidates, context: RoundContext) -> Mask:
     """Everything that was drafted; where that is too much, shallow nodes go first."""
-    space = room(len(candidates), context)
-    if sum(len(one.tree.tokens) for one in candidates) <= space:
-        return [np.ones(len(one.tree.tokens), np.bool_) for one in candidates]
-    forest = Forest.of(candidates)
-    return forest.masks(forest.shallow_first()[:space])
+    space, nodes = room(len(candidates), context), len(candidates.trees.tokens)
+    if nodes <= space:
+        return np.ones(nodes, np.bool_)
+    forest = forest_of(candidates.trees)
+    return forest.mask(forest.shallow_first()[:space])
 
 
 class Off(Memoryless):
@@ -26,10 +26,8 @@ class Off(Memoryless):
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         return [DraftPlan.plain(ask) for ask in asks]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        return [np.zeros(len(one.tree), np.bool_) for one in candidates]
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        return np.zeros(len(candidates.trees.tokens), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ class Fixed(Memoryless):
             for ask in asks
         ]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return keep_what_fits(candidates, context)
 
 
@@ -105,7 +101,5 @@ class Threshold(Memoryless):
         ]
         return [DraftPlan(each, ThresholdRule(self._params.confidence)) for each in limits]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return keep_what_fits(candidates, context)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.speculation.forest import Forest, Ints, depth_left, room
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.speculation.forest import Forest, Ints, depth_left, forest_of, room
 from policies.speculation.memoryless import Memoryless
 
 
@@ -33,13 +33,11 @@ class SpecInfer(Memoryless):
             for ask in asks
         ]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        forest = Forest.of(candidates)
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        forest = forest_of(candidates.trees)
         kept = best_of_each(forest, self._params.nodes)
         by_level = kept[np.argsort(forest.depth[kept], kind="stable")]
-        return forest.masks(by_level[: room(len(candidates), context)])
+        return forest.mask(by_level[: room(len(candidates), context)])
 
 
 def best_of_each(forest: Forest, nodes: int) -> Ints:

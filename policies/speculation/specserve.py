@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cost import CostModel
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RoundOutcome
 from policies.speculation.forest import (
     Floats,
-    Forest,
     depth_left,
+    forest_of,
     room,
     tokens_read,
     verify_seconds,
@@ -137,18 +137,16 @@ class SpecServe:
         )
         return DraftPlan(limits, rule)
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         self._remember(candidates)
-        forest = Forest.of(candidates)
+        forest = forest_of(candidates.trees)
         # A leaf is never more probable than what it hangs from, so removing leaves in ascending
         # acceptance, the deepest first on ties, leaves the best nodes in this order.
         best_first = np.lexsort((forest.depth, -forest.path))
         most = min(forest.nodes, room(len(candidates), context))
         if self._params.eliminate:
             most = self._eliminate(candidates, forest.path[best_first[:most]], context)
-        return forest.masks(best_first[:most])
+        return forest.mask(best_first[:most])
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         """Its history is of confidences, which `select` sees."""
@@ -161,12 +159,10 @@ class SpecServe:
     def forget(self, request: str) -> None:
         """Its history is of all requests."""
 
-    def _eliminate(
-        self, candidates: Sequence[Candidate], path: Floats, context: RoundContext
-    ) -> int:
+    def _eliminate(self, candidates: Candidates, path: Floats, context: RoundContext) -> int:
         """Algorithm 2: how many nodes are left, `path` holding their acceptance, descending."""
-        requests = [candidate.request for candidate in candidates]
-        drafting_s = max((candidate.drafting_s for candidate in candidates), default=0.0)
+        requests = candidates.requests
+        drafting_s = max(candidates.drafting_s, default=0.0)
         tpot_s = tightest_tpot(requests)
         seconds = drafting_s + verify_seconds(
             context, tokens_read(requests), len(requests), len(path)
@@ -181,10 +177,10 @@ class SpecServe:
             left -= 1
         return left
 
-    def _remember(self, candidates: Sequence[Candidate]) -> None:
-        for candidate in candidates:
-            self._tokens += len(candidate.tree)
-            self._confidence += float(candidate.tree.confidence.sum())
+    def _remember(self, candidates: Candidates) -> None:
+        confidence = candidates.trees.confidence
+        self._tokens += len(confidence)
+        self._confidence += float(confidence.sum(dtype=np.float64))
         if self._tokens > self._params.memory:
             self._tokens /= 2
             self._confidence /= 2

@@ -27,7 +27,7 @@ class Touring:
     def likely_next(self, request: str) -> str | None:
         return self._next.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None: ...
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0

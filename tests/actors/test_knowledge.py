@@ -8,6 +8,7 @@ from engine.protocol import DraftOrder, Prefix
 from policies.cost import LinearCost
 from policies.request import LaneView, RoundOutcome
 from policies.tree import DraftTree
+from policies.trees import flatten
 
 FORWARD_S = 0.01
 
@@ -78,8 +79,9 @@ def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
     lane = LaneView("near", "near", capacity=8)
     knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64, 64), [lane])
     order = DraftOrder(Prefix("r", 0, 0, 10, 0, (1,)), 6)
+    drafted = flatten([DraftTree.chain([5], [0.5])])
     for _ in range(100):
-        knowledge.learn_draft_cost("near", [order], [DraftTree.chain([5], [0.5])], 2.1e-3)
+        knowledge.learn_draft_cost("near", [order], drafted, 2.1e-3)
     context = knowledge.context()
     six_s = context.call_s["near"] + 6 * context.draft["near"].predict(10, 1)
     assert six_s == pytest.approx(2.6e-3, rel=0.1)

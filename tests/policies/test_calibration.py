@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression
 
 from policies.calibration import Calibration, CalibrationParams, isotonic, share_of_rank
 from policies.tree import ROOT, DraftTree
-from policies.trees import merge_each
+from tests.policies.many import calibrated, learn, merged_each
 from tests.policies.test_tree import trees
 
 
@@ -26,15 +26,18 @@ def show(
     confidence = rng.beta(1.2, 0.8, rounds)
     right = rng.random(rounds) < [truth(c) for c in confidence]
     for begin in range(0, rounds, 50):
-        calibration.observe(
-            (DraftTree.chain([1], [confidence[at]]), [1 if right[at] else 2])
-            for at in range(begin, begin + 50)
+        learn(
+            calibration,
+            [
+                (DraftTree.chain([1], [confidence[at]]), [1 if right[at] else 2])
+                for at in range(begin, begin + 50)
+            ],
         )
 
 
 def of_chain(calibration: Calibration, confidence: Sequence[float]) -> list[float]:
     single = [DraftTree.chain([1], [c]) for c in confidence]
-    return [float(tree.confidence[0]) for tree in calibration.calibrate(single)]
+    return [float(tree.confidence[0]) for tree in calibrated(calibration, single)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_long_confident_chains_are_told_from_nearly_confident_ones() -> None:
     rng = np.random.default_rng(0)
     for c in (0.97, 0.998):
         right = rng.random(3000) < c
-        calibration.observe((DraftTree.chain([1], [c]), [1 if ok else 2]) for ok in right)
+        learn(calibration, [(DraftTree.chain([1], [c]), [1 if ok else 2]) for ok in right])
     assert of_chain(calibration, [0.97, 0.998]) == pytest.approx([0.97, 0.998], abs=0.008)
 
 
@@ -67,8 +70,9 @@ def test_each_sibling_rank_has_its_own_curve() -> None:
     calibration = Calibration()
     rng = np.random.default_rng(0)
     pair = DraftTree.build([1, 2], [ROOT, ROOT], [0.4, 0.4])
-    calibration.observe((pair, [token]) for token in rng.choice([1, 2, 3], 4000, p=[0.6, 0.1, 0.3]))
-    [told] = calibration.calibrate([pair])
+    said = rng.choice([1, 2, 3], 4000, p=[0.6, 0.1, 0.3])
+    learn(calibration, [(pair, [token]) for token in said])
+    [told] = calibrated(calibration, [pair])
     assert told.confidence == pytest.approx([0.6, 0.1], abs=0.03)
     assert share_of_rank(calibration.ranks, 1, 0.5) == pytest.approx(0.1, abs=0.02)
     assert share_of_rank(calibration.ranks, 2, 0.5) == 0.5
@@ -79,7 +83,7 @@ def test_each_sibling_rank_has_its_own_curve() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=200))
 def test_more_confidence_is_never_worth_less(seen: list[tuple[float, bool]]) -> None:
     calibration = Calibration(CalibrationParams(refit_every=1))
-    calibration.observe((DraftTree.chain([1], [c]), [1 if ok else 2]) for c, ok in seen)
+    learn(calibration, [(DraftTree.chain([1], [c]), [1 if ok else 2]) for c, ok in seen])
     told = of_chain(calibration, np.linspace(0, 1, 101).tolist())
     assert np.all(np.diff(told) >= -1e-6)
     assert min(told) >= 0.0
@@ -91,9 +95,9 @@ def test_more_confidence_is_never_worth_less(seen: list[tuple[float, bool]]) -> 
 def test_siblings_never_exceed_certainty(drafted: list[DraftTree], committed: list[int]) -> None:
     """Also after drafters are merged, each of which was sure of another token."""
     calibration = Calibration(CalibrationParams(refit_every=1, prior=0.1))
-    calibration.observe((tree, committed) for tree in drafted for _ in range(20))
-    told = calibration.calibrate(drafted)
-    for tree in [*told, merge_each([told])[0].tree]:
+    learn(calibration, [(tree, committed) for tree in drafted for _ in range(20)])
+    told = calibrated(calibration, drafted)
+    for tree in [*told, merged_each([told])[0][0]]:
         for parent in {ROOT, *range(len(tree))}:
             assert tree.confidence[tree.parents == parent].sum() <= 1.0 + 1e-5
 
@@ -104,10 +108,10 @@ def test_trees_are_calibrated_one_by_one(drafted: list[DraftTree]) -> None:
     """What else is in the batch changes nothing, and only the confidences change."""
     calibration = Calibration()
     show(calibration, np.sqrt, rounds=500)
-    for tree, told in zip(drafted, calibration.calibrate(drafted), strict=True):
-        assert np.array_equal(told.confidence, calibration.calibrate([tree])[0].confidence)
-        assert told.tokens is tree.tokens
-        assert told.parents is tree.parents
+    for tree, told in zip(drafted, calibrated(calibration, drafted), strict=True):
+        assert np.array_equal(told.confidence, calibrated(calibration, [tree])[0].confidence)
+        assert np.array_equal(told.tokens, tree.tokens)
+        assert np.array_equal(told.parents, tree.parents)
 
 
 @settings(deadline=None, derandomize=True)
@@ -117,7 +121,7 @@ def test_judges_exactly_the_children_of_what_was_committed(
 ) -> None:
     """By definition: a node's ancestors spell committed tokens, and one more is known."""
     calibration = Calibration()
-    calibration.observe([(tree, committed)])
+    learn(calibration, [(tree, committed)])
     judged = right = 0
     for node in range(len(tree)):
         path = tree.tokens[tree.path(node)].tolist()

@@ -12,6 +12,7 @@ from policies.pooling import Pooled, Statistics, apart, scaled, split, together,
 from policies.protocols import Selection
 from policies.selection.hedge import Hedge
 from policies.tree import DraftTree
+from tests.policies.many import calibrated, learn
 from tests.policies.selection.play import lane, outcome, request
 
 LANES = [lane("a"), lane("b")]
@@ -45,7 +46,7 @@ def experienced(name: str, a: float, b: float, requests: int = 40) -> Selection:
         policy.assign([view], LANES, 0.0)
         lane, goodput = ("a", a) if number % 2 else ("b", b)
         for _ in range(2):  # the first slot holds the prefill, and tells nothing
-            policy.observe(outcome(view.name, lane, goodput))
+            policy.observe([outcome(view.name, lane, goodput)])
         policy.forget(view.name)
     return policy
 
@@ -55,7 +56,7 @@ def choice(policy: Selection) -> str | None:
     view = request("new")
     for _ in range(2):
         lane = policy.assign([view], LANES, 0.0)[view.name]
-        policy.observe(outcome(view.name, lane, 30.0))
+        policy.observe([outcome(view.name, lane, 30.0)])
     return policy.assign([view], LANES, 0.0)[view.name]
 
 
@@ -107,7 +108,7 @@ def test_numbers_stay_bounded_however_long_replicas_serve_and_talk() -> None:
     for _ in range(60):
         pooled(other).pool(pooled(one).export())
         pooled(one).pool(pooled(other).export())
-        calibrations[0].observe(lessons)
+        learn(calibrations[0], lessons)
         calibrations[1].pool(calibrations[0].export())
         calibrations[0].pool(calibrations[1].export())
     slots = [sum(tallies[2::3]) for tallies in pooled(one).export().values()]
@@ -125,7 +126,7 @@ def test_plain_decoding_is_pooled_as_well() -> None:
         view = request(f"before {number}")
         other.assign([view], [], 0.0)
         for _ in range(3):
-            other.observe(outcome(view.name, None, 90.0))
+            other.observe([outcome(view.name, None, 90.0)])
         other.forget(view.name)
     assert choice(experienced("hedge", 50.0, 10.0)) == "a"
     policy = experienced("hedge", 50.0, 10.0)
@@ -148,13 +149,13 @@ def drafts(
 
 def learned(lessons: Sequence[tuple[DraftTree, Sequence[int]]]) -> Calibration:
     calibration = Calibration()
-    calibration.observe(lessons)
+    learn(calibration, lessons)
     return calibration
 
 
 def curve(calibration: Calibration) -> list[float]:
     trees = [DraftTree.chain([1], [c]) for c in np.linspace(0.05, 0.95, 10)]
-    return [float(tree.confidence[0]) for tree in calibration.calibrate(trees)]
+    return [float(tree.confidence[0]) for tree in calibrated(calibration, trees)]
 
 
 def test_three_calibrations_together_are_that_of_one_replica_that_saw_it_all() -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.tree import ROOT, DraftTree
-from policies.trees import Merged, cut_to_chains, merge_each, prune_each
+from policies.trees import best_chains, flatten, gathered, prune_each, split
+from tests.policies.many import merged_each
 from tests.policies.test_tree import by_path, token_path, trees
 
 SEEDED = settings(deadline=None, derandomize=True)
@@ -23,7 +24,8 @@ def test_prune_keeps_the_chosen_paths_and_nothing_else(
         np.array(data.draw(st.lists(st.booleans(), min_size=len(tree), max_size=len(tree))), bool)
         for tree in forest
     ]
-    for tree, mask, pruned in zip(forest, keep, prune_each(forest, keep), strict=True):
+    kept = prune_each(flatten(forest), np.concatenate([*keep, np.zeros(0, bool)]))
+    for tree, mask, pruned in zip(forest, keep, split(kept), strict=True):
         chosen = {
             token_path(tree, int(node))[:n]
             for node in np.flatnonzero(mask)
@@ -43,13 +45,12 @@ def test_prune_keeps_the_chosen_paths_and_nothing_else(
 def test_merge_is_the_union_of_paths_with_the_best_confidence(
     proposed: list[list[DraftTree]],
 ) -> None:
-    for several, (merged, sources) in zip(proposed, merge_each(proposed), strict=True):
+    for several, (merged, sources) in zip(proposed, merged_each(proposed), strict=True):
         expected: dict[tuple[int, ...], float] = {}
         for tree in several:
             for path, confidence in by_path(tree).items():
                 expected[path] = max(confidence, expected.get(path, 0.0))
         assert len(merged) == len(expected)
-        assert sources is not None
         rebuilt = DraftTree.build(merged.tokens, merged.parents, merged.confidence)
         assert rebuilt.depth.tolist() == merged.depth.tolist()
         for node in range(len(merged)):
@@ -64,16 +65,15 @@ def test_merge_is_the_union_of_paths_with_the_best_confidence(
 @SEEDED
 @given(trees())
 def test_merging_a_tree_with_itself_or_with_nothing_changes_no_path(tree: DraftTree) -> None:
-    [(merged, sources)] = merge_each([[DraftTree.empty(), tree, tree]])
+    [(merged, sources)] = merged_each([[DraftTree.empty(), tree, tree]])
     assert merged.tokens.tolist() == tree.tokens.tolist()
     assert merged.parents.tolist() == tree.parents.tolist()
-    assert sources is not None
     assert set(sources.tolist()) <= {0b110}
 
 
 def test_two_drafters_that_are_sure_of_different_tokens_share_the_certainty() -> None:
     one, other = DraftTree.chain([1, 2], [0.9, 0.8]), DraftTree.chain([3], [0.6])
-    [(merged, _)] = merge_each([[one, other]])
+    [(merged, _)] = merged_each([[one, other]])
     assert merged.parents.tolist() == [ROOT, 0, ROOT]
     assert merged.confidence == pytest.approx([0.6, 0.8, 0.4])
 
@@ -83,8 +83,9 @@ def test_two_drafters_that_are_sure_of_different_tokens_share_the_certainty() ->
 def test_the_chain_of_a_tree_is_the_path_that_promises_the_most_tokens(
     proposed: list[list[DraftTree]],
 ) -> None:
-    merged = merge_each(proposed)
-    for (tree, sources), (chain, own) in zip(merged, cut_to_chains(merged), strict=True):
+    merged = [tree for tree, _ in merged_each(proposed)]
+    flat = flatten(merged)
+    for tree, chain in zip(merged, split(prune_each(flat, best_chains(flat))), strict=True):
         assert chain.is_chain
         assert chain.depth.tolist() == list(range(1, len(chain) + 1))
         leaves = set(range(len(tree))) - set(tree.parents.tolist())
@@ -94,14 +95,27 @@ def test_the_chain_of_a_tree_is_the_path_that_promises_the_most_tokens(
         assert not leaves or nodes[-1] in leaves, "a chain that ends early wastes a forward"
         assert float(chain.path_confidence().sum()) == pytest.approx(max(worth.values(), default=0))
         assert chain.confidence.tolist() == tree.confidence[nodes].tolist()
-        assert sources is not None
-        assert own is not None
-        assert own.tolist() == sources[nodes].tolist()
 
 
-def test_a_chain_stays_the_object_that_it_is_and_needs_no_sources() -> None:
+def test_chains_stay_the_object_that_they_are() -> None:
     chain, forked = DraftTree.chain([5, 6]), DraftTree.build([1, 2, 3], [ROOT, ROOT, 1], [0.5] * 3)
-    assert cut_to_chains([Merged(chain)])[0].tree is chain
-    [first, second] = cut_to_chains([Merged(chain), Merged(forked)])
-    assert (first.tree.tokens.tolist(), first.sources) == ([5, 6], None)
-    assert (second.tree.tokens.tolist(), second.sources) == ([2, 3], None)
+    chains = flatten([chain])
+    assert prune_each(chains, best_chains(chains)) is chains
+    both = flatten([chain, forked])
+    kept = best_chains(both)
+    assert [tree.tokens.tolist() for tree in split(prune_each(both, kept))] == [[5, 6], [2, 3]]
+    assert kept.tolist() == [True, True, False, True, True]
+
+
+@SEEDED
+@given(st.lists(FORESTS, max_size=3), st.data())
+def test_gathered_are_the_trees_of_these_places(
+    sets: list[list[DraftTree]], data: st.DataObject
+) -> None:
+    flats = [flatten(trees) for trees in sets]
+    places = [(number, place) for number, trees in enumerate(sets) for place in range(len(trees))]
+    chosen = data.draw(st.permutations(places + places[:2]))
+    told = split(gathered([(flats[number], place) for number, place in chosen]))
+    for (number, place), tree in zip(chosen, told, strict=True):
+        assert by_path(tree) == by_path(sets[number][place])
+        assert tree.depth.tolist() == sets[number][place].depth.tolist()

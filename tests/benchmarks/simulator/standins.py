@@ -6,7 +6,7 @@ import numpy as np
 
 from actors.settings import Policies
 from benchmarks.simulator.run import MakePolicies
-from policies.protocols import Ask, Candidate, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
+from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
 from policies.request import LaneView, RequestView, RoundOutcome
 
 
@@ -18,7 +18,7 @@ class ArrivalOrder:
     ) -> list[str]:
         return [view.name for view in requests][:slots]
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None: ...
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
 
     def forget(self, request: str) -> None: ...
 
@@ -46,8 +46,8 @@ class TakeTurns:
     def likely_next(self, request: str) -> str | None:
         return self._next.get(request)
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        self._rounds += 1
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        self._rounds += len(outcomes)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
@@ -66,10 +66,8 @@ class FixedLength:
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
         return [DraftPlan([self._limit] * len(ask.batch), self._rule) for ask in asks]
 
-    def select(
-        self, candidates: Sequence[Candidate], context: RoundContext, now: float
-    ) -> list[Mask]:
-        return [np.ones(len(one.tree), np.bool_) for one in candidates]
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        return np.ones(len(candidates.trees.tokens), np.bool_)
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
 

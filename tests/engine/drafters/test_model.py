@@ -15,7 +15,7 @@ from engine.model import PackedModel
 from engine.params import SamplingParams
 from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
 from policies.tree import ROOT, DraftTree
-from policies.trees import prune_each
+from policies.trees import flatten, prune_each, split
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, token_paths
@@ -281,7 +281,7 @@ def test_depth_zero_only_catches_up(runner: Watched) -> None:
 
 
 def beginning(tree: DraftTree, nodes: int) -> DraftTree:
-    return prune_each([tree], [np.arange(len(tree)) < nodes])[0]
+    return split(prune_each(flatten([tree]), np.arange(len(tree)) < nodes))[0]
 
 
 def test_the_policy_is_asked_before_each_level_and_obeyed(runner: Watched) -> None:

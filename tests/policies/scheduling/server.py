@@ -98,7 +98,7 @@ def serve(
                 verify_s=verify_s,
                 draft_s=depth * draft_s,
             )
-            schedule.observe(outcome, now)
+            schedule.observe([outcome], now)
             if view.generated == job.tokens:
                 served.finish_s[name] = now
                 schedule.forget(name)

@@ -57,9 +57,8 @@ def test_pace_counts_besides_length() -> None:
         schedule.arrive(request, 0.0)
         for _ in range(10):
             committed = 5 if request is fast else 1
-            schedule.observe(
-                RoundOutcome(request.name, "a", 4, 4, committed - 1, committed, seconds=0.1), 0.0
-            )
+            told = RoundOutcome(request.name, "a", 4, 4, committed - 1, committed, seconds=0.1)
+            schedule.observe([told], 0.0)
     assert schedule.pick([slow, fast], [], 2, 1.0) == ["fast", "slow"]
 
 
@@ -138,9 +137,9 @@ def test_forgetting_drops_the_pace() -> None:
     a, b = view("a", predicted_len=10.0), view("b", predicted_len=9.0)
     schedule.arrive(a, 0.0)
     for _ in range(10):
-        schedule.observe(RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01), 0.0)
+        schedule.observe([RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01)], 0.0)
     schedule.forget("a")
-    schedule.observe(RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01), 0.0)  # a late verdict
+    schedule.observe([RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01)], 0.0)  # a late verdict
     schedule.arrive(a, 1.0)
     schedule.arrive(b, 1.0)
     assert schedule.pick([a, b], [], 2, 1.0) == ["b", "a"]

@@ -205,13 +205,13 @@ def test_a_tenant_that_comes_back_starts_level_with_the_others() -> None:
     schedule = FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.1))
     busy, guest = request("busy", tenant="busy"), request("guest", 1.0, tenant="guest")
     schedule.arrive(busy, 0.0)
-    schedule.observe(RoundOutcome("busy", None, 0, 0, 0, 1, seconds=100.0), 100.0)
+    schedule.observe([RoundOutcome("busy", None, 0, 0, 0, 1, seconds=100.0)], 100.0)
     schedule.arrive(guest, 100.0)
     assert schedule.pick([busy, guest], [], 2, 100.0) == ["busy", "guest"]
-    schedule.observe(RoundOutcome("guest", None, 0, 0, 0, 1, seconds=9.0), 100.0)
+    schedule.observe([RoundOutcome("guest", None, 0, 0, 0, 1, seconds=9.0)], 100.0)
     schedule.forget("guest")
     schedule.arrive(guest, 101.0)
-    schedule.observe(RoundOutcome("busy", None, 0, 0, 0, 1, seconds=1.0), 101.0)
+    schedule.observe([RoundOutcome("busy", None, 0, 0, 0, 1, seconds=1.0)], 101.0)
     assert schedule.pick([busy, guest], [], 2, 101.0) == ["guest", "busy"]
 
 

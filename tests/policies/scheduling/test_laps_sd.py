@@ -56,7 +56,7 @@ def test_each_round_counts_towards_demotion_through_growing_queues() -> None:
     schedule = schedule_of(params, [view("a")])
     queues = []
     for _ in range(12):
-        schedule.observe(outcome("a", seconds=0.5), 0.0)
+        schedule.observe([outcome("a", seconds=0.5)], 0.0)
         queues.append(schedule.queue("a"))
     # Up to S_1 = 1 s in the first, up to S_2 = 2 s in the second, the last one has no end.
     assert queues == [0, 0, 1, 1, *[2] * 8]
@@ -64,7 +64,7 @@ def test_each_round_counts_towards_demotion_through_growing_queues() -> None:
 
 def test_a_long_round_demotes_past_several_queues() -> None:
     schedule = schedule_of(LapsSdParams(first_queue_s=1.0, growth=2.0), [view("a")])
-    schedule.observe(outcome("a", seconds=3.0), 0.0)
+    schedule.observe([outcome("a", seconds=3.0)], 0.0)
     assert schedule.queue("a") == 2
 
 
@@ -74,7 +74,7 @@ def test_a_request_is_stable_when_its_cumulative_rate_stands_still_over_gamma_ro
     cumulative = []
     accepted = drafted = 0
     for round_accepted in (4, 0, 2, 2, 3, 2, 2):
-        schedule.observe(outcome("a", accepted=round_accepted), 0.0)
+        schedule.observe([outcome("a", accepted=round_accepted)], 0.0)
         accepted, drafted = accepted + round_accepted, drafted + 4
         cumulative.append(accepted / drafted)
         still = len(cumulative) >= 3 and max(cumulative[-3:]) - min(cumulative[-3:]) < 0.1
@@ -85,9 +85,9 @@ def test_a_request_is_stable_when_its_cumulative_rate_stands_still_over_gamma_ro
 def test_completion_drops_all_state() -> None:
     schedule = schedule_of(STABLE, [view("a")])
     for _ in range(3):
-        schedule.observe(outcome("a"), 0.0)
+        schedule.observe([outcome("a")], 0.0)
     schedule.forget("a")
-    schedule.observe(outcome("a"), 0.0)  # a late verdict
+    schedule.observe([outcome("a")], 0.0)  # a late verdict
     schedule.arrive(view("a"), 9.0)
     assert schedule.queue("a") == 0
     assert schedule.estimated_s("a") is None
@@ -99,7 +99,7 @@ def test_completion_drops_all_state() -> None:
 def test_estimate_is_equation_6_for_a_fixed_chain() -> None:
     schedule = schedule_of(STABLE, [view("a", predicted_len=100.0)])
     for _ in range(2):
-        schedule.observe(outcome("a", drafted=4, accepted=2), 0.0)
+        schedule.observe([outcome("a", drafted=4, accepted=2)], 0.0)
     n, length, acceptance, t_ssm, t_llm = 4, 100.0, 0.5, 0.01, 0.06
     rounds = length / (n * acceptance + 1)
     assert schedule.estimated_s("a") == pytest.approx(rounds * (n * t_ssm + t_llm))
@@ -107,8 +107,8 @@ def test_estimate_is_equation_6_for_a_fixed_chain() -> None:
 
 def test_prediction_is_the_mean_of_the_last_gamma_cumulative_rates() -> None:
     schedule = schedule_of(STABLE, [view("a")])
-    schedule.observe(outcome("a", accepted=4), 0.0)
-    schedule.observe(outcome("a", accepted=1), 0.0)
+    schedule.observe([outcome("a", accepted=4)], 0.0)
+    schedule.observe([outcome("a", accepted=1)], 0.0)
     acceptance = (4 / 4 + 5 / 8) / 2
     assert schedule.estimated_s("a") == pytest.approx(100 / (4 * acceptance + 1) * 0.1)
 
@@ -117,8 +117,8 @@ def test_varying_drafts_cost_and_gain_their_mean() -> None:
     """Our generalisation of eq. 6: rounds left = (L - generated) / mean committed tokens."""
     request = view("a", predicted_len=60.0)
     schedule = schedule_of(LapsSdParams(stable_rounds=2, order_by="remaining"), [request])
-    schedule.observe(outcome("a", drafted=2, depth=2, accepted=1), 0.0)
-    schedule.observe(outcome("a", drafted=6, depth=6, accepted=3), 0.0)
+    schedule.observe([outcome("a", drafted=2, depth=2, accepted=1)], 0.0)
+    schedule.observe([outcome("a", drafted=6, depth=6, accepted=3)], 0.0)
     request.generated = 6
     committed_per_round = (2 + 4) / 2
     mean_round_s = 0.06 + (0.02 + 0.06) / 2
@@ -129,8 +129,8 @@ def test_a_tree_costs_its_depth_and_not_its_nodes() -> None:
     chain, tree = view("chain"), view("tree")
     schedule = schedule_of(STABLE, [chain, tree])
     for _ in range(2):
-        schedule.observe(outcome("chain", drafted=4, depth=4, accepted=2), 0.0)
-        schedule.observe(outcome("tree", drafted=8, depth=4, accepted=2), 0.0)
+        schedule.observe([outcome("chain", drafted=4, depth=4, accepted=2)], 0.0)
+        schedule.observe([outcome("tree", drafted=8, depth=4, accepted=2)], 0.0)
     assert schedule.estimated_s("tree") == pytest.approx(schedule.estimated_s("chain"))
 
 
@@ -138,17 +138,17 @@ def test_pipelined_rounds_cost_the_longer_stage() -> None:
     params = LapsSdParams(stable_rounds=2, stable_within=0.5, pipelined=True)
     schedule = schedule_of(params, [view("a", predicted_len=100.0)])
     for _ in range(2):
-        schedule.observe(outcome("a"), 0.0)
+        schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") == pytest.approx(100 / 3 * 0.06)
 
 
 def test_rounds_without_drafts_do_not_count_for_stability() -> None:
     schedule = schedule_of(STABLE, [view("a")])
-    schedule.observe(outcome("a"), 0.0)
+    schedule.observe([outcome("a")], 0.0)
     for _ in range(5):
-        schedule.observe(outcome("a", drafted=0, depth=0, accepted=0), 0.0)
+        schedule.observe([outcome("a", drafted=0, depth=0, accepted=0)], 0.0)
     assert schedule.estimated_s("a") is None
-    schedule.observe(outcome("a"), 0.0)
+    schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") is not None
 
 
@@ -156,10 +156,10 @@ def test_without_a_length_prediction_a_request_stays_non_perceptible() -> None:
     request = view("a", predicted_len=None)
     schedule = schedule_of(STABLE, [request])
     for _ in range(5):
-        schedule.observe(outcome("a"), 0.0)
+        schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") is None
     request.predicted_len = 100.0
-    schedule.observe(outcome("a"), 0.0)
+    schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") is not None
 
 
@@ -167,7 +167,7 @@ def test_an_outlived_length_is_estimated_upwards() -> None:
     request = view("a", predicted_len=10.0)
     schedule = schedule_of(STABLE, [request])
     for _ in range(2):
-        schedule.observe(outcome("a"), 0.0)
+        schedule.observe([outcome("a")], 0.0)
     before = schedule.estimated_s("a")
     request.generated = 12
     assert schedule.estimated_s("a") == pytest.approx(1.25 * (before or 0.0))
@@ -182,12 +182,12 @@ def test_on_stabilising_a_request_moves_to_the_queue_of_its_estimate_and_stays_t
     )
     schedule = schedule_of(params, [view("short", predicted_len=9.0), view("long")])
     for _ in range(2):
-        schedule.observe(outcome("short", seconds=0.1), 0.0)
-        schedule.observe(outcome("long", seconds=0.1), 0.0)
+        schedule.observe([outcome("short", seconds=0.1)], 0.0)
+        schedule.observe([outcome("long", seconds=0.1)], 0.0)
     assert schedule.queue("short") == 0  # 0.3 s
     assert schedule.queue("long") == 2  # 3.3 s, between 2 s and 8 s
     for _ in range(20):
-        schedule.observe(outcome("short", seconds=1.0), 0.0)
+        schedule.observe([outcome("short", seconds=1.0)], 0.0)
     assert schedule.queue("short") == 0
 
 
@@ -201,7 +201,7 @@ def test_in_a_queue_the_perceptible_run_first_by_sjf_and_the_others_by_arrival()
     schedule = schedule_of(STABLE, requests)
     for name in ("longer", "shorter"):
         for _ in range(2):
-            schedule.observe(outcome(name), 0.0)
+            schedule.observe([outcome(name)], 0.0)
     assert [schedule.queue(request.name) for request in requests] == [0, 0, 0, 0]
     assert schedule.pick(requests, [], 4, 5.0) == ["shorter", "longer", "early", "late"]
 
@@ -209,7 +209,7 @@ def test_in_a_queue_the_perceptible_run_first_by_sjf_and_the_others_by_arrival()
 def test_a_higher_queue_preempts_a_running_non_perceptible_request() -> None:
     requests = [view("old", 0.0), view("new", 5.0)]
     schedule = schedule_of(LapsSdParams(stable_rounds=1000), requests)
-    schedule.observe(outcome("old", seconds=1.5), 5.0)
+    schedule.observe([outcome("old", seconds=1.5)], 5.0)
     assert schedule.pick(requests, ["old"], 1, 5.0) == ["new"]
 
 
@@ -218,7 +218,7 @@ def test_a_request_that_stabilises_is_placed_by_its_estimate_even_while_it_runs(
     requests = [view("stable", 0.0, predicted_len=1000.0), view("new", 5.0)]
     schedule = schedule_of(STABLE, requests)
     for _ in range(2):
-        schedule.observe(outcome("stable"), 5.0)
+        schedule.observe([outcome("stable")], 5.0)
     assert schedule.queue("stable") > schedule.queue("new")
     assert schedule.pick(requests, ["stable"], 1, 5.0) == ["new"]
 
@@ -227,7 +227,7 @@ def test_a_running_perceptible_request_is_not_preempted_even_by_the_first_queue(
     stable, new = view("stable", 0.0, predicted_len=1000.0), view("new", 5.0)
     schedule = schedule_of(STABLE, [stable])
     for _ in range(2):
-        schedule.observe(outcome("stable"), 5.0)
+        schedule.observe([outcome("stable")], 5.0)
     assert schedule.pick([stable], ["stable"], 1, 5.0) == ["stable"]
     schedule.arrive(new, 5.1)
     assert schedule.queue("stable") > schedule.queue("new")
@@ -245,7 +245,7 @@ def test_remaining_time_is_an_option_for_the_order(
     schedule = schedule_of(params, [nearly, fresh])
     for name in ("nearly", "fresh"):
         for _ in range(2):
-            schedule.observe(outcome(name), 0.0)
+            schedule.observe([outcome(name)], 0.0)
     nearly.generated = 100
     assert schedule.pick([nearly, fresh], [], 1, 0.0) == [first]
 
@@ -257,11 +257,11 @@ def test_a_switch_that_costs_more_than_the_rest_of_the_range_is_not_made() -> No
         queues=3, first_queue_s=1.0, growth=2.0, stable_rounds=1000, switch_s_per_token=0.02
     )
     schedule = schedule_of(params, requests)  # a switch of `old` costs 0.2 s
-    schedule.observe(outcome("old", seconds=1.7), 5.0)  # 0.3 s left of the second queue
+    schedule.observe([outcome("old", seconds=1.7)], 5.0)  # 0.3 s left of the second queue
     assert schedule.pick(requests, ["old"], 1, 5.0) == ["new"]
-    schedule.observe(outcome("old", seconds=0.2), 5.2)
+    schedule.observe([outcome("old", seconds=0.2)], 5.2)
     assert schedule.pick(requests, ["old"], 1, 5.2) == ["old"]
-    schedule.observe(outcome("old", seconds=0.2), 5.4)  # the last queue has no end
+    schedule.observe([outcome("old", seconds=0.2)], 5.4)  # the last queue has no end
     assert schedule.pick(requests, ["old"], 1, 5.4) == ["new"]
 
 

@@ -61,12 +61,12 @@ def test_las_changes_between_equals_once_a_quantum_not_once_a_round() -> None:
 def test_las_drops_what_it_knows_of_a_request() -> None:
     schedule = Las()
     schedule.arrive(view("a"), 0.0)
-    schedule.observe(RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0), 9.0)
+    schedule.observe([RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0)], 9.0)
     schedule.forget("a")
-    schedule.observe(RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0), 18.0)  # a late verdict
+    schedule.observe([RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0)], 18.0)  # a late verdict
     schedule.arrive(view("a", 20.0), 20.0)
     schedule.arrive(view("b", 19.0), 20.0)
-    schedule.observe(RoundOutcome("b", None, 0, 0, 0, 1, seconds=1.0), 21.0)
+    schedule.observe([RoundOutcome("b", None, 0, 0, 0, 1, seconds=1.0)], 21.0)
     assert schedule.pick([view("a", 20.0), view("b", 19.0)], [], 1, 21.0) == ["a"]
 
 

@@ -39,7 +39,7 @@ def slot(
     """Assigns all, and ends a slot of those in `of`, by default of all."""
     chosen = dict(policy.assign(requests, lanes, 0.0))
     for name in [view.name for view in requests] if of is None else of:
-        policy.observe(outcome(name, chosen[name], goodput(name, chosen[name])))
+        policy.observe([outcome(name, chosen[name], goodput(name, chosen[name]))])
     return chosen
 
 

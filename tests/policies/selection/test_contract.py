@@ -119,7 +119,7 @@ def test_a_late_outcome_or_score_of_a_forgotten_request_is_ignored(name: str) ->
         slot(policy, here, lanes, goodput)
     policy.forget("a")
     before = len(pickle.dumps(policy))
-    policy.observe(outcome("a", "x", 30.0))
+    policy.observe([outcome("a", "x", 30.0)])
     policy.observe_score("a", "x", 2.0, 0.05)
     assert len(pickle.dumps(policy)) <= before + 10
     assert policy.likely_next("a") is None

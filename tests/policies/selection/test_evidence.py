@@ -105,7 +105,7 @@ def test_others_are_heard_by_load_and_none_of_another_version() -> None:
 
 def test_plain_decoding_is_bounded_by_rounds_less_their_drafting_until_measured() -> None:
     seen = evidence()
-    seen.bound_plain(1.0, 0.05)
+    seen.slot(OTHER, "x", 2.0, 0.1, 1.0, 0.05)
     assert goodput(seen, NEW, PLAIN) == pytest.approx(20.0)
     for _ in range(400):
         seen.slot(OTHER, PLAIN, 1.0, 0.025)
@@ -116,15 +116,13 @@ def test_what_free_drafters_bring_anyway_is_no_lane_s_merit() -> None:
     """Three of four tokens of a round were found by lookup as well."""
     seen = evidence()
     for _ in range(100):
-        seen.slot(OTHER, "x", 4.0, 0.1)
-        seen.bound_plain(4.0, 0.08)
+        seen.slot(OTHER, "x", 4.0, 0.1, 4.0, 0.08)
     assert goodput(seen, NEW, PLAIN) > goodput(seen, NEW, "x")
 
 
 def test_evidence_that_has_faded_away_is_as_none() -> None:
     seen = evidence(own=0.1, pool=0.1)
-    seen.score(NEW, "x", tokens=2.0, seconds=0.1)
-    seen.bound_plain(1.0, 0.05)
+    seen.slot(NEW, "x", 2.0, 0.1, 1.0, 0.05)
     for _ in range(400):
         seen.slot(NEW, None)
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN) == 1.0

@@ -20,11 +20,11 @@ def warm(policy: Hedge, a: float, b: float, plain: float = 1.0) -> None:
         view, without = requests(f"before {number}", f"plain {number}")
         policy.assign([view], AB, 0.0)
         for _ in range(5):
-            policy.observe(outcome(view.name, "a", a))
+            policy.observe([outcome(view.name, "a", a)])
             policy.observe_score(view.name, "b", b * 0.05, 0.05)
         policy.assign([without], [], 0.0)
         for _ in range(5):
-            policy.observe(outcome(without.name, None, plain))
+            policy.observe([outcome(without.name, None, plain)])
         policy.forget(view.name)
         policy.forget(without.name)
 
@@ -75,7 +75,7 @@ def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() ->
             policy.observe_score("before", name, goodput * 0.05, 0.05)
     here = requests("r")
     assert policy.assign(here, lanes, 0.0) == {"r": "a"}
-    policy.observe(outcome("r", "a", 60.0))
+    policy.observe([outcome("r", "a", 60.0)])
     asked = []
     for _ in range(10):
         scored = policy.likely_next("r")
@@ -91,9 +91,9 @@ def test_catch_up_goes_to_its_own_lane_as_long_as_that_does_not_draft() -> None:
     warm(policy, a=60.0, b=50.0)
     assert policy.assign(requests("r"), AB, 0.0) == {"r": "a"}
     assert policy.likely_next("r") == "a"
-    policy.observe(outcome("r", "a", 60.0))
+    policy.observe([outcome("r", "a", 60.0)])
     assert policy.likely_next("r") == "b"
-    policy.observe(outcome("r", None, 60.0))
+    policy.observe([outcome("r", None, 60.0)])
     assert policy.likely_next("r") == "a"
 
 
@@ -104,7 +104,7 @@ def test_a_lane_on_which_nothing_is_ever_drafted_is_left() -> None:
     tried = []
     for _ in range(40):
         tried.append(policy.assign(requests("r"), AB, 0.0)["r"])
-        policy.observe(outcome("r", None, 20.0))
+        policy.observe([outcome("r", None, 20.0)])
     assert tried[0] == "a"
     assert "b" in tried
 
@@ -124,12 +124,12 @@ def test_a_gain_within_the_noise_moves_nobody(stay: float, choice: str) -> None:
     here = requests("r")
     policy.assign(here, AB[:1], 0.0)
     for _ in range(200):
-        policy.observe(outcome("r", "a", 50.0))
+        policy.observe([outcome("r", "a", 50.0)])
         policy.observe_score("r", "a", 50.0 * 0.05, 0.05)
     policy.assign(here, AB, 0.0)
     for _ in range(200):
         policy.observe_score("r", "b", 50.5 * 0.05, 0.05)
-    policy.observe(outcome("r", "a", 50.0))
+    policy.observe([outcome("r", "a", 50.0)])
     for _ in range(10):
         slot(policy, here, AB, table({("r", "a"): 50.0, ("r", "b"): 50.5}))
     assert policy.assign(here, AB, 0.0) == {"r": choice}
@@ -141,11 +141,11 @@ def test_nor_away_from_plain_decoding() -> None:
         here = requests("r")
         policy.assign(here, [], 0.0)
         for _ in range(2000):
-            policy.observe(outcome("r", None, 50.0))
+            policy.observe([outcome("r", None, 50.0)])
         policy.assign(here, AB[:1], 0.0)
         for _ in range(2000):
             policy.observe_score("r", "a", 50.5 * 0.05, 0.05)
-        policy.observe(outcome("r", None, 50.0))
+        policy.observe([outcome("r", None, 50.0)])
         policy.assign(here, [], 0.0)
         assert policy.assign(here, AB[:1], 0.0) == {"r": choice}
 
@@ -174,7 +174,7 @@ def test_a_drafter_that_nobody_has_tried_is_tried_although_plain_decoding_is_kno
     early = request("early")
     policy.assign([early], [], 0.0)
     for _ in range(100):
-        policy.observe(outcome("early", None, 50.0))
+        policy.observe([outcome("early", None, 50.0)])
     many = requests(*map(str, range(20)))
     tried = Counter(policy.assign([early, *many], [lane("a", 40)], 0.0).values())
     assert 5 <= tried["a"] <= 16
@@ -199,7 +199,7 @@ def test_plain_decoding_is_tried_where_drafting_takes_most_of_the_slot() -> None
     for _ in range(30):
         where = policy.assign(here, lanes, 0.0)["r"]
         chosen.append(where)
-        policy.observe(drafted if where else plain)
+        policy.observe([drafted if where else plain])
     assert chosen[0] == "a"
     assert set(chosen[-10:]) == {None}
 
@@ -220,7 +220,7 @@ def test_a_lane_is_worth_what_it_adds_to_the_free_drafters(
     )
     for _ in range(30):
         where = policy.assign(here, lanes, 0.0)["r"]
-        policy.observe(drafted if where else alone)
+        policy.observe([drafted if where else alone])
     assert where == choice
 
 
@@ -258,7 +258,7 @@ def test_catch_up_in_idle_time_makes_the_switch_free() -> None:
     policy.assign([view], lanes[:1], 0.0)
     policy.assign([view], lanes, 0.0)
     for _ in range(30):
-        policy.observe(outcome("r", "a", 50.0))
+        policy.observe([outcome("r", "a", 50.0)])
         policy.observe_score("r", "b", 75.0 * 0.05, 0.05)
     assert policy.assign([view], lanes, 0.0) == {"r": "b"}
 

@@ -198,7 +198,7 @@ def test_recomputation_after_a_switch_is_not_counted_as_goodput_lost() -> None:
     better = RoundOutcome("r", "a", 4, 4, 1, 2, seconds=0.14, draft_s=0.05, caught_up=40)
     for _ in range(20):
         where = policy.assign(here, lanes, 0.0)["r"]
-        policy.observe(better if where == "a" else outcome("r", "b", 15.0))
+        policy.observe([better if where == "a" else outcome("r", "b", 15.0)])
     assert policy.assign(here, lanes, 0.0) == {"r": "a"}
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.protocols import Ask, Candidate, DraftPlan, RoundContext, Speculation
+from policies.protocols import Ask, DraftPlan, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.tree import DraftTree
+from tests.policies.speculation.rounds import Candidate, selected
 
 
 @dataclass
@@ -73,7 +74,7 @@ def play(
             )
             for one, n in zip(batch, chains, strict=True)
         ]
-        kept = [int(mask.sum()) for mask in policy.select(candidates, around, now)]
+        kept = [int(mask.sum()) for mask in selected(policy, candidates, around, now)]
         read = sum(one.context for one in batch)
         fixed = len(batch) + around.other_tokens
         verify_s = around.verify.predict(read, fixed + sum(kept))

@@ -1,16 +1,30 @@
 """Small rounds to plan: trees that stay distinct in probability, and brute force over them."""
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from policies.cost import CostModel, LinearCost
-from policies.protocols import Candidate, Mask, RoundContext
+from policies.protocols import Candidates, Mask, RoundContext, Speculation
 from policies.request import RequestView, Slo
 from policies.tree import ROOT, DraftTree
+from policies.trees import flatten
+
+
+class Candidate(NamedTuple):
+    """What the drafters propose for one request: a row of Candidates."""
+
+    request: RequestView
+    tree: DraftTree
+    drafting_s: float = 0.0
+    lanes: Sequence[str] = ()
+    sources: NDArray[np.int64] | None = None
+
 
 SEEDED = settings(deadline=None, derandomize=True)
 """For every hypothesis test here: the same examples everywhere, however slow the machine."""
@@ -70,6 +84,32 @@ def candidates(
         Candidate(view(f"r{number}", tpot_s=tpot), tree, drafting_s)
         for number, (tree, tpot) in enumerate(zip(trees, promised, strict=True))
     ]
+
+
+def together(chosen: Sequence[Candidate]) -> Candidates:
+    """As the coordinator hands them over."""
+    sources = None
+    if any(one.sources is not None for one in chosen):
+        sources = np.concatenate([one.sources for one in chosen if one.sources is not None])
+    return Candidates(
+        [one.request for one in chosen],
+        flatten([one.tree for one in chosen]),
+        [one.drafting_s for one in chosen],
+        [one.lanes for one in chosen],
+        sources,
+    )
+
+
+def selected(
+    policy: Speculation, chosen: Sequence[Candidate], around: RoundContext, now: float
+) -> list[Mask]:
+    """What is verified of each tree."""
+    candidates = together(chosen)
+    return by_tree(policy.select(candidates, around, now), candidates.trees.starts)
+
+
+def by_tree(mask: Mask, starts: NDArray[np.int64]) -> list[Mask]:
+    return [mask[begin:end] for begin, end in pairwise(starts.tolist())]
 
 
 @st.composite

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies.cost import LinearCost
-from policies.protocols import Candidate, Mask, RoundContext, Speculation
+from policies.protocols import Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
 from policies.speculation.adaserve_optimal import optimal_trees
@@ -17,12 +17,14 @@ from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     SEEDED,
+    Candidate,
     all_selections,
     candidates,
     context,
     gain,
     is_whole,
     random_trees,
+    selected,
     trees,
     view,
 )
@@ -41,7 +43,7 @@ def run(
     drafted: Sequence[DraftTree], needs: Sequence[float], budget: int, params: AdaServeParams
 ) -> list[Mask]:
     around = context(verify=FLAT, verify_budget=budget)
-    return AdaServe(params).select(with_needs(drafted, needs), around, 0.0)
+    return selected(AdaServe(params), with_needs(drafted, needs), around, 0.0)
 
 
 UNLIMITED = AdaServeParams(most_for_slo=10_000)
@@ -142,10 +144,10 @@ def test_deviation_t_spec_includes_waits_between_verdicts() -> None:
     drafted = [DraftTree.build([1, 2], [-1, -1], [0.5, 0.3])]
     chosen = with_needs(drafted, [1.4])
     params = AdaServeParams(throughput_step=False)
-    [mask] = AdaServe(params).select(chosen, context(verify=FLAT), 0.0)
+    [mask] = selected(AdaServe(params), chosen, context(verify=FLAT), 0.0)
     assert mask.tolist() == [True, False]
     around = context(verify=FLAT, waiting_s=0.01)
-    [mask] = AdaServe(params).select(chosen, around, 0.0)
+    [mask] = selected(AdaServe(params), chosen, around, 0.0)
     assert mask.tolist() == [True, True]
 
 
@@ -208,7 +210,7 @@ def test_every_selection_is_whole_and_within_the_budget(
 ) -> None:
     needs = [data.draw(st.floats(0, 6)) for _ in drafted]
     around = context(verify=FLAT, verify_budget=budget, other_tokens=other)
-    masks = AdaServe().select(with_needs(drafted, needs), around, 0.0)
+    masks = selected(AdaServe(), with_needs(drafted, needs), around, 0.0)
     kept = sum(int(mask.sum()) for mask in masks)
     space = max(0, budget - other - len(drafted))
     assert kept == min(space, sum(len(tree) for tree in drafted))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from policies.cost import LinearCost
-from policies.protocols import Ask, Candidate, DraftPlan, RoundContext
+from policies.protocols import Ask, DraftPlan, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.belief import Belief, Beliefs, believed, credit, level_accepted
-from policies.speculation.forest import Forest
+from policies.speculation.forest import forest_of
 from policies.speculation.planner import Planner, PlannerParams
 from policies.tree import DraftTree
-from policies.trees import merge_each
+from tests.policies.many import merged_each
 from tests.policies.speculation.play import plan_alone
-from tests.policies.speculation.rounds import view
+from tests.policies.speculation.rounds import Candidate, selected, together, view
 
 DRAFT = LinearCost(0.0, 0.0, 1e-3)
 AROUND = RoundContext(
@@ -28,12 +28,17 @@ ROW = np.array([0])
 
 
 def merged(request: RequestView, *proposals: tuple[str, DraftTree]) -> Candidate:
-    [(tree, sources)] = merge_each([[tree for _, tree in proposals]])
+    [(tree, sources)] = merged_each([[tree for _, tree in proposals]])
     return Candidate(request, tree, lanes=[lane for lane, _ in proposals], sources=sources)
 
 
 def teach(beliefs: Beliefs, drafted: Sequence[Candidate], costly: Collection[str]) -> None:
-    credit(ROW, beliefs.proposals(drafted, costly), Forest.of(drafted), beliefs.tables)
+    credit(
+        ROW,
+        beliefs.proposals(together(drafted), costly),
+        forest_of(together(drafted).trees),
+        beliefs.tables,
+    )
 
 
 def of(beliefs: Beliefs, lane: str, row: int = 0) -> Belief:
@@ -121,7 +126,7 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
         drafting_s[number] = len(proposals[1][1]) * DRAFT.predict(0, 1)
         proposals = [proposal for proposal in proposals if len(proposal[1])]
         candidate = merged(request, *proposals)._replace(drafting_s=float(drafting_s[number]))
-        [mask] = planner.select([candidate], AROUND, now)
+        [mask] = selected(planner, [candidate], AROUND, now)
         verified = int(mask.sum())
         seconds[number] = drafting_s[number] + AROUND.verify.predict(0, 1 + verified)
         said = np.where(rng.random(8) < 0.8, 1, 2).tolist()
@@ -145,7 +150,9 @@ def test_without_lookup_the_same_lane_is_drafted_with() -> None:
     request, asked = view("r", max_tokens=10**6), []
     for _ in range(100):
         asked.append(plan_alone(planner, [request], "ssm", AROUND, 0.0).limits[0].depth > 0)
-        planner.select([merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], AROUND, 0.0)
+        selected(
+            planner, [merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], AROUND, 0.0
+        )
     assert all(asked)
 
 
@@ -176,7 +183,7 @@ def test_a_lane_that_once_looked_bad_is_begun_again_after_it_has_read() -> None:
     planner, request = Planner(PlannerParams(explore=0.0)), view("r")
     bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
     for number in range(60):
-        planner.select([bad], AROUND, float(number))
+        selected(planner, [bad], AROUND, float(number))
         planner.observe([RoundOutcome("r", "ssm", 0, 1, 0, 1, 0.02)], float(number))
 
     def begins() -> bool:

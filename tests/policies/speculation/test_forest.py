@@ -7,9 +7,23 @@ from hypothesis import strategies as st
 
 from policies.cost import RooflineCost
 from policies.online_cost import RefinedCost
-from policies.speculation.forest import Forest, budgeted_room, depth_left, room, verify_seconds
+from policies.speculation.forest import (
+    budgeted_room,
+    depth_left,
+    forest_of,
+    room,
+    verify_seconds,
+)
 from policies.tree import DraftTree
-from tests.policies.speculation.rounds import SEEDED, candidates, context, is_whole, trees, view
+from policies.trees import flatten
+from tests.policies.speculation.rounds import (
+    SEEDED,
+    by_tree,
+    context,
+    is_whole,
+    trees,
+    view,
+)
 
 FORESTS = st.lists(trees(), max_size=5)
 
@@ -17,7 +31,7 @@ FORESTS = st.lists(trees(), max_size=5)
 @SEEDED
 @given(FORESTS)
 def test_path_confidence_is_the_tree_s_own(drafted: list[DraftTree]) -> None:
-    forest = Forest.of(candidates(drafted))
+    forest = forest_of(flatten(drafted))
     expected = [path for tree in drafted for path in tree.path_confidence()]
     assert forest.path == pytest.approx(expected, rel=1e-5)
     assert forest.depth.tolist() == [depth for tree in drafted for depth in tree.depth]
@@ -26,9 +40,9 @@ def test_path_confidence_is_the_tree_s_own(drafted: list[DraftTree]) -> None:
 @SEEDED
 @given(FORESTS, st.integers(0, 20))
 def test_every_beginning_of_either_order_is_whole(drafted: list[DraftTree], kept: int) -> None:
-    forest = Forest.of(candidates(drafted))
+    forest = forest_of(flatten(drafted))
     for order in (forest.best_first(), forest.shallow_first()):
-        masks = forest.masks(order[:kept])
+        masks = by_tree(forest.mask(order[:kept]), forest.starts)
         assert sum(int(mask.sum()) for mask in masks) == min(kept, forest.nodes)
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         for tree, mask in zip(drafted, masks, strict=True):
@@ -37,9 +51,10 @@ def test_every_beginning_of_either_order_is_whole(drafted: list[DraftTree], kept
 
 def test_equal_confidences_keep_parents_first() -> None:
     sure = DraftTree.chain([1, 2, 3, 4], [1.0] * 4)
-    forest = Forest.of(candidates([sure, sure]))
+    forest = forest_of(flatten([sure, sure]))
     for kept in range(9):
-        assert all(is_whole(sure, mask) for mask in forest.masks(forest.best_first()[:kept]))
+        masks = by_tree(forest.mask(forest.best_first()[:kept]), forest.starts)
+        assert all(is_whole(sure, mask) for mask in masks)
 
 
 def test_room_leaves_place_for_roots_and_prefill() -> None:

@@ -11,20 +11,23 @@ from hypothesis import strategies as st
 
 from policies.calibration import Calibration
 from policies.cost import LinearCost, RooflineCost
-from policies.protocols import Candidate, DraftLimit, Mask, RoundContext, Speculation
+from policies.protocols import DraftLimit, Mask, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.growth import GrowthRule
 from policies.speculation.planner import Planner, PlannerParams
 from policies.speculation.prefix import Objective
 from policies.tree import ROOT, DraftTree
+from tests.policies.many import learn
 from tests.policies.speculation.play import plan_alone, play
 from tests.policies.speculation.rounds import (
     SEEDED,
+    Candidate,
     all_selections,
     candidates,
     context,
     gain,
     is_whole,
+    selected,
     trees,
     view,
 )
@@ -57,7 +60,7 @@ def concluded(
     drafting_s: float = 0.0,
 ) -> list[int]:
     """A round that took as long as the costs say, and `drafting_s`: how much was verified."""
-    nodes = kept(planner.select(chosen, around, 10.0))
+    nodes = kept(selected(planner, chosen, around, 10.0))
     read = sum(one.request.context for one in chosen)
     verify_s = around.verify.predict(read, len(chosen) + sum(nodes))
     outcomes = [
@@ -108,7 +111,7 @@ def test_selects_what_brute_force_does(
         other_tokens=2,
         waiting_s=2e-3,
     )
-    masks = Planner(replace(GREEDY, objective=kind)).select(chosen, around, 0.0)
+    masks = selected(Planner(replace(GREEDY, objective=kind)), chosen, around, 0.0)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     space = max(0, budget - 2 - len(drafted))
     best = max(
@@ -127,7 +130,7 @@ def test_plain_where_nothing_pays() -> None:
         plan = plan_alone(planner, batch_of(16), "lane", around, 0.0)
         assert {limit.depth for limit in plan.limits} == {0}
         assert plan.rule is None
-        masks = planner.select(candidates([DraftTree.chain([1], [0.5])] * 16), around, 0.0)
+        masks = selected(planner, candidates([DraftTree.chain([1], [0.5])] * 16), around, 0.0)
         assert kept(masks) == [0] * 16
 
 
@@ -137,8 +140,8 @@ def test_fair_helps_the_hard_request_where_throughput_robs_it() -> None:
     around = context(verify=LinearCost(0.0, 3.5e-3, 8e-3))
     chosen = candidates([easy, hard])
     robbing = Planner(replace(GREEDY, objective="throughput"))
-    assert kept(robbing.select(chosen, around, 0.0)) == [4, 0]
-    assert kept(Planner(GREEDY).select(chosen, around, 0.0)) == [3, 1]
+    assert kept(selected(robbing, chosen, around, 0.0)) == [4, 0]
+    assert kept(selected(Planner(GREEDY), chosen, around, 0.0)) == [3, 1]
 
 
 # -- needs and SLOs ----------------------------------------------------------------------------
@@ -157,9 +160,9 @@ def test_needs_come_first_by_what_they_need() -> None:
         Candidate(late("more", 0.1, 0.10 + 0.1), DraftTree.chain([1, 2], [0.8, 0.8])),
     ]
     around = context(verify=LinearCost(0.0, 0.0, 10e-3), most_tokens=3 + 2)
-    assert kept(Planner().select(chosen, around, 10.0)) == [0, 0, 2]
+    assert kept(selected(Planner(), chosen, around, 10.0)) == [0, 0, 2]
     around = around._replace(most_tokens=3 + 3)
-    assert kept(Planner().select(chosen, around, 10.0)) == [0, 1, 2]
+    assert kept(selected(Planner(), chosen, around, 10.0)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("drafting_s", [0.0, 1e-3])
@@ -173,17 +176,17 @@ def test_no_round_grows_beyond_what_an_slo_can_take(drafting_s: float) -> None:
     with_slo = [Candidate(tight, DraftTree.empty()), *others]
     without = [Candidate(view("tight"), DraftTree.empty()), *others]
     now = 10.0 + drafting_s
-    nodes = sum(kept(Planner(GREEDY).select(with_slo, around, now)))
+    nodes = sum(kept(selected(Planner(GREEDY), with_slo, around, now)))
     assert nodes > 0
     assert drafting_s + around.verify.predict(0, 4 + nodes) <= 12.2e-3
     assert drafting_s + around.verify.predict(0, 4 + nodes + 1) > 12.2e-3
-    assert sum(kept(Planner(GREEDY).select(without, around, now))) > nodes
+    assert sum(kept(selected(Planner(GREEDY), without, around, now))) > nodes
 
 
 def test_a_lost_slo_does_not_hold_back_the_others() -> None:
     lost = Candidate(late("lost", 1e-3, 5.0), DraftTree.chain([1], [0.5]))
     easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
-    masks = Planner(GREEDY).select([lost, easy], context(), 10.0)
+    masks = selected(Planner(GREEDY), [lost, easy], context(), 10.0)
     assert kept(masks)[1] == 3
     ended = replace(lost.request, max_tokens=7)  # has no use for drafts itself
     plan = plan_alone(Planner(GREEDY), [ended, easy.request], "lane", context(), 10.0)
@@ -195,7 +198,7 @@ def test_one_hopeless_need_takes_only_so_many_tokens() -> None:
     sure = Candidate(view("sure"), DraftTree.chain([1, 2, 3], [0.95] * 3))
     around = context(most_tokens=2 + 6)
     planner = Planner(replace(GREEDY, most_for_need=4))
-    assert kept(planner.select([lost, sure], around, 10.0)) == [4, 2]
+    assert kept(selected(planner, [lost, sure], around, 10.0)) == [4, 2]
 
 
 def test_where_needs_and_no_harm_collide_needs_win_and_are_counted() -> None:
@@ -205,10 +208,11 @@ def test_where_needs_and_no_harm_collide_needs_win_and_are_counted() -> None:
     plain = Candidate(view("plain"), DraftTree.empty())
     needy = Candidate(late("needy", 0.02, 0.02), DraftTree.chain([1, 2], [0.9, 0.9]))
     planner = Planner(PlannerParams(no_harm=1.0))
-    assert kept(planner.select([plain, needy], around, 10.0))[1] > 0
+    assert kept(selected(planner, [plain, needy], around, 10.0))[1] > 0
     assert planner.needs_over_harm == 1
     relaxed = Planner(PlannerParams(no_harm=1.0))
-    assert kept(relaxed.select([plain, Candidate(view("e"), needy.tree)], around, 10.0)) == [0, 0]
+    other = Candidate(view("e"), needy.tree)
+    assert kept(selected(relaxed, [plain, other], around, 10.0)) == [0, 0]
     assert relaxed.needs_over_harm == 0
 
 
@@ -229,7 +233,7 @@ def test_needs_are_those_of_a_round_as_long_as_usual() -> None:
     planner, batch = Planner(), [late("x", 20e-3, 0.0), *batch_of(3)]
     assert plan_alone(planner, batch, "lane", around, 10.0).limits[0].depth == 0
     for _ in range(20):
-        planner.select([Candidate(view("y"), DraftTree.empty(), 30e-3)], around, 10.0)
+        selected(planner, [Candidate(view("y"), DraftTree.empty(), 30e-3)], around, 10.0)
     assert plan_alone(planner, batch, "lane", around, 10.0).limits[0].depth > 0
 
 
@@ -281,7 +285,7 @@ def test_a_request_whose_confidences_lie_is_found_out() -> None:
     tree = DraftTree.chain([1, 2, 3], [0.8] * 3)
 
     def verified() -> int:
-        return kept(planner.select([Candidate(liar, tree)], around, 0.0))[0]
+        return kept(selected(planner, [Candidate(liar, tree)], around, 0.0))[0]
 
     def drafts() -> bool:
         return plan_alone(planner, [liar], "lane", around, 0.0).limits[0].depth > 0
@@ -369,7 +373,7 @@ def test_drafts_that_cost_nothing_are_kept_where_a_promise_is_missed_anyway() ->
         Candidate(view("plain"), DraftTree.empty(), 20e-3),
         Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3), 20e-3),
     ]
-    assert kept(Planner().select(chosen, around, 0.0)) == [0, 3]
+    assert kept(selected(Planner(), chosen, around, 0.0)) == [0, 3]
 
 
 def test_what_drafts_for_a_need_anyway_drafts_for_all_who_gain() -> None:
@@ -425,7 +429,7 @@ def test_the_loop_s_confidences_are_calibrated() -> None:
     """The drafter says 0.95; it has turned out to be right one time in twenty."""
     braggart = Calibration()
     right = np.random.default_rng(0).random(2000) < 0.05
-    braggart.observe((DraftTree.chain([1], [0.95]), [1 if ok else 2]) for ok in right)
+    learn(braggart, [(DraftTree.chain([1], [0.95]), [1 if ok else 2]) for ok in right])
     rule = rule_for(context(), {"lane": braggart})
     rule(0, ["a"], [level()])
     assert rule(1, ["a"], [level(0.95)]) == [False]
@@ -493,7 +497,7 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
     assert width(steep) == 1
     never = Calibration()
     pair = DraftTree.build([1, 2], [ROOT, ROOT], [0.5, 0.3])
-    never.observe((pair, [1 if number % 2 else 9]) for number in range(2000))
+    learn(never, [(pair, [1 if number % 2 else 9]) for number in range(2000)])
     costly = context(verify=LinearCost(0.0, 4e-4, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
     assert width(costly) > 1
     assert width(costly, never) == 1
@@ -581,7 +585,7 @@ def test_every_selection_is_whole_and_within_the_budget(
     planner = Planner(PlannerParams(objective=kind))
     chosen = candidates(drafted, tpots[: len(drafted)], drafting_s=1e-3)
     for _ in range(3):
-        masks = planner.select(chosen, context(most_tokens=budget, other_tokens=3), 0.05)
+        masks = selected(planner, chosen, context(most_tokens=budget, other_tokens=3), 0.05)
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         assert sum(kept(masks)) <= max(0, budget - 3 - len(drafted))
         assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.protocols import Mask
-from policies.speculation.forest import Floats, Forest
+from policies.speculation.forest import Floats, forest_of
 from policies.speculation.prefix import (
     Gains,
     Objective,
@@ -23,10 +23,11 @@ from policies.speculation.prefix import (
     urgent_nodes,
 )
 from policies.tree import DraftTree
+from policies.trees import flatten
 from tests.policies.speculation.rounds import (
     SEEDED,
     all_selections,
-    candidates,
+    by_tree,
     gain,
     is_whole,
     random_trees,
@@ -56,7 +57,7 @@ def chosen(
     weight: Floats | None = None,
 ) -> tuple[list[Mask], Floats]:
     """The planner's own masks, and what each request gains by them."""
-    forest, free = Forest.of(candidates(drafted)), no_caps(len(drafted))
+    forest, free = forest_of(flatten(drafted)), no_caps(len(drafted))
     weight = np.ones(len(drafted)) if weight is None else weight
     fair, most = kind == "fair", len(seconds) - 1
     gains, choice = freely(forest, fair, weight, most, seconds, no_harm or free)
@@ -67,7 +68,7 @@ def chosen(
     same = best_prefix(ranking, objective, seconds, free, no_harm or free)
     assert choice.nodes.tolist() == same.nodes.tolist()
     assert choice.gain.tolist() == same.gain.tolist()
-    masks = forest.masks(choice.nodes)
+    masks = by_tree(forest.mask(choice.nodes), forest.starts)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     kept = choice.nodes
     gained = np.bincount(forest.owner[kept], forest.path[kept], len(drafted))
@@ -77,7 +78,7 @@ def chosen(
 
 
 def gains_of(drafted: Sequence[DraftTree], kind: Objective) -> Gains:
-    forest, requests = Forest.of(candidates(drafted)), len(drafted)
+    forest, requests = forest_of(flatten(drafted)), len(drafted)
     seconds = np.ones(forest.nodes + 1)
     free = no_caps(requests)
     return freely(forest, kind == "fair", np.ones(requests), forest.nodes, seconds, free)[0]

@@ -17,7 +17,15 @@ from policies.speculation.simple import (
 )
 from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
-from tests.policies.speculation.rounds import SEEDED, candidates, context, is_whole, trees, view
+from tests.policies.speculation.rounds import (
+    SEEDED,
+    candidates,
+    context,
+    is_whole,
+    selected,
+    trees,
+    view,
+)
 
 
 def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
@@ -28,7 +36,9 @@ def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
     policy: Speculation = Off()
     plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [0, 0]
-    masks = policy.select(candidates([DraftTree.chain([1, 2]), DraftTree.empty()]), context(), 0.0)
+    masks = selected(
+        policy, candidates([DraftTree.chain([1, 2]), DraftTree.empty()]), context(), 0.0
+    )
     assert [mask.tolist() for mask in masks] == [[False, False], []]
 
 
@@ -45,7 +55,7 @@ def test_fixed_drafts_its_length_but_not_beyond_the_output() -> None:
 def test_what_does_not_fit_is_cut_from_the_deepest_level(
     drafted: list[DraftTree], budget: int
 ) -> None:
-    masks = Fixed().select(candidates(drafted), context(most_tokens=budget), 0.0)
+    masks = selected(Fixed(), candidates(drafted), context(most_tokens=budget), 0.0)
     kept = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[m]]
     cut = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[~m]]
     assert len(kept) == min(max(0, budget - len(drafted)), sum(map(len, drafted)))

@@ -18,6 +18,7 @@ from tests.policies.speculation.rounds import (
     gain,
     is_whole,
     random_trees,
+    selected,
     trees,
     view,
     whole_subsets,
@@ -43,7 +44,7 @@ def test_its_tree_holds_23_tokens_whatever_the_load(requests: int) -> None:
     assert {(limit.depth, limit.width) for limit in plan.limits} == {(8, 3)}
     rng = np.random.default_rng(0)
     drafted = [beam(8, 3, rng) for _ in range(requests)]
-    masks = policy.select(candidates(drafted), context(most_tokens=100_000), 0.0)
+    masks = selected(policy, candidates(drafted), context(most_tokens=100_000), 0.0)
     assert {int(mask.sum()) for mask in masks} == {23}
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 
@@ -57,7 +58,7 @@ def test_width_1_is_a_chain() -> None:
 def test_the_verifier_s_limit_holds_nevertheless() -> None:
     """Deviation: no budget shapes its trees, but no forward takes more than it can."""
     drafted = random_trees(np.random.default_rng(0), 3, 8)
-    masks = SpecInfer().select(candidates(drafted), context(most_tokens=3 + 10), 0.0)
+    masks = selected(SpecInfer(), candidates(drafted), context(most_tokens=3 + 10), 0.0)
     assert sum(int(mask.sum()) for mask in masks) == 10
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 
@@ -68,7 +69,7 @@ def test_equal_gives_each_request_the_same_and_the_best_of_its_tree(
     drafted: list[DraftTree], budget: int
 ) -> None:
     promised = [0.001 * (number + 1) for number in range(len(drafted))]  # it does not look
-    masks = Equal().select(candidates(drafted, promised), context(verify_budget=budget), 0.0)
+    masks = selected(Equal(), candidates(drafted, promised), context(verify_budget=budget), 0.0)
     each = max(0, budget - len(drafted)) // len(drafted)
     for tree, mask in zip(drafted, masks, strict=True):
         assert mask.sum() == min(each, len(tree))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cost import CostModel, LinearCost
-from policies.protocols import Candidate, Mask, RoundContext, Speculation
+from policies.protocols import Mask, RoundContext, Speculation
 from policies.speculation.specserve import SpecServe, SpecServeParams, SpecServeRule
 from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
@@ -17,11 +17,13 @@ from tests.policies.speculation.rounds import (
     DRAFT,
     SEEDED,
     VERIFY,
+    Candidate,
     all_selections,
     candidates,
     context,
     gain,
     is_whole,
+    selected,
     trees,
     view,
 )
@@ -185,7 +187,7 @@ def test_elimination_finds_the_best_set_of_all(drafted: list[DraftTree], gamma: 
     """Section 4.3's unique peak: with a linear cost no other set of drafts does better."""
     chosen = candidates(drafted, drafting_s=2e-3)
     around = context(verify=LinearCost(0.0, gamma, 8e-3))
-    masks = SpecServe().select(chosen, around, 0.0)
+    masks = selected(SpecServe(), chosen, around, 0.0)
     best = max(estimate(chosen, selection, around, np.inf) for selection in all_selections(drafted))
     assert estimate(chosen, masks, around, np.inf) == pytest.approx(best, rel=1e-5)
 
@@ -198,7 +200,7 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
     """The printed loop stops at the first removal that brings nothing: from -1 to -1."""
     chosen = candidates(drafted, [tpot_s] * len(drafted), drafting_s=1e-3)
     around = context(most_tokens=budget, waiting_s=1e-3)
-    masks = SpecServe().select(chosen, around, 0.0)
+    masks = selected(SpecServe(), chosen, around, 0.0)
     assert sum(int(mask.sum()) for mask in masks) <= max(0, budget - len(drafted))
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     plain = [np.zeros(len(tree), np.bool_) for tree in drafted]
@@ -212,7 +214,7 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
 def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
     """Alg. 2 line 4 removes before it asks, and never puts the last one back."""
     drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
-    [mask] = SpecServe().select(candidates(drafted), context(), 0.0)
+    [mask] = selected(SpecServe(), candidates(drafted), context(), 0.0)
     assert mask.tolist() == [True, True]
 
 
@@ -220,7 +222,7 @@ def test_equal_acceptance_removes_the_deepest_first() -> None:
     """Otherwise a chain of certain tokens could lose its head and keep its tail."""
     drafted = [DraftTree.chain([1, 2, 3], [1.0, 1.0, 1.0])]
     for budget in range(1, 5):
-        [mask] = SpecServe().select(candidates(drafted), context(most_tokens=budget), 0.0)
+        [mask] = selected(SpecServe(), candidates(drafted), context(most_tokens=budget), 0.0)
         assert mask.tolist() == [True] * (budget - 1) + [False] * (4 - budget)
 
 
@@ -228,15 +230,15 @@ def test_specserve_minus_verifies_all_that_was_drafted() -> None:
     """Table 2's ablation: the adaptive drafter without the confidence prior verifier."""
     policy: Speculation = SpecServe(SpecServeParams(eliminate=False))
     drafted = [DraftTree.chain([1, 2], [0.01, 0.01])]
-    assert policy.select(candidates(drafted), context(verify=STEEP), 0.0)[0].all()
-    assert not SpecServe().select(candidates(drafted), context(verify=STEEP), 0.0)[0].any()
+    assert selected(policy, candidates(drafted), context(verify=STEEP), 0.0)[0].all()
+    assert not selected(SpecServe(), candidates(drafted), context(verify=STEEP), 0.0)[0].any()
 
 
 def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
     policy = SpecServe(SpecServeParams(initial_confidence=0.7, memory=100))
     assert policy.mean_confidence == 0.7
-    policy.select(candidates([DraftTree.chain([1, 2], [0.4, 0.6])]), context(), 0.0)
+    selected(policy, candidates([DraftTree.chain([1, 2], [0.4, 0.6])]), context(), 0.0)
     assert policy.mean_confidence == pytest.approx(0.5)
     for _ in range(200):
-        policy.select(candidates([DraftTree.chain([1], [0.9])]), context(), 0.0)
+        selected(policy, candidates([DraftTree.chain([1], [0.9])]), context(), 0.0)
     assert policy.mean_confidence == pytest.approx(0.9, abs=0.02)
