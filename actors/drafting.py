@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from actors.events import Drafted, Event, Switched
 from actors.hosts import HostLost
 from actors.jobs import DRAFTED, DRAFTING, READY, Job
@@ -176,7 +174,7 @@ class Drafting:
         jobs: dict[str, Job] = {}
         for call in calls:
             lane, trees = call.state.name, call.trees or NO_TREES
-            sizes = np.diff(trees.starts).tolist()
+            sizes = trees.sizes.tolist()
             for place, ((job, _), nodes) in enumerate(zip(call.asked, sizes, strict=True)):
                 jobs[job.name] = job
                 if nodes:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from actors.events import Verified
 from actors.jobs import Job, Proposal
+from actors.lessons import Lessons
 from engine.protocol import DraftOrder
 from policies.calibration import Calibration
 from policies.cost import CostModel
@@ -21,7 +22,6 @@ from policies.request import LaneView
 from policies.trees import (
     FlatTrees,
     Ints,
-    Place,
     best_chains,
     deepest_of,
     gathered,
@@ -41,9 +41,6 @@ changes threads or processes, asks the rule at each level, and finds the caches 
 _MOST_EXTRA = 0.5
 """Of a forward: what one round can teach of time that nothing explains."""
 _DEEPEST_SCORED = 8
-_TREES_PER_LESSON = 64
-"""Calibrations learn from at least so many trees at once: one at a time costs several times as
-much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +99,7 @@ class Knowledge:
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
-        self._lessons: dict[str, list[tuple[Place, Sequence[int]]]] = {
-            lane.name: [] for lane in lanes
-        }
+        self._lessons = Lessons(self.calibrations)
         self._queueing_s = 0.0
         """A running mean of waiting while the verifier worked for others."""
         self._extra_plain_s = 0.0
@@ -159,18 +154,11 @@ class Knowledge:
         if not self._trees:
             kept = best_chains(trees)
             trees, sources = prune_each(trees, kept), sources[kept[: len(sources)]]
-        sizes, depths = np.diff(trees.starts), deepest_of(trees.starts, trees.depth)
-        return _Taken(trees, sources, sizes.tolist(), depths.tolist())
+        depths = deepest_of(trees.starts, trees.depth)
+        return _Taken(trees, sources, trees.sizes.tolist(), depths.tolist())
 
     def learn_drafts(self, judged: Sequence[tuple[Proposal, Sequence[int]]]) -> None:
-        """Proposals and the tokens that were then committed: which nodes were right."""
-        for (lane, trees, place), committed in judged:
-            self._lessons[lane].append(((trees, place), committed))
-        for lane, lesson in self._lessons.items():
-            if len(lesson) >= _TREES_PER_LESSON:
-                drafted, said = zip(*lesson, strict=True)
-                self.calibrations[lane].observe(gathered(drafted), said)
-                lesson.clear()
+        self._lessons.learn(judged)
 
     def learn_draft_cost(
         self, lane: str, orders: Sequence[DraftOrder], trees: FlatTrees, seconds: float

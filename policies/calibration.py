@@ -98,17 +98,10 @@ class Calibration:
         """
         known = np.array([len(said) for said in committed], np.int64)
         said = np.array([*chain.from_iterable(committed)], np.int64)
-        counts = self._counts
-        judged = _judge(drafted, said, known, counts)
-        total = counts.seen.sum(axis=1, keepdims=True)
-        if total.max() > self._params.memory:
-            full = total > self._params.memory
-            fade = np.where(full, self._params.memory / 2 / np.maximum(total, 1.0), 1.0)
-            for table in counts:
-                table *= fade
+        judged, most = _learn(drafted, said, known, self._counts, self._params.memory)
         self._add_up()
         self._since_fit += judged
-        least = max(self._params.refit_every, self._params.refit_share * float(total.max()))
+        least = max(self._params.refit_every, self._params.refit_share * most)
         if self._since_fit >= least:
             self._fit()
 
@@ -131,10 +124,7 @@ class Calibration:
 
     def _add_up(self) -> None:
         """What a plan asks for in every round."""
-        own, others = self._counts, self._others
-        seen = own.seen.sum(axis=1) + others.seen.sum(axis=1)
-        accepted = own.accepted.sum(axis=1) + others.accepted.sum(axis=1)
-        self.ranks = np.stack((seen, accepted), axis=1)[:RANKS]
+        self.ranks = _siblings_judged(self._counts, self._others)
         """Of siblings of each rank, how many were judged and how many were the right one."""
 
     def _everyones(self) -> Counts:
@@ -243,6 +233,30 @@ def interpolated(known: Floats, told: Floats, confidence: float) -> float:
         return told[-1]
     share = (confidence - known[after - 1]) / (known[after] - known[after - 1])
     return told[after - 1] + share * (told[after] - told[after - 1])
+
+
+@njit(cache=True)
+def _siblings_judged(own: Counts, others: Counts) -> Floats:
+    ranks = np.empty((RANKS, 2))
+    for rank in range(RANKS):
+        ranks[rank, 0] = own.seen[rank].sum() + others.seen[rank].sum()
+        ranks[rank, 1] = own.accepted[rank].sum() + others.accepted[rank].sum()
+    return ranks
+
+
+@njit(cache=True)
+def _learn(
+    flat: FlatTrees, said: Ints, known: Ints, counts: Counts, memory: float
+) -> tuple[int, float]:
+    """Judges the trees. How many nodes could be, and what the fullest row had seen by then."""
+    judged, most = _judge(flat, said, known, counts), 0.0
+    for row in range(RANKS + 1):
+        total = counts.seen[row].sum()
+        most = max(most, total)
+        if total > memory:
+            for table in counts:
+                table[row] *= memory / 2 / total
+    return judged, most
 
 
 @njit(cache=True)

@@ -38,8 +38,10 @@ def match(values: Values, capacities: Choice, unmatched: Values) -> Choice:
     if not requests:
         return np.empty(0, np.intp)
     # No lane is one more column, with room for everyone.
-    options = np.column_stack([values, unmatched])
-    rooms = np.append(np.minimum(capacities, requests), requests)
+    options = np.empty((requests, lanes + 1))
+    options[:, :lanes], options[:, lanes] = values, unmatched
+    rooms = np.full(lanes + 1, requests)
+    np.minimum(capacities, requests, out=rooms[:lanes])
     chosen = options.argmax(axis=1)
     if np.any(_loads(chosen, lanes + 1) > rooms):
         chosen = _km(options, rooms) if requests <= KM_ROWS else _match_many(options, rooms)

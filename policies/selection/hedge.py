@@ -75,8 +75,6 @@ class Hedge:
         """Of each lane."""
         self._caught_up = np.zeros((0, 0))
         """[request, lane]: committed tokens that the lane has, as far as we know."""
-        self._read: dict[tuple[int, int], int] = {}
-        """What is to be written there."""
         self._mapping: dict[str, str | None] = {}
         self._drafting: dict[str, str | None] = {}
         """The lane that has drafted in each request's last round: a request may have a lane and
@@ -149,7 +147,6 @@ class Hedge:
         row = self._rows.drop(request)
         if row is not None:
             self._likely = None
-            self._work_in()
             self._evidence.forget(row)
             self._caught_up[row] = 0.0
             self._mapping.pop(request, None)
@@ -165,14 +162,7 @@ class Hedge:
         """The lane has all that is committed of it."""
         view = self._roster.requests.get(request)
         if view is not None:
-            self._read[row, self._column[lane]] = view.prompt_len + view.generated
-
-    def _work_in(self) -> None:
-        """What lanes have read since."""
-        if self._read:
-            rows, columns = np.array([*self._read], np.int64).T
-            self._caught_up[rows, columns] = [*self._read.values()]
-            self._read.clear()
+            self._caught_up[row, self._column[lane]] = view.prompt_len + view.generated
 
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
@@ -210,7 +200,6 @@ class Hedge:
 
     def _take_lanes(self, lanes: list[str]) -> None:
         """Columns of what is known of lanes follow them."""
-        self._work_in()
         if lanes == self._lanes:
             return
         before, caught_up = self._lanes, self._caught_up
@@ -242,7 +231,6 @@ class Hedge:
         return np.array([column.get(lane or "", _NOWHERE) for lane in lanes], np.int64)
 
     def _think_over(self) -> dict[str, str | None]:
-        self._work_in()
         names, lanes = list(self._rows), list(self._roster.lanes.values())
         rows = self._rows.of(names)
         hope = self._goodput(rows)

@@ -56,17 +56,16 @@ def begin(
     tried = np.full((len(_PRICES) * len(halves), len(urgent)), -1)
     tries = 0
     best = -np.inf
-    lanes = len(calls.width)
-    chosen = Beginning(
-        np.zeros(len(urgent), np.int64),
-        np.zeros(len(urgent)),
-        np.zeros(lanes),
-        np.zeros(lanes),
-    )
+    begun, tokens = np.zeros(len(urgent), np.int64), np.zeros(len(urgent))
     for price in _PRICES:
         second = price * costs.weights / plain_s
+        deepest_wish = np.inf
         for deepest in halves:
+            if deepest >= deepest_wish:
+                continue  # everyone's wish is within it: nothing new
             depth, worth, gain, seconds = _at_price(second, deepest, levels, chances, round_)
+            if deepest == halves[0] and len(depth):
+                deepest_wish = depth.max()
             if _is_one_of(depth, tried[:tries]):
                 continue
             tried[tries] = depth
@@ -83,9 +82,8 @@ def begin(
                 begun = np.zeros(len(urgent), np.int64)
                 begun[line[:count]] = depth[line[:count]]
                 tokens = np.where(begun > 0, gain, 0.0)
-                nodes, drafting_s = _by_lane(begun, chances, calls, round_)
-                chosen = Beginning(begun, tokens, nodes, drafting_s)
-    return chosen
+    nodes, drafting_s = _by_lane(begun, chances, calls, round_)
+    return Beginning(begun, tokens, nodes, drafting_s)
 
 
 @njit(cache=True)

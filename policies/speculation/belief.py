@@ -211,6 +211,8 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
 def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> None:
     """Drafted trees teach: the mass of each level is the probability that it is accepted."""
     free, sources = proposals.free, proposals.sources
+    mass, added = np.empty(len(forest.path) + 1), np.empty(len(forest.path) + 1)
+    seen = np.ones(_COLUMNS)
     first_lane = 0
     for number in range(len(rows)):
         begin, end = forest.starts[number], forest.starts[number + 1]
@@ -221,21 +223,26 @@ def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> 
             if free[lane]:
                 from_free |= 1 << bit
         for bit, lane in enumerate(lanes):
-            mass = np.zeros(end - begin + 1)
-            added = np.zeros(end - begin + 1)
             deepest = 0
             for node in range(begin, end):
                 by = sources[node] if len(sources) else everyone
                 if by >> bit & 1:
                     depth = forest.depth[node]
-                    deepest = max(deepest, depth)
+                    while deepest < depth:
+                        deepest += 1
+                        mass[deepest] = added[deepest] = 0.0
                     mass[depth] += forest.path[node]
                     if free[lane] or not by & from_free:
                         added[depth] += forest.path[node]
             if deepest:
-                mass, added = np.minimum(mass, 1.0), np.minimum(added, 1.0)
-                later, parents = mass[2:].sum(), mass[1:deepest].sum()
-                seen = np.array([mass[1], 1.0, later, parents, added.sum(), 1.0])
+                later = parents = adding = 0.0
+                for level in range(1, deepest + 1):
+                    likely = min(mass[level], 1.0)
+                    adding += min(added[level], 1.0)
+                    later += likely if level > 1 else 0.0
+                    parents += likely if level < deepest else 0.0
+                seen[_FIRST], seen[_SURVIVED] = min(mass[1], 1.0), later
+                seen[_REACHED], seen[_ADDED] = parents, adding
                 own, pool = tables.own[rows[number], lane], tables.pool[lane]
                 own *= _FADE
                 own += seen

@@ -134,7 +134,7 @@ class Planner:
             name, pairs = lanes.names[lane], lanes.pairs(lane)
             self._idle.save(name, thought.plain_s)
             begins = depth[pairs] > 0
-            if not begins.all():
+            if np.count_nonzero(begins) < len(begins):
                 at, able = lanes.request[pairs], deepest[pairs] > 0
                 begins |= self._idle.explorers(name, at, rows, able, begins, rule)
                 deepest[pairs] *= begins
@@ -142,7 +142,7 @@ class Planner:
         for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
             pairs = lanes.pairs(lane)
             plans[place] = self._plan_of(lanes.names[lane], row_of[pairs], limits[pairs], rule)
-        if any(limit.depth for plan in plans for limit in plan.limits):
+        if any(limits):
             # Drafts may turn out empty: the round has been held up even so.
             self._ledger.expect(
                 rows, np.zeros(len(rows)), 0.0, context.waiting_s, context.handling_s

@@ -11,6 +11,8 @@ from policies.speculation.prospects import CALL_S, RoundCosts, round_seconds, st
 
 _MOST_CERTAIN = 0.99
 """However wide, a level may miss."""
+_LARGE = 1e100
+"""A product that has room for many more factors."""
 
 
 @njit(cache=True)
@@ -96,9 +98,21 @@ def _best_of_lane(
             drafting_s = call[CALL_S] + step_s * depth
             time = np.log(round_seconds(costs, level * depth, drafting_s))
             if fair:
-                value = np.log1p(gain).sum() - everyone * time
+                value = _sum_of_logs(gain) - everyone * time
             else:
                 value = np.log(everyone + gain.sum()) - time
             if value > most:
                 best, most = width, value
     return best
+
+
+@njit(cache=True)
+def _sum_of_logs(gain: Floats) -> float:
+    """Σ log(1 + gain), by few logarithms: they are most of what a width takes to think about."""
+    total, product = 0.0, 1.0
+    for one in gain:
+        product *= 1.0 + one
+        if product > _LARGE:
+            total += np.log(product)
+            product = 1.0
+    return total + np.log(product)
