@@ -1,4 +1,4 @@
-"""Drafts and what was then committed, kept until there are enough for calibrations to learn from."""
+"""Drafts and what was then committed, kept until calibrations have enough to learn from."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -140,10 +140,7 @@ def _most_probable_first(forest: Forest, fair: bool, weight: Floats) -> Gains:
 @njit(cache=True)
 def _falls(path: Floats) -> bool:
     """As that of a chain, which sorting would take far longer to find out."""
-    for node in range(1, len(path)):
-        if path[node] > path[node - 1]:
-            return False
-    return True
+    return bool(np.all(path[1:] <= path[:-1]))
 
 
 @njit(cache=True)
