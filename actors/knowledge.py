@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from actors.events import Verified
-from actors.jobs import Job, Proposal
+from actors.jobs import Job
 from actors.lessons import Lessons
 from engine.protocol import DraftOrder
 from policies.calibration import Calibration
@@ -99,7 +99,7 @@ class Knowledge:
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
-        self._lessons = Lessons(self.calibrations)
+        self.lessons = Lessons(self.calibrations)
         self._queueing_s = 0.0
         """A running mean of waiting while the verifier worked for others."""
         self._extra_plain_s = 0.0
@@ -156,9 +156,6 @@ class Knowledge:
             trees, sources = prune_each(trees, kept), sources[kept[: len(sources)]]
         depths = deepest_of(trees.starts, trees.depth)
         return _Taken(trees, sources, trees.sizes.tolist(), depths.tolist())
-
-    def learn_drafts(self, judged: Sequence[tuple[Proposal, Sequence[int]]]) -> None:
-        self._lessons.learn(judged)
 
     def learn_draft_cost(
         self, lane: str, orders: Sequence[DraftOrder], trees: FlatTrees, seconds: float

@@ -125,7 +125,7 @@ class Verifying:
         # Roots and nodes: prompt chunks come without a tree.
         roots = sum([job.prefilled for job in jobs])
         tokens = prefill_tokens + roots + sum([len(order.tree.tokens) for order in orders])
-        self._knowledge.learn_drafts(
+        self._knowledge.lessons.learn(
             [
                 (proposal, answer.tokens)
                 for job, answer in zip(jobs, answers, strict=True)

@@ -57,22 +57,12 @@ Place = tuple[FlatTrees, int]
 
 def gathered(places: Sequence[Place]) -> FlatTrees:
     """The trees at these places, of whichever sets, as one set in this order."""
-    first: dict[int, int] = {}
-    flats: list[FlatTrees] = []
-    chosen: list[int] = []
-    trees = before = 0
-    last = None
-    for flat, place in places:
-        if flat is not last:
-            last = flat
-            if id(flat) not in first:
-                first[id(flat)] = trees
-                flats.append(flat)
-                trees += len(flat.starts) - 1
-            before = first[id(flat)]
-        chosen.append(before + place)
-    whole = joined(flats) if flats else NO_TREES
-    return FlatTrees(*_gathered(np.array(chosen, np.int64), *whole))
+    sets = {id(flat): flat for flat, _ in places}
+    flats = list(sets.values()) or [NO_TREES]
+    trees = accumulate([len(flat.starts) - 1 for flat in flats], initial=0)
+    first = dict(zip(sets, trees, strict=False))
+    chosen = np.array([first[id(flat)] + place for flat, place in places], np.int64)
+    return FlatTrees(*_gathered(chosen, *joined(flats)))
 
 
 def joined(flats: Sequence[FlatTrees]) -> FlatTrees:

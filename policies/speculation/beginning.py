@@ -64,7 +64,7 @@ def begin(
             if deepest >= deepest_wish:
                 continue  # everyone's wish is within it: nothing new
             depth, worth, gain, seconds = _at_price(second, deepest, levels, chances, round_)
-            if deepest == halves[0] and len(depth):
+            if deepest == halves[0]:
                 deepest_wish = depth.max()
             if _is_one_of(depth, tried[:tries]):
                 continue

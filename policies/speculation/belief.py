@@ -212,7 +212,7 @@ def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> 
     """Drafted trees teach: the mass of each level is the probability that it is accepted."""
     free, sources = proposals.free, proposals.sources
     mass, added = np.empty(len(forest.path) + 1), np.empty(len(forest.path) + 1)
-    seen = np.ones(_COLUMNS)
+    seen = np.ones(_COLUMNS)  # asked and found once
     first_lane = 0
     for number in range(len(rows)):
         begin, end = forest.starts[number], forest.starts[number + 1]
