@@ -85,11 +85,6 @@ class Calibration:
         probability = _calibrated(starts, parents, confidence, self._curves)
         return FlatTrees(starts, tokens, parents, depth, probability)
 
-    @property
-    def survival(self) -> Curve:
-        """P(any of a node's drafted children is right), by the sum of their confidences."""
-        return Curve(*self._curves[:, SURVIVAL])
-
     def observe(self, drafted: FlatTrees, committed: Sequence[Sequence[int]]) -> None:
         """Learns from trees as they were drafted and the tokens that were then committed.
 
@@ -134,6 +129,8 @@ class Calibration:
         """Anew only the curves of which more has been seen: of chains, two of five."""
         self._since_fit = 0
         self._curves = _fitted(self._everyones(), self._params.prior, self._fitted_to, self._curves)
+        self.survival = Curve(*self._curves[:, SURVIVAL])
+        """P(any of a node's drafted children is right), by the sum of their confidences."""
 
 
 def _no_counts() -> Counts:

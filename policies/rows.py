@@ -29,16 +29,23 @@ class Rows:
     def get(self, request: str) -> int | None:
         return self._row.get(request)
 
-    def of(self, requests: Sequence[str]) -> Ints:
-        """New requests get a row."""
+    def known(self, requests: Sequence[str]) -> Ints | None:
+        """None where one of them has no row yet."""
         row = self._row
         try:
             return np.array([row[name] for name in requests], np.int64)
         except KeyError:
-            for name in requests:
-                if name not in row:
-                    row[name] = self._free.pop() if self._free else len(self)
-            return self.of(requests)
+            return None
+
+    def of(self, requests: Sequence[str]) -> Ints:
+        """New requests get a row."""
+        known = self.known(requests)
+        if known is not None:
+            return known
+        for name in requests:
+            if name not in self._row:
+                self._row[name] = self._free.pop() if self._free else len(self)
+        return self.of(requests)
 
     def drop(self, request: str) -> int | None:
         """The row that has fallen free, for its owner to clear."""

@@ -100,17 +100,14 @@ class Evidence:
         """What the drafter would have done in so many slots, `tokens` and `seconds` in each."""
         self._notes += (row, self.number(drafter), tokens, seconds, slots, 0.0, 0.0, 0.0)
 
-    def goodput(self, rows: Ints) -> Floats:
-        """[request, drafter]: tokens per second."""
+    def goodput(self, rows: Ints, draws: Floats, doubt: float) -> Floats:
+        """[request, drafter]: tokens per second, as each request doubts it: in the direction that
+        it has drawn, by `doubt` after everyone's first slot and less after more. Of drafters that
+        only other replicas have there are no draws, and is no estimate."""
         self._work_in()
         pool = self._pool[self._load] + self._others[self._load]
         plain_bound = self._plain_bound[self._load] + self._others_plain_bound[self._load]
-        return _goodput(rows, self._own, pool, plain_bound, self._prior_slots)
-
-    def slots(self) -> Floats:
-        """[drafter]: everyone's, under this load."""
-        self._work_in()
-        return self._pool[self._load, :, _SLOTS] + self._others[self._load, :, _SLOTS]
+        return _goodput(rows, self._own, pool, plain_bound, self._prior_slots, draws, doubt)
 
     def own_slots(self, rows: Ints) -> Floats:
         """[request, drafter]"""
@@ -158,7 +155,13 @@ class Evidence:
 
 @njit(cache=True)
 def _goodput(
-    rows: Ints, own: Floats, pool: Floats, plain_bound: Floats, prior_slots: float
+    rows: Ints,
+    own: Floats,
+    pool: Floats,
+    plain_bound: Floats,
+    prior_slots: float,
+    draws: Floats,
+    doubt: float,
 ) -> Floats:
     # Until drafters have been tried they are as good as decoding plainly, whatever that is.
     fleet = pool[_PLAIN + 1 :].sum(axis=0)
@@ -167,16 +170,18 @@ def _goodput(
         fleet += (prior_slots / plain[_SLOTS]) * plain
     elif fleet[_SLOTS] <= _FADED:
         fleet = np.ones(3)
-    goodput = np.empty((len(rows), len(pool)))
-    for drafter in range(len(pool)):
+    drafters = min(len(pool), draws.shape[1])
+    goodput = np.empty((len(rows), drafters))
+    for drafter in range(drafters):
         bounded = drafter == _PLAIN and plain_bound[_SLOTS] > _FADED
         above = plain_bound if bounded else fleet
         prior = pool[drafter] + (prior_slots / above[_SLOTS]) * above
         weight = prior_slots / prior[_SLOTS]
+        doubted = doubt / np.sqrt(1.0 + pool[drafter, _SLOTS])
         for number, row in enumerate(rows):
             tokens = own[row, drafter, _TOKENS] + weight * prior[_TOKENS]
             seconds = own[row, drafter, _SECONDS] + weight * prior[_SECONDS]
-            goodput[number, drafter] = tokens / seconds
+            goodput[number, drafter] = tokens / seconds * np.exp(doubted * draws[row, drafter])
     return goodput
 
 

@@ -182,13 +182,16 @@ class Hedge:
 
     def _rows_of(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Ints:
         """Of all who are here, with a place for everything that may be learned of them."""
-        new = [request.name for request in requests if self._rows.get(request.name) is None]
-        rows = self._rows.of([request.name for request in requests])
-        self._evidence.reserve(len(self._rows))
-        self._caught_up = with_rows(self._caught_up, len(self._rows))
+        names = [request.name for request in requests]
+        rows, new = self._rows.known(names), []
+        if rows is None:
+            new = [name for name in names if self._rows.get(name) is None]
+            rows = self._rows.of(names)
+            self._evidence.reserve(len(self._rows))
+            self._caught_up = with_rows(self._caught_up, len(self._rows))
+            self._draws = with_rows(self._draws, len(self._rows))
         self._take_lanes([lane.name for lane in lanes])
         drafters = 1 + max((self._evidence.number(lane.drafter) for lane in lanes), default=0)
-        self._draws = with_rows(self._draws, len(self._rows))
         missing = drafters - self._draws.shape[1]
         if missing > 0:
             drawn = self._rng.standard_normal((len(self._draws), missing))
@@ -234,7 +237,8 @@ class Hedge:
         names, lanes = list(self._rows), list(self._roster.lanes.values())
         rows = self._rows.of(names)
         hope = self._goodput(rows)
-        hope *= 1 + self._params.curiosity / np.sqrt(1 + self._evidence.own_slots(rows))
+        own_slots = self._evidence.own_slots(rows)[:, : hope.shape[1]]
+        hope *= 1 + self._params.curiosity / np.sqrt(1 + own_slots)
         best = _most_hopeful(
             hope,
             np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),
@@ -248,10 +252,8 @@ class Hedge:
         }
 
     def _goodput(self, rows: Ints) -> Floats:
-        """[request, drafter]: the estimate, as each request doubts it."""
-        goodput = self._evidence.goodput(rows)
-        doubt = self._params.doubt / np.sqrt(1 + self._evidence.slots())
-        return goodput * np.exp(doubt * self._draws[rows, : goodput.shape[1]])
+        """[request, drafter]"""
+        return self._evidence.goodput(rows, self._draws, self._params.doubt)
 
 
 @njit(cache=True)

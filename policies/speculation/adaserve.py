@@ -21,7 +21,7 @@ from policies.speculation.forest import (
     tokens_read,
 )
 from policies.speculation.memoryless import Memoryless
-from policies.speculation.slo import Standing
+from policies.speculation.slo import Standing, terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class AdaServe(Memoryless):
         tokens = len(requests) + drafts + context.other_tokens
         verdict_s = now + context.waiting_s
         verdict_s += context.verify.predict(tokens_read(requests), tokens)
-        return Standing.of(requests).needs(verdict_s)
+        return Standing.of(requests, terms_of(requests)).needs(verdict_s)
 
 
 def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Ints:

@@ -49,65 +49,64 @@ def begin(
 ) -> Beginning:
     """`everyone`: rows of the whole round (prospects.py)."""
     round_ = everyone_in(everyone)
-    urgent = (round_.needs > 0.0)[chances.request]
+    pairs, plain_s = len(chances.request), _plain_s(costs, 0.0)
+    urgent = np.empty(pairs, np.bool_)
+    for pair, request in enumerate(chances.request):
+        urgent[pair] = round_.needs[request] > 0.0
     levels = _levels(chances, calls, round_, costs, fair)
-    plain_s = _plain_s(costs, 0.0)
-    halves = _halves(chances.deepest)
-    tried = np.full((len(_PRICES) * len(halves), len(urgent)), -1)
+    most = levels.worth.shape[1]
+    halvings = 1
+    while 1 << (halvings - 1) < most:
+        halvings += 1
+    tried = np.empty((len(_PRICES) * halvings, pairs), np.int64)
     tries = 0
     best = -np.inf
-    begun, tokens = np.zeros(len(urgent), np.int64), np.zeros(len(urgent))
+    begun, tokens = np.zeros(pairs, np.int64), np.zeros(pairs)
     for price in _PRICES:
         second = price * costs.weights / plain_s
-        deepest_wish = np.inf
-        for deepest in halves:
-            if deepest >= deepest_wish:
-                continue  # everyone's wish is within it: nothing new
+        deepest_wish = most
+        for halving in range(halvings):
+            # No bound first, then 1, 2, 4, ... levels at most.
+            deepest = 1 << (halving - 1) if halving else most
+            if halving and deepest >= deepest_wish:
+                break  # everyone's wish is within it: nothing new
             depth, worth, gain, seconds = _at_price(second, deepest, levels, chances, round_)
-            if deepest == halves[0]:
+            if not halving:
                 deepest_wish = depth.max()
-            if _is_one_of(depth, tried[:tries]):
+            if _is_one_of(depth, tried, tries):
                 continue
             tried[tries] = depth
             tries += 1
-            line = np.argsort(-worth / np.maximum(seconds, 1e-9), kind="mergesort")
-            line = line[gain[line] >= _LEAST_GAIN]
-            line = np.concatenate((line[urgent[line]], line[~urgent[line]]))
+            line = _in_line(depth, worth, gain, seconds, urgent)
             line = _within_room(line, depth, chances, calls.width, costs.room)
             value, count = _best_prefix(
                 line, depth, worth, gain, urgent, chances, calls, round_, costs, fair
             )
             if value > best:
                 best = value
-                begun = np.zeros(len(urgent), np.int64)
-                begun[line[:count]] = depth[line[:count]]
-                tokens = np.where(begun > 0, gain, 0.0)
+                begun[:] = 0
+                tokens[:] = 0.0
+                for pair in line[:count]:
+                    begun[pair], tokens[pair] = depth[pair], gain[pair]
     nodes, drafting_s = _by_lane(begun, chances, calls, round_)
     return Beginning(begun, tokens, nodes, drafting_s)
 
 
 @njit(cache=True)
-def _is_one_of(depth: Ints, tried: Ints) -> bool:
-    same = False
-    for other in tried:
-        same |= np.array_equal(depth, other)
-    return same
+def _is_one_of(depth: Ints, tried: Ints, tries: int) -> bool:
+    for one in range(tries):
+        differ = False
+        for pair in range(len(depth)):
+            differ |= depth[pair] != tried[one, pair]
+        if not differ:
+            return True
+    return False
 
 
 @njit(cache=True)
 def _plain_s(costs: RoundCosts, more: float) -> float:
     """Of a round in which nobody drafts and `more` tokens are verified."""
     return costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed + more)
-
-
-@njit(cache=True)
-def _halves(deepest: Ints) -> list[int]:
-    depths, depth = [0], 1
-    while depth < deepest.max():
-        depths.append(depth)
-        depth *= 2
-    depths[0] = depth
-    return depths
 
 
 class _Levels(NamedTuple):
@@ -124,7 +123,9 @@ def _levels(
 ) -> _Levels:
     node_s = (_plain_s(costs, _SLOPE_OVER) - _plain_s(costs, 0.0)) / _SLOPE_OVER
     steps, widths = calls.step, calls.width
-    sharing = np.bincount(chances.lane, minlength=len(widths))
+    sharing = np.zeros(len(widths))
+    for lane in chances.lane:
+        sharing[lane] += 1.0
     worths, gains, seconds = np.zeros((3, len(chances.request), chances.deepest.max()))
     for pair in range(len(chances.request)):
         request, lane = chances.request[pair], chances.lane[pair]
@@ -169,16 +170,37 @@ def _at_price(
     return depths, worths, gains, seconds
 
 
+# Loops where numpy's expressions would do: each array costs as much as what is computed in it.
+
+
+@njit(cache=True)
+def _in_line(depth: Ints, worth: Floats, gain: Floats, seconds: Floats, urgent: Ints) -> Ints:
+    """Pairs that promise enough, the urgent ones before all others, the most worth per second
+    first."""
+    rate = np.empty(len(depth))
+    for pair in range(len(depth)):
+        rate[pair] = -worth[pair] / max(seconds[pair], 1e-9)
+    line, count = np.empty(len(depth), np.int64), 0
+    by_rate = np.argsort(rate, kind="mergesort")
+    for first in (True, False):
+        for pair in by_rate:
+            if urgent[pair] == first and gain[pair] >= _LEAST_GAIN:
+                line[count] = pair
+                count += 1
+    return line[:count]
+
+
 @njit(cache=True)
 def _within_room(line: Ints, depth: Ints, chances: Chances, widths: Ints, room: int) -> Ints:
     """The pairs that the verification has room for, in line."""
-    fit = np.zeros(len(line), np.bool_)
-    for place, pair in enumerate(line):
+    fitting, count = np.empty_like(line), 0
+    for pair in line:
         nodes = depth[pair] * widths[chances.lane[pair]]
         if depth[pair] and nodes <= room:
-            fit[place] = True
+            fitting[count] = pair
+            count += 1
             room -= nodes
-    return line[fit]
+    return fitting[:count]
 
 
 @njit(cache=True)
@@ -199,10 +221,12 @@ def _best_prefix(
     steps, widths = calls.step, calls.width
     seconds, over, value = np.empty((3, len(line) + 1))
     levels = np.zeros((len(steps), int(depth.max()) if len(depth) else 0, 2))
-    drafting_s, spared_s = np.zeros(len(steps)), np.zeros(len(steps))
-    gained = np.zeros(requests)
-    caps_s = round_.slope * (1.0 + round_.promised) + round_.offset
-    tightest = np.argmin(caps_s)
+    drafting_s, spared_s = np.zeros((2, len(steps)))
+    gained, caps_s = np.zeros((2, requests))
+    for request in range(requests):
+        caps_s[request] = round_.slope[request] * (1.0 + round_.promised[request])
+        caps_s[request] += round_.offset[request]
+    tightest = caps_s.argmin()
     nodes = added = brought = 0.0
     for count in range(len(line) + 1):
         if count:
@@ -218,15 +242,18 @@ def _best_prefix(
             reached = max(gained[request], round_.promised[request])
             caps_s[request] = round_.slope[request] * (1.0 + reached) + round_.offset[request]
             if request == tightest:  # none falls
-                tightest = np.argmin(caps_s)
+                tightest = caps_s.argmin()
             brought += gain[pair]
             nodes += chances.found[pair] * depth[pair] * widths[lane]
             added += worth[pair]
         around_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
         # Also where nothing should be found: who is asked in vain holds the round up as well.
         around_s += costs.waiting_s + (costs.handling_s if count else 0.0)
-        seconds[count] = around_s + drafting_s.max()
-        paid_s = around_s + (drafting_s - spared_s).max()
+        longest_s = paid_s = -np.inf
+        for lane in range(len(steps)):
+            longest_s = max(longest_s, drafting_s[lane])
+            paid_s = max(paid_s, drafting_s[lane] - spared_s[lane])
+        seconds[count], paid_s = around_s + longest_s, around_s + paid_s
         over[count] = max(seconds[count] - caps_s[tightest], 0.0)
         if fair:
             value[count] = added - costs.weights * np.log(paid_s)
@@ -274,7 +301,9 @@ def _for_needs(
 ) -> int:
     """How many begin for needs, whatever the objective says: the most for whom the seconds that
     their next tokens earn them outweigh those that drafting takes from every urgent request."""
-    waiting = (round_.needs > 0.0).sum()
+    waiting = 0
+    for need in round_.needs:
+        waiting += need > 0.0
     least, earned_s = 0, 0.0
     for place, pair in enumerate(line):
         if urgent[pair]:
@@ -291,7 +320,9 @@ def _by_lane(
     steps, widths = calls.step, calls.width
     nodes, drafting_s = np.zeros(len(steps)), np.zeros(len(steps))
     levels = np.zeros((len(steps), int(depth.max()) if len(depth) else 0, 2))
-    for pair in np.flatnonzero(depth):
+    for pair in range(len(depth)):
+        if depth[pair] == 0:
+            continue
         lane = chances.lane[pair]
         nodes[lane] += chances.found[pair] * depth[pair] * widths[lane]
         drafting_s[lane] = _add(

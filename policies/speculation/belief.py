@@ -157,13 +157,13 @@ def level_accepted(tables: Tables, number: int) -> float:
 
 
 @njit(cache=True)
-def believed(tables: Tables, rows: Ints, lanes: Ints) -> Belief:
-    """Of pairs: a row's request on the lane of this number."""
+def believed(tables: Tables, rows: Ints, requests: Ints, lanes: Ints, numbers: Ints) -> Belief:
+    """Of pairs: a request, which has this of the rows, and a lane, of this of the numbers."""
     prior, weight = tables.prior, tables.weight
-    told = np.empty((4, len(rows)))
+    told = np.empty((4, len(requests)))
     unseen = np.zeros(_COLUMNS)
-    for pair, row in enumerate(rows):
-        number = lanes[pair]
+    for pair, request in enumerate(requests):
+        row, number = rows[request], numbers[lanes[pair]]
         of_all = tables.pool[number] if number >= 0 else unseen
         seen = tables.own[row, number] if number >= 0 else unseen
         first = (of_all[_FIRST] + weight * prior) / (of_all[_ASKED] + weight)
@@ -180,10 +180,19 @@ def believed(tables: Tables, rows: Ints, lanes: Ints) -> Belief:
 
 
 @njit(cache=True)
+def _note(seen: Floats, own: Floats, pool: Floats) -> None:
+    for column in range(_COLUMNS):
+        own[column] = own[column] * _FADE + seen[column]
+        pool[column] += seen[column]
+    _fade(pool)
+
+
+@njit(cache=True)
 def _fade(pool: Floats) -> None:
     """So that the last ones count: the lane may have got better or worse."""
     if pool[_ASKED] + pool[_REACHED] > _LANE_MEMORY:
-        pool /= 2
+        for column in range(_COLUMNS):
+            pool[column] /= 2
 
 
 @njit(cache=True)
@@ -201,10 +210,7 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
             position += 1
         seen[_REACHED] = min(position, len(matched) - 1) - first
         position += 1
-        own *= _FADE
-        own += seen
-        pool += seen
-        _fade(pool)
+        _note(seen, own, pool)
 
 
 @njit(cache=True)
@@ -243,9 +249,5 @@ def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> 
                     parents += likely if level < deepest else 0.0
                 seen[_FIRST], seen[_SURVIVED] = min(mass[1], 1.0), later
                 seen[_REACHED], seen[_ADDED] = parents, adding
-                own, pool = tables.own[rows[number], lane], tables.pool[lane]
-                own *= _FADE
-                own += seen
-                pool += seen
-                _fade(pool)
+                _note(seen, tables.own[rows[number], lane], tables.pool[lane])
         first_lane += len(lanes)

@@ -29,7 +29,14 @@ from policies.speculation.prefix import (
     objective_of,
     urgent_nodes,
 )
-from policies.speculation.slo import Standing, context_of, needs_at, slo_caps, token_s_of
+from policies.speculation.slo import (
+    Standing,
+    context_of,
+    needs_at,
+    promised_nothing,
+    slo_caps,
+    token_s_of,
+)
 from policies.trees import FlatTrees
 
 
@@ -77,7 +84,9 @@ def choose(
     promised = forest_of(flat)
     credit(rows, proposals, promised, beliefs)
     trust = trust_of(rows, trusted)
-    path = np.minimum(promised.path * trust[promised.owner], 1.0)
+    path = np.empty(len(promised.path))
+    for node in range(len(path)):
+        path[node] = min(promised.path[node] * trust[promised.owner[node]], 1.0)
     forest = Forest(promised.starts, promised.owner, promised.depth, path)
 
     read, fixed = context_of(standing).sum(), len(rows) + around.other_tokens
@@ -86,7 +95,7 @@ def choose(
     # Two verdicts of a request lie so far apart, by the number of draft tokens.
     seconds = around.drafting_s + around.waiting_s + verify_s
     plain_s = seconds[0] - around.drafting_s
-    bound = np.isnan(standing.tpot_s) & wish.fair
+    bound = promised_nothing(standing) if wish.fair else np.zeros(len(rows), np.bool_)
     no_harm = caps_of(rows, bound, plain_s, accounts) if wish.fair else no_caps(len(rows))
     weight = weights_of(rows, bound, accounts)
     choice = _choice(standing, forest, weight, seconds, around, no_harm, wish)
@@ -96,12 +105,22 @@ def choose(
     drafts_share = 1.0 - verify_s[0] / kept_s if kept_s > 0.0 else 0.0
     waiting_s, handling_s = around.waiting_s, around.handling_s
     expect(rows, choice.gain, drafts_share, waiting_s, handling_s, accounts.open)
-    trusted.open[rows] = 0.0
+    for row in rows:
+        trusted.open[row] = 0.0
+    kept = np.zeros(len(path), np.bool_)
     for node in nodes:
         trusted.open[rows[promised.owner[node]]] += promised.path[node]
-    kept = np.zeros(len(path), np.bool_)
-    kept[nodes] = True
+        kept[node] = True
     return Chosen(kept, choice.seconds, choice.needs_over_harm)
+
+
+@njit(cache=True)
+def _worths_s(standing: Standing) -> Floats:
+    """What a token sooner is worth to each."""
+    worths_s = np.empty(len(standing.terms))
+    for number in range(len(worths_s)):
+        worths_s[number] = token_s_of(standing, number)
+    return worths_s
 
 
 @njit(cache=True)
@@ -116,7 +135,7 @@ def _choice(
 ) -> Choice:
     begun_s, most = around.now - around.drafting_s, len(seconds) - 1
     gains, free = freely(forest, wish.fair, weight, most, seconds, no_harm)
-    if np.isnan(standing.tpot_s).all():
+    if promised_nothing(standing).all():
         return free
     slo = slo_caps(standing, begun_s)
     if np.all(free.seconds <= caps_at(slo, free.gain)):
@@ -126,7 +145,7 @@ def _choice(
         gains,
         urgency,
         needs_at(standing, begun_s + seconds[0]),
-        token_s_of(standing),
+        _worths_s(standing),
         (seconds[-1] - seconds[0]) / max(1, most),
         wish.most_for_need,
     )

@@ -87,12 +87,13 @@ def seconds_by_nodes(cost: Bent, read: float, fixed: int, most: int) -> Floats:
 
 @njit(cache=True)
 def forest_of(flat: FlatTrees) -> Forest:
-    owner = np.empty(len(flat.tokens), np.int64)
-    path = flat.confidence.astype(np.float64)
+    nodes = len(flat.tokens)
+    owner, depth, path = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes)
     for tree in range(len(flat.starts) - 1):
         begin = flat.starts[tree]
         for node in range(begin, flat.starts[tree + 1]):
-            owner[node] = tree
+            owner[node], depth[node] = tree, flat.depth[node]
+            path[node] = flat.confidence[node]
             if flat.parents[node] != ROOT:
                 path[node] *= path[begin + flat.parents[node]]
-    return Forest(flat.starts, owner, flat.depth.astype(np.int64), path)
+    return Forest(flat.starts, owner, depth, path)

@@ -96,13 +96,10 @@ class Ledger:
         self._whole = with_rows(self._whole, rows)
         self._open = with_rows(self._open, rows)
 
-    def expect(
-        self, rows: Ints, gains: Floats, drafts_share: float, waiting_s: float, handling_s: float
-    ) -> None:
-        """A round with drafts: `drafts_share` of its forward, prompts included, is theirs.
-        `waiting_s`: what plain rounds take besides their forward; `handling_s`: rounds with
-        drafts besides drafting."""
-        expect(rows, gains, drafts_share, waiting_s, handling_s, self._open)
+    def expect_nothing(self, rows: Ints, waiting_s: float, handling_s: float) -> None:
+        """As `expect`, before it is known what the drafts promise: they may turn out empty, and
+        the round has been held up even so."""
+        self._open[rows] = (0.0, 0.0, waiting_s, handling_s, 1.0)
 
     def settle(
         self,
@@ -115,8 +112,18 @@ class Ledger:
         """The round took each `seconds`, of them `verify_s` in the forward, of that `prompts_s`
         for prompts, and so long for drafting, be it for others. One that nobody expected was
         plain."""
-        entries = _entries(rows, self._open, seconds, verify_s, prompts_s, drafting_s)
-        _enter(rows, entries, self._whole, self._rounds, self._entries, self._credit)
+        _close(
+            rows,
+            seconds,
+            verify_s,
+            prompts_s,
+            drafting_s,
+            self._open,
+            self._whole,
+            self._rounds,
+            self._entries,
+            self._credit,
+        )
 
     def forget(self, row: int) -> None:
         tokens, plain, promised = self._whole[row].tolist()
@@ -201,12 +208,32 @@ def expect(
     handling_s: float,
     open_: Floats,
 ) -> None:
+    """A round with drafts: `drafts_share` of its forward, prompts included, is theirs.
+    `waiting_s`: what plain rounds take besides their forward; `handling_s`: rounds with drafts
+    besides drafting."""
     for number, row in enumerate(rows):
         open_[row, 0] = gains[number]
         open_[row, 1] = drafts_share
         open_[row, 2] = waiting_s
         open_[row, 3] = handling_s
         open_[row, 4] = 1.0
+
+
+@njit(cache=True)
+def _close(
+    rows: Ints,
+    seconds: Floats,
+    verify_s: Floats,
+    prompts_s: Floats,
+    drafting_s: float,
+    open_: Floats,
+    whole: Floats,
+    rounds: Floats,
+    count: Floats,
+    credit: Floats,
+) -> None:
+    entries = _entries(rows, open_, seconds, verify_s, prompts_s, drafting_s)
+    _enter(rows, entries, whole, rounds, count, credit)
 
 
 @njit(cache=True)
@@ -290,9 +317,11 @@ def caps_of(rows: Ints, binds: Mask, plain_s: float, accounts: Accounts) -> Time
 
 @njit(cache=True)
 def trust_of(rows: Ints, trusted: Trusted) -> Floats:
-    promised, accepted = trusted.promised[rows], trusted.accepted[rows]
-    trust = (accepted + _TRUST_PRIOR) / (promised + _TRUST_PRIOR)
-    return np.minimum(np.maximum(trust, _LEAST_TRUST), _MOST_TRUST)
+    trust = np.empty(len(rows))
+    for number, row in enumerate(rows):
+        told = (trusted.accepted[row] + _TRUST_PRIOR) / (trusted.promised[row] + _TRUST_PRIOR)
+        trust[number] = min(max(told, _LEAST_TRUST), _MOST_TRUST)
+    return trust
 
 
 @njit(cache=True)

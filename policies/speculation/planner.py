@@ -15,8 +15,8 @@ import numpy as np
 from policies.calibration import NO_RANKS, Calibration
 from policies.cost import FOR_NOTHING
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.request import RoundOutcome
-from policies.rows import Rows
+from policies.request import RequestView, RoundOutcome
+from policies.rows import Rows, with_rows
 from policies.speculation.belief import Beliefs
 from policies.speculation.choosing import Around, Wish, choose
 from policies.speculation.forest import Floats, Ints, room
@@ -26,7 +26,7 @@ from policies.speculation.lanes import Lanes, rules_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.prefix import Objective
 from policies.speculation.prospects import RoundCosts, call_rows
-from policies.speculation.slo import Standing
+from policies.speculation.slo import Standing, terms_of
 from policies.speculation.thinking import Aims, Asked, think
 
 _USUAL_STEP = 0.2
@@ -81,6 +81,8 @@ class Planner:
         self._trust = Trust()
         self._idle = IdleLanes(self._params.explore, self._beliefs)
         self._rows = Rows()
+        self._terms = terms_of([])
+        """By row."""
         self._asked: dict[str, set[int]] = {}
         """By lane: rows of those who draft there in this round, and have proposed nothing yet."""
         self._usual_s = 0.0
@@ -89,15 +91,14 @@ class Planner:
         """Rounds in which a need was served at the price of a no-harm cap."""
 
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        plans = [DraftPlan.plain(ask) for ask in asks]
-        awake = [place for place, ask in enumerate(asks) if self._idle.is_awake(ask, self._rows)]
+        awake = [ask for ask in asks if self._idle.is_awake(ask, self._rows)]
         if not awake:
-            return plans
+            return [DraftPlan.plain(ask) for ask in asks]
         by_name = {one.name: one for ask in asks for one in ask.batch}
         names, requests = tuple(by_name), list(by_name.values())
         places = dict(zip(names, range(len(names)), strict=True))
-        standing, rows = Standing.of(requests), self._rows_of(names)
-        lanes = Lanes.of([asks[place] for place in awake], places, context)
+        rows = self._rows_of(requests)
+        lanes = Lanes.of(awake, places, context)
         objective = self._params.objective
         costs = RoundCosts(
             verify=context.verify.bent,
@@ -120,7 +121,7 @@ class Planner:
         )
         thought = think(
             rows,
-            standing,
+            Standing.of(requests, self._terms[rows]),
             self._asked_of(lanes),
             self._beliefs.tables,
             self._trust.trusted,
@@ -139,21 +140,19 @@ class Planner:
                 begins |= self._idle.explorers(name, at, rows, able, begins, rule)
                 deepest[pairs] *= begins
         limits, row_of = deepest.tolist(), rows[lanes.request].tolist()
-        for lane, (place, rule) in enumerate(zip(awake, rules, strict=True)):
+        plans: dict[str | None, DraftPlan] = {}
+        for lane, (name, rule) in enumerate(zip(lanes.names, rules, strict=True)):
             pairs = lanes.pairs(lane)
-            plans[place] = self._plan_of(lanes.names[lane], row_of[pairs], limits[pairs], rule)
+            plans[name] = self._plan_of(name, row_of[pairs], limits[pairs], rule)
         if any(limits):
-            # Drafts may turn out empty: the round has been held up even so.
-            self._ledger.expect(
-                rows, np.zeros(len(rows)), 0.0, context.waiting_s, context.handling_s
-            )
-        return plans
+            self._ledger.expect_nothing(rows, context.waiting_s, context.handling_s)
+        return [plans.get(ask.lane) or DraftPlan.plain(ask) for ask in asks]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         requests, asked = candidates.requests, self._asked
         if not requests:
             return np.zeros(0, np.bool_)
-        rows = self._rows_of([request.name for request in requests])
+        rows = self._rows_of(requests)
         proposals = self._beliefs.proposals(candidates, context.draft.keys())
         for row, proposers in zip(rows.tolist(), candidates.lanes, strict=True):
             for lane in proposers:
@@ -162,7 +161,7 @@ class Planner:
         drafting_s = max(candidates.drafting_s)
         chosen = choose(
             rows,
-            Standing.of(requests),
+            Standing.of(requests, self._terms[rows]),
             candidates.trees,
             proposals,
             self._beliefs.tables,
@@ -223,12 +222,16 @@ class Planner:
                 asked -= silent
                 self._beliefs.miss(np.array(sorted(silent), np.int64), lane)
 
-    def _rows_of(self, requests: Sequence[str]) -> Ints:
-        before = len(self._rows)
-        rows = self._rows.of(requests)
-        if len(self._rows) > before:
-            for accounts in (self._beliefs, self._ledger, self._trust):
-                accounts.reserve(len(self._rows))
+    def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
+        names = [request.name for request in requests]
+        known = self._rows.known(names)
+        if known is not None:
+            return known
+        rows = self._rows.of(names)
+        for accounts in (self._beliefs, self._ledger, self._trust):
+            accounts.reserve(len(self._rows))
+        self._terms = with_rows(self._terms, len(self._rows))
+        self._terms[rows] = terms_of(requests)
         return rows
 
     def _asked_of(self, lanes: Lanes) -> Asked:

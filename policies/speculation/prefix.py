@@ -46,6 +46,8 @@ class Gains(NamedTuple):
     path: Floats
     before: Floats
     """What the node's request gains from its nodes before it."""
+    worth: Floats
+    """What it adds to the objective."""
     place: Ints
     """0 for the most probable node of a request."""
     starts: Ints
@@ -63,6 +65,7 @@ class Ranking(NamedTuple):
     owner: Ints
     path: Floats
     before: Floats
+    worth: Floats
     urgent: int
     """The first so many are there for needs."""
     weight: Floats
@@ -119,10 +122,11 @@ def best_prefix(
 def _most_probable_first(forest: Forest, fair: bool, weight: Floats) -> Gains:
     count = len(forest.owner)
     nodes, place = np.empty(count, np.int64), np.empty(count, np.int64)
-    path, before, worth = np.empty(count), np.empty(count), np.empty(count)
+    path, before, worth, least = np.empty((4, count))
     for request in range(len(forest.starts) - 1):
         begin, end = forest.starts[request], forest.starts[request + 1]
-        nodes[begin:end] = np.arange(begin, end)
+        for node in range(begin, end):
+            nodes[node] = node
         if not _falls(forest.path[begin:end]):
             nodes[begin:end] = begin + np.argsort(-forest.path[begin:end], kind="mergesort")
         gained = 0.0
@@ -130,38 +134,46 @@ def _most_probable_first(forest: Forest, fair: bool, weight: Floats) -> Gains:
             place[at] = at - begin
             before[at] = gained
             path[at] = forest.path[nodes[at]]
-            added = weight[request] * np.log1p(path[at] / (1.0 + gained))
-            worth[at] = added if fair else path[at]
+            if fair:
+                worth[at] = weight[request] * np.log1p(path[at] / (1.0 + gained))
+            else:
+                worth[at] = path[at]
             gained += path[at]
-    by_worth = np.argsort(-worth, kind="mergesort")
-    return Gains(nodes, forest.owner, path, before, place, forest.starts, by_worth, weight)
+            least[at] = -worth[at]
+    by_worth = np.argsort(least, kind="mergesort")
+    return Gains(nodes, forest.owner, path, before, worth, place, forest.starts, by_worth, weight)
 
 
 @njit(cache=True)
 def _falls(path: Floats) -> bool:
     """As that of a chain, which sorting would take far longer to find out."""
-    return bool(np.all(path[1:] <= path[:-1]))
+    falls = True
+    for node in range(1, len(path)):
+        falls &= path[node] <= path[node - 1]
+    return falls
 
 
 @njit(cache=True)
 def _taken(gains: Gains, order: Ints, urgent: int) -> Ranking:
-    nodes, owner = gains.nodes[order], gains.owner[order]
-    return Ranking(nodes, owner, gains.path[order], gains.before[order], urgent, gains.weight)
+    nodes, owner = np.empty_like(order), np.empty_like(order)
+    path, before, worth = np.empty((3, len(order)))
+    for number, at in enumerate(order):
+        nodes[number], owner[number] = gains.nodes[at], gains.owner[at]
+        path[number], before[number] = gains.path[at], gains.before[at]
+        worth[number] = gains.worth[at]
+    return Ranking(nodes, owner, path, before, worth, urgent, gains.weight)
 
 
 @njit(cache=True)
 def objective_of(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
     """At every prefix: Σ weight·(log(1 + gain) - log T), or log (n + Σ gain) / T."""
     value = np.empty(len(seconds))
-    weight = ranking.weight
-    weights, gained = weight.sum(), 0.0 if fair else float(len(weight))
+    weights, gained = ranking.weight.sum(), 0.0 if fair else float(len(ranking.weight))
     for length in range(len(seconds)):
         time = np.log(seconds[length])
         value[length] = gained - weights * time if fair else np.log(gained) - time
-        if length < len(ranking.path):
-            path, before = ranking.path[length], ranking.before[length]
-            owner = ranking.owner[length]
-            gained += weight[owner] * np.log1p(path / (1.0 + before)) if fair else path
+        if length < len(ranking.worth):
+            gained += ranking.worth[length]
     return value
 
 
@@ -170,8 +182,10 @@ def _best_length(
     ranking: Ranking, objective: Floats, seconds: Floats, slo: TimeCaps, no_harm: TimeCaps
 ) -> tuple[int, bool]:
     """How many of the ranking, and whether that misses a no-harm cap."""
-    over_slo = np.maximum(seconds - tightest_cap(ranking, slo), 0.0)
-    over_harm = np.maximum(seconds - tightest_cap(ranking, no_harm), 0.0)
+    over_slo, over_harm = tightest_cap(ranking, slo), tightest_cap(ranking, no_harm)
+    for length in range(len(seconds)):
+        over_slo[length] = max(seconds[length] - over_slo[length], 0.0)
+        over_harm[length] = max(seconds[length] - over_harm[length], 0.0)
     slo_limit = missed_by(over_slo[ranking.urgent :].min(), seconds[0])
     least_harm = np.inf
     for length in range(ranking.urgent, len(seconds)):
@@ -198,7 +212,10 @@ def tightest_cap(ranking: Ranking, caps: TimeCaps) -> Floats:
     for at in range(nodes):
         gain[ranking.owner[at]] += ranking.path[at]
     tightest = np.empty(nodes + 1)
-    tightest[nodes] = (caps.slope * (1.0 + gain) + caps.offset).min()
+    tightest[nodes] = np.inf
+    for request in range(len(gain)):
+        in_the_end = caps.slope[request] * (1.0 + gain[request]) + caps.offset[request]
+        tightest[nodes] = min(tightest[nodes], in_the_end)
     for at in range(nodes - 1, -1, -1):
         request = ranking.owner[at]
         until_taken = caps.slope[request] * (1.0 + ranking.before[at]) + caps.offset[request]

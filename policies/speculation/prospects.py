@@ -10,7 +10,7 @@ from numba import njit
 from policies.cost import Bent, bent_seconds
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.prefix import TimeCaps
-from policies.speculation.slo import Standing, context_of, needs_at, slo_caps, token_s_of
+from policies.speculation.slo import Standing, need_at, slo_cap, token_s_of
 
 
 class RoundCosts(NamedTuple):
@@ -65,9 +65,13 @@ class Everyone(NamedTuple):
     """In the fair objective (ledger.py)."""
 
 
+_EVERYONE = len(Everyone._fields)
+
+
 @njit(cache=True)
 def everyone(
     standing: Standing,
+    context: Floats,
     reach: Floats,
     no_harm: TimeCaps,
     weight: Floats,
@@ -76,22 +80,22 @@ def everyone(
 ) -> Floats:
     """`reach`: what each request could gain at most; `verdict_s`: when the next verdict is to be
     expected."""
-    needs = needs_at(standing, verdict_s) - 1.0
-    within_reach = needs <= reach
-    slope, offset = slo_caps(standing, now)
-    # What is out of reach is lost in this round, whatever it costs the others.
-    offset = np.where(within_reach, offset, np.inf)
-    return np.stack(
-        (
-            context_of(standing),
-            needs,
-            np.where(within_reach, np.maximum(needs, 0.0), 0.0),
-            token_s_of(standing),
-            slope + no_harm.slope,
-            np.minimum(offset, no_harm.offset),
-            weight,
-        )
-    )
+    rows = np.empty((_EVERYONE, len(reach)))
+    for number in range(len(reach)):
+        need = need_at(standing, number, verdict_s) - 1.0
+        slope, offset = slo_cap(standing, number, now)
+        promised = max(need, 0.0)
+        if need > reach[number]:
+            # What is out of reach is lost in this round, whatever it costs the others.
+            promised, offset = 0.0, np.inf
+        rows[0, number] = context[number]
+        rows[1, number] = need
+        rows[2, number] = promised
+        rows[3, number] = token_s_of(standing, number)
+        rows[4, number] = slope + no_harm.slope[number]
+        rows[5, number] = min(offset, no_harm.offset[number])
+        rows[6, number] = weight[number]
+    return rows
 
 
 @njit(cache=True)

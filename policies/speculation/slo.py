@@ -7,32 +7,38 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from policies.protocols import Mask
 from policies.request import RequestView
 from policies.speculation.forest import Floats
 from policies.speculation.prefix import TimeCaps
+
+_PROMPT, _MOST, _TPOT_S = range(3)
+"""Columns of terms: tokens of the prompt, tokens that may be generated, and what each of them was
+promised to take; nan: nothing was."""
+
+
+def terms_of(requests: Sequence[RequestView]) -> Floats:
+    """What a request comes with, a row for each, which stays as it is."""
+    terms = [(one.prompt_len, one.max_tokens, one.slo.tpot_s or nan) for one in requests]
+    return np.array(terms, np.float64).reshape(-1, 3)
 
 
 class Standing(NamedTuple):
     """How far the requests of a batch have come, and what they were promised, as arrays."""
 
-    prompt: Floats
+    terms: Floats
+    """Rows of `terms_of`."""
     generated: Floats
-    most: Floats
-    """That may be generated."""
-    tpot_s: Floats
-    """nan: promised nothing."""
     first_s: Floats
     """When the first token came; nan: not yet."""
 
     @classmethod
-    def of(cls, requests: Sequence[RequestView]) -> "Standing":
+    def of(cls, requests: Sequence[RequestView], terms: Floats) -> "Standing":
         return cls(
-            prompt=np.array([request.prompt_len for request in requests], np.float64),
-            generated=np.array([request.generated for request in requests], np.float64),
-            most=np.array([request.max_tokens for request in requests], np.float64),
-            tpot_s=np.array([request.slo.tpot_s or nan for request in requests], np.float64),
+            terms,
+            np.array([request.generated for request in requests], np.float64),
             # numpy makes nan of None.
-            first_s=np.array([request.first_token_s for request in requests], np.float64),
+            np.array([request.first_token_s for request in requests], np.float64),
         )
 
     def needs(self, verdict_s: float) -> Floats:
@@ -44,37 +50,71 @@ class Standing(NamedTuple):
         return needs_at(self, verdict_s)
 
 
+# Loops where numpy's expressions would do: compiled, each of those becomes hundreds of instructions
+# and an array of its own, which push everything else of a round out of the processor's caches.
+
+
 @njit(cache=True)
 def context_of(standing: Standing) -> Floats:
     """Committed tokens."""
-    return standing.prompt + standing.generated
+    context = np.empty(len(standing.generated))
+    for number in range(len(context)):
+        context[number] = standing.terms[number, _PROMPT] + standing.generated[number]
+    return context
 
 
 @njit(cache=True)
-def left_of(standing: Standing) -> Floats:
-    """Draft tokens that each output has room for, beside the target's own."""
-    return np.maximum(standing.most - standing.generated - 1.0, 0.0)
+def left_of(standing: Standing, number: int) -> float:
+    """Draft tokens that one's output has room for, beside the target's own."""
+    return max(standing.terms[number, _MOST] - standing.generated[number] - 1.0, 0.0)
 
 
 @njit(cache=True)
-def token_s_of(standing: Standing) -> Floats:
+def token_s_of(standing: Standing, number: int) -> float:
     """The TPOT, or 0: what a token sooner is worth."""
-    return np.where(np.isnan(standing.tpot_s), 0.0, standing.tpot_s)
+    tpot_s = standing.terms[number, _TPOT_S]
+    return 0.0 if np.isnan(tpot_s) else tpot_s
+
+
+@njit(cache=True)
+def promised_nothing(standing: Standing) -> Mask:
+    nothing = np.empty(len(standing.terms), np.bool_)
+    for number in range(len(nothing)):
+        nothing[number] = np.isnan(standing.terms[number, _TPOT_S])
+    return nothing
+
+
+@njit(cache=True)
+def need_at(standing: Standing, number: int, verdict_s: float) -> float:
+    since_s = verdict_s - standing.first_s[number]
+    need = since_s / standing.terms[number, _TPOT_S] - (standing.generated[number] - 1.0)
+    return -inf if np.isnan(need) else need
 
 
 @njit(cache=True)
 def needs_at(standing: Standing, verdict_s: float) -> Floats:
-    needs = (verdict_s - standing.first_s) / standing.tpot_s - (standing.generated - 1.0)
-    return np.where(np.isnan(needs), -inf, needs)
+    needs = np.empty(len(standing.terms))
+    for number in range(len(needs)):
+        needs[number] = need_at(standing, number, verdict_s)
+    return needs
+
+
+@njit(cache=True)
+def slo_cap(standing: Standing, number: int, since: float) -> tuple[float, float]:
+    """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`: slope and offset
+    of one's cap."""
+    tpot_s = standing.terms[number, _TPOT_S]
+    decoding_s = since - standing.first_s[number]
+    allowed_s = tpot_s * (standing.generated[number] - 1.0) - decoding_s
+    return (0.0, inf) if np.isnan(allowed_s) else (tpot_s, allowed_s)
 
 
 @njit(cache=True)
 def slo_caps(standing: Standing, since: float) -> TimeCaps:
-    """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`."""
-    decoding_s = since - standing.first_s
-    allowed_s = standing.tpot_s * (standing.generated - 1.0) - decoding_s
-    binds = ~np.isnan(allowed_s)
-    return TimeCaps(np.where(binds, standing.tpot_s, 0.0), np.where(binds, allowed_s, inf))
+    slope, offset = np.empty(len(standing.terms)), np.empty(len(standing.terms))
+    for number in range(len(slope)):
+        slope[number], offset[number] = slo_cap(standing, number, since)
+    return TimeCaps(slope, offset)
 
 
 def tightest_tpot(requests: Sequence[RequestView]) -> float:

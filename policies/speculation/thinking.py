@@ -8,7 +8,7 @@ from numba import njit
 
 from policies.cost import bent_seconds
 from policies.speculation.beginning import begin
-from policies.speculation.belief import Tables, believed, level_accepted
+from policies.speculation.belief import Belief, Tables, believed, level_accepted
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.ledger import Accounts, Trusted, caps_of, trust_of, weights_of
 from policies.speculation.prefix import no_caps
@@ -20,7 +20,7 @@ from policies.speculation.prospects import (
     of_lanes,
     reach_of,
 )
-from policies.speculation.slo import Standing, context_of, left_of
+from policies.speculation.slo import Standing, context_of, left_of, promised_nothing
 from policies.speculation.width import best_widths, sibling_shares
 
 _READING_LASTS = 16
@@ -81,47 +81,37 @@ def think(
     aims: Aims,
 ) -> Thought:
     """`costs`: but for what is to be read and the weights."""
-    promised = np.isnan(standing.tpot_s) & aims.fair
+    requests, lanes = len(rows), len(asked.calls)
+    promised = promised_nothing(standing) if aims.fair else np.zeros(requests, np.bool_)
     weight = weights_of(rows, promised, accounts)
     context = context_of(standing)
     costs = _with(costs, context.sum(), weight.sum())
     plain_s = costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed)
 
-    lanes, at = len(asked.calls), asked.request
-    lane = np.repeat(np.arange(lanes), np.diff(asked.starts))
-    belief = believed(beliefs, rows[at], asked.numbers[lane])
+    lane = _lane_of_pairs(asked)
+    belief = believed(beliefs, rows, asked.request, lane, asked.numbers)
     shares = np.empty((lanes, aims.max_width))
     for number in range(lanes):
         wrong = 1.0 - level_accepted(beliefs, asked.numbers[number])
         shares[number] = sibling_shares(wrong, asked.ranks[number], aims.max_width)
     widths = best_widths(
         asked.starts,
+        asked.request,
         belief,
-        context[at],
+        context,
         shares,
-        len(rows),
+        requests,
         asked.calls,
         costs,
         aims.fair,
         aims.max_depth,
     )
-    left = left_of(standing)[at]
-    chances = Chances(
-        at,
-        lane,
-        belief.first,
-        belief.acceptance,
-        trust_of(rows, trusted)[at] * belief.added,
-        belief.found,
-        asked.unread,
-        # Rounds with drafts commit several tokens each.
-        np.minimum(np.maximum(left / 4.0, 1.0), _READING_LASTS),
-        np.minimum(left, aims.max_depth).astype(np.int64),
-    )
-    no_harm = caps_of(rows, promised, plain_s, accounts) if aims.fair else no_caps(len(rows))
+    chances = _chances(asked, lane, belief, standing, trust_of(rows, trusted), aims.max_depth)
+    no_harm = caps_of(rows, promised, plain_s, accounts) if aims.fair else no_caps(requests)
     waiting = everyone(
         standing,
-        reach_of(chances, len(rows), aims.max_depth),
+        context,
+        reach_of(chances, requests, aims.max_depth),
         no_harm,
         weight,
         aims.now,
@@ -134,6 +124,40 @@ def think(
     told[0], told[1], told[2] = begun.nodes, begun.drafting_s, widths
     return Thought(
         begun.depth, chances.deepest, prospects, told, costs.read, costs.weights, plain_s
+    )
+
+
+@njit(cache=True)
+def _lane_of_pairs(asked: Asked) -> Ints:
+    lanes = np.empty(len(asked.request), np.int64)
+    for lane in range(len(asked.calls)):
+        for pair in range(asked.starts[lane], asked.starts[lane + 1]):
+            lanes[pair] = lane
+    return lanes
+
+
+@njit(cache=True)
+def _chances(
+    asked: Asked, lane: Ints, belief: Belief, standing: Standing, trust: Floats, max_depth: int
+) -> Chances:
+    pairs = len(lane)
+    added, lasting, deepest = np.empty(pairs), np.empty(pairs), np.empty(pairs, np.int64)
+    for pair, request in enumerate(asked.request):
+        added[pair] = trust[request] * belief.added[pair]
+        left = left_of(standing, request)
+        # Rounds with drafts commit several tokens each.
+        lasting[pair] = min(max(left / 4.0, 1.0), _READING_LASTS)
+        deepest[pair] = int(min(left, max_depth))
+    return Chances(
+        asked.request,
+        lane,
+        belief.first,
+        belief.acceptance,
+        added,
+        belief.found,
+        asked.unread,
+        lasting,
+        deepest,
     )
 
 

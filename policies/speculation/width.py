@@ -18,6 +18,7 @@ _LARGE = 1e100
 @njit(cache=True)
 def best_widths(
     starts: Ints,
+    requests: Ints,
     belief: Belief,
     context: Floats,
     siblings: Floats,
@@ -32,18 +33,22 @@ def best_widths(
     A level of width w survives with p + (1 - p)·siblings[lane, w - 1]: `siblings` is the
     probability that one of those behind the first is right where the first is not. Of what
     survives, the share `added` counts. Lane l has the pairs from starts[l] up to starts[l + 1],
-    which have committed `context` tokens, and `calls` are the rows of its costs; `everyone` waits.
+    of `requests` that have committed `context` tokens, and `calls` are the rows of its costs;
+    `everyone` waits.
     """
     widths = np.ones(len(siblings), np.int64)
     for lane in range(len(siblings)):
         begin, end = starts[lane], starts[lane + 1]
         widest = min(siblings.shape[1], costs.room // max(1, end - begin))
         if widest > 1:
+            read = 0.0
+            for request in requests[begin:end]:
+                read += context[request]
             widths[lane] = _best_of_lane(
                 belief.acceptance[begin:end],
                 belief.added[begin:end],
                 siblings[lane, :widest],
-                context[begin:end].sum(),
+                read,
                 everyone,
                 calls[lane],
                 costs,
@@ -84,17 +89,19 @@ def _best_of_lane(
     requests = len(acceptance)
     best, most = 1, -np.inf
     for width in range(1, len(shares) + 1):
-        survival = acceptance + (1.0 - acceptance) * shares[width - 1]
-        survival = np.minimum(survival, _MOST_CERTAIN)
-        mass = added.copy()
-        gain = np.zeros(requests)
+        survival, mass, gain = np.empty((3, requests))
+        for request in range(requests):
+            survives = acceptance[request] + (1.0 - acceptance[request]) * shares[width - 1]
+            survival[request] = min(survives, _MOST_CERTAIN)
+            mass[request], gain[request] = added[request], 0.0
         level = float(requests * width)
         step_s = bent_seconds(step_of(call), read, level)
         for depth in range(1, max_depth + 1):
             if level * depth > costs.room:
                 break
-            mass *= survival
-            gain += mass
+            for request in range(requests):
+                mass[request] *= survival[request]
+                gain[request] += mass[request]
             drafting_s = call[CALL_S] + step_s * depth
             time = np.log(round_seconds(costs, level * depth, drafting_s))
             if fair:

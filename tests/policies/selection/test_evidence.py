@@ -7,6 +7,7 @@ from policies.selection.evidence import PLAIN, Evidence
 
 NEW, OTHER = 0, 1
 """Requests, by row."""
+UNDOUBTING = np.zeros((2, 8))
 
 
 def evidence(prior_slots: float = 4.0, own: float = 1.0, pool: float = 1.0) -> Evidence:
@@ -17,7 +18,7 @@ def evidence(prior_slots: float = 4.0, own: float = 1.0, pool: float = 1.0) -> E
 
 def goodput(seen: Evidence, row: int, drafter: str) -> float:
     number = seen.number(drafter)
-    return float(seen.goodput(np.array([row]))[0, number])
+    return float(seen.goodput(np.array([row]), UNDOUBTING, 0.0)[0, number])
 
 
 def test_goodput_is_tokens_over_seconds_not_the_mean_of_ratios() -> None:

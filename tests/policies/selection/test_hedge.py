@@ -156,6 +156,18 @@ def test_what_requests_before_have_taught_is_where_a_new_one_begins() -> None:
     assert policy.assign(requests("new"), AB, 0.0) == {"new": "b"}
 
 
+def test_a_drafter_that_only_other_replicas_have_hinders_nobody() -> None:
+    """As while a new config is rolled out."""
+    other = Hedge(SURE)
+    slot(other, requests("there"), [*AB, lane("new")], table({("there", "a"): 40.0}))
+    other.observe_score("there", "new", 9.0, 0.05)
+    policy = Hedge(SURE)
+    warm(policy, a=50.0, b=40.0)
+    policy.pool(other.export())
+    assert policy.assign(requests("r"), AB, 0.0) == {"r": "a"}
+    assert policy.likely_next("r") in ("a", "b")
+
+
 def test_lanes_of_one_drafter_share_what_is_known() -> None:
     policy = Hedge(SURE)
     warm(policy, a=30.0, b=60.0)

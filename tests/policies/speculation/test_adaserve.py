@@ -12,7 +12,7 @@ from policies.protocols import Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
 from policies.speculation.adaserve_optimal import optimal_trees
-from policies.speculation.slo import Standing
+from policies.speculation.slo import Standing, terms_of
 from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
@@ -135,7 +135,8 @@ def test_need_is_the_paper_s_formula() -> None:
     """A(r) = (l + t_spec) / t_TPOT - o. 10 tokens behind the first in 0.8 s, 0.1 s to come."""
     request = view("a", tpot_s=0.06, generated=11, first_token_s=2.0)
     others = [view("b"), view("c", tpot_s=0.06, first_token_s=None)]
-    needs = Standing.of([request, *others]).needs(verdict_s=2.9)
+    everyone = [request, *others]
+    needs = Standing.of(everyone, terms_of(everyone)).needs(verdict_s=2.9)
     assert needs.tolist() == pytest.approx([0.9 / 0.06 - 10, -np.inf, -np.inf])
 
 

@@ -42,7 +42,8 @@ def teach(beliefs: Beliefs, drafted: Sequence[Candidate], costly: Collection[str
 
 
 def of(beliefs: Beliefs, lane: str, row: int = 0) -> Belief:
-    return believed(beliefs.tables, np.array([row]), beliefs.numbers([lane]))
+    first = np.array([0])
+    return believed(beliefs.tables, np.array([row]), first, first, beliefs.numbers([lane]))
 
 
 def of_lane(beliefs: Beliefs, lane: str) -> float:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from policies.speculation.forest import Floats
-from policies.speculation.ledger import Ledger, caps_of, weights_of
+from policies.speculation.ledger import Ledger, caps_of, expect, weights_of
 from policies.speculation.prefix import caps_at
 
 WINDOW, PROMISE, EXCEPTIONS = 100, 0.97, 0.12
@@ -33,7 +33,8 @@ def drafted(
     usual_s = handling_s if usual_s is None else usual_s
     drafts_s = share / (1.0 - share) * FORWARD_S
     forward_s = FORWARD_S + drafts_s + prompts_s
-    made.expect(ALL, np.array([gain]), drafts_s / forward_s, WAITING_S, usual_s)
+    made.expect_nothing(ALL, WAITING_S, usual_s)
+    expect(ALL, np.array([gain]), drafts_s / forward_s, WAITING_S, usual_s, made.accounts.open)
     seconds = WAITING_S + handling_s + DRAFTING_S + forward_s
     made.settle(ALL, each(seconds), each(forward_s), each(prompts_s), DRAFTING_S)
 
