@@ -11,17 +11,28 @@ runs this very code in virtual time.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 from actors.drafting import Drafting
 from actors.events import Arrived, Event, Left, Preempted
 from actors.hosts import KvState, VerifierHost
-from actors.jobs import GONE, READY, WAITING, Cancelled, Job, Overloaded, Statistics, Stream
+from actors.jobs import (
+    GONE,
+    READY,
+    VERIFYING,
+    WAITING,
+    Cancelled,
+    Job,
+    Overloaded,
+    Statistics,
+    Stream,
+)
 from actors.knowledge import Knowledge
 from actors.lanes import Lanes
 from actors.pipelining import Pipelining
 from actors.reading import ReadingAhead
 from actors.settings import Lane, Limits, Policies
+from actors.tasks import Tasks
 from actors.verifying import Verifying
 from engine.errors import InvalidRequest, SpindleError
 from engine.params import SamplingParams
@@ -69,29 +80,28 @@ class Coordinator:
         self._kv_room = limits.kv_tokens
         self._gone: list[str] = []
         self._failure: SpindleError | None = None
-        self._wake = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._pass_is_due = False
+        self._tasks = Tasks(self._stop)
         self._pipelining = Pipelining(pipeline, knowledge)
-        self._lanes = Lanes(lanes, observe, self._spawn, self._wake.set)
-        self._drafting = Drafting(self._lanes, knowledge, observe, self._spawn, self._wake.set)
+        self._lanes = Lanes(lanes, observe, self._tasks, self._wake)
+        self._drafting = Drafting(self._lanes, knowledge, observe, self._tasks, self._wake)
         self._reading = ReadingAhead(
             self._lanes,
             limits.catch_up_tokens,
             knowledge,
             observe,
-            self._spawn,
-            self._wake.set,
+            self._tasks,
+            self._wake,
         )
         self._verifying = Verifying(
             verifier,
             limits,
             knowledge,
             observe,
-            self._spawn,
-            self._wake.set,
+            self._tasks,
+            self._wake,
             {lane.view.name for lane in lanes if lane.free},
         )
-        self._spawn(self._run())
 
     @property
     def alive(self) -> bool:
@@ -140,7 +150,7 @@ class Coordinator:
             generated=served.produced,
         )
         statistics = Statistics()
-        stream = Stream(name, statistics, lambda: self._cancel(job), self._wake.set)
+        stream = Stream(name, statistics, lambda: self._cancel(job), self._wake)
         stream.acknowledge(len(output))
         job = self._jobs[name] = Job(
             served,
@@ -158,7 +168,7 @@ class Coordinator:
         if not internal:
             self._policies.schedule.arrive(view, now)
             self._observe(Arrived(now, view, tuple(prompt)))
-        self._wake.set()
+        self._wake()
         return stream
 
     def cancel(self, name: str) -> None:
@@ -186,7 +196,7 @@ class Coordinator:
         """A length predictor has spoken."""
         if name in self._jobs:
             self._jobs[name].view.predicted_len = output_tokens
-            self._wake.set()
+            self._wake()
 
     def use(self, policies: Policies, pipeline: MicroBatchParams) -> None:
         """From the next pass on; new policies get to know the requests that are there."""
@@ -197,26 +207,35 @@ class Coordinator:
                     policies.schedule.arrive(job.view, now)
         self._policies = policies
         self._pipelining.use(pipeline)
-        self._wake.set()
+        self._wake()
 
     async def close(self) -> None:
         """Ends all streams. The hosts are their owner's to close (actors/fleet.py)."""
         self._end(Cancelled("the coordinator is closing"))
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()
 
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
+    def _wake(self) -> None:
+        """Something has changed: one pass for all that changes until the loop's next turn."""
+        if not self._pass_is_due:
+            self._pass_is_due = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._pass_is_due = False
+        if self._failure is not None:
+            return
+        try:
             self._pass(self._loop.time())
-            if self._gone:
-                gone, self._gone = self._gone, []
-                self._spawn(self._forget(gone))
+        except Exception as error:
+            self._stop(error)
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self._tasks.spawn(self._forget, gone)
 
     def _pass(self, now: float) -> None:
+        some_wait = len(self._jobs) > len(self._running)
+        if not some_wait and all([job.stage is VERIFYING for job in self._running.values()]):
+            return
         for job in [job for job in self._running.values() if job.ends and not job.with_host]:
             self._leave(job, now)
         self._choose_who_runs(now)
@@ -306,7 +325,7 @@ class Coordinator:
         job.ends = True
         if job.stage is WAITING:
             self._leave(job, self._loop.time())
-        self._wake.set()
+        self._wake()
 
     def _leave(self, job: Job, now: float) -> None:
         """Finished or cancelled: nothing of it stays anywhere."""
@@ -332,17 +351,10 @@ class Coordinator:
         if timer is not None:
             timer.cancel()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _stop(self, error: Exception) -> None:
         """A failure here is a defect of ours or of a host: nothing may wait for it in silence."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("the coordinator stops", exc_info=error)
-            self._end(SpindleError(f"the coordinator stopped: {error!r}"))
+        _LOG.error("the coordinator stops", exc_info=error)
+        self._end(SpindleError(f"the coordinator stopped: {error!r}"))
 
     def _end(self, failure: SpindleError) -> None:
         if self._failure is None:

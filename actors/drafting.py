@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actors.events import Drafted, Event, Switched
@@ -12,6 +12,7 @@ from actors.knowledge import Knowledge
 from actors.lanes import Lanes, LaneState, take_answer
 from actors.pipelining import Batches, Cutting, verified_together, waiting_with
 from actors.settings import Policies
+from actors.tasks import Tasks
 from engine.protocol import DraftOrder, new
 from policies.protocols import Ask, DraftLimit, Selection, StepRule
 from policies.tree import DraftTree
@@ -24,13 +25,13 @@ class Drafting:
         lanes: Lanes,
         knowledge: Knowledge,
         observe: Callable[[Event], None],
-        spawn: Callable[[Coroutine[None, None, None]], None],
+        tasks: Tasks,
         changed: Callable[[], None],
     ) -> None:
         self._lanes = lanes
         self._knowledge = knowledge
         self._observe = observe
-        self._spawn = spawn
+        self._tasks = tasks
         self._changed = changed
 
     def start(
@@ -146,16 +147,17 @@ class Drafting:
             if asked:
                 calls.append(_Call(self._lanes[lane], asked, plan.rule))
         for call in calls:
-            call.state.busy = not call.state.lane.free
+            lane, free = call.state.name, call.state.lane.free
+            call.state.busy = not free
             for job, _ in call.asked:
                 if job.stage is not DRAFTING:
                     job.propose_nothing()
                     job.tried = True
                     job.stage = DRAFTING
-                if not call.state.lane.free:
-                    self._put_on(job, call.state.name, now)
+                if not free:
+                    self._put_on(job, lane, now)
         for call in calls:
-            self._spawn(self._ask(call, calls))
+            self._tasks.spawn(self._ask, call, calls)
 
     def _put_on(self, job: Job, lane: str, now: float) -> None:
         job.asked = lane

@@ -1,14 +1,15 @@
 """The lanes of a coordinator: which are idle, what they know, how a lost one comes back."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.events import Event, LaneDown, LaneUp
 from actors.hosts import DrafterHost, HostLost
 from actors.jobs import Job
 from actors.settings import Lane
+from actors.tasks import Tasks
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, Missing, NoRoom
 from policies.request import LaneView
@@ -20,10 +21,10 @@ class LaneState:
     lane: Lane
     busy: bool = False
     down: bool = False
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.lane.view.name
+    def __post_init__(self) -> None:
+        self.name = self.lane.view.name
 
     @property
     def idle(self) -> bool:
@@ -35,12 +36,12 @@ class Lanes:
         self,
         lanes: Sequence[Lane],
         observe: Callable[[Event], None],
-        spawn: Callable[[Coroutine[None, None, None]], None],
+        tasks: Tasks,
         changed: Callable[[], None],
     ) -> None:
         self._states = {lane.view.name: LaneState(lane) for lane in lanes}
         self._observe = observe
-        self._spawn = spawn
+        self._tasks = tasks
         self._changed = changed
 
     def __getitem__(self, name: str) -> LaneState:
@@ -70,7 +71,7 @@ class Lanes:
             return  # a check has found it out already
         state.down = True
         self._observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
-        self._spawn(self._recover(state))
+        self._tasks.spawn(self._recover, state)
 
     async def _recover(self, state: LaneState) -> None:
         """The new host knows nothing: it answers Missing and gets the whole."""

@@ -1,7 +1,7 @@
 """Fast switching (Spin IV-C): idle lanes read what others have committed, and score it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 from actors.events import CaughtUp, Event
 from actors.hosts import HostLost
@@ -9,6 +9,7 @@ from actors.jobs import VERIFYING, Job
 from actors.knowledge import Batch, Knowledge
 from actors.lanes import Lanes, LaneState, take_answer
 from actors.settings import Policies
+from actors.tasks import Tasks
 from engine.protocol import Draft, DraftOrder, new
 
 _WORTH_READING = 8
@@ -30,14 +31,14 @@ class ReadingAhead:
         most_tokens: int,
         knowledge: Knowledge,
         observe: Callable[[Event], None],
-        spawn: Callable[[Coroutine[None, None, None]], None],
+        tasks: Tasks,
         changed: Callable[[], None],
     ) -> None:
         self._lanes = lanes
         self._most_tokens = most_tokens
         self._knowledge = knowledge
         self._observe = observe
-        self._spawn = spawn
+        self._tasks = tasks
         self._changed = changed
         self._reading_s = 0.0
         self._saved_at_s = 0.0
@@ -49,16 +50,19 @@ class ReadingAhead:
         idle = [state.name for state in self._lanes if self._may_read(state)]
         if not idle:
             return
-        verified = [job.view.context for job in running if job.stage is VERIFYING]
-        forward = Batch(len(verified), sum(verified))
+        verified = [job for job in running if job.stage is VERIFYING]
+        forward = Batch(len(verified), sum([job.view.context for job in verified]))
         pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._most_tokens)
-        for job in running:
-            # Also for who decodes plainly: else nobody would learn that it could do better.
-            if job.stage is not VERIFYING or job.drafter is not None:
-                continue
+        for job in verified:
             known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
-            if not any([known.get(lane, 0) <= enough for lane in idle]) or job.draft_room <= 0:
+            for name in idle:
+                if known.get(name, 0) <= enough:
+                    break
+            else:
+                continue
+            # Also for who decodes plainly: else nobody would learn that it could do better.
+            if job.drafter is not None or job.draft_room <= 0:
                 continue
             lane = policies.selection.likely_next(job.name)
             if lane in idle and known.get(lane, 0) <= enough and left[lane] > 0:
@@ -67,7 +71,7 @@ class ReadingAhead:
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():
             self._lanes[lane].busy = True
-            self._spawn(self._read_ahead(self._lanes[lane], batch, forward, policies))
+            self._tasks.spawn(self._read_ahead, self._lanes[lane], batch, forward, policies)
 
     def _save_reading_time(self, now: float) -> None:
         saved_s = self._reading_s + _READING_SHARE * (now - self._saved_at_s)

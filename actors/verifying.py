@@ -1,7 +1,7 @@
 """The verifying side of a round: what goes into the next forward, and what its verdicts mean."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +12,7 @@ from actors.jobs import DRAFTED, DRAFTING, READY, VERIFYING, Job
 from actors.knowledge import Knowledge
 from actors.pipelining import Cutting
 from actors.settings import Limits, Policies
+from actors.tasks import Tasks
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder, new
 from engine.request import VERIFIER
 from policies.protocols import Candidates
@@ -30,7 +31,7 @@ class Verifying:
         limits: Limits,
         knowledge: Knowledge,
         observe: Callable[[Event], None],
-        spawn: Callable[[Coroutine[None, None, None]], None],
+        tasks: Tasks,
         changed: Callable[[], None],
         free_lanes: Collection[str],
     ) -> None:
@@ -38,7 +39,7 @@ class Verifying:
         self._limits = limits
         self._knowledge = knowledge
         self._observe = observe
-        self._spawn = spawn
+        self._tasks = tasks
         self._changed = changed
         self._free_lanes = free_lanes
         self._busy = False
@@ -79,7 +80,7 @@ class Verifying:
         for job in jobs:
             job.stage = VERIFYING
         self._busy = True
-        self._spawn(self._verify(jobs, orders, policies, prefill_tokens, now))
+        self._tasks.spawn(self._verify, jobs, orders, policies, prefill_tokens, now)
         return True
 
     def _selected(
@@ -186,11 +187,11 @@ class Verifying:
             return None
         commit = served.commit(tokens, answer.logprobs)
         gained = len(commit.token_ids)
-        accepted_free = 0
+        accepted_free = covered = 0
         if accepted and self._free_lanes:
             accepted_free = self._accepted_free(job, answer.accepted)
-        covered = min(accepted_free, gained)
-        job.covered += (True,) * covered
+            covered = min(accepted_free, gained)
+            job.covered += (True,) * covered
         job.covered += (False,) * (gained - covered)
         depth = job.depth
         outcome = new(
@@ -253,7 +254,7 @@ class Verifying:
         except HostLost as error:
             if not self._busy:
                 self._busy = True
-                self._spawn(self._recover((), error))
+                self._tasks.spawn(self._recover, (), error)
 
     async def kv_state(self) -> KvState:
         return await self._host.kv_state()

@@ -98,7 +98,7 @@ def admit(
     penalties and max_tokens go on where they were.
     """
     validate_params(params, target.vocab_size)
-    # numpy's integers would overflow in the hash.
+    # Plain integers from here on, whatever the caller has.
     prompt = [operator.index(token) for token in prompt]
     _validate_prompt(prompt, params.max_tokens, target)
     if len(output) >= params.max_tokens:
