@@ -158,9 +158,10 @@ def _calibrated(
     starts: Ints, parents: NDArray[np.int32], confidence: NDArray[np.float32], curves: Floats
 ) -> NDArray[np.float32]:
     told = np.empty_like(confidence)
+    siblings = np.empty(len(confidence) + 1, np.int64)
     for tree in range(len(starts) - 1):
         begin, end = starts[tree], starts[tree + 1]
-        siblings = np.zeros(end - begin + 1, np.int64)
+        siblings[: end - begin + 1] = 0
         for node in range(begin, end):
             rank = min(siblings[parents[node] + 1], RANKS - 1)
             siblings[parents[node] + 1] += 1
@@ -261,15 +262,16 @@ def _judge(flat: FlatTrees, said: Ints, known: Ints, counts: Counts) -> int:
     """Counts each node whose parent was right and whose truth is known, and as one the children
     of each such parent. `said`: the committed tokens of all trees, `known` of each."""
     judged, said_from = 0, 0
+    # By parent, the root first: whether it was right, its children so far; of judged ones, their
+    # confidence together and whether one of them was right.
+    most = len(flat.tokens) + 1
+    followed, children = np.empty(most, np.bool_), np.empty(most, np.int64)
+    mass, survives = np.empty(most), np.empty(most, np.bool_)
     for t in range(len(known)):
         begin, nodes = flat.starts[t], flat.starts[t + 1] - flat.starts[t]
-        # By parent, the root first: whether it was right, its children so far; of judged ones,
-        # their confidence together and whether one of them was right.
-        followed = np.zeros(nodes + 1, np.bool_)
-        followed[0] = True
-        children = np.zeros(nodes + 1, np.int64)
-        mass = np.full(nodes + 1, -1.0)
-        survives = np.zeros(nodes + 1, np.bool_)
+        for parent in range(nodes + 1):
+            followed[parent], children[parent] = parent == 0, 0
+            mass[parent], survives[parent] = -1.0, False
         for node in range(nodes):
             at = begin + node
             parent, depth = flat.parents[at] + 1, flat.depth[at]

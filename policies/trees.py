@@ -170,11 +170,16 @@ def _gathered(
     begins = np.zeros(len(chosen) + 1, np.int64)
     for place, tree in enumerate(chosen):
         begins[place + 1] = begins[place] + starts[tree + 1] - starts[tree]
-    from_ = np.empty(begins[-1], np.int64)
+    nodes = begins[-1]
+    all_tokens, all_parents = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
+    all_depth, all_confidence = np.empty(nodes, np.int32), np.empty(nodes, np.float32)
     for place, tree in enumerate(chosen):
+        further = starts[tree] - begins[place]
         for node in range(begins[place], begins[place + 1]):
-            from_[node] = starts[tree] + node - begins[place]
-    return begins, tokens[from_], parents[from_], depth[from_], confidence[from_]
+            from_ = node + further
+            all_tokens[node], all_parents[node] = tokens[from_], parents[from_]
+            all_depth[node], all_confidence[node] = depth[from_], confidence[from_]
+    return begins, all_tokens, all_parents, all_depth, all_confidence
 
 
 @njit(cache=True)
@@ -241,8 +246,18 @@ def _merge(parts: Ints, flat: FlatTrees) -> tuple[NDArray[Any], ...]:
 @njit(cache=True)
 def cap_siblings(parents: NDArray[np.int32], confidence: NDArray[np.float32]) -> None:
     """Of one tree, in place: siblings sum to at most 1."""
+    if _is_chain(parents):
+        return  # nobody has a sibling
     total = np.zeros(len(parents) + 1)
     for node in range(len(parents)):
         total[parents[node] + 1] += confidence[node]
     for node in range(len(parents)):
         confidence[node] /= max(total[parents[node] + 1], 1.0)
+
+
+@njit(cache=True)
+def _is_chain(parents: NDArray[np.int32]) -> bool:
+    chain = True
+    for node in range(len(parents)):
+        chain &= parents[node] == node - 1
+    return chain

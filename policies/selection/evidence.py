@@ -196,14 +196,17 @@ def _work_in(
 ) -> None:
     for note in notes:
         row, drafter, ended = int(note[0]), int(note[1]), note[5] > 0.0
-        if ended:
-            pool *= pool_decay
-            plain_bound *= pool_decay
-            own[row] *= own_decay
-        seen = note[4] * np.array([note[2], note[3], 1.0])
-        if drafter != _NOTHING:
-            pool[drafter] += seen
-            if drafter != _PLAIN:
-                own[row, drafter] += seen
-        if note[6] > 0.0:
-            plain_bound += np.array([note[6], note[7], 1.0])
+        slot, slots, without = (note[2], note[3], 1.0), note[4], (note[6], note[7], 1.0)
+        # Loops: arrays of three take longer to make than to add.
+        for column in range(3):
+            if ended:
+                plain_bound[column] *= pool_decay
+                for number in range(len(pool)):
+                    pool[number, column] *= pool_decay
+                    own[row, number, column] *= own_decay
+            if drafter != _NOTHING:
+                pool[drafter, column] += slots * slot[column]
+                if drafter != _PLAIN:
+                    own[row, drafter, column] += slots * slot[column]
+            if without[0] > 0.0:
+                plain_bound[column] += without[column]
