@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from cluster.zoo.paths import cache_dir
 from engine.verifiers.vllm_environment import mend_llvmlite
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from actors.events import Event
 
 Dtype = Literal["bfloat16", "float32"]
+Number = TypeVar("Number", int, float)
 
 PARAMS = 90_000_000
 THREADS = 2
@@ -49,6 +50,7 @@ class Asked:
     temperature: float
     max_tokens: int
     stop: tuple[int, ...] = ()
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,15 @@ class Served:
     """The same requests by one contender."""
 
     lengths: tuple[int, ...]
+    took_s: tuple[float, ...]
+    """Of each request, from when it was sent to its last token."""
     seconds: float
     forwards: int
     """Of the target."""
     verifying_s: float
     """Within them; of vLLM's own, its whole steps with drafting."""
+    domains: tuple[str, ...] = ()
+    """Of the requests."""
 
     @property
     def tokens(self) -> int:
@@ -103,6 +109,8 @@ class Vllm:
         waiting = deque(enumerate(requests))
         places: dict[str, int] = {}
         lengths: dict[int, int] = {}
+        sent_s: dict[int, float] = {}
+        took_s: dict[int, float] = {}
         forwards, verifying_s = 0, 0.0
         begun = time.perf_counter()
         while waiting or places:
@@ -120,6 +128,7 @@ class Vllm:
                 prompt = TokensPrompt(prompt_token_ids=list(asked.prompt))
                 self._engine.add_request(name, prompt, params)
                 places[name] = place
+                sent_s[place] = time.perf_counter()
             step = time.perf_counter()
             outputs = self._engine.step()
             verifying_s += time.perf_counter() - step
@@ -128,10 +137,10 @@ class Vllm:
                 place = places[output.request_id]
                 lengths[place] = lengths.get(place, 0) + len(output.outputs[0].token_ids)
                 if output.finished:
+                    took_s[place] = time.perf_counter() - sent_s[place]
                     del places[output.request_id]
         seconds = time.perf_counter() - begun
-        in_order = tuple(lengths[place] for place in range(len(requests)))
-        return Served(in_order, seconds, forwards, verifying_s)
+        return Served(_in_order(lengths), _in_order(took_s), seconds, forwards, verifying_s)
 
 
 def mend_temperatures() -> None:
@@ -201,6 +210,7 @@ class Spindle:
         self._events.clear()
         waiting = deque(enumerate(requests))
         lengths: dict[int, int] = {}
+        took_s: dict[int, float] = {}
 
         async def client() -> None:
             while waiting:
@@ -211,12 +221,18 @@ class Spindle:
                     stop_token_ids=asked.stop,
                     ignore_eos=True,
                 )
+                sent_s = time.perf_counter()
                 stream = self._coordinator.submit(next(self._names), asked.prompt, params)
                 lengths[place] = sum([len(commit.token_ids) async for commit in stream])
+                took_s[place] = time.perf_counter() - sent_s
 
         begun = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(clients)))
         seconds = time.perf_counter() - begun
         forwards = [event for event in self._events if isinstance(event, Verified)]
-        in_order = tuple(lengths[place] for place in range(len(requests)))
-        return Served(in_order, seconds, len(forwards), sum(one.seconds for one in forwards))
+        verifying_s = sum(one.seconds for one in forwards)
+        return Served(_in_order(lengths), _in_order(took_s), seconds, len(forwards), verifying_s)
+
+
+def _in_order(by_place: Mapping[int, Number]) -> tuple[Number, ...]:
+    return tuple(by_place[place] for place in range(len(by_place)))

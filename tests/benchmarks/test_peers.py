@@ -55,7 +55,7 @@ class Native:
         for commit in commits:
             assert not isinstance(commit, Rejected)
             lengths[int(commit.request)] += len(commit.token_ids)
-        return Served(tuple(lengths), 1.0, len(commits), 0.5)
+        return Served(tuple(lengths), (1.0,) * len(lengths), 1.0, len(commits), 0.5)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def test_questions_are_greedy_and_sampled_in_every_domain_and_never_come_twice()
 
 
 def served(tokens: int, seconds: float) -> Served:
-    return Served((tokens,), seconds, forwards=10, verifying_s=seconds / 2)
+    return Served((tokens,), (seconds,), seconds, 10, seconds / 2, domains=("code",))
 
 
 def test_the_report_holds_spindle_against_the_best_of_vllms() -> None:
@@ -147,6 +147,17 @@ def test_the_report_holds_spindle_against_the_best_of_vllms() -> None:
     assert by_name["peers/spindle/c4/between_ms"].value == 25
     (line,) = behind
     assert line.startswith("spindle at 1 clients: behind vllm_suffix_k3")
+
+
+def test_the_slowest_domain_is_the_one_that_gains_least_for_most_of_its_requests() -> None:
+    domains = ("code", "code", "code", "prose")
+    plain, ours = (
+        Served((1,) * 4, took_s, 1.0, 1, 0.5, domains)
+        for took_s in ((4.0, 4.0, 4.0, 2.0), (1.0, 2.0, 8.0, 2.5))
+    )
+    records, _ = report({(PLAIN, 4): [plain], (SPINDLE, 4): [ours]})
+    (slowest,) = (one for one in records if one.name == "peers/spindle/c4/slowest_domain")
+    assert slowest.value == 2.0 / 2.5
 
 
 def test_vllms_rejection_sampler_gets_the_temperature_of_each_token() -> None:
