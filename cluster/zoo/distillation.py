@@ -63,7 +63,7 @@ def distil(recipe: Recipe, target: LlamaForCausalLM, sampler: Sampler) -> LlamaF
     """Minimise KL(target || drafter) on the drafter's mix."""
     torch.manual_seed(0)
     drafter = trainable(LlamaForCausalLM(recipe.config()))
-    optimizer = Optimizer(drafter.named_parameters(), recipe.steps)
+    optimizer = Optimizer(drafter.named_parameters(), recipe.ends)
 
     def loss_of(
         tokens: torch.Tensor,

@@ -22,6 +22,13 @@ class Recipe:
     mix: Mix
     later: tuple[tuple[int, Mix], ...] = ()
     """Mixes that take over, each from a step on."""
+    lull: int | None = None
+    """A step by which the rates have fallen to nothing, to start again."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """What the rates fall to nothing by."""
+        return (self.steps,) if self.lull is None else (self.lull, self.steps)
 
     def mix_at(self, step: int) -> Mix:
         begun = [mix for first, mix in self.later if step >= first]
@@ -53,6 +60,7 @@ TARGET_RECIPE = Recipe(
     steps=10_500,
     mix=TARGET_MIX,
     later=((5000, NUMBERS_MIX), (8000, RANKING_MIX)),
+    lull=8000,
 )
 
 _GENERAL = TARGET_MIX

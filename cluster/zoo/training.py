@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -51,10 +51,14 @@ def training_batch(sampler: Sampler, step: int) -> Batch:
 
 
 class Optimizer:
-    """Muon and AdamW under one trapezoid schedule: warm up, hold, decay linearly."""
+    """Muon and AdamW under one trapezoid schedule: warm up, hold, decay linearly by the last step.
+
+    With several `ends` the rates fall to nothing by the first of them, then jump to where the
+    schedule of the next one has them.
+    """
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]], steps: int
+        self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]], ends: Sequence[int]
     ) -> None:
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
@@ -63,10 +67,11 @@ class Optimizer:
             (matrices if is_matrix else rest).append(parameter)
         self._muon = Muon(matrices, lr=_MUON_LR, weight_decay=0.01)
         self._adamw = torch.optim.AdamW(rest, lr=_ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
-        self._steps = steps
+        self._ends = ends
 
     def step(self, step: int) -> None:
-        left = (self._steps - step) / (self._steps * _DECAY_SHARE)
+        end = next(end for end in self._ends if step < end)
+        left = (end - step) / (end * _DECAY_SHARE)
         scale = min(1.0, (step + 1) / _WARMUP_STEPS, max(left, _FINAL_SCALE))
         for optimizer, lr in ((self._muon, _MUON_LR), (self._adamw, _ADAMW_LR)):
             for group in optimizer.param_groups:
@@ -122,7 +127,7 @@ def train_target(
     """Train, with a checkpoint in `work` every few minutes from which a second call goes on."""
     torch.manual_seed(0)
     model = trainable(LlamaForCausalLM(recipe.config()))
-    optimizer = Optimizer(model.named_parameters(), recipe.steps)
+    optimizer = Optimizer(model.named_parameters(), recipe.ends)
     checkpoint = work / "training.pt"
     first_step = 0
     if checkpoint.exists():
