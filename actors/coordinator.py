@@ -235,7 +235,7 @@ class Coordinator:
     def _pass(self, now: float) -> None:
         some_wait = len(self._jobs) > len(self._running)
         if not some_wait and all([job.stage is VERIFYING for job in self._running.values()]):
-            return
+            return  # nothing can be started before the verdict
         for job in [job for job in self._running.values() if job.ends and not job.with_host]:
             self._leave(job, now)
         self._choose_who_runs(now)
