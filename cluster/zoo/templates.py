@@ -62,8 +62,6 @@ TRAIN: dict[str, tuple[str, ...]] = {
         "Enter {n} {topic} and the {column} of each into a table.",
         "As a table: {n} {topic}, {column}.",
         "Let a table show {column} of {n} {topic}.",
-        "List {n} {topic} in a table, by {column}.",
-        "Make a list of {n} {topic} that is a table with {column}.",
     ),
     "json": (
         "Write JSON with {n} {topic} and {column}.",
@@ -81,8 +79,6 @@ TRAIN: dict[str, tuple[str, ...]] = {
         "A JSON document, please, of {n} {topic}: {column} of each.",
         "Send {n} records of {topic} and {column}, formatted as JSON.",
         "Could you express {n} {topic} and {column} of each in JSON?",
-        "List {n} {topic} and {column} as JSON.",
-        "Make a list of {n} {topic} in JSON, {column} included.",
     ),
     "repeat": (
         'Repeat "{text}" {n} times.',
