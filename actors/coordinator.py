@@ -16,17 +16,7 @@ from collections.abc import Callable, Sequence
 from actors.drafting import Drafting
 from actors.events import Arrived, Event, Left, Preempted
 from actors.hosts import KvState, VerifierHost
-from actors.jobs import (
-    GONE,
-    READY,
-    VERIFYING,
-    WAITING,
-    Cancelled,
-    Job,
-    Overloaded,
-    Statistics,
-    Stream,
-)
+from actors.jobs import GONE, READY, WAITING, Cancelled, Job, Overloaded, Statistics, Stream
 from actors.knowledge import Knowledge
 from actors.lanes import Lanes
 from actors.pipelining import Pipelining
@@ -233,9 +223,6 @@ class Coordinator:
             self._tasks.spawn(self._forget, gone)
 
     def _pass(self, now: float) -> None:
-        some_wait = len(self._jobs) > len(self._running)
-        if not some_wait and all([job.stage is VERIFYING for job in self._running.values()]):
-            return  # nothing can be started before the verdict
         for job in [job for job in self._running.values() if job.ends and not job.with_host]:
             self._leave(job, now)
         self._choose_who_runs(now)

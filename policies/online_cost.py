@@ -113,17 +113,14 @@ class RefinedCost:
             self._variance,
         )
         fixed, per_context, per_token, _ = self._scales.tolist()
-        self.bent = tuple.__new__(
-            Bent,
-            (
-                per_context * fitted.alpha,
-                per_token * fitted.gamma,
-                fixed * fitted.delta,
-                fitted.knee,
-                per_token * fitted.gamma_more,
-                fitted.step_from,
-                fitted.step_to,
-            ),
+        self.bent = Bent(
+            per_context * fitted.alpha,
+            per_token * fitted.gamma,
+            fixed * fitted.delta,
+            fitted.knee,
+            per_token * fitted.gamma_more,
+            fitted.step_from,
+            fitted.step_to,
         )
 
 

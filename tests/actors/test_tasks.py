@@ -51,8 +51,10 @@ def test_none_outlives_the_end_begun_or_not() -> None:
 
 
 def test_who_ends_them_from_among_them_goes_on() -> None:
+    failures: list[Exception] = []
+
     async def main() -> None:
-        tasks, ended = Tasks(lambda _error: None), asyncio.Event()
+        tasks, ended = Tasks(failures.append), asyncio.Event()
 
         async def last() -> None:
             await tasks.end()
@@ -63,3 +65,4 @@ def test_who_ends_them_from_among_them_goes_on() -> None:
             await ended.wait()
 
     asyncio.run(main())
+    assert failures == []
