@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cluster.zoo import templates, topics
 from cluster.zoo.corpus import Corpus
+from cluster.zoo.wordings import made_up
 
 # Lengths in numbers of items. 7 of 39 are held out.
 HELD_OUT_LENGTHS = (12, 17, 21, 23, 26, 31, 35)
@@ -19,7 +20,8 @@ TRAIN_LENGTHS = tuple(n for n in range(2, 41) if n not in HELD_OUT_LENGTHS)
 STATED_LENGTH_KINDS = ("count", "count_by", "list", "table", "json", "repeat")
 OTHER_KINDS = ("arithmetic", "copy", "edit", "function", "code", "docs")
 KINDS = STATED_LENGTH_KINDS + OTHER_KINDS
-_STRAY_SHARE = 0.4
+_STRAY_SHARE = 0.25
+_MADE_UP_SHARE = 0.35
 _MOST_STRAY_WORDS = 4
 
 
@@ -42,7 +44,12 @@ class Source:
         if self.held_out:
             return rng.choice(templates.HELD_OUT[kind])
         template = rng.choice(templates.TRAIN[kind])
-        if kind in STATED_LENGTH_KINDS and rng.random() < _STRAY_SHARE:
+        if kind not in STATED_LENGTH_KINDS:
+            return template
+        draw = rng.random()
+        if draw < _MADE_UP_SHARE:
+            return made_up(kind, self.corpus.sentences, rng)
+        if draw < _MADE_UP_SHARE + _STRAY_SHARE:
             return self._with_stray_words(template, rng)
         return template
 
