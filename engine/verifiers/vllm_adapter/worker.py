@@ -103,9 +103,10 @@ def sample(
         first_draft += count
     said = decide(logits, asked)
     width = max(counts, default=0) + 1
-    sampled = torch.full((len(names), width), NO_TOKEN, dtype=torch.int32)
+    rows = [[NO_TOKEN] * width for _ in names]
     for place, one in zip(places, said, strict=True):
-        sampled[place, : len(one.tokens)] = torch.tensor(one.tokens, dtype=torch.int32)
+        rows[place][: len(one.tokens)] = one.tokens
+    sampled = torch.tensor(rows, dtype=torch.int32)  # one tensor: a row of its own each costs more
     return SamplerOutput(sampled.to(logits.device), _packed(said, places, sampled.shape))
 
 
