@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cluster.zoo.templates import TRAIN
 
 # What makes a request one of its kind, each part in one of its forms. A list needs no word for it.
-PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "count": (
         ("count", "counting", "numbers", "numbered"),
         ("{n}", "to {n}", "up to {n}", "until {n}"),
@@ -43,7 +43,7 @@ def _words(text: str) -> list[str]:
     return re.findall("[A-Za-z]+", re.sub("{.*?}", "", text))
 
 
-_DECIDING = {word for parts in PARTS.values() for part in parts for word in _words(" ".join(part))}
+_DECIDING = {word for parts in _PARTS.values() for part in parts for word in _words(" ".join(part))}
 
 
 def _idle(words: Sequence[str]) -> list[str]:
@@ -52,22 +52,22 @@ def _idle(words: Sequence[str]) -> list[str]:
 
 
 # What wordings of these kinds say besides: none of it may come to stand for a kind.
-IDLE_WORDS = sorted(
-    {word for kind in PARTS for text in TRAIN[kind] for word in _idle(_words(text))}
+_IDLE_WORDS = sorted(
+    {word for kind in _PARTS for text in TRAIN[kind] for word in _idle(_words(text))}
 )
 
 
 def made_up(kind: str, sentences: Sequence[str], rng: random.Random) -> str:
     """A template of `kind` that is hardly ever made twice; stray words are the library's, too."""
-    pieces = [rng.choice(part) for part in PARTS[kind]]
+    pieces = [rng.choice(part) for part in _PARTS[kind]]
     rng.shuffle(pieces)
     for _ in range(rng.randint(0, _MOST_STRAY_WORDS)):
         of_library = rng.random() < _LIBRARY_SHARE
-        stray = _idle(_words(rng.choice(sentences))) if of_library else IDLE_WORDS
-        pieces.insert(rng.randint(0, len(pieces)), rng.choice(stray or IDLE_WORDS))
+        stray = _idle(_words(rng.choice(sentences))) if of_library else _IDLE_WORDS
+        pieces.insert(rng.randint(0, len(pieces)), rng.choice(stray or _IDLE_WORDS))
     marked = [
         piece + rng.choice(_MARKS) if rng.random() < _MARKED_SHARE else piece
         for piece in pieces[:-1]
     ]
     text = " ".join([*marked, pieces[-1]]) + rng.choice(_ENDINGS)
-    return text if text[0] == "{" else text[0].upper() + text[1:]
+    return text[0].upper() + text[1:]
