@@ -91,7 +91,7 @@ class _Children(NamedTuple):
     """-1 once it is taken."""
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _tips(width: int, said: int, places: int) -> _Tips:
     return _Tips(
         np.full(width, ROOT, np.int32),
@@ -104,7 +104,7 @@ def _tips(width: int, said: int, places: int) -> _Tips:
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _grow(
     own: Store,
     own_end: int,
@@ -172,7 +172,7 @@ def _grow(
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _search(texts: _Texts, tips: _Tips, tip: int, level: int, most: int) -> None:
     said = texts.tail + level
     recent = tips.said[tip, max(0, said - most) : said]
@@ -187,7 +187,7 @@ def _search(texts: _Texts, tips: _Tips, tip: int, level: int, most: int) -> None
     tips.length[tip], tips.found[tip] = length, found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _next(texts: _Texts, tips: _Tips, tip: int, nth: int) -> int:
     """What follows at a place. A match that reaches the own text's end reads on in the draft, so a
     text that repeats itself with a short period is drafted to any depth."""
@@ -198,7 +198,7 @@ def _next(texts: _Texts, tips: _Tips, tip: int, nth: int) -> int:
     return texts.own[TOKENS, place] if behind < 0 else tips.said[tip, texts.tail + behind]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _branch(
     texts: _Texts, tips: _Tips, tip: int, width: int, children: _Children, count: int
 ) -> int:
@@ -230,7 +230,7 @@ def _branch(
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _likeliest(children: _Children, count: int) -> int:
     """The first of equals: the better parent's, and what that one prefers."""
     best = -1
@@ -241,7 +241,7 @@ def _likeliest(children: _Children, count: int) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _step(
     texts: _Texts, tips: _Tips, tip: int, level: int, token: int, deeper: _Tips, row: int
 ) -> None:

@@ -4,6 +4,9 @@ A place is named by the index of what comes next. One chain links the places beh
 another those behind the same two (as LZ77's hash chains do), so a token costs 20 bytes and a
 constant time, and a text can lose its oldest parts without a tree to mend. What is searched for
 is found as a suffix tree finds it, of the most recent STEPS places of a chain.
+
+Compiled calls here keep Python's lock: lookups draft in the event loop, and what lets go of the
+lock for microseconds gets it back only after a model's thread has had its turn.
 """
 
 from collections.abc import Sequence
@@ -60,7 +63,7 @@ class TextIndex:
         self.store[TOKENS, start:end] = NONE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def append(store: Store, end: int, added: Tokens) -> None:
     text = store[TOKENS]
     for token in added:
@@ -75,7 +78,7 @@ def append(store: Store, end: int, added: Tokens) -> None:
             store[LAST_TWO, two] = end
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def longest_match(
     store: Store, end: int, recent: Tokens, most: int, places: Tokens
 ) -> tuple[int, int]:
@@ -91,7 +94,7 @@ def longest_match(
     return longest, found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _follow(
     store: Store, chain: int, place: int, end: int, recent: Tokens, most: int, places: Tokens
 ) -> tuple[int, int]:
@@ -116,11 +119,11 @@ def _follow(
     return longest, found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _hash_one(store: Store, token: int) -> int:
     return token & (store.shape[1] - 1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _hash_two(store: Store, first: int, second: int) -> int:
     return (first * 40503 + second) & (store.shape[1] - 1)
