@@ -4,8 +4,8 @@ The zoo's target inflated to 90M, in bf16 or (`--dtype float32`) for a CPU that 
 it. Contenders: vLLM plain; its ngram, suffix and draft_model at k = 1, 3, 5; Spindle with its
 default policies, all in one process, and once more under the planner's throughput objective: vLLM's
 methods do not see to it that no request is slowed down either. Each is loaded once, in a process of
-its own with two threads, and idles while others work: in every round each of them serves the same
-new requests, half of them sampled, to 1, 4 and 16 closed-loop clients. An answer is as long as
+its own with two threads, and is stopped while others work: in every round each of them serves the
+same new requests, half of them sampled, to 1, 4 and 16 closed-loop clients. An answer is as long as
 plain vLLM's own was, so everyone does equal work.
 
 Names: peers/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM), .../slowest_domain (the median of
@@ -17,6 +17,8 @@ nothing. Suffix decoding needs the extra `peers` of pyproject.toml.
 """
 
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from collections import deque
@@ -106,22 +108,25 @@ def main() -> None:
         chosen.contenders, chosen.clients, chosen.seconds = SMOKE, [4], 0.0
     checkpoint = str(inflated_target(PARAMS))
     names = dict.fromkeys((PLAIN, *chosen.contenders))
-    contenders = [
-        Contender(name, partial(Vllm, checkpoint, PEERS.get(name), chosen.dtype))
-        for name in names
-        if name not in SPINDLES
-    ]
-    for contender in contenders:
-        contender.wait()
-    for name in names:
-        if name in SPINDLES:  # by itself, because it measures what its forwards cost
-            contenders.append(Contender(name, partial(Spindle, SPINDLES[name], chosen.dtype)))
-            contenders[-1].wait()
-    results = compete(contenders, questions(checkpoint), chosen.clients, chosen.seconds)
+    contenders: list[Contender] = []
+    try:
+        for name in names:
+            if name not in SPINDLES:
+                make = partial(Vllm, checkpoint, PEERS.get(name), chosen.dtype)
+                contenders.append(Contender(name, make))
+        for contender in contenders:
+            contender.wait()
+        for name in names:
+            if name in SPINDLES:  # by itself, because it measures what its forwards cost
+                contenders.append(Contender(name, partial(Spindle, SPINDLES[name], chosen.dtype)))
+                contenders[-1].wait()
+        results = compete(contenders, questions(checkpoint), chosen.clients, chosen.seconds)
+    finally:
+        for contender in contenders:
+            contender.close()
     for contender in contenders:
         if contender.refused:
             print(f"{contender.name}: not run: {contender.refused.reason}")
-        contender.close()
     records, behind = report(results)
     publish(records, chosen.json)
     sys.exit("\n".join(behind) if behind and not chosen.smoke else 0)
@@ -152,18 +157,28 @@ class Contender:
     def wait(self) -> None:
         """Until it is loaded, or known not to run."""
         self._answer(LOAD_S)
+        self._signal(signal.SIGSTOP)
 
     def serve(self, requests: Sequence[Asked], clients: int) -> Served | None:
         """None from the moment on when it does not run."""
         if self.refused:
             return None
+        self._signal(signal.SIGCONT)
         self._connection.send((requests, clients))
-        return self._answer(SERVE_S)
+        answer = self._answer(SERVE_S)
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
         self._connection.close()
         self._process.kill()
         self._process.join()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """An engine that has nothing to do still wakes up: gloo's threads, thirteen for each, every
+        10 ms. A dozen of them would take a quarter of a core from whoever is measured."""
+        if self._process.is_alive() and self._process.pid is not None:
+            os.kill(self._process.pid, number)
 
     def _answer(self, within_s: float) -> Served | None:
         answer: Served | Refused | None

@@ -1,12 +1,15 @@
 """How the benchmark works, with sides on the native backend, which are up in seconds."""
 
+import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+import psutil
 import pytest
 import torch
 
@@ -100,6 +103,25 @@ def test_everyone_serves_the_same_work_and_who_does_not_run_says_why() -> None:
         assert ours.forwards < theirs.forwards
     lengths = [one for load in LOADS for one in results["plain", load][0].lengths]
     assert min(lengths) < max(lengths) == MOST, "answers end where the target ends them"
+
+
+def stops(process: psutil.Process) -> bool:
+    """A signal takes a moment to arrive."""
+    end = time.monotonic() + 5.0
+    while process.status() != psutil.STATUS_STOPPED and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(process.status() == psutil.STATUS_STOPPED)
+
+
+def test_only_who_serves_takes_processor_time() -> None:
+    checkpoint = str(model_path(TARGET))
+    with contending(plain=partial(Native, checkpoint)) as (plain,):
+        (process,) = multiprocessing.active_children()
+        waiting = psutil.Process(process.pid)
+        assert stops(waiting)
+        assert plain.serve(list(islice(few_tokens(checkpoint), 2)), clients=2) is not None
+        assert stops(waiting)
+    assert not waiting.is_running()
 
 
 def test_vllm_itself_serves_and_ends_with_its_process() -> None:
