@@ -2,55 +2,56 @@
 
 The zoo's target inflated to 90M, in bf16 or (`--dtype float32`) for a CPU that does not multiply
 it. Contenders: vLLM plain; its ngram, suffix and draft_model at k = 1, 3, 5; Spindle with its
-default policies, all in one process, and once more under the planner's throughput objective: vLLM's
-methods do not see to it that no request is slowed down either. Each is loaded once, in a process of
-its own with two threads, and is stopped while others work: in every round each of them serves the
-same new requests, half of them sampled, to 1, 4 and 16 closed-loop clients. An answer is as long as
-plain vLLM's own was, so everyone does equal work.
+default policies, and once more under the planner's throughput objective: vLLM's methods do not see
+to it that no request is slowed down either.
 
-Names: peers/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM), .../slowest_domain (the median of
-its requests' own speeds over plain vLLM's), .../tokens_per_forward,
-.../forward_ms and .../between_ms (vLLM drafts within its steps, Spindle between and beside them);
-peers/spindle.../cCLIENTS/over_best (`reference`: the best of vLLM's). A contender that does not run
-is named with its reason. Exits with 1 where Spindle is behind the best of vLLM's; `--smoke` judges
-nothing. Suffix decoding needs the extra `peers` of pyproject.toml.
+Each is in one process: vLLM's engine a loop that steps and nothing else, Spindle with all of its
+models inline. That is the fastest that either gets here, and for vLLM nothing that one could serve
+with. `--served` has everyone as it is served: vLLM behind AsyncLLM, which `vllm serve` puts HTTP
+before, Spindle as cluster/vllm.yaml says, behind its coordinator; both with their models in
+processes of their own.
+
+Plain vLLM is there throughout. Each of the others is loaded, serves the same new requests in turns
+with it, half of them sampled, to 1, 4 and 16 closed-loop clients, and goes. Who is not measured is
+stopped, and all have two threads for the target. An answer is as long as plain vLLM's own was, so
+everyone does equal work.
+
+Names: peers/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM in its turns), .../slowest_domain
+(the median of its requests' own speeds over plain vLLM's), .../tokens_per_forward, .../forward_ms
+(from one to the next); peers/spindle.../cCLIENTS/over_best (goodput over plain vLLM's; `reference`:
+that of the best of vLLM's). A contender that does not run is named with its reason. Exits with 1
+where Spindle is behind the best of vLLM's; `--smoke` judges nothing. Suffix decoding needs the
+extra `peers` of pyproject.toml.
 """
 
 import multiprocessing
-import os
 import signal
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from multiprocessing.connection import Connection
 from statistics import median
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
+import psutil
 from transformers import GenerationConfig
 
-from benchmarks.contenders import (
-    PARAMS,
-    THREADS,
-    Asked,
-    Dtype,
-    Served,
-    Side,
-    Spindle,
-    Vllm,
-)
+from benchmarks.contenders import PARAMS, THREADS, Asked, Dtype, Served, Side, Spindle
 from benchmarks.processes import environment
 from benchmarks.report import Record, parser, publish
 from benchmarks.requests import mixed_requests
+from benchmarks.vllm_contenders import ServedVllm, VllmLoop
 from cluster.zoo import inflated_target, model_path
 from engine.verifiers.vllm_environment import process_environment
 
 MAX_TOKENS = 128
 EACH = 6
 """Requests of each client and round: every domain greedy and sampled."""
+FEWEST_CLIENTS = 4
+"""Fewer send as many requests as these, for a turn is to take a while."""
 LOAD_S, SERVE_S = 600.0, 120.0
 """A contender that takes longer is out."""
 DRAFTER = "tiny"
@@ -68,17 +69,17 @@ PEERS: Mapping[str, Mapping[str, Any]] = {
     )
     for k in KS
 }
-CONTENDERS = (PLAIN, *PEERS, *SPINDLES)
-SMOKE = (PLAIN, "vllm_ngram_k3", SPINDLE)
+CONTENDERS = (*PEERS, *SPINDLES)
+SMOKE = ("vllm_ngram_k3", SPINDLE)
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(THREADS),
     "OMP_WAIT_POLICY": "PASSIVE",
-    # The engine core in the contender's own process, its threads wherever there is room.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are wherever there is room
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+MakeSide = Callable[[], Side]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +89,43 @@ class Refused:
     reason: str
 
 
-Results = Mapping[tuple[str, int], Sequence[Served]]
-"""By contender and clients, a `Served` for each round."""
+class Turn(NamedTuple):
+    """The same requests by a contender and by plain vLLM, one right after the other."""
+
+    ours: Served
+    plain: Served
+    domains: Sequence[str]
+    """Of the requests."""
+
+
+Results = Mapping[tuple[str, int], Sequence[Turn]]
+"""By contender and clients, a `Turn` for each round."""
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    arguments.add_argument(
-        "--seconds", type=float, default=420.0, help="after which no round begins (420)"
-    )
+    arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     arguments.add_argument(
         "--dtype", choices=get_args(Dtype), default="bfloat16", help="of the target"
     )
+    arguments.add_argument("--served", action="store_true")
     arguments.add_argument("--smoke", action="store_true", help="three of them, one round")
     chosen = arguments.parse_args()
     if chosen.smoke:
-        chosen.contenders, chosen.clients, chosen.seconds = SMOKE, [4], 0.0
+        chosen.contenders, chosen.clients, chosen.rounds = SMOKE, [4], 1
     checkpoint = str(inflated_target(PARAMS))
-    names = dict.fromkeys((PLAIN, *chosen.contenders))
-    contenders: list[Contender] = []
-    try:
-        for name in names:
-            if name not in SPINDLES:
-                make = partial(Vllm, checkpoint, PEERS.get(name), chosen.dtype)
-                contenders.append(Contender(name, make))
-        for contender in contenders:
-            contender.wait()
-        for name in names:
-            if name in SPINDLES:  # by itself, because it measures what its forwards cost
-                contenders.append(Contender(name, partial(Spindle, SPINDLES[name], chosen.dtype)))
-                contenders[-1].wait()
-        results = compete(contenders, questions(checkpoint), chosen.clients, chosen.seconds)
-    finally:
-        for contender in contenders:
-            contender.close()
-    for contender in contenders:
-        if contender.refused:
-            print(f"{contender.name}: not run: {contender.refused.reason}")
+    vllm = partial(ServedVllm if chosen.served else VllmLoop, checkpoint, dtype=chosen.dtype)
+    spindle = partial(Spindle, dtype=chosen.dtype, in_process=not chosen.served)
+    others: dict[str, MakeSide] = {
+        name: partial(spindle, SPINDLES[name])
+        if name in SPINDLES
+        else partial(vllm, speculation=PEERS[name])
+        for name in chosen.contenders
+    }
+    with closing(Contender(PLAIN, partial(vllm, speculation=None))) as plain:
+        results = compete(plain, others, questions(checkpoint), chosen.clients, chosen.rounds)
     records, behind = report(results)
     publish(records, chosen.json)
     sys.exit("\n".join(behind) if behind and not chosen.smoke else 0)
@@ -142,20 +141,18 @@ def questions(checkpoint: str) -> Iterator[Asked]:
 
 
 class Contender:
-    """A side in a process of its own, which begins to load at once."""
+    """A side in a process of its own, with all the processes that it starts."""
 
-    def __init__(self, name: str, make: Callable[[], Side]) -> None:
+    def __init__(self, name: str, make: MakeSide) -> None:
+        """Returns when it is loaded, or known not to run."""
         self.name = name
         self.refused: Refused | None = None
         context = multiprocessing.get_context("spawn")
         self._connection, far = context.Pipe()
         with environment(ENVIRONMENT | process_environment()):
-            self._process = context.Process(target=_work, args=(make, far), daemon=True)
+            self._process = context.Process(target=_work, args=(make, far))
             self._process.start()
         far.close()
-
-    def wait(self) -> None:
-        """Until it is loaded, or known not to run."""
         self._answer(LOAD_S)
         self._signal(signal.SIGSTOP)
 
@@ -171,14 +168,17 @@ class Contender:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         self._process.join()
 
     def _signal(self, number: signal.Signals) -> None:
-        """An engine that has nothing to do still wakes up: gloo's threads, thirteen for each, every
-        10 ms. A dozen of them would take a quarter of a core from whoever is measured."""
-        if self._process.is_alive() and self._process.pid is not None:
-            os.kill(self._process.pid, number)
+        """To all of them, for an engine that has nothing to do still wakes up: gloo's threads,
+        thirteen for each, every 10 ms."""
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self._process.pid)
+            for one in (first, *first.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
 
     def _answer(self, within_s: float) -> Served | None:
         answer: Served | Refused | None
@@ -190,12 +190,13 @@ class Contender:
             answer = Refused(f"its process ended with {self._process.exitcode}")
         if isinstance(answer, Refused):
             self.refused = answer
+            print(f"{self.name}: not run: {answer.reason}")
             self.close()
             return None
         return answer
 
 
-def _work(make: Callable[[], Side], connection: Connection) -> None:
+def _work(make: MakeSide, connection: Connection) -> None:
     """In the contender's process."""
     try:
         side = make()
@@ -210,44 +211,54 @@ def _work(make: Callable[[], Side], connection: Connection) -> None:
 
 
 def compete(
-    contenders: Sequence[Contender],
+    plain: Contender,
+    others: Mapping[str, MakeSide],
     questions: Iterator[Asked],
     loads: Sequence[int],
-    seconds: float,
+    rounds: int,
 ) -> Results:
-    """The first contender is plain vLLM. One round at least."""
-    plain = contenders[0]
     most = max(loads)
-    warm_up = as_long_as_answered(plain, list(islice(questions, 2 * EACH)), most)
-    for contender in contenders:
-        contender.serve(warm_up, most)
-    results: dict[tuple[str, int], list[Served]] = {}
-    end = time.monotonic() + seconds
-    order = deque(contenders)
-    while not results or time.monotonic() < end:
-        asked = list(islice(questions, EACH * sum(loads)))
-        requests = iter(as_long_as_answered(plain, asked, most))
-        for clients in loads:
-            part = list(islice(requests, EACH * clients))
-            lengths = tuple(one.max_tokens for one in part)
-            domains = tuple(one.domain for one in part)
-            for contender in order:
-                served = contender.serve(part, clients)
-                if served is not None:
-                    assert served.lengths == lengths, f"{contender.name} did other work"
-                    rounds = results.setdefault((contender.name, clients), [])
-                    rounds.append(replace(served, domains=domains))
-        order.rotate(1)
+    warm_up = as_long_as_answered(plain, list(islice(questions, EACH * most)), most)
+    work = [
+        as_long_as_answered(plain, list(islice(questions, EACH * max(load, FEWEST_CLIENTS))), most)
+        for _ in range(rounds)
+        for load in loads
+    ]
+    results: dict[tuple[str, int], list[Turn]] = {}
+    for name, make in others.items():
+        with closing(Contender(name, make)) as contender:
+            contender.serve(warm_up, most)
+            for number, requests in enumerate(work):
+                load = loads[number % len(loads)]
+                turn = in_turn(plain, contender, requests, load, plain_first=number % 2 == 0)
+                if turn is None:
+                    break
+                results.setdefault((name, load), []).append(turn)
     return results
+
+
+def in_turn(
+    plain: Contender, other: Contender, requests: Sequence[Asked], load: int, plain_first: bool
+) -> Turn | None:
+    """None where the other one does not run."""
+    order = (plain, other) if plain_first else (other, plain)
+    served = {contender.name: contender.serve(requests, load) for contender in order}
+    ours, theirs = served[other.name], served[plain.name]
+    if ours is None:
+        return None
+    if theirs is None:
+        raise SystemExit(f"{plain.name}, the reference, does not run any more")
+    assert ours.lengths == theirs.lengths, f"{other.name} did other work"
+    return Turn(ours, theirs, [one.domain for one in requests])
 
 
 def as_long_as_answered(plain: Contender, asked: Sequence[Asked], clients: int) -> list[Asked]:
     """The same requests, each with the length of its answer for all."""
     answered = plain.serve(asked, clients)
     if answered is None:
-        raise SystemExit(f"{plain.name}, the reference, does not run: {plain.refused}")
+        raise SystemExit(f"{plain.name}, the reference, does not run")
     return [
-        replace(one, max_tokens=length, stop=())
+        Asked(one.prompt, one.temperature, length, domain=one.domain)
         for one, length in zip(asked, answered.lengths, strict=True)
     ]
 
@@ -256,54 +267,60 @@ def report(results: Results) -> tuple[list[Record], list[str]]:
     """The records, and where Spindle is behind the best of vLLM's."""
     records, behind = [], []
     for clients in dict.fromkeys(clients for _, clients in results):
-        rounds = {name: served for (name, load), served in results.items() if load == clients}
-        goodputs = {name: goodput(served) for name, served in rounds.items()}
-        for name, served in rounds.items():
-            records += _of_one(f"peers/{name}/c{clients}", served, rounds[PLAIN])
-        theirs = {name: rate for name, rate in goodputs.items() if name not in SPINDLES}
+        turns = {name: ones for (name, load), ones in results.items() if load == clients}
+        # Plain vLLM against itself, in all its turns.
+        turns[PLAIN] = [
+            Turn(one.plain, one.plain, one.domains) for ones in turns.values() for one in ones
+        ]
+        for name, ones in turns.items():
+            records += _of_one(f"peers/{name}/c{clients}", ones)
+        theirs = {name: speed(ones) for name, ones in turns.items() if name not in SPINDLES}
         best = max(theirs, key=theirs.__getitem__)
-        for name in (name for name in SPINDLES if name in goodputs):
-            ratio = goodputs[name] / theirs[best]
+        for name in (name for name in SPINDLES if name in turns):
+            ours = speed(turns[name])
+            ratio = ours / theirs[best]
             over = f"peers/{name}/c{clients}/over_best"
-            records.append(Record(over, goodputs[name], "tokens/s", theirs[best], ratio))
-            each = [
-                goodput([a]) / goodput([b])
-                for a, b in zip(rounds[name], rounds[best], strict=False)
-            ]
+            records.append(Record(over, ours, "x plain", theirs[best], ratio))
             if ratio <= 1:
                 behind.append(
                     f"{name} at {clients} clients: behind {best}, {ratio:.2f} of its goodput "
-                    f"({min(each):.2f} to {max(each):.2f} in {len(each)} rounds)"
+                    f"(over plain {_each(turns[name])} for {_each(turns[best])} by round)"
                 )
     return records, behind
+
+
+def speed(turns: Sequence[Turn]) -> float:
+    """Goodput over plain vLLM's."""
+    return goodput([one.ours for one in turns]) / goodput([one.plain for one in turns])
 
 
 def goodput(rounds: Sequence[Served]) -> float:
     return sum(one.tokens for one in rounds) / sum(one.seconds for one in rounds)
 
 
-def slowest_domain(rounds: Sequence[Served], plain: Sequence[Served]) -> float:
+def slowest_domain(turns: Sequence[Turn]) -> float:
     """Over plain vLLM, request by request: the median of the domain that has the lowest. What a
     method gains on some it may take from others, who share their forwards."""
     speeds: dict[str, list[float]] = {}
-    for one, reference in zip(rounds, plain, strict=False):  # who falls out has fewer
-        for domain, took_s, plain_s in zip(one.domains, one.took_s, reference.took_s, strict=True):
+    for ours, plain, domains in turns:
+        for domain, took_s, plain_s in zip(domains, ours.took_s, plain.took_s, strict=True):
             speeds.setdefault(domain, []).append(plain_s / took_s)
     return min(median(ones) for ones in speeds.values())
 
 
-def _of_one(name: str, rounds: Sequence[Served], plain: Sequence[Served]) -> list[Record]:
-    ours, theirs, slowest = goodput(rounds), goodput(plain), slowest_domain(rounds, plain)
-    seconds = sum(one.seconds for one in rounds)
-    forwards = sum(one.forwards for one in rounds)
-    tokens = sum(one.tokens for one in rounds)
-    verifying_s = sum(one.verifying_s for one in rounds)
+def _each(turns: Sequence[Turn]) -> str:
+    return ", ".join(f"{speed([one]):.2f}" for one in turns)
+
+
+def _of_one(name: str, turns: Sequence[Turn]) -> list[Record]:
+    ours, plain = [one.ours for one in turns], [one.plain for one in turns]
+    forwards = sum(one.forwards for one in ours)
+    tokens, seconds = sum(one.tokens for one in ours), sum(one.seconds for one in ours)
     return [
-        Record(f"{name}/goodput", ours, "tokens/s", theirs, ours / theirs),
-        Record(f"{name}/slowest_domain", slowest, "x plain"),
+        Record(f"{name}/goodput", goodput(ours), "tokens/s", goodput(plain), speed(turns)),
+        Record(f"{name}/slowest_domain", slowest_domain(turns), "x plain"),
         Record(f"{name}/tokens_per_forward", tokens / forwards, "tokens"),
-        Record(f"{name}/forward_ms", 1000 * verifying_s / forwards, "ms"),
-        Record(f"{name}/between_ms", 1000 * (seconds - verifying_s) / forwards, "ms"),
+        Record(f"{name}/forward_ms", 1000 * seconds / forwards, "ms"),
     ]
 
 

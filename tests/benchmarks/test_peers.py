@@ -3,8 +3,8 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -13,8 +13,19 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.contenders import Asked, Served, Side, Vllm, mend_temperatures
-from benchmarks.peers import EACH, PLAIN, SPINDLE, Contender, compete, questions, report
+from benchmarks.contenders import Asked, Served
+from benchmarks.peers import (
+    EACH,
+    FEWEST_CLIENTS,
+    PLAIN,
+    SPINDLE,
+    Contender,
+    Turn,
+    compete,
+    questions,
+    report,
+)
+from benchmarks.vllm_contenders import ServedVllm, VllmLoop, mend_temperatures
 from cluster.zoo import TARGET, model_path
 from engine.drafters.lookup import NgramDrafter
 from engine.generate import Rejected, generate
@@ -58,50 +69,36 @@ class Native:
         for commit in commits:
             assert not isinstance(commit, Rejected)
             lengths[int(commit.request)] += len(commit.token_ids)
-        return Served(tuple(lengths), (1.0,) * len(lengths), 1.0, len(commits), 0.5)
-
-
-@contextmanager
-def contending(**sides: Callable[[], Side]) -> Iterator[list[Contender]]:
-    contenders = [Contender(name, make) for name, make in sides.items()]
-    try:
-        for contender in contenders:
-            contender.wait()
-        yield contenders
-    finally:
-        for contender in contenders:
-            contender.close()
+        return Served(tuple(lengths), (1.0,) * len(lengths), 1.0, len(commits))
 
 
 def few_tokens(checkpoint: str) -> Iterator[Asked]:
     return (replace(one, max_tokens=MOST) for one in questions(checkpoint))
 
 
-def test_everyone_serves_the_same_work_and_who_does_not_run_says_why() -> None:
+def test_everyone_serves_the_same_work_and_who_does_not_run_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     checkpoint = str(model_path(TARGET))
-    with contending(
-        plain=partial(Native, checkpoint),
-        drafting=partial(Native, checkpoint, drafts=True),
-        dying=partial(Native, checkpoint, dies_at=2),
-        missing=partial(Native, "/no/such/checkpoint"),
-    ) as contenders:
-        results = compete(contenders, few_tokens(checkpoint), LOADS, seconds=0)
-        plain, drafting, dying, missing = contenders
-    assert plain.refused is drafting.refused is None
-    assert dying.refused is not None
-    assert "ended with 3" in dying.refused.reason
-    assert missing.refused is not None
-    assert "/no/such/checkpoint" in missing.refused.reason
-    assert set(results) == {
-        *((name, load) for name in ("plain", "drafting") for load in LOADS),
-        ("dying", LOADS[0]),
+    others = {
+        "drafting": partial(Native, checkpoint, drafts=True),
+        "dying": partial(Native, checkpoint, dies_at=2),
+        "missing": partial(Native, "/no/such/checkpoint"),
     }
+    with closing(Contender(PLAIN, partial(Native, checkpoint))) as plain:
+        results = compete(plain, others, few_tokens(checkpoint), LOADS, rounds=1)
+    said = capsys.readouterr().out
+    assert "dying: not run: its process ended with 3" in said
+    assert "missing: not run:" in said
+    assert "/no/such/checkpoint" in said
+    assert set(results) == {*(("drafting", load) for load in LOADS), ("dying", LOADS[0])}
+    lengths: list[int] = []
     for load in LOADS:
-        (ours,), (theirs,) = results["drafting", load], results["plain", load]
-        assert ours.lengths == theirs.lengths
-        assert len(ours.lengths) == EACH * load
-        assert ours.forwards < theirs.forwards
-    lengths = [one for load in LOADS for one in results["plain", load][0].lengths]
+        (turn,) = results["drafting", load]
+        assert turn.ours.lengths == turn.plain.lengths
+        assert len(turn.ours.lengths) == EACH * FEWEST_CLIENTS
+        assert turn.ours.forwards < turn.plain.forwards
+        lengths += turn.plain.lengths
     assert min(lengths) < max(lengths) == MOST, "answers end where the target ends them"
 
 
@@ -115,7 +112,7 @@ def stops(process: psutil.Process) -> bool:
 
 def test_only_who_serves_takes_processor_time() -> None:
     checkpoint = str(model_path(TARGET))
-    with contending(plain=partial(Native, checkpoint)) as (plain,):
+    with closing(Contender(PLAIN, partial(Native, checkpoint))) as plain:
         (process,) = multiprocessing.active_children()
         waiting = psutil.Process(process.pid)
         assert stops(waiting)
@@ -124,18 +121,24 @@ def test_only_who_serves_takes_processor_time() -> None:
     assert not waiting.is_running()
 
 
-def test_vllm_itself_serves_and_ends_with_its_process() -> None:
+@pytest.mark.parametrize("kind", [VllmLoop, ServedVllm])
+def test_vllm_itself_serves_and_ends_with_its_process(
+    kind: type[VllmLoop] | type[ServedVllm],
+) -> None:
     """Slow, for vLLM compiles the model. Numba, which comes with our packages, once kept it from
     starting, and nobody saw that until the table was wanted."""
     checkpoint = str(model_path(TARGET))
-    with contending(plain=partial(Vllm, checkpoint, None, "float32")) as contenders:
-        (plain,) = contenders
+    with closing(Contender(PLAIN, partial(kind, checkpoint, None, "float32"))) as plain:
         assert plain.refused is None
+        (process,) = multiprocessing.active_children()
+        its_own = psutil.Process(process.pid).children(recursive=True)
         asked = list(islice(few_tokens(checkpoint), 2))
         served = plain.serve([replace(one, stop=()) for one in asked], clients=2)
     assert served is not None
     assert served.lengths == (MOST, MOST)
-    assert served.forwards <= MOST + 1
+    assert 0 < served.forwards <= MOST + 2
+    _, alive = psutil.wait_procs(its_own, timeout=10)
+    assert not alive
 
 
 def test_questions_are_greedy_and_sampled_in_every_domain_and_never_come_twice() -> None:
@@ -144,40 +147,37 @@ def test_questions_are_greedy_and_sampled_in_every_domain_and_never_come_twice()
     assert len({one.prompt for one in asked}) > 50
 
 
-def served(tokens: int, seconds: float) -> Served:
-    return Served((tokens,), (seconds,), seconds, 10, seconds / 2, domains=("code",))
+def turn(ours_s: float, plain_s: float) -> Turn:
+    ours, plain = (Served((100,), (took_s,), took_s, 10) for took_s in (ours_s, plain_s))
+    return Turn(ours, plain, ("code",))
 
 
 def test_the_report_holds_spindle_against_the_best_of_vllms() -> None:
     records, behind = report(
         {
-            (PLAIN, 1): [served(100, 1.0), served(100, 3.0)],
-            ("vllm_suffix_k3", 1): [served(100, 1.0), served(100, 1.0)],
-            (SPINDLE, 1): [served(100, 1.0), served(100, 1.5)],
-            (PLAIN, 4): [served(100, 1.0)],
-            (SPINDLE, 4): [served(100, 0.5)],
+            ("vllm_suffix_k3", 1): [turn(1.0, 1.0), turn(1.0, 3.0)],
+            (SPINDLE, 1): [turn(1.0, 2.0), turn(1.5, 2.0)],
+            (SPINDLE, 4): [turn(0.5, 1.0)],
         }
     )
     by_name = {record.name: record for record in records}
     suffix = by_name["peers/vllm_suffix_k3/c1/goodput"]
     assert (suffix.value, suffix.reference, suffix.ratio) == (100, 50, 2)
-    ahead = by_name["peers/spindle/c1/over_best"]
-    assert (ahead.value, ahead.reference, ahead.ratio) == (80, 100, 0.8)
+    over = by_name["peers/spindle/c1/over_best"]
+    assert (over.value, over.reference, over.ratio) == (1.6, 2, 0.8)
     assert by_name["peers/spindle/c4/over_best"].ratio == 2
     assert by_name["peers/spindle/c4/tokens_per_forward"].value == 10
-    assert by_name["peers/spindle/c4/forward_ms"].value == 25
-    assert by_name["peers/spindle/c4/between_ms"].value == 25
+    assert by_name["peers/spindle/c4/forward_ms"].value == 50
+    assert by_name[f"peers/{PLAIN}/c1/goodput"].value == 50
     (line,) = behind
     assert line.startswith("spindle at 1 clients: behind vllm_suffix_k3")
 
 
 def test_the_slowest_domain_is_the_one_that_gains_least_for_most_of_its_requests() -> None:
-    domains = ("code", "code", "code", "prose")
     plain, ours = (
-        Served((1,) * 4, took_s, 1.0, 1, 0.5, domains)
-        for took_s in ((4.0, 4.0, 4.0, 2.0), (1.0, 2.0, 8.0, 2.5))
+        Served((1,) * 4, took_s, 1.0, 1) for took_s in ((4.0, 4.0, 4.0, 2.0), (1.0, 2.0, 8.0, 2.5))
     )
-    records, _ = report({(PLAIN, 4): [plain], (SPINDLE, 4): [ours]})
+    records, _ = report({(SPINDLE, 4): [Turn(ours, plain, ("code", "code", "code", "prose"))]})
     (slowest,) = (one for one in records if one.name == "peers/spindle/c4/slowest_domain")
     assert slowest.value == 2.0 / 2.5
 
