@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -109,29 +109,20 @@ class Spindle:
         from engine.params import SamplingParams
 
         self._events.clear()
-        waiting = deque(enumerate(requests))
-        lengths: dict[int, int] = {}
-        took_s: dict[int, float] = {}
 
-        async def client() -> None:
-            while waiting:
-                place, asked = waiting.popleft()
-                params = SamplingParams(
-                    temperature=asked.temperature,
-                    max_tokens=asked.max_tokens,
-                    stop_token_ids=asked.stop,
-                    ignore_eos=True,
-                )
-                sent_s = time.perf_counter()
-                stream = self._coordinator.submit(next(self._names), asked.prompt, params)
-                lengths[place] = sum([len(commit.token_ids) async for commit in stream])
-                took_s[place] = time.perf_counter() - sent_s
+        async def ask(asked: Asked) -> int:
+            params = SamplingParams(
+                temperature=asked.temperature,
+                max_tokens=asked.max_tokens,
+                stop_token_ids=asked.stop,
+                ignore_eos=True,
+            )
+            stream = self._coordinator.submit(next(self._names), asked.prompt, params)
+            return sum([len(commit.token_ids) async for commit in stream])
 
-        begun = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        seconds = time.perf_counter() - begun
+        lengths, took_s, seconds = await closed_loop(requests, clients, ask)
         forwards = sum(isinstance(event, Verified) for event in self._events)
-        return Served(in_order(lengths), in_order(took_s), seconds, forwards)
+        return Served(lengths, took_s, seconds, forwards)
 
 
 def _config(objective: str, dtype: Dtype, in_process: bool) -> "AppConfig":
@@ -148,6 +139,26 @@ def _config(objective: str, dtype: Dtype, in_process: bool) -> "AppConfig":
             if "model" in model:
                 model["placement"] = "inline"
     return AppConfig.model_validate(said)
+
+
+async def closed_loop(
+    requests: Sequence[Asked], clients: int, ask: Callable[[Asked], Awaitable[int]]
+) -> tuple[tuple[int, ...], tuple[float, ...], float]:
+    """How many tokens each was given and how long it took, and all of them together."""
+    waiting = deque(enumerate(requests))
+    lengths: dict[int, int] = {}
+    took_s: dict[int, float] = {}
+
+    async def client() -> None:
+        while waiting:
+            place, asked = waiting.popleft()
+            sent_s = time.perf_counter()
+            lengths[place] = await ask(asked)
+            took_s[place] = time.perf_counter() - sent_s
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return in_order(lengths), in_order(took_s), time.perf_counter() - begun
 
 
 def in_order(by_place: Mapping[int, Number]) -> tuple[Number, ...]:

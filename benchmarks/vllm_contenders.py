@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contenders import KV_TOKENS, Asked, Dtype, Served, in_order
+from benchmarks.contenders import KV_TOKENS, Asked, Dtype, Served, closed_loop, in_order
 from engine.verifiers.vllm_environment import mend_llvmlite
 
 if TYPE_CHECKING:
@@ -61,23 +61,13 @@ class ServedVllm:
         return self._loop.run_until_complete(self._serve(requests, clients))
 
     async def _serve(self, requests: Sequence[Asked], clients: int) -> Served:
-        waiting = deque(enumerate(requests))
-        lengths: dict[int, int] = {}
-        took_s: dict[int, float] = {}
-
-        async def client() -> None:
-            while waiting:
-                place, asked = waiting.popleft()
-                sent_s = time.perf_counter()
-                stream = self._engine.generate(_prompt(asked), _params(asked), next(self._names))
-                lengths[place] = sum([len(one.outputs[0].token_ids) async for one in stream])
-                took_s[place] = time.perf_counter() - sent_s
+        async def ask(asked: Asked) -> int:
+            stream = self._engine.generate(_prompt(asked), _params(asked), next(self._names))
+            return sum([len(one.outputs[0].token_ids) async for one in stream])
 
         self._forwards = 0
-        begun = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        seconds = time.perf_counter() - begun
-        return Served(in_order(lengths), in_order(took_s), seconds, self._forwards)
+        lengths, took_s, seconds = await closed_loop(requests, clients, ask)
+        return Served(lengths, took_s, seconds, self._forwards)
 
 
 class VllmLoop:
