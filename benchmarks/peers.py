@@ -174,6 +174,8 @@ class Contender:
     def _signal(self, number: signal.Signals) -> None:
         """To all of them, for an engine that has nothing to do still wakes up: gloo's threads,
         thirteen for each, every 10 ms."""
+        if not self._process.is_alive():  # its number may be somebody else's by now
+            return
         with suppress(psutil.NoSuchProcess):
             first = psutil.Process(self._process.pid)
             for one in (first, *first.children(recursive=True)):
