@@ -28,6 +28,9 @@ KV_TOKENS = 8192
 CONFIG = Path("cluster/vllm.yaml")
 _RAY_CPUS = 16
 """What Ray may hand out, however many there are."""
+_SETTLED_S = 0.5
+"""Until hosts have heard what to forget: a call that is under way when everybody is stopped looks
+like a host that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Spindle:
         service = Service(config, fleet)
         await service.warm_up()
         service.report_to(self._events.append)
+        await asyncio.sleep(_SETTLED_S)
         return service.coordinator
 
     def serve(self, requests: Sequence[Asked], clients: int) -> Served:
@@ -105,7 +109,7 @@ class Spindle:
         return asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     async def _serve(self, requests: Sequence[Asked], clients: int) -> Served:
-        from actors.events import Verified
+        from actors.events import LaneDown, Verified, VerifierDown
         from engine.params import SamplingParams
 
         self._events.clear()
@@ -121,6 +125,9 @@ class Spindle:
             return sum([len(commit.token_ids) async for commit in stream])
 
         lengths, took_s, seconds = await closed_loop(requests, clients, ask)
+        await asyncio.sleep(_SETTLED_S)
+        if lost := [one for one in self._events if isinstance(one, LaneDown | VerifierDown)]:
+            raise RuntimeError(f"it lost a host: {lost[0].error}")
         forwards = sum(isinstance(event, Verified) for event in self._events)
         return Served(lengths, took_s, seconds, forwards)
 

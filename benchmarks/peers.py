@@ -236,6 +236,7 @@ def compete(
                 if turn is None:
                     break
                 results.setdefault((name, load), []).append(turn)
+                print(f"{name} at {load} clients: {speed([turn]):.3f} of plain", flush=True)
     return results
 
 
