@@ -140,7 +140,7 @@ class Coordinator:
             generated=served.produced,
         )
         statistics = Statistics()
-        stream = Stream(name, statistics, lambda: self._cancel(job), self._wake)
+        stream = Stream(name, statistics, lambda: self._cancel(job), lambda: self._hear(name))
         stream.acknowledge(len(output))
         job = self._jobs[name] = Job(
             served,
@@ -203,6 +203,11 @@ class Coordinator:
         """Ends all streams. The hosts are their owner's to close (actors/fleet.py)."""
         self._end(Cancelled("the coordinator is closing"))
         await self._tasks.end()
+
+    def _hear(self, name: str) -> None:
+        """Its reader has come nearer."""
+        if name in self._stalls:
+            self._wake()
 
     def _wake(self) -> None:
         """Something has changed: one pass for all that changes until the loop's next turn."""
