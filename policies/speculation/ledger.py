@@ -36,6 +36,8 @@ _HASTE = 5.0
 """How much faster the care then falls, for each such number more: a few slow rounds, with all
 requests of a batch in them, can raise it far at once."""
 _FASTEST_FALL = 0.05
+_PRICE_MEMORY = 0.05
+"""Of the running mean of what fairness costs: the last twenty rounds that were priced count."""
 _MOST_HANDLING = 0.5
 """Of a forward: what one round can show of time that nothing explains."""
 _OWN_HANDLING = 0.25
@@ -66,12 +68,18 @@ class Accounts(NamedTuple):
 class Ledger:
     """One account per request, a row: tokens gained minus rounds of plain decoding."""
 
-    def __init__(self, promise: float, window: int, repay: float, exceptions: float) -> None:
-        """`exceptions`: the share of requests that may end below the promise."""
+    def __init__(
+        self, promise: float, window: int, repay: float, exceptions: float, most_price: float
+    ) -> None:
+        """`exceptions`: the share of requests that may end below the promise; `most_price`: the
+        share of all tokens that it may cost to have no more of them."""
         self._promise = promise
         self._overdraft = (1.0 - promise) * window
         self._repay = repay
         self._exceptions = exceptions
+        self._most_price = most_price
+        self._price = 0.0
+        """A running mean."""
         self.care = _FIRST_CARE
         """What the slowest requests weigh in the fair objective, beyond what the others do."""
         self._good_ends = 0
@@ -125,6 +133,11 @@ class Ledger:
             self._credit,
         )
 
+    def learn_price(self, price: float) -> None:
+        """The share of tokens by which the throughput objective would have been ahead in a round,
+        by what was expected of both."""
+        self._price += _PRICE_MEMORY * (price - self._price)
+
     def forget(self, row: int) -> None:
         tokens, plain, promised = self._whole[row].tolist()
         if promised and plain >= _FEWEST_ROUNDS:
@@ -135,9 +148,12 @@ class Ledger:
     def _learn_from(self, speed: float) -> None:
         """A request has ended, with this speed over plain decoding's. Stochastic approximation: the
         care settles where the share of those below the promise is `exceptions`, or, for its falls
-        hasten at times, somewhat more."""
+        hasten at times, somewhat more; or else where the price is the most that may be paid."""
         scaled = self.care + _CARE_SCALE
-        if speed < self._promise:
+        if self._price > self._most_price:
+            self._good_ends = 0
+            self.care -= scaled * _FASTEST_FALL
+        elif speed < self._promise:
             self._good_ends = 0
             self.care += scaled * _CARE_STEP * (1.0 - self._exceptions)
         else:

@@ -31,6 +31,8 @@ from policies.speculation.thinking import Aims, Asked, think
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
+_PRICED_EVERY = 8
+"""Rounds: it takes as long as the plan itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class PlannerParams:
     exceptions: float = 0.05
     """The share of requests that may end below `no_harm`, being short; a group of requests that is
     a fifth of all, and worse off than the others, then has it for three quarters of its own."""
+    most_price: float = 0.08
+    """The share of the throughput objective's tokens that fairness may cost, by what is expected as
+    rounds begin (what comes of it is some two thirds of that). Where it costs more, there will be
+    more exceptions."""
     repay: float = 0.25
     """The part of a debt that one round must repay."""
     explore: float = 0.01
@@ -77,6 +83,7 @@ class Planner:
             self._params.window,
             self._params.repay,
             self._params.exceptions,
+            self._params.most_price,
         )
         self._trust = Trust()
         self._idle = IdleLanes(self._params.explore, self._beliefs)
@@ -87,6 +94,7 @@ class Planner:
         """By lane: rows of those who draft there in this round, and have proposed nothing yet."""
         self._usual_s = 0.0
         """A running mean of T: how long a request of the batch waits for its next verdict."""
+        self._plans = 0
         self.needs_over_harm = 0
         """Rounds in which a need was served at the price of a no-harm cap."""
 
@@ -118,7 +126,9 @@ class Planner:
             self._params.max_width if context.trees else 1,
             now,
             self._usual_s,
+            objective == "fair" and self._plans % _PRICED_EVERY == 0,
         )
+        self._plans += 1
         thought = think(
             rows,
             Standing.of(requests, self._terms[rows]),
@@ -129,6 +139,8 @@ class Planner:
             costs,
             aims,
         )
+        if aims.priced:
+            self._ledger.learn_price(thought.price)
         rules = rules_of(lanes, names, thought, costs, objective, self._calibrations)
         depth, deepest = thought.depth, thought.deepest.copy()
         for lane, rule in enumerate(rules):

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from policies.cost import bent_seconds
-from policies.speculation.beginning import begin
+from policies.speculation.beginning import Beginning, begin
 from policies.speculation.belief import Belief, Tables, believed, level_accepted
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.ledger import Accounts, Trusted, caps_of, trust_of, weights_of
@@ -19,6 +19,7 @@ from policies.speculation.prospects import (
     everyone,
     of_lanes,
     reach_of,
+    round_seconds,
 )
 from policies.speculation.slo import Standing, context_of, left_of, promised_nothing
 from policies.speculation.width import best_widths, sibling_shares
@@ -50,6 +51,8 @@ class Aims(NamedTuple):
     now: float
     usual_s: float
     """How long a round takes."""
+    priced: bool
+    """Whether to say what fairness costs."""
 
 
 class Thought(NamedTuple):
@@ -67,6 +70,9 @@ class Thought(NamedTuple):
     """Of all requests together."""
     plain_s: float
     """What the round takes if nobody drafts."""
+    price: float
+    """Of fairness: the share of tokens by which the throughput objective would be ahead. 0 where
+    nobody asks."""
 
 
 @njit(cache=True)
@@ -108,23 +114,31 @@ def think(
     )
     chances = _chances(asked, lane, belief, standing, trust_of(rows, trusted), aims.max_depth)
     no_harm = caps_of(rows, promised, plain_s, accounts) if aims.fair else no_caps(requests)
-    waiting = everyone(
-        standing,
-        context,
-        reach_of(chances, requests, aims.max_depth),
-        no_harm,
-        weight,
-        aims.now,
-        aims.now + max(plain_s, aims.usual_s),
-    )
+    reach, verdict_s = reach_of(chances, requests, aims.max_depth), max(plain_s, aims.usual_s)
+    waiting = everyone(standing, context, reach, no_harm, weight, aims.now, aims.now + verdict_s)
     calls = Calls(asked.calls, widths)
     begun = begin(chances, calls, waiting, costs, aims.fair)
+    price = 0.0
+    if aims.priced:
+        ones = np.ones(requests)
+        free = everyone(
+            standing, context, reach, no_caps(requests), ones, aims.now, aims.now + verdict_s
+        )
+        freely = begin(chances, calls, free, _with(costs, costs.read, ones.sum()), False)
+        price = max(0.0, 1.0 - _rate(begun, requests, costs) / _rate(freely, requests, costs))
     prospects = of_lanes(waiting, chances, begun.depth, begun.gain, lanes)
     told = np.empty((3, lanes))
     told[0], told[1], told[2] = begun.nodes, begun.drafting_s, widths
     return Thought(
-        begun.depth, chances.deepest, prospects, told, costs.read, costs.weights, plain_s
+        begun.depth, chances.deepest, prospects, told, costs.read, costs.weights, plain_s, price
     )
+
+
+@njit(cache=True)
+def _rate(begun: Beginning, requests: int, costs: RoundCosts) -> float:
+    """Tokens per second of all together, as expected."""
+    seconds = round_seconds(costs, begun.nodes.sum(), begun.drafting_s.max())
+    return (requests + begun.gain.sum()) / seconds
 
 
 @njit(cache=True)

@@ -1,9 +1,11 @@
 """The modelled load on which the planner's fairness is judged."""
 
 from dataclasses import replace
-from statistics import mean
+from statistics import mean, median
 
+from actors.settings import Policies
 from benchmarks.no_harm import cluster, compared, drafting, load, served
+from policies.catalogue import make_schedule, make_selection, make_speculation
 
 
 def test_at_one_client_everybody_gains_and_the_same_run_comes_out_again() -> None:
@@ -26,3 +28,31 @@ def test_who_comes_after_a_high_load_is_served_as_after_a_low_one() -> None:
         return served(load(seed, 48), machine, seed, 1, lambda _: policies)[0]
 
     assert mean(after(16, seed) / after(1, seed) for seed in range(9)) > 0.93
+
+
+def test_fairness_costs_less_where_it_may_cost_less() -> None:
+    """And the slowest domain has less of it."""
+    machine, seeds = cluster(), range(3)
+
+    def fair(most_price: float) -> tuple[float, float]:
+        totals, slowest = [], []
+        for seed in seeds:
+            arrivals = load(seed, 144)
+            total, speeds = served(
+                arrivals,
+                machine,
+                seed,
+                4,
+                lambda calibrations: Policies(
+                    make_schedule("default"),
+                    make_selection("hedge"),
+                    make_speculation("planner", {"most_price": most_price}, calibrations),
+                ),
+            )
+            totals.append(total)
+            slowest.append(median(speeds[one.name] for one in arrivals if one.domain == "prose"))
+        return mean(totals), mean(slowest)
+
+    at_any_price, for_nothing = fair(1.0), fair(0.0)
+    assert for_nothing[0] > 1.01 * at_any_price[0]
+    assert for_nothing[1] < at_any_price[1]

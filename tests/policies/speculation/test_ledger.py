@@ -7,14 +7,14 @@ from policies.speculation.forest import Floats
 from policies.speculation.ledger import Ledger, caps_of, expect, weights_of
 from policies.speculation.prefix import caps_at
 
-WINDOW, PROMISE, EXCEPTIONS = 100, 0.97, 0.12
+WINDOW, PROMISE, EXCEPTIONS, MOST_PRICE = 100, 0.97, 0.12, 0.05
 FORWARD_S, WAITING_S, DRAFTING_S = 10e-3, 1e-3, 3e-3
 PLAIN_S = FORWARD_S + WAITING_S
 ALL = np.array([0])
 
 
 def ledger() -> Ledger:
-    made = Ledger(PROMISE, WINDOW, repay=0.25, exceptions=EXCEPTIONS)
+    made = Ledger(PROMISE, WINDOW, repay=0.25, exceptions=EXCEPTIONS, most_price=MOST_PRICE)
     made.reserve(1)
     caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
     return made
@@ -141,6 +141,21 @@ def test_a_care_that_one_bad_moment_has_raised_falls_soon() -> None:
         end(made, 1.0)
     assert high > 12.0
     assert made.care < 4.0
+
+
+def test_care_falls_where_it_costs_more_than_it_may_however_badly_requests_end() -> None:
+    made = ledger()
+    for _ in range(10):
+        end(made, 0.9)
+    dear = made.care
+    for _ in range(40):
+        made.learn_price(2 * MOST_PRICE)
+        end(made, 0.9)
+    assert made.care < dear / 4
+    for _ in range(40):
+        made.learn_price(0.0)
+        end(made, 0.9)
+    assert made.care > dear
 
 
 def test_the_slower_a_request_has_been_the_more_it_weighs() -> None:
