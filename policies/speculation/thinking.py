@@ -114,16 +114,15 @@ def think(
     )
     chances = _chances(asked, lane, belief, standing, trust_of(rows, trusted), aims.max_depth)
     no_harm = caps_of(rows, promised, plain_s, accounts) if aims.fair else no_caps(requests)
-    reach, verdict_s = reach_of(chances, requests, aims.max_depth), max(plain_s, aims.usual_s)
-    waiting = everyone(standing, context, reach, no_harm, weight, aims.now, aims.now + verdict_s)
+    reach = reach_of(chances, requests, aims.max_depth)
+    verdict_s = aims.now + max(plain_s, aims.usual_s)
+    waiting = everyone(standing, context, reach, no_harm, weight, aims.now, verdict_s)
     calls = Calls(asked.calls, widths)
     begun = begin(chances, calls, waiting, costs, aims.fair)
     price = 0.0
     if aims.priced:
         ones = np.ones(requests)
-        free = everyone(
-            standing, context, reach, no_caps(requests), ones, aims.now, aims.now + verdict_s
-        )
+        free = everyone(standing, context, reach, no_caps(requests), ones, aims.now, verdict_s)
         freely = begin(chances, calls, free, _with(costs, costs.read, ones.sum()), False)
         price = max(0.0, 1.0 - _rate(begun, requests, costs) / _rate(freely, requests, costs))
     prospects = of_lanes(waiting, chances, begun.depth, begun.gain, lanes)
