@@ -54,7 +54,7 @@ class PlannerParams:
     a fifth of all, and worse off than the others, then has it for three quarters of its own."""
     most_price: float = 0.08
     """The share of the throughput objective's tokens that fairness may cost, by what is expected as
-    rounds begin (what comes of it is some two thirds of that). Where it costs more, there will be
+    rounds begin (a good half of it comes true). Where it costs more, there will be
     more exceptions."""
     repay: float = 0.25
     """The part of a debt that one round must repay."""
