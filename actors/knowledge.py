@@ -15,6 +15,7 @@ from actors.lessons import Lessons
 from engine.protocol import DraftOrder
 from policies.calibration import Calibration
 from policies.cost import CostModel
+from policies.handling import Handling
 from policies.microbatch import LaneLoad
 from policies.online_cost import RefinedCost, RefinementParams
 from policies.protocols import RoundContext
@@ -31,15 +32,9 @@ from policies.trees import (
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
-_FORGETTING = 0.002
-"""Per plain round, of what rounds with drafts have cost: a bad spell must not end drafting for
-good, for only drafting could tell that it is over. Slow, or where few rounds pay for drafts the
-others would make them look cheap."""
 _CALLS = RefinementParams(longest_call=100.0)
 """A small drafter's call may take many times its forwards, which were profiled back to back: it
 changes threads or processes, asks the rule at each level, and finds the caches cold."""
-_MOST_EXTRA = 0.5
-"""Of a forward: what one round can teach of time that nothing explains."""
 _DEEPEST_SCORED = 8
 
 
@@ -102,10 +97,8 @@ class Knowledge:
         self.lessons = Lessons(self.calibrations)
         self._queueing_s = 0.0
         """A running mean of waiting while the verifier worked for others."""
-        self._extra_plain_s = 0.0
-        self._extra_drafted_s = 0.0
-        """Running means of what rounds without and with drafts take beyond that, drafting, and what
-        the forward should: handling, the host's own work, transport."""
+        self._handling = Handling()
+        """What rounds take beyond that."""
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
         return RoundContext(
@@ -116,9 +109,9 @@ class Knowledge:
             most_tokens=self._most_tokens,
             other_tokens=prefill_tokens,
             trees=self._trees,
-            waiting_s=self._queueing_s + self.own_s,
-            handling_s=self.handling_s,
-            call_s={lane: cost.call_s for lane, cost in self._draft.items()},
+            waiting_s=self._queueing_s + self._handling.own_s,
+            handling_s=self._handling.drafted_s,
+            call_s={lane: self._call_s(lane) for lane in self._draft},
         )
 
     def unite(self, jobs: Collection[Job]) -> None:
@@ -181,13 +174,12 @@ class Knowledge:
         wait_s = max(0.0, sum(waits) / len(waits))
         idle_s = min(wait_s, max(0.0, verified.idle_s - drafting_s))
         self._queueing_s += _WAIT_MEMORY * (wait_s - idle_s - self._queueing_s)
-        # A pause of the whole process, say, must not end drafting.
-        extra_s = min(idle_s + slower_s, _MOST_EXTRA * predicted_s)
-        if any(outcome.tried for outcome in verified.outcomes):
-            self._extra_drafted_s += _WAIT_MEMORY * (extra_s - self._extra_drafted_s)
-        else:
-            self._extra_plain_s += _WAIT_MEMORY * (extra_s - self._extra_plain_s)
-            self._extra_drafted_s += _FORGETTING * (self._extra_plain_s - self._extra_drafted_s)
+        self._handling.learn(
+            idle_s + slower_s,
+            predicted_s,
+            any([outcome.tried for outcome in verified.outcomes]),
+            {outcome.lane for outcome in verified.outcomes if outcome.lane is not None},
+        )
 
     def share_of_prompts(self, context: int, tokens: int, prefill_tokens: int) -> float:
         """Of a forward."""
@@ -196,15 +188,10 @@ class Knowledge:
             return 0.0
         return 1.0 - self._verify.predict(context, tokens - prefill_tokens) / whole_s
 
-    @property
-    def own_s(self) -> float:
-        """What a plain round takes besides its forward and those that it waits for."""
-        return max(0.0, self._extra_plain_s)
-
-    @property
-    def handling_s(self) -> float:
-        """What a round in which drafters are asked takes beyond that, and beyond drafting."""
-        return max(0.0, self._extra_drafted_s - self._extra_plain_s)
+    def _call_s(self, lane: str) -> float:
+        """What a call of the lane takes besides its steps, before the forward or of it."""
+        draft = self._draft.get(lane)
+        return (draft.call_s if draft else 0.0) + self._handling.behind_s(lane)
 
     def score(
         self,
@@ -219,8 +206,8 @@ class Knowledge:
         among them, so that a score compares with the slots that were measured under this load."""
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
-        call_s = self.handling_s + (draft.call_s if draft else 0.0)
-        waiting_s = self._queueing_s + self.own_s
+        call_s = self._handling.drafted_s + self._call_s(lane.name)
+        waiting_s = self._queueing_s + self._handling.own_s
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
         best = Score(0, 0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
@@ -244,7 +231,7 @@ class Knowledge:
             depth=0 if lane is None else max(1, round(drafted / rounds)),
             gain=1 + accepted / rounds,
             draft=draft,
-            call_s=draft.call_s if draft else 0.0,
+            call_s=0.0 if lane is None else max(0.0, self._call_s(lane)),
         )
 
 

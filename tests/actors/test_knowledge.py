@@ -11,11 +11,12 @@ from policies.tree import DraftTree
 from policies.trees import flatten
 
 FORWARD_S = 0.01
+DRAFTS = {"lane": LinearCost(0, 0, 0.001), "other": LinearCost(0, 0, 0.001)}
 
 
 def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Knowledge:
     """After rounds of two requests, one of which drafts for 4 ms, or none."""
-    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {}, 64, 64, 64), [])
+    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), DRAFTS, 64, 64, 64), [])
     learn(knowledge, drafted, extra_s, queueing_s, count)
     return knowledge
 
@@ -27,13 +28,14 @@ def learn(
     queueing_s: float = 0.0,
     count: int = 60,
     depth: int = 2,
+    lane: str | None = None,
 ) -> None:
-    """`depth` 0: drafters were asked in vain."""
+    """`depth` 0: drafters were asked in vain. `lane` None: lookups were."""
     drafting_s = 0.004 if drafted else 0.0
     idle_s = drafting_s + extra_s
     seconds = idle_s + queueing_s + FORWARD_S
     asked = RoundOutcome(
-        "drafts", "lane", 0, depth, 0, 1, seconds, FORWARD_S, drafting_s, tried=drafted
+        "drafts", lane, 0, depth, 0, 1, seconds, FORWARD_S, drafting_s, tried=drafted
     )
     outcomes = (asked, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
     for _ in range(count):
@@ -71,6 +73,15 @@ def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
     assert knowledge.context().handling_s > 0.004
     learn(knowledge, drafted=False, extra_s=0.0, count=1000)
     assert knowledge.context().handling_s < 0.001
+
+
+def test_what_a_lanes_calls_leave_behind_is_part_of_what_they_take() -> None:
+    knowledge = rounds(drafted=True, extra_s=0.0)
+    learn(knowledge, drafted=True, extra_s=0.001, lane="lane")
+    context = knowledge.context()
+    assert context.call_s["lane"] == pytest.approx(0.001, rel=0.3)
+    assert context.call_s["other"] == 0.0
+    assert context.handling_s < 0.0004
 
 
 def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
