@@ -70,7 +70,8 @@ class RoundContext(NamedTuple):
     not: planning, orders, choosing."""
     call_s: Mapping[str, float] = MappingProxyType({})
     """By lane: what a draft call takes besides its steps, such as the way to the drafter and back.
-    Lanes that are not in it: nothing."""
+    Less than nothing where part of `handling_s` is done meanwhile. Lanes that are not in it:
+    nothing."""
 
 
 class Ask(NamedTuple):

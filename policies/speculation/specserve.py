@@ -126,7 +126,7 @@ class SpecServe:
         rule = SpecServeRule(
             verify=context.verify,
             draft=context.draft.get(ask.lane) if ask.lane else None,
-            call_s=context.call_s.get(ask.lane or "", 0.0),
+            call_s=max(0.0, context.call_s.get(ask.lane or "", 0.0)),
             read=tokens_read(batch),
             context={request.name: request.context for request in batch},
             roots=len(batch) + context.other_tokens,
