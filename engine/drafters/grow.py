@@ -1,7 +1,8 @@
 """A draft tree from what followed a request's last tokens elsewhere, in one compiled call.
 
-The belief in a token is how many of the places agree on it. A beam, as AdaServe's step 1: of all
-children of a level the `width` best by path confidence form the next one.
+Two texts are asked, each for its longest match: what followed there is drafted, and believed as far
+as such evidence was right before (evidence.py). A beam, as AdaServe's step 1: of all children of a
+level the `width` best by path confidence form the next one.
 """
 
 from typing import NamedTuple
@@ -10,13 +11,18 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.drafters.evidence import (
+    OWN,
+    PAST,
+    TEXTS,
+    Kinds,
+    Weights,
+    believe,
+    first_weights,
+    kind_of,
+)
 from engine.drafters.text_index import NONE, TOKENS, Store, TextIndex, Tokens, longest_match
 from policies.tree import ROOT, DraftTree
-
-DOUBT = 2.0
-"""How much a short match is doubted: `agree` of `total` places that match in `length` tokens are a
-confidence of agree / (total + DOUBT / length), as if so many more disagreed. A single match of two
-tokens earns 0.5, one of 8 tokens 0.8. Siblings sum to less than 1."""
 
 Floats = NDArray[np.float32]
 
@@ -34,6 +40,8 @@ class Reading(NamedTuple):
 class Grown(NamedTuple):
     tree: DraftTree
     path_confidence: Floats
+    kinds: Kinds
+    """Of the evidence for each node."""
     level_ends: list[int]
     """How many nodes there are down to each level."""
     place: int
@@ -44,32 +52,32 @@ def prepare(reading: Reading) -> None:
     """Compiles now what is compiled at first use, while no reader waits."""
     text = TextIndex()
     text.extend([1, 1])
-    grow(text, TextIndex(), reading, depth=1, width=1)
+    grow(text, TextIndex(), reading, first_weights(), depth=1, width=1)
 
 
-def grow(own: TextIndex, past: TextIndex, reading: Reading, depth: int, width: int) -> Grown:
-    """The longer match speaks; the request's own at equal length."""
-    tokens, parents, depths, confidence, path_confidence, place = _grow(
-        own.store, own.end, past.store, past.end, *reading, depth, width
+def grow(
+    own: TextIndex, past: TextIndex, reading: Reading, weights: Weights, depth: int, width: int
+) -> Grown:
+    tokens, parents, depths, confidence, path_confidence, kinds, place = _grow(
+        own.store, own.end, past.store, past.end, weights, *reading, depth, width
     )
     tree = DraftTree(tokens, parents, depths, confidence)
     levels = int(depths[-1]) if len(depths) else 0
     ends = np.searchsorted(depths, np.arange(1, levels + 1), side="right").tolist()
-    return Grown(tree, path_confidence, ends, place)
+    return Grown(tree, path_confidence, kinds, ends, place)
 
 
 class _Tips(NamedTuple):
-    """The deepest level, by row."""
+    """The deepest level, by row; matches by row and text."""
 
     node: Tokens
     path_confidence: Floats
     said: NDArray[np.int32]
     """The last committed tokens, and the path down to here."""
-    in_past: NDArray[np.bool_]
-    length: Tokens
+    length: NDArray[np.int32]
     """Of the match, what was drafted along it included."""
     places: NDArray[np.int32]
-    found: Tokens
+    found: NDArray[np.int32]
 
 
 class _Texts(NamedTuple):
@@ -79,6 +87,8 @@ class _Texts(NamedTuple):
     past_end: int
     tail: int
     """How many of its last tokens stand before a tip's path."""
+    shortest: int
+    longest: int
 
 
 class _Children(NamedTuple):
@@ -86,6 +96,7 @@ class _Children(NamedTuple):
 
     tip: Tokens
     token: Tokens
+    kinds: Kinds
     confidence: Floats
     path_confidence: Floats
     """-1 once it is taken."""
@@ -97,10 +108,9 @@ def _tips(width: int, said: int, places: int) -> _Tips:
         np.full(width, ROOT, np.int32),
         np.ones(width, np.float32),
         np.empty((width, said), np.int32),
-        np.zeros(width, np.bool_),
-        np.zeros(width, np.int32),
-        np.empty((width, places), np.int32),
-        np.zeros(width, np.int32),
+        np.zeros((width, len(TEXTS)), np.int32),
+        np.empty((width, len(TEXTS), places), np.int32),
+        np.zeros((width, len(TEXTS)), np.int32),
     )
 
 
@@ -110,24 +120,24 @@ def _grow(
     own_end: int,
     past: Store,
     past_end: int,
+    weights: Weights,
     shortest: int,
     longest: int,
     places: int,
     depth: int,
     width: int,
-) -> tuple[Tokens, Tokens, Tokens, Floats, Floats, int]:
-    tokens = np.empty(depth * width, np.int32)
-    parents = np.empty(depth * width, np.int32)
-    depths = np.empty(depth * width, np.int32)
-    confidence = np.empty(depth * width, np.float32)
-    path_confidence = np.empty(depth * width, np.float32)
-    texts = _Texts(own, own_end, past, past_end, min(longest, own_end))
+) -> tuple[Tokens, Tokens, Tokens, Floats, Floats, Kinds, int]:
+    tokens, parents, depths = np.empty((3, depth * width), np.int32)
+    confidence, path_confidence = np.empty((2, depth * width), np.float32)
+    kinds = np.empty((depth * width, len(TEXTS)), np.int16)
+    texts = _Texts(own, own_end, past, past_end, min(longest, own_end), shortest, longest)
     said = texts.tail + depth
     tips, deeper = _tips(width, said, places), _tips(width, said, places)
     tips.said[0, : texts.tail] = own[TOKENS, own_end - texts.tail : own_end]
     children = _Children(
         np.empty(width * width, np.int32),
         np.empty(width * width, np.int32),
+        np.empty((width * width, len(TEXTS)), np.int16),
         np.empty(width * width, np.float32),
         np.empty(width * width, np.float32),
     )
@@ -135,15 +145,7 @@ def _grow(
     for level in range(depth):
         count = 0
         for tip in range(frontier):
-            known = count
-            count = _branch(texts, tips, tip, width, children, known)
-            if count == known:
-                # It begins, or its text ends here: read on where the same tokens stood before.
-                _search(texts, tips, tip, level, longest)
-                if tips.length[tip] >= shortest:
-                    count = _branch(texts, tips, tip, width, children, known)
-        if level == 0 and count > 0 and tips.in_past[0]:
-            begun_at = tips.places[0, 0]
+            count = _branch(texts, tips, tip, level, weights, width, children, count)
         frontier = 0
         while frontier < width:
             best = _likeliest(children, count)
@@ -155,10 +157,13 @@ def _grow(
             depths[nodes] = level + 1
             confidence[nodes] = children.confidence[best]
             path_confidence[nodes] = children.path_confidence[best]
+            kinds[nodes] = children.kinds[best]
             _step(texts, tips, tip, level, tokens[nodes], deeper, frontier)
             deeper.node[frontier] = nodes
             deeper.path_confidence[frontier] = children.path_confidence[best]
             children.path_confidence[best] = -1
+            if nodes == 0 and deeper.found[0, OWN] == 0:
+                begun_at = deeper.places[0, PAST, 0] - 1
             nodes += 1
             frontier += 1
         tips, deeper = deeper, tips
@@ -168,66 +173,104 @@ def _grow(
         depths[:nodes],
         confidence[:nodes],
         path_confidence[:nodes],
+        kinds[:nodes],
         begun_at,
     )
 
 
 @njit(cache=True)
-def _search(texts: _Texts, tips: _Tips, tip: int, level: int, most: int) -> None:
-    said = texts.tail + level
-    recent = tips.said[tip, max(0, said - most) : said]
-    here = tips.places[tip]
-    elsewhere = np.empty_like(here)
-    length, found = longest_match(texts.own, texts.own_end, recent, most, here)
-    past_length, past_found = longest_match(texts.past, texts.past_end, recent, most, elsewhere)
-    tips.in_past[tip] = past_length > length
-    if past_length > length:
-        length, found = past_length, past_found
-        here[:] = elsewhere
-    tips.length[tip], tips.found[tip] = length, found
+def _branch(
+    texts: _Texts,
+    tips: _Tips,
+    tip: int,
+    level: int,
+    weights: Weights,
+    width: int,
+    children: _Children,
+    count: int,
+) -> int:
+    """Adds a tip's likeliest followers; among equals the own text's, seen latest, come first."""
+    followers = np.empty(tips.places.shape[1] * tips.places.shape[2], np.int32)
+    agree = np.empty((len(followers), len(TEXTS)), np.int32)
+    totals, known = np.zeros(len(TEXTS), np.int32), 0
+    for text in TEXTS:
+        known, totals[text] = _follow(texts, tips, tip, text, followers, agree, known)
+        if totals[text] == 0:
+            # It begins, or its places end here: read on where the same tokens stood before.
+            _search(texts, tips, tip, level, text)
+            known, totals[text] = _follow(texts, tips, tip, text, followers, agree, known)
+    beliefs, kinds = np.empty(known), np.empty((known, len(TEXTS)), np.int16)
+    for one in range(known):
+        for text in TEXTS:
+            kinds[one, text] = kind_of(tips.length[tip, text], agree[one, text], totals[text])
+        beliefs[one] = believe(weights, kinds[one, OWN], kinds[one, PAST])
+    left = 1.0
+    for _ in range(min(width, known)):
+        one = int(np.argmax(beliefs))
+        # Each was judged by itself: siblings are told so that they sum to no more than 1.
+        confidence = min(beliefs[one], left)
+        left -= confidence
+        children.tip[count] = tip
+        children.token[count] = followers[one]
+        children.kinds[count] = kinds[one]
+        children.confidence[count] = confidence
+        children.path_confidence[count] = tips.path_confidence[tip] * confidence
+        beliefs[one] = -1.0
+        count += 1
+    return count
 
 
 @njit(cache=True)
-def _next(texts: _Texts, tips: _Tips, tip: int, nth: int) -> int:
+def _follow(
+    texts: _Texts,
+    tips: _Tips,
+    tip: int,
+    text: int,
+    followers: Tokens,
+    agree: NDArray[np.int32],
+    known: int,
+) -> tuple[int, int]:
+    """Counts what a text goes on with. Returns how many followers are known, and places asked."""
+    total = 0
+    for nth in range(tips.found[tip, text]):
+        token = _next(texts, tips, tip, text, nth)
+        if token == NONE:
+            continue
+        one = 0
+        while one < known and followers[one] != token:
+            one += 1
+        if one == known:
+            followers[known] = token
+            agree[known] = 0
+            known += 1
+        agree[one, text] += 1
+        total += 1
+    return known, total
+
+
+@njit(cache=True)
+def _search(texts: _Texts, tips: _Tips, tip: int, level: int, text: int) -> None:
+    said = texts.tail + level
+    recent = tips.said[tip, max(0, said - texts.longest) : said]
+    places = tips.places[tip, text]
+    if text == OWN:
+        length, found = longest_match(texts.own, texts.own_end, recent, texts.longest, places)
+    else:
+        length, found = longest_match(texts.past, texts.past_end, recent, texts.longest, places)
+    if length < texts.shortest:
+        length = found = 0
+    tips.length[tip, text], tips.found[tip, text] = length, found
+
+
+@njit(cache=True)
+def _next(texts: _Texts, tips: _Tips, tip: int, text: int, nth: int) -> int:
     """What follows at a place. A match that reaches the own text's end reads on in the draft, so a
     text that repeats itself with a short period is drafted to any depth."""
-    place = tips.places[tip, nth]
-    if tips.in_past[tip]:
+    place = tips.places[tip, text, nth]
+    if text == PAST:
         return texts.past[TOKENS, place] if place < texts.past_end else NONE
     behind = place - texts.own_end
     return texts.own[TOKENS, place] if behind < 0 else tips.said[tip, texts.tail + behind]
-
-
-@njit(cache=True)
-def _branch(
-    texts: _Texts, tips: _Tips, tip: int, width: int, children: _Children, count: int
-) -> int:
-    """Adds a tip's most frequent followers; among equals those seen latest come first."""
-    kinds = np.empty(tips.found[tip], np.int32)
-    agree = np.zeros(tips.found[tip], np.int32)
-    known = total = 0
-    for nth in range(tips.found[tip]):
-        token = _next(texts, tips, tip, nth)
-        if token == NONE:
-            continue
-        kind = 0
-        while kind < known and kinds[kind] != token:
-            kind += 1
-        if kind == known:
-            kinds[known] = token
-            known += 1
-        agree[kind] += 1
-        total += 1
-    for _ in range(min(width, known)):
-        kind = int(np.argmax(agree[:known]))
-        belief = agree[kind] / (total + DOUBT / tips.length[tip])
-        children.tip[count] = tip
-        children.token[count] = kinds[kind]
-        children.confidence[count] = belief
-        children.path_confidence[count] = tips.path_confidence[tip] * belief
-        agree[kind] = 0
-        count += 1
-    return count
 
 
 @njit(cache=True)
@@ -249,11 +292,11 @@ def _step(
     said = texts.tail + level
     deeper.said[row, :said] = tips.said[tip, :said]
     deeper.said[row, said] = token
-    deeper.in_past[row] = tips.in_past[tip]
-    deeper.length[row] = tips.length[tip] + 1
-    found = 0
-    for nth in range(tips.found[tip]):
-        if _next(texts, tips, tip, nth) == token:
-            deeper.places[row, found] = tips.places[tip, nth] + 1
-            found += 1
-    deeper.found[row] = found
+    for text in TEXTS:
+        deeper.length[row, text] = tips.length[tip, text] + 1
+        found = 0
+        for nth in range(tips.found[tip, text]):
+            if _next(texts, tips, tip, text, nth) == token:
+                deeper.places[row, text, found] = tips.places[tip, text, nth] + 1
+                found += 1
+        deeper.found[row, text] = found

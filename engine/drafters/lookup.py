@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from engine.drafters.evidence import Experience
 from engine.drafters.grow import Grown, Reading, grow, prepare
 from engine.drafters.levels import as_far_as_wanted
 from engine.drafters.text_index import TextIndex
@@ -28,6 +29,7 @@ class NgramDrafter:
         self._reading = Reading(min_length, max_length, PLACES)
         prepare(self._reading)
         self._indexes: dict[str, TextIndex] = {}
+        self._experience = Experience()
         self._state = SoftState(max_requests, on_drop=self._drop)
 
     def draft(
@@ -49,7 +51,12 @@ class NgramDrafter:
             self._indexes[request] = TextIndex()
         index = self._indexes[request]
         index.follow(held.committed.ids, held.unchanged)
-        return grow(index, _NO_TEXT, self._reading, order.depth, order.width)
+        self._experience.learn(request, held.committed.ids, held.unchanged)
+        weights = self._experience.weights
+        grown = grow(index, _NO_TEXT, self._reading, weights, order.depth, order.width)
+        self._experience.note(request, index.end, grown.tree, grown.kinds)
+        return grown
 
     def _drop(self, request: str, held: HeldRequest) -> None:
         self._indexes.pop(request, None)
+        self._experience.forget(request)

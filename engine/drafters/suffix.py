@@ -1,11 +1,12 @@
 """Suffix drafting (SuffixDecoding): what followed this request's last tokens, wherever they stood.
 
-Two texts are asked: the request's own prompt and output, and the past outputs of all requests. The
-longer match speaks; the request's own at equal length.
+Two texts are asked: the request's own prompt and output, and the past outputs of all requests. How
+far each is believed is learned from what became of it (evidence.py).
 """
 
 from collections.abc import Iterable, Sequence
 
+from engine.drafters.evidence import Experience
 from engine.drafters.grow import Grown, Reading, grow, prepare
 from engine.drafters.levels import as_far_as_wanted
 from engine.drafters.past_outputs import PastOutputs
@@ -13,7 +14,7 @@ from engine.drafters.text_index import TextIndex
 from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom, to_ordered_depth
 from engine.soft_state import HeldRequest, SoftState
 
-PLACES = 64
+PLACES = 16
 
 
 class SuffixDrafter:
@@ -39,6 +40,7 @@ class SuffixDrafter:
         prepare(self._reading)
         self._past = PastOutputs(past_tokens)
         self._own: dict[str, TextIndex] = {}
+        self._experience = Experience()
         self._state = SoftState(max_requests, on_drop=self._drop)
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -64,11 +66,15 @@ class SuffixDrafter:
             self._own[request] = TextIndex()
         own = self._own[request]
         own.follow(held.committed.ids, held.unchanged)
-        grown = grow(own, self._past.index, self._reading, order.depth, order.width)
+        self._experience.learn(request, held.committed.ids, held.unchanged)
+        weights = self._experience.weights
+        grown = grow(own, self._past.index, self._reading, weights, order.depth, order.width)
+        self._experience.note(request, own.end, grown.tree, grown.kinds)
         if grown.place >= 0:
             self._past.touch(grown.place)
         return grown
 
     def _drop(self, request: str, held: HeldRequest) -> None:
         self._own.pop(request, None)
+        self._experience.forget(request)
         self._past.learn(held.committed.ids[held.start.prompt_len :])

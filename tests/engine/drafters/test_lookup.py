@@ -81,8 +81,9 @@ def test_drafting_in_deltas_equals_drafting_at_once(deltas: list[list[int]]) -> 
     drafter = NgramDrafter()
     stream = Stream("a", [0])
     for delta in deltas:
+        stream.draft(drafter, depth=0)  # proposes nothing that could be judged
         stream.committed.extend(delta)
-        tree = stream.draft(drafter, depth=3, width=2)
+    tree = stream.draft(drafter, depth=3, width=2)
     fresh = Stream("b", stream.committed.ids).draft(NgramDrafter(), depth=3, width=2)
     assert token_paths(tree) == token_paths(fresh)
     assert tree.confidence.tolist() == fresh.confidence.tolist()
