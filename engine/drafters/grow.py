@@ -15,10 +15,10 @@ from engine.drafters.evidence import (
     OWN,
     PAST,
     TEXTS,
+    Experience,
     Kinds,
     Weights,
     believe,
-    first_weights,
     kind_of,
 )
 from engine.drafters.text_index import NONE, TOKENS, Store, TextIndex, Tokens, longest_match
@@ -50,9 +50,11 @@ class Grown(NamedTuple):
 
 def prepare(reading: Reading) -> None:
     """Compiles now what is compiled at first use, while no reader waits."""
-    text = TextIndex()
+    text, experience = TextIndex(), Experience()
     text.extend([1, 1])
-    grow(text, TextIndex(), reading, first_weights(), depth=1, width=1)
+    grown = grow(text, TextIndex(), reading, experience.weights, depth=1, width=1)
+    experience.note("", text.end, grown.tree, grown.kinds)
+    experience.learn("", [1, 1, 1], unchanged=text.end)
 
 
 def grow(
