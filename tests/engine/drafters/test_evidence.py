@@ -107,11 +107,12 @@ def test_what_a_request_was_told_is_judged_once_and_forgotten_with_it() -> None:
     assert experience.weights[OWN, ONE_PLACE, COUNTED] == 1
 
 
-@pytest.mark.parametrize("drafter", [NgramDrafter(), SuffixDrafter()])
+@pytest.mark.parametrize("lookup", [NgramDrafter, SuffixDrafter])
 def test_a_lookup_learns_that_single_matches_are_wrong(
-    drafter: NgramDrafter | SuffixDrafter,
+    lookup: type[NgramDrafter | SuffixDrafter],
 ) -> None:
     """A text in which nothing that stood behind two tokens comes back."""
+    drafter = lookup()
     before = Stream("b", [1, 2, 3, 1, 2]).draft(drafter, depth=1).confidence[0]
     for number in range(10, 50):
         stream = Stream(str(number), [1, 2, number, 1, 2])
