@@ -20,6 +20,9 @@ _READING_SHARE = 0.005
 no idle time and slows the forward down, so it is done for what it teaches only."""
 _SAVED_READING_S = 0.1
 """So much of it can be saved up, and owed."""
+_SAVING_LASTS_S = 1.0
+"""After a verification began: while nobody is served nothing is saved, for it would be spent on
+those who come next, in their rounds."""
 
 
 class ReadingAhead:
@@ -74,7 +77,8 @@ class ReadingAhead:
             self._tasks.spawn(self._read_ahead, self._lanes[lane], batch, forward, policies)
 
     def _save_reading_time(self, now: float) -> None:
-        saved_s = self._reading_s + _READING_SHARE * (now - self._saved_at_s)
+        passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
+        saved_s = self._reading_s + _READING_SHARE * passed_s
         self._reading_s, self._saved_at_s = min(saved_s, _SAVED_READING_S), now
 
     def _may_read(self, state: LaneState) -> bool:
