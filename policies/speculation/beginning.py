@@ -13,6 +13,7 @@ from numba import njit
 
 from policies.cost import bent_seconds
 from policies.speculation.forest import Floats, Ints
+from policies.speculation.objective import value_of, worth_of
 from policies.speculation.prefix import missed_by
 from policies.speculation.prospects import (
     CALL_S,
@@ -45,7 +46,7 @@ class Beginning(NamedTuple):
 
 @njit(cache=True)
 def begin(
-    chances: Chances, calls: Calls, everyone: Floats, costs: RoundCosts, fair: bool
+    chances: Chances, calls: Calls, everyone: Floats, costs: RoundCosts, power: float
 ) -> Beginning:
     """`everyone`: rows of the whole round (prospects.py)."""
     round_ = everyone_in(everyone)
@@ -53,7 +54,7 @@ def begin(
     urgent = np.empty(pairs, np.bool_)
     for pair, request in enumerate(chances.request):
         urgent[pair] = round_.needs[request] > 0.0
-    levels = _levels(chances, calls, round_, costs, fair)
+    levels = _levels(chances, calls, round_, costs, power)
     most = levels.worth.shape[1]
     halvings = 1
     while 1 << (halvings - 1) < most:
@@ -80,7 +81,7 @@ def begin(
             line = _in_line(depth, worth, gain, seconds, urgent)
             line = _within_room(line, depth, chances, calls.width, costs.room)
             value, count = _best_prefix(
-                line, depth, worth, gain, urgent, chances, calls, round_, costs, fair
+                line, depth, worth, gain, urgent, chances, calls, round_, costs, power
             )
             if value > best:
                 best = value
@@ -119,7 +120,7 @@ class _Levels(NamedTuple):
 
 @njit(cache=True)
 def _levels(
-    chances: Chances, calls: Calls, round_: Everyone, costs: RoundCosts, fair: bool
+    chances: Chances, calls: Calls, round_: Everyone, costs: RoundCosts, power: float
 ) -> _Levels:
     node_s = (_plain_s(costs, _SLOPE_OVER) - _plain_s(costs, 0.0)) / _SLOPE_OVER
     steps, widths = calls.step, calls.width
@@ -138,7 +139,7 @@ def _levels(
         level = chances.trust[pair] * chances.first[pair]
         worth = gain = 0.0
         for depth in range(chances.deepest[pair]):
-            worth += weight * np.log1p(level / (1.0 + gain)) if fair else level
+            worth += weight * worth_of(power, gain, level)
             gain += level
             level *= chances.acceptance[pair]
             took_s += more_s
@@ -214,7 +215,7 @@ def _best_prefix(
     calls: Calls,
     round_: Everyone,
     costs: RoundCosts,
-    fair: bool,
+    power: float,
 ) -> tuple[float, int]:
     """The objective, and how many of the line begin for it."""
     requests = len(round_.context)
@@ -227,7 +228,7 @@ def _best_prefix(
         caps_s[request] = round_.slope[request] * (1.0 + round_.promised[request])
         caps_s[request] += round_.offset[request]
     tightest = caps_s.argmin()
-    nodes = added = brought = 0.0
+    nodes = added = 0.0
     for count in range(len(line) + 1):
         if count:
             pair = line[count - 1]
@@ -243,7 +244,6 @@ def _best_prefix(
             caps_s[request] = round_.slope[request] * (1.0 + reached) + round_.offset[request]
             if request == tightest:  # none falls
                 tightest = caps_s.argmin()
-            brought += gain[pair]
             nodes += chances.found[pair] * depth[pair] * widths[lane]
             added += worth[pair]
         around_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
@@ -255,10 +255,7 @@ def _best_prefix(
             paid_s = max(paid_s, drafting_s[lane] - spared_s[lane])
         seconds[count], paid_s = around_s + longest_s, around_s + paid_s
         over[count] = max(seconds[count] - caps_s[tightest], 0.0)
-        if fair:
-            value[count] = added - costs.weights * np.log(paid_s)
-        else:
-            value[count] = np.log((requests + brought) / paid_s)
+        value[count] = value_of(power, added, costs.weights, paid_s)
     least = _for_needs(line, gain, urgent, chances, seconds, round_)
     limit = missed_by(over[least:].min(), seconds[0])
     best, most = least, -np.inf

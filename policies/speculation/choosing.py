@@ -15,6 +15,7 @@ from policies.speculation.ledger import (
     Trusted,
     caps_of,
     expect,
+    power_of,
     trust_of,
     weights_of,
 )
@@ -56,7 +57,7 @@ class Around(NamedTuple):
 
 class Wish(NamedTuple):
     fair: bool
-    """Else the throughput objective."""
+    """Else the throughput objective, without promises."""
     most_for_need: int
 
 
@@ -97,8 +98,9 @@ def choose(
     plain_s = seconds[0] - around.drafting_s
     bound = promised_nothing(standing) if wish.fair else np.zeros(len(rows), np.bool_)
     no_harm = caps_of(rows, bound, plain_s, accounts) if wish.fair else no_caps(len(rows))
-    weight = weights_of(rows, bound, accounts)
-    choice = _choice(standing, forest, weight, seconds, around, no_harm, wish)
+    weight, power = weights_of(rows, bound, accounts), power_of(wish.fair, accounts)
+    most_for_need = wish.most_for_need
+    choice = _choice(standing, forest, power, weight, seconds, around, no_harm, most_for_need)
 
     nodes = choice.nodes
     kept_s = verify_s[len(nodes)]
@@ -127,14 +129,15 @@ def _worths_s(standing: Standing) -> Floats:
 def _choice(
     standing: Standing,
     forest: Forest,
+    power: float,
     weight: Floats,
     seconds: Floats,
     around: Around,
     no_harm: TimeCaps,
-    wish: Wish,
+    most_for_need: int,
 ) -> Choice:
     begun_s, most = around.now - around.drafting_s, len(seconds) - 1
-    gains, free = freely(forest, wish.fair, weight, most, seconds, no_harm)
+    gains, free = freely(forest, power, weight, most, seconds, no_harm)
     if promised_nothing(standing).all():
         return free
     slo = slo_caps(standing, begun_s)
@@ -147,9 +150,9 @@ def _choice(
         needs_at(standing, begun_s + seconds[0]),
         _worths_s(standing),
         (seconds[-1] - seconds[0]) / max(1, most),
-        wish.most_for_need,
+        most_for_need,
     )
     slo.offset[hopeless] = np.inf
     ranking = needs_first(gains, urgent, urgency, most)
-    value = objective_of(ranking, wish.fair, seconds)
+    value = objective_of(ranking, power, seconds)
     return best_prefix(ranking, value, seconds, slo, no_harm)

@@ -18,7 +18,8 @@ from policies.calibration import Curve, interpolated
 from policies.cost import Bent, bent_seconds
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.prefix import Objective, missed_by
+from policies.speculation.objective import value_of, worth_of
+from policies.speculation.prefix import missed_by
 from policies.speculation.prospects import Prospects, RoundCosts, prospects_in, round_seconds
 
 
@@ -42,7 +43,8 @@ class GrowthRule:
     """A StepRule of one lane. Columns of its arrays are by position in `names`."""
 
     costs: RoundCosts
-    objective: Objective
+    power: float
+    """Of the objective."""
     names: tuple[str, ...]
     """Of everyone who waits for the verdict."""
     prospects: Floats
@@ -85,7 +87,7 @@ class GrowthRule:
             depth,
             self.at_most(len(at)),
             self.width,
-            self.objective == "fair",
+            self.power,
             self.costs,
             self.nodes,
             self.drafting_s,
@@ -168,7 +170,7 @@ def _going_on(
     depth: int,
     most: int,
     width: int,
-    fair: bool,
+    power: float,
     costs: RoundCosts,
     nodes: int,
     drafting_s: float,
@@ -176,10 +178,10 @@ def _going_on(
     prospects_rows: Floats,
 ) -> Mask:
     drafted, prospects = _drafted_in(drafted_rows), prospects_in(prospects_rows)
-    line = _in_line(at, most, fair, drafted, prospects)
+    line = _in_line(at, most, power, drafted, prospects)
     seconds = _seconds(line, depth, width, costs, nodes, drafting_s, prospects)
     go_on = np.zeros(len(at), np.bool_)
-    count = _how_many(line, seconds, fair, costs.weights, drafted, prospects)
+    count = _how_many(line, seconds, power, costs.weights, drafted, prospects)
     go_on[line.place[:count]] = True
     return go_on
 
@@ -197,11 +199,13 @@ class _Line(NamedTuple):
 
 
 @njit(cache=True)
-def _in_line(at: Ints, most: int, fair: bool, drafted: Drafted, prospects: Prospects) -> _Line:
+def _in_line(at: Ints, most: int, power: float, drafted: Drafted, prospects: Prospects) -> _Line:
     step = drafted.mass[at] * prospects.acceptance[at] * prospects.trust[at]
     gain = drafted.gain[at] + prospects.elsewhere[at]
     weight = prospects.everyone.weight[at]
-    worth = weight * np.log1p(step / (1.0 + gain)) if fair else step
+    worth = np.empty(len(at))
+    for number in range(len(at)):
+        worth[number] = weight[number] * worth_of(power, gain[number], step[number])
     by_worth = np.argsort(-worth, kind="mergesort")
     urgent = (prospects.everyone.needs[at] > gain)[by_worth]
     place = np.concatenate((by_worth[urgent], by_worth[~urgent]))[:most]
@@ -234,7 +238,7 @@ def _seconds(
 def _how_many(
     line: _Line,
     seconds: Floats,
-    fair: bool,
+    power: float,
     weights: float,
     drafted: Drafted,
     prospects: Prospects,
@@ -243,18 +247,17 @@ def _how_many(
     least = _for_needs(line, seconds, drafted.gain, prospects)
     over = np.maximum(seconds - _tightest_cap(line, drafted.gain, prospects), 0.0)
     limit = missed_by(over[least:].min(), seconds[0])
-    requests = len(drafted.gain)
-    total = requests + drafted.gain.sum() + prospects.elsewhere.sum()
-    added = line.worth[:least].sum()
+    worth = 0.0
+    for request in range(len(drafted.gain)):
+        gain = drafted.gain[request] + prospects.elsewhere[request]
+        worth += prospects.everyone.weight[request] * worth_of(power, 0.0, gain)
+    worth += line.worth[:least].sum()
     best, most = least, -np.inf
     for count in range(least, len(seconds)):
         if count > least:
-            added += line.worth[count - 1]
+            worth += line.worth[count - 1]
         if over[count] <= limit:
-            if fair:
-                value = added - weights * np.log(seconds[count])
-            else:
-                value = np.log((total + added) / seconds[count])
+            value = value_of(power, worth, weights, seconds[count])
             if value > most:
                 best, most = count, value
     return best

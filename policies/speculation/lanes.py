@@ -11,7 +11,6 @@ from policies.cost import FOR_NOTHING, Bent
 from policies.protocols import Ask, RoundContext
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.growth import GrowthRule
-from policies.speculation.prefix import Objective
 from policies.speculation.prospects import RoundCosts
 from policies.speculation.thinking import Thought
 
@@ -52,12 +51,11 @@ def rules_of(
     names: tuple[str, ...],
     thought: Thought,
     costs: RoundCosts,
-    objective: Objective,
     calibrations: Mapping[str, Calibration],
 ) -> list[GrowthRule]:
     """One for each lane. What other lanes are about to do stands for what they will have done.
     `names`: of everyone."""
-    nodes, drafting_s, widths = thought.lanes.tolist()
+    nodes, drafting_s, widths, _ = thought.lanes.tolist()
     rules = []
     for lane, name in enumerate(lanes.names):
         others = sum(nodes) - nodes[lane]
@@ -77,7 +75,7 @@ def rules_of(
                     room=max(0, costs.room - int(others)),
                     weights=thought.weights,
                 ),
-                objective=objective,
+                power=thought.power,
                 names=names,
                 prospects=thought.prospects[lane],
                 survival=calibration.survival if calibration else IDENTITY,

@@ -25,8 +25,9 @@ _WELL_OFF = 1.3
 """Who has this speed, over plain decoding's, weighs as little as can be."""
 _ROUNDS_BEFORE = 8.0
 """That count as plain ones before a request's first: it is neither slow nor fast yet."""
-_FIRST_CARE, _MOST_CARE = 2.0, 16.0
-"""What the slowest weigh beyond the well-off's 1."""
+_FIRST_CARE, _LEAST_CARE, _MOST_CARE = 2.0, -1.0, 16.0
+"""What the slowest weigh beyond the well-off's 1. Below 0 all weigh the same, and the objective
+turns from proportional fairness to throughput."""
 _CARE_STEP = 0.1
 """By how much of itself one request's end may raise the care, `_CARE_SCALE` added to it."""
 _CARE_SCALE = 8.0
@@ -63,6 +64,8 @@ class Accounts(NamedTuple):
     overdraft: float
     repay: float
     care: float
+    too_dear: bool
+    """To keep the promise, even with the least care."""
 
 
 class Ledger:
@@ -161,7 +164,7 @@ class Ledger:
             overdue = max(0.0, self._exceptions * self._good_ends - _OVERDUE)
             fall = _CARE_STEP * self._exceptions * (1.0 + _HASTE * overdue)
             self.care -= scaled * min(fall, _FASTEST_FALL)
-        self.care = min(max(self.care, 0.0), _MOST_CARE)
+        self.care = min(max(self.care, _LEAST_CARE), _MOST_CARE)
 
     @property
     def accounts(self) -> Accounts:
@@ -173,6 +176,7 @@ class Ledger:
             self._overdraft,
             self._repay,
             self.care,
+            self.care <= _LEAST_CARE and self._price > self._most_price,
         )
 
 
@@ -313,8 +317,14 @@ def weights_of(rows: Ints, promised: Mask, accounts: Accounts) -> Floats:
         if promised[number]:
             speed = (whole[row, 0] + _ROUNDS_BEFORE) / (whole[row, 1] + _ROUNDS_BEFORE)
             slow = (_WELL_OFF - speed) / (_WELL_OFF - promise)
-            weights[number] += accounts.care * min(max(slow, 0.0), 1.0)
+            weights[number] += max(accounts.care, 0.0) * min(max(slow, 0.0), 1.0)
     return weights
+
+
+@njit(cache=True)
+def power_of(fair: bool, accounts: Accounts) -> float:
+    """Of the objective (objective.py): as far from proportional fairness as it may be."""
+    return min(max(-accounts.care, 0.0), 1.0) if fair else 1.0
 
 
 @njit(cache=True)
@@ -326,6 +336,8 @@ def caps_of(rows: Ints, binds: Mask, plain_s: float, accounts: Accounts) -> Time
         accounts.whole[row, 2] = 1.0 if binds[number] else 0.0
         if binds[number]:
             tokens = accounts.credit[row] + accounts.overdraft
+            if accounts.too_dear:
+                continue
             slope[number] = plain_s
             offset[number] = plain_s * (tokens if tokens >= 0.0 else accounts.repay * tokens)
     return TimeCaps(slope, offset)

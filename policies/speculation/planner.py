@@ -24,10 +24,10 @@ from policies.speculation.growth import GrowthRule
 from policies.speculation.idle import IdleLanes
 from policies.speculation.lanes import Lanes, rules_of
 from policies.speculation.ledger import Ledger, Trust
-from policies.speculation.prefix import Objective
+from policies.speculation.objective import Objective
 from policies.speculation.prospects import RoundCosts, call_rows
 from policies.speculation.slo import Standing, terms_of
-from policies.speculation.thinking import Aims, Asked, think
+from policies.speculation.thinking import WANTED, Aims, Asked, think
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -49,14 +49,14 @@ class PlannerParams:
     """What a request without an SLO keeps of its speed under plain decoding, at least."""
     window: int = 128
     """Rounds over which it does."""
-    exceptions: float = 0.05
+    exceptions: float = 0.1
     """The share of requests that may end below `no_harm`, being short; a group of requests that is
     a fifth of all, and worse off than the others, then has it for three quarters of its own."""
     most_price: float = 0.08
     """The share of the throughput objective's tokens that fairness may cost, by what is expected as
     rounds begin (a good half of it comes true). Where it costs more, there will be
     more exceptions."""
-    repay: float = 0.25
+    repay: float = 0.05
     """The part of a debt that one round must repay."""
     explore: float = 0.01
     """Share of the time that may go into drafts that are not expected to pay, on all lanes."""
@@ -99,15 +99,19 @@ class Planner:
         """Rounds in which a need was served at the price of a no-harm cap."""
 
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        objective = self._params.objective
+        priced = objective == "fair" and self._plans % _PRICED_EVERY == 0
+        self._plans += 1
         awake = [ask for ask in asks if self._idle.is_awake(ask, self._rows)]
         if not awake:
+            if priced:
+                self._ledger.learn_price(0.0)
             return [DraftPlan.plain(ask) for ask in asks]
         by_name = {one.name: one for ask in asks for one in ask.batch}
         names, requests = tuple(by_name), list(by_name.values())
         places = dict(zip(names, range(len(names)), strict=True))
         rows = self._rows_of(requests)
         lanes = Lanes.of(awake, places, context)
-        objective = self._params.objective
         costs = RoundCosts(
             verify=context.verify.bent,
             draft=FOR_NOTHING,
@@ -126,9 +130,8 @@ class Planner:
             self._params.max_width if context.trees else 1,
             now,
             self._usual_s,
-            objective == "fair" and self._plans % _PRICED_EVERY == 0,
+            priced,
         )
-        self._plans += 1
         thought = think(
             rows,
             Standing.of(requests, self._terms[rows]),
@@ -139,9 +142,9 @@ class Planner:
             costs,
             aims,
         )
-        if aims.priced:
+        if priced:
             self._ledger.learn_price(thought.price)
-        rules = rules_of(lanes, names, thought, costs, objective, self._calibrations)
+        rules = rules_of(lanes, names, thought, costs, self._calibrations)
         depth, deepest = thought.depth, thought.deepest.copy()
         for lane, rule in enumerate(rules):
             name, pairs = lanes.names[lane], lanes.pairs(lane)
@@ -155,7 +158,8 @@ class Planner:
         plans: dict[str | None, DraftPlan] = {}
         for lane, (name, rule) in enumerate(zip(lanes.names, rules, strict=True)):
             pairs = lanes.pairs(lane)
-            plans[name] = self._plan_of(name, row_of[pairs], limits[pairs], rule)
+            wanted = thought.lanes[WANTED, lane] > 0.0
+            plans[name] = self._plan_of(name, row_of[pairs], limits[pairs], rule, wanted)
         if any(limits):
             self._ledger.expect_nothing(rows, context.waiting_s, context.handling_s)
         return [plans.get(ask.lane) or DraftPlan.plain(ask) for ask in asks]
@@ -261,13 +265,20 @@ class Planner:
         return NO_RANKS if calibration is None else calibration.ranks
 
     def _plan_of(
-        self, lane: str, rows: Sequence[int], depths: Sequence[int], rule: GrowthRule
+        self,
+        lane: str,
+        rows: Sequence[int],
+        depths: Sequence[int],
+        rule: GrowthRule,
+        wanted: bool,
     ) -> DraftPlan:
+        """`wanted`: drafts pay there, though some request may not be slowed down for them now."""
         asked = self._asked.setdefault(lane, set())
         asked.update(compress(rows, depths))
         limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
         if not any(limit):
-            self._idle.rest(lane)
+            if not wanted:
+                self._idle.rest(lane)
             return DraftPlan([DraftLimit(0)] * len(depths))
         self._idle.wake(lane)
         return DraftPlan([limit[depth] for depth in depths], rule)

@@ -2,18 +2,17 @@
 
 A verified node costs one token of the forward, whichever it is, so a round's time depends on how
 many nodes are kept, and for each number the best set is a prefix of one order. Per request the
-best k nodes are its k most probable, and each adds less to log(1 + gain) than the one before;
+best k nodes are its k most probable, and each adds no more to the objective than the one before;
 merging such sequences by what the next node adds is optimal for every k.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from policies.speculation.forest import Floats, Forest, Ints
-
-Objective = Literal["fair", "throughput"]
+from policies.speculation.objective import value_of, worth_of
 
 _TOLERANCE = 0.01
 """Of a plain round: drafts that cost next to nothing are not thrown away where a cap is missed
@@ -55,7 +54,7 @@ class Gains(NamedTuple):
     by_worth: Ints
     """Places in these arrays, what adds most to the objective first."""
     weight: Floats
-    """Of each request, in the fair objective."""
+    """Of each request."""
 
 
 class Ranking(NamedTuple):
@@ -83,13 +82,13 @@ class Choice(NamedTuple):
 
 @njit(cache=True)
 def freely(
-    forest: Forest, fair: bool, weight: Floats, most: int, seconds: Floats, no_harm: TimeCaps
+    forest: Forest, power: float, weight: Floats, most: int, seconds: Floats, no_harm: TimeCaps
 ) -> tuple[Gains, Choice]:
     """The best prefix where no SLO asks for anything, which most rounds find to be enough; and the
     nodes by worth, for those that do not."""
-    gains = _most_probable_first(forest, fair, weight)
+    gains = _most_probable_first(forest, power, weight)
     ranking = _taken(gains, gains.by_worth[:most], 0)
-    value = objective_of(ranking, fair, seconds)
+    value = objective_of(ranking, power, seconds)
     return gains, best_prefix(ranking, value, seconds, no_caps(len(weight)), no_harm)
 
 
@@ -119,7 +118,7 @@ def best_prefix(
 
 
 @njit(cache=True)
-def _most_probable_first(forest: Forest, fair: bool, weight: Floats) -> Gains:
+def _most_probable_first(forest: Forest, power: float, weight: Floats) -> Gains:
     count = len(forest.owner)
     nodes, place = np.empty(count, np.int64), np.empty(count, np.int64)
     path, before, worth, least = np.empty((4, count))
@@ -134,10 +133,7 @@ def _most_probable_first(forest: Forest, fair: bool, weight: Floats) -> Gains:
             place[at] = at - begin
             before[at] = gained
             path[at] = forest.path[nodes[at]]
-            if fair:
-                worth[at] = weight[request] * np.log1p(path[at] / (1.0 + gained))
-            else:
-                worth[at] = path[at]
+            worth[at] = weight[request] * worth_of(power, gained, path[at])
             gained += path[at]
             least[at] = -worth[at]
     by_worth = np.argsort(least, kind="mergesort")
@@ -165,15 +161,14 @@ def _taken(gains: Gains, order: Ints, urgent: int) -> Ranking:
 
 
 @njit(cache=True)
-def objective_of(ranking: Ranking, fair: bool, seconds: Floats) -> Floats:
-    """At every prefix: Σ weight·(log(1 + gain) - log T), or log (n + Σ gain) / T."""
+def objective_of(ranking: Ranking, power: float, seconds: Floats) -> Floats:
+    """At every prefix."""
     value = np.empty(len(seconds))
-    weights, gained = ranking.weight.sum(), 0.0 if fair else float(len(ranking.weight))
+    weights, worth = ranking.weight.sum(), 0.0
     for length in range(len(seconds)):
-        time = np.log(seconds[length])
-        value[length] = gained - weights * time if fair else np.log(gained) - time
+        value[length] = value_of(power, worth, weights, seconds[length])
         if length < len(ranking.worth):
-            gained += ranking.worth[length]
+            worth += ranking.worth[length]
     return value
 
 

@@ -10,7 +10,14 @@ from policies.cost import bent_seconds
 from policies.speculation.beginning import Beginning, begin
 from policies.speculation.belief import Belief, Tables, believed, level_accepted
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.ledger import Accounts, Trusted, caps_of, trust_of, weights_of
+from policies.speculation.ledger import (
+    Accounts,
+    Trusted,
+    caps_of,
+    power_of,
+    trust_of,
+    weights_of,
+)
 from policies.speculation.prefix import no_caps
 from policies.speculation.prospects import (
     Calls,
@@ -26,6 +33,10 @@ from policies.speculation.width import best_widths, sibling_shares
 
 _READING_LASTS = 16
 """Rounds, at most, on which what it takes to read up is spread: what has been read stays known."""
+
+
+WANTED = 3
+"""The row of `Thought.lanes` with what the throughput objective wants."""
 
 
 class Asked(NamedTuple):
@@ -45,14 +56,14 @@ class Asked(NamedTuple):
 
 class Aims(NamedTuple):
     fair: bool
-    """Else the throughput objective."""
+    """Else the throughput objective, without promises."""
     max_depth: int
     max_width: int
     now: float
     usual_s: float
     """How long a round takes."""
     priced: bool
-    """Whether to say what fairness costs."""
+    """Whether to say what fairness costs. That is said as well where nobody is to draft."""
 
 
 class Thought(NamedTuple):
@@ -63,16 +74,18 @@ class Thought(NamedTuple):
     prospects: Floats
     """[lane]: rows of what each request may expect of it (prospects.py)."""
     lanes: Floats
-    """Nodes, seconds of drafting and widths, by lane."""
+    """Nodes, seconds of drafting, widths, and nodes under the throughput objective where those were
+    asked for, by lane."""
     read: float
     """Committed tokens of the whole batch."""
     weights: float
     """Of all requests together."""
+    power: float
+    """Of the objective."""
     plain_s: float
     """What the round takes if nobody drafts."""
     price: float
-    """Of fairness: the share of tokens by which the throughput objective would be ahead. 0 where
-    nobody asks."""
+    """Of fairness: the share of tokens by which the throughput objective would be ahead."""
 
 
 @njit(cache=True)
@@ -89,7 +102,7 @@ def think(
     """`costs`: but for what is to be read and the weights."""
     requests, lanes = len(rows), len(asked.calls)
     promised = promised_nothing(standing) if aims.fair else np.zeros(requests, np.bool_)
-    weight = weights_of(rows, promised, accounts)
+    weight, power = weights_of(rows, promised, accounts), power_of(aims.fair, accounts)
     context = context_of(standing)
     costs = _with(costs, context.sum(), weight.sum())
     plain_s = costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed)
@@ -109,7 +122,7 @@ def think(
         requests,
         asked.calls,
         costs,
-        aims.fair,
+        power,
         aims.max_depth,
     )
     chances = _chances(asked, lane, belief, standing, trust_of(rows, trusted), aims.max_depth)
@@ -118,18 +131,27 @@ def think(
     verdict_s = aims.now + max(plain_s, aims.usual_s)
     waiting = everyone(standing, context, reach, no_harm, weight, aims.now, verdict_s)
     calls = Calls(asked.calls, widths)
-    begun = begin(chances, calls, waiting, costs, aims.fair)
-    price = 0.0
-    if aims.priced:
+    begun = begin(chances, calls, waiting, costs, power)
+    price, wanted = 0.0, np.zeros(lanes)
+    if aims.fair and (aims.priced or begun.depth.max() == 0):
         ones = np.ones(requests)
         free = everyone(standing, context, reach, no_caps(requests), ones, aims.now, verdict_s)
-        freely = begin(chances, calls, free, _with(costs, costs.read, ones.sum()), False)
+        freely = begin(chances, calls, free, _with(costs, costs.read, ones.sum()), 1.0)
         price = max(0.0, 1.0 - _rate(begun, requests, costs) / _rate(freely, requests, costs))
+        wanted = freely.nodes
     prospects = of_lanes(waiting, chances, begun.depth, begun.gain, lanes)
-    told = np.empty((3, lanes))
-    told[0], told[1], told[2] = begun.nodes, begun.drafting_s, widths
+    told = np.empty((4, lanes))
+    told[0], told[1], told[2], told[3] = begun.nodes, begun.drafting_s, widths, wanted
     return Thought(
-        begun.depth, chances.deepest, prospects, told, costs.read, costs.weights, plain_s, price
+        begun.depth,
+        chances.deepest,
+        prospects,
+        told,
+        costs.read,
+        costs.weights,
+        power,
+        plain_s,
+        price,
     )
 
 

@@ -7,6 +7,7 @@ from policies.calibration import share_of_rank
 from policies.cost import bent_seconds
 from policies.speculation.belief import Belief
 from policies.speculation.forest import Floats, Ints
+from policies.speculation.objective import value_of, worth_of
 from policies.speculation.prospects import CALL_S, RoundCosts, round_seconds, step_of
 
 _MOST_CERTAIN = 0.99
@@ -25,7 +26,7 @@ def best_widths(
     everyone: int,
     calls: Floats,
     costs: RoundCosts,
-    fair: bool,
+    power: float,
     max_depth: int,
 ) -> Ints:
     """The width of the best uniform beam of any depth, by lane, all its requests drafting alike.
@@ -53,7 +54,7 @@ def best_widths(
                 calls[lane],
                 costs,
                 max_depth,
-                fair,
+                power,
             )
     return widths
 
@@ -84,7 +85,7 @@ def _best_of_lane(
     call: Floats,
     costs: RoundCosts,
     max_depth: int,
-    fair: bool,
+    power: float,
 ) -> int:
     requests = len(acceptance)
     best, most = 1, -np.inf
@@ -103,21 +104,22 @@ def _best_of_lane(
                 mass[request] *= survival[request]
                 gain[request] += mass[request]
             drafting_s = call[CALL_S] + step_s * depth
-            time = np.log(round_seconds(costs, level * depth, drafting_s))
-            if fair:
-                value = _sum_of_logs(gain) - everyone * time
-            else:
-                value = np.log(everyone + gain.sum()) - time
+            worth = _worth_of_all(power, gain)
+            seconds = round_seconds(costs, level * depth, drafting_s)
+            value = value_of(power, worth, float(everyone), seconds)
             if value > most:
                 best, most = width, value
     return best
 
 
 @njit(cache=True)
-def _sum_of_logs(gain: Floats) -> float:
-    """Σ log(1 + gain), by few logarithms: they are most of what a width takes to think about."""
+def _worth_of_all(power: float, gain: Floats) -> float:
+    """Of power 0 by few logarithms: they are most of what a width takes to think about."""
     total, product = 0.0, 1.0
     for one in gain:
+        if power > 0.0:
+            total += worth_of(power, 0.0, one)
+            continue
         product *= 1.0 + one
         if product > _LARGE:
             total += np.log(product)

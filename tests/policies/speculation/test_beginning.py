@@ -15,6 +15,7 @@ from policies.speculation.prospects import Calls, Chances, RoundCosts, call_rows
 from tests.policies.speculation.play import plan_alone
 
 GREEDY = PlannerParams(explore=0.0, max_width=1)
+FAIR = 0.0
 VERIFY = Bent(0.0, 2e-4, 10e-3)
 STEP = Bent(0.0, 5e-5, 2e-4)
 
@@ -72,6 +73,15 @@ def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
     )
 
 
+def test_a_lane_is_thought_about_again_as_soon_as_nobody_may_be_held_up_any_more() -> None:
+    """Where drafts do not pay it rests; here they would, but for a request that is gone next."""
+    params = PlannerParams(explore=0.0, max_width=1, window=1)
+    slow, planner = around(draft_s=1e-3), Planner(params)
+    [held, _] = planner.plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
+    assert not drafts(held)
+    assert drafts(plan_alone(planner, [view("r0")], "a", slow, 1.1))
+
+
 @pytest.mark.parametrize(("left", "begins"), [(1000, True), (3, False)])
 def test_reading_up_is_paid_for_by_the_rounds_to_come(left: int, begins: bool) -> None:
     """300 tokens are read in 15 ms, once, in rounds of 10."""
@@ -89,7 +99,7 @@ def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
     needs, slope, offset = waiting[1], waiting[4], waiting[5]
     needs[0] = 20.0
     slope[4], offset[4] = 0.05, costs.seconds(0, 0.0) + 12e-3 - 0.05
-    begun = begin(asked, alike(step), waiting, costs, True)
+    begun = begin(asked, alike(step), waiting, costs, FAIR)
     assert begun.depth.all()
 
 
@@ -98,7 +108,7 @@ def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
     """Handling is what rounds take in which drafters are asked, whether they find anything."""
     asked = chances(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (
-        begin(asked, alike(FOR_NOTHING), free(4), costs_of(4, handling_s), True)
+        begin(asked, alike(FOR_NOTHING), free(4), costs_of(4, handling_s), FAIR)
         for handling_s in (0.0, 6e-3)
     )
     assert (free_of_it.depth > 0).all()
@@ -114,7 +124,7 @@ def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
             alike(FOR_NOTHING),
             free(4),
             costs,
-            True,
+            FAIR,
         )
         for found in (0.1, 1.0)
     )
@@ -126,7 +136,7 @@ def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
     """What two would not pay for, four do."""
     costs = costs_of(requests=4, handling_s=0.0)
     two, four = (
-        begin(chances(first=[0.8] * count), alike(STEP, call_s=6e-3), free(4), costs, True)
+        begin(chances(first=[0.8] * count), alike(STEP, call_s=6e-3), free(4), costs, FAIR)
         for count in (2, 4)
     )
     assert not two.depth.any()
@@ -139,10 +149,10 @@ def test_who_weighs_more_drafts_and_others_only_if_it_pays_for_the_heavy_one(hea
     """One can gain little; where that one is heavy, fewer of the others hold it up."""
     asked, costs = chances(first=[0.9, 0.6, 0.4, 0.01]), costs_of(requests=4, handling_s=0.0)
     everyone = free(4)
-    equal = begin(asked, alike(STEP), everyone, costs, True)
+    equal = begin(asked, alike(STEP), everyone, costs, FAIR)
     everyone[6, heavy] = 20.0
     costs = costs._replace(weights=float(everyone[6].sum()))
-    begun = begin(asked, alike(STEP), everyone, costs, True)
+    begun = begin(asked, alike(STEP), everyone, costs, FAIR)
     assert (equal.depth > 0).tolist() == [True, True, True, False]
     assert (begun.depth[heavy] > 0) == (heavy < 3)
     others = np.delete(begun.depth, heavy)
@@ -158,7 +168,7 @@ def test_how_far_it_is_from_the_best() -> None:
         asked = chances(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
         asked = asked._replace(lane=np.array([0, 0, 1, 1]))
         costs = costs_of(requests=4, handling_s=float(rng.choice([0.0, 2e-3, 6e-3])))
-        chosen = begin(asked, alike(STEP, lanes=2), free(4), costs, True).depth
+        chosen = begin(asked, alike(STEP, lanes=2), free(4), costs, FAIR).depth
         best = max(worth(depths, asked, costs) for depths in product((0, 1, 2, 4, 8), repeat=4))
         lost.append(best - worth(chosen.tolist(), asked, costs))
     speeds = 1.0 - np.exp(-np.array(lost) / 4)  # of the geometric mean of the requests

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from policies.speculation.forest import Floats
-from policies.speculation.ledger import Ledger, caps_of, expect, weights_of
+from policies.speculation.ledger import Ledger, caps_of, expect, power_of, weights_of
 from policies.speculation.prefix import caps_at
 
 WINDOW, PROMISE, EXCEPTIONS, MOST_PRICE = 100, 0.97, 0.12, 0.05
@@ -127,7 +127,7 @@ def test_care_rises_while_requests_end_badly_and_falls_when_they_do_not() -> Non
     highest = made.care
     for _ in range(300):
         end(made, 1.2)
-    assert made.care == 0.0
+    assert made.care == -1.0
     assert highest < 20.0
 
 
@@ -156,6 +156,35 @@ def test_care_falls_where_it_costs_more_than_it_may_however_badly_requests_end()
         made.learn_price(0.0)
         end(made, 0.9)
     assert made.care > dear
+
+
+def test_where_nothing_is_left_to_care_for_the_objective_turns_to_throughput() -> None:
+    """By steps: with less and less care all weigh the same, then proportional fairness goes."""
+    made = ledger()
+    assert power_of(True, made.accounts) == 0.0
+    powers = []
+    for _ in range(300):
+        end(made, 1.2)
+        powers.append(power_of(True, made.accounts))
+    assert any(0.0 < power < 1.0 for power in powers)
+    assert powers[-1] == 1.0
+    assert weights_of(ALL, np.array([True]), made.accounts) == 1.0
+    end(made, 0.9)
+    assert power_of(True, made.accounts) < 1.0
+    assert power_of(False, ledger().accounts) == 1.0, "the throughput objective"
+
+
+def test_no_line_holds_that_costs_more_than_it_may_where_the_objective_has_no_care_left() -> None:
+    made = ledger()
+    for _ in range(100):
+        made.learn_price(2 * MOST_PRICE)
+    assert allowed(made) < np.inf, "first the care goes"
+    for _ in range(100):
+        end(made, 0.9)
+    assert allowed(made) == np.inf
+    for _ in range(100):
+        made.learn_price(0.0)
+    assert allowed(made) < np.inf
 
 
 def test_the_slower_a_request_has_been_the_more_it_weighs() -> None:

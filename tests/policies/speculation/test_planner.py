@@ -14,8 +14,8 @@ from policies.cost import LinearCost, RooflineCost
 from policies.protocols import DraftLimit, Mask, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.growth import GrowthRule
+from policies.speculation.objective import Objective
 from policies.speculation.planner import Planner, PlannerParams
-from policies.speculation.prefix import Objective
 from policies.tree import ROOT, DraftTree
 from tests.policies.many import learn
 from tests.policies.speculation.play import plan_alone, play

@@ -11,7 +11,6 @@ from policies.protocols import Mask
 from policies.speculation.forest import Floats, forest_of
 from policies.speculation.prefix import (
     Gains,
-    Objective,
     TimeCaps,
     best_prefix,
     caps_at,
@@ -35,23 +34,24 @@ from tests.policies.speculation.rounds import (
 )
 
 FORESTS = st.lists(trees(nodes=4), min_size=1, max_size=3)
-KINDS: list[Objective] = ["fair", "throughput"]
-
+FAIR, THROUGHPUT = 0.0, 1.0
+POWERS = [FAIR, 0.5, THROUGHPUT]
 
 WEIGHTS = st.lists(st.floats(1, 10), min_size=3, max_size=3)
 
 
-def value(kind: Objective, gains: Floats, seconds: float, weight: Floats | None = None) -> float:
-    """By definition."""
-    if kind == "fair":
-        weight = np.ones(len(gains)) if weight is None else weight
-        return float(weight @ (np.log1p(gains) - np.log(seconds)))
-    return float(np.log((len(gains) + gains.sum()) / seconds))
+def value(power: float, gains: Floats, seconds: float, weight: Floats | None = None) -> float:
+    """The logarithm of the power mean of speeds, by definition."""
+    speeds = (1.0 + gains) / seconds
+    weight = np.ones(len(gains)) if weight is None else weight
+    if power == 0.0:
+        return float(np.average(np.log(speeds), weights=weight))
+    return float(np.log(np.average(speeds**power, weights=weight)) / power)
 
 
 def chosen(
     drafted: Sequence[DraftTree],
-    kind: Objective,
+    power: float,
     seconds: Floats,
     no_harm: TimeCaps | None = None,
     weight: Floats | None = None,
@@ -59,12 +59,12 @@ def chosen(
     """The planner's own masks, and what each request gains by them."""
     forest, free = forest_of(flatten(drafted)), no_caps(len(drafted))
     weight = np.ones(len(drafted)) if weight is None else weight
-    fair, most = kind == "fair", len(seconds) - 1
-    gains, choice = freely(forest, fair, weight, most, seconds, no_harm or free)
+    most = len(seconds) - 1
+    gains, choice = freely(forest, power, weight, most, seconds, no_harm or free)
     # Where nobody needs anything, the long way comes to the same.
     none = np.zeros(len(drafted))
     ranking = needs_first(gains, none.astype(np.int64), none, most)
-    objective = objective_of(ranking, fair, seconds)
+    objective = objective_of(ranking, power, seconds)
     same = best_prefix(ranking, objective, seconds, free, no_harm or free)
     assert choice.nodes.tolist() == same.nodes.tolist()
     assert choice.gain.tolist() == same.gain.tolist()
@@ -77,16 +77,16 @@ def chosen(
     return masks, choice.gain
 
 
-def gains_of(drafted: Sequence[DraftTree], kind: Objective) -> Gains:
+def gains_of(drafted: Sequence[DraftTree], power: float) -> Gains:
     forest, requests = forest_of(flatten(drafted)), len(drafted)
     seconds = np.ones(forest.nodes + 1)
     free = no_caps(requests)
-    return freely(forest, kind == "fair", np.ones(requests), forest.nodes, seconds, free)[0]
+    return freely(forest, power, np.ones(requests), forest.nodes, seconds, free)[0]
 
 
-def loss(kind: Objective, got: float, best: float) -> float:
-    """Of speed: the geometric mean of the two requests', or their sum."""
-    return 1.0 - float(np.exp((got - best) / (2 if kind == "fair" else 1)))
+def loss(got: float, best: float) -> float:
+    """Of the mean speed of the two requests, their geometric one for one."""
+    return 1.0 - float(np.exp(got - best))
 
 
 def report(what: str, gaps: Sequence[float]) -> None:
@@ -96,7 +96,7 @@ def report(what: str, gaps: Sequence[float]) -> None:
 
 def brute_force(
     drafted: Sequence[DraftTree],
-    kind: Objective,
+    power: float,
     cost: Callable[[list[int]], float],
     most: int,
     allowed: Callable[[Floats, float], bool] = lambda gains, seconds: True,
@@ -110,7 +110,7 @@ def brute_force(
             gains = np.array([gain(t, m) for t, m in zip(drafted, selection, strict=True)])
             seconds = cost(counts)
             if allowed(gains, seconds):
-                best = max(best, value(kind, gains, seconds, weight))
+                best = max(best, value(power, gains, seconds, weight))
     return best
 
 
@@ -124,30 +124,30 @@ CURVES: dict[str, Callable[[int], float]] = {
 
 
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("power", POWERS)
 @SEEDED
 @given(drafted=FORESTS, most=st.integers(0, 12), weights=WEIGHTS)
 def test_is_brute_force_where_every_node_costs_the_same(
-    curve: str, kind: Objective, drafted: list[DraftTree], most: int, weights: list[float]
+    curve: str, power: float, drafted: list[DraftTree], most: int, weights: list[float]
 ) -> None:
     """Exact, also under a binding budget and for stepped costs: T depends on the number only. And
     whatever requests weigh."""
     weight = np.array(weights[: len(drafted)])
     most = min(most, sum(len(tree) for tree in drafted))
     seconds = np.array([CURVES[curve](nodes) for nodes in range(most + 1)])
-    masks, gains = chosen(drafted, kind, seconds, weight=weight)
+    masks, gains = chosen(drafted, power, seconds, weight=weight)
     took = CURVES[curve](sum(int(mask.sum()) for mask in masks))
     best = brute_force(
-        drafted, kind, lambda counts: CURVES[curve](sum(counts)), most, weight=weight
+        drafted, power, lambda counts: CURVES[curve](sum(counts)), most, weight=weight
     )
-    assert value(kind, gains, took, weight) == pytest.approx(best, rel=1e-5, abs=1e-6)
+    assert value(power, gains, took, weight) == pytest.approx(best, rel=1e-5, abs=1e-6)
 
 
 def test_never_stops_at_the_first_loss() -> None:
     """A step upwards in cost that only several nodes together repay."""
     drafted = [DraftTree.chain([1, 2, 3, 4], [0.95] * 4)]
     seconds = np.array([1.0, 2.1, 2.1, 2.1, 2.1])
-    [mask], _ = chosen(drafted, "throughput", seconds)
+    [mask], _ = chosen(drafted, THROUGHPUT, seconds)
     assert mask.all()
 
 
@@ -159,7 +159,7 @@ def test_time_caps_hold_at_every_prefix(
     slope, offset = np.array(lines[: len(drafted)]).T
     caps = TimeCaps(slope, offset)
     none = np.zeros(len(drafted))
-    ranking = needs_first(gains_of(drafted, "fair"), none.astype(np.int64), none, 100)
+    ranking = needs_first(gains_of(drafted, FAIR), none.astype(np.int64), none, 100)
     along = tightest_cap(ranking, caps)
     for length in range(len(ranking.nodes) + 1):
         gains = np.bincount(ranking.owner[:length], ranking.path[:length], len(drafted))
@@ -173,7 +173,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
     seconds = np.array([1.0, 1.5, 2.0, 2.5])
     slo = TimeCaps(np.zeros(2), np.array([2.05, np.inf]))
     no_harm = TimeCaps(np.array([0.0, 1.0]), np.array([np.inf, 0.05]))
-    gains = gains_of(drafted, "throughput")
+    gains = gains_of(drafted, THROUGHPUT)
 
     def kept(needed: int, one: TimeCaps, other: TimeCaps) -> tuple[int, bool]:
         ranking = needs_first(gains, np.array([needed, 0]), np.array([2.0, 0.0]), 3)
@@ -199,7 +199,7 @@ def test_slos_before_no_harm_before_the_objective() -> None:
 def test_hopeless_needs_take_what_earns_the_needy_time() -> None:
     """Tokens are worth 100 ms to each; a node that costs all of them 5 ms must earn more."""
     drafted = [DraftTree.chain([1, 2], [0.2, 0.1])] * 5
-    gains = gains_of(drafted, "throughput")
+    gains = gains_of(drafted, THROUGHPUT)
 
     def urgent(needy: int) -> tuple[list[int], list[int]]:
         needs = np.array([9.0] * needy + [0.0] * (5 - needy))
@@ -212,9 +212,9 @@ def test_hopeless_needs_take_what_earns_the_needy_time() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "mean", "worst"), [(2, 0.02, 0.10), (4, 0.05, 0.20)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("power", POWERS)
 def test_gap_where_nodes_truly_cost_differently(
-    kind: Objective, ratio: int, mean: float, worst: float
+    power: float, ratio: int, mean: float, worst: float
 ) -> None:
     """The cost model counts tokens; attention makes a long request's nodes dearer. Planned with
     the mean cost where one request's nodes cost `ratio` times the other's."""
@@ -224,12 +224,12 @@ def test_gap_where_nodes_truly_cost_differently(
     gaps = []
     for _ in range(60):
         drafted = random_trees(rng, 2, 5)
-        masks, gains = chosen(drafted, kind, planned)
+        masks, gains = chosen(drafted, power, planned)
         counts = [int(mask.sum()) for mask in masks]
-        got = value(kind, gains, 1.0 + float(each @ counts))
-        best = brute_force(drafted, kind, lambda n: 1.0 + float(each @ np.array(n)), 10)
-        gaps.append(loss(kind, got, best))
-    report(f"{kind}, {ratio}x", gaps)
+        got = value(power, gains, 1.0 + float(each @ counts))
+        best = brute_force(drafted, power, lambda n: 1.0 + float(each @ np.array(n)), 10)
+        gaps.append(loss(got, best))
+    report(f"power {power}, {ratio}x", gaps)
     assert np.mean(gaps) < mean
     assert np.max(gaps) < worst
 
@@ -242,17 +242,17 @@ def test_gap_under_time_caps() -> None:
     gaps = []
     for _ in range(60):
         drafted = random_trees(rng, 2, 5)
-        masks, gains = chosen(drafted, "fair", seconds, caps)
+        masks, gains = chosen(drafted, FAIR, seconds, caps)
         took = float(seconds[sum(int(mask.sum()) for mask in masks)])
         assert took <= float(caps_at(caps, gains).min())
         best = brute_force(
             drafted,
-            "fair",
+            FAIR,
             lambda counts: float(seconds[sum(counts)]),
             10,
             lambda gained, time: time <= float(caps_at(caps, gained).min()),
         )
-        gaps.append(loss("fair", value("fair", gains, took), best))
+        gaps.append(loss(value(FAIR, gains, took), best))
     report("caps", gaps)
     assert np.mean(gaps) < 0.02
     assert np.max(gaps) < 0.2
