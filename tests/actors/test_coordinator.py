@@ -530,9 +530,10 @@ def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
 
 
 def test_lanes_on_the_verifiers_processors_read_ahead_for_little_of_the_time() -> None:
-    async def share_of_reading(apart: bool) -> float:
+    async def share_of_reading(apart: bool, idle_s: float = 0.0) -> float:
         service = Service(stay=24, apart=apart)
         clock = asyncio.get_running_loop().time
+        await asyncio.sleep(idle_s)
         begun = clock()
         params = replace(GREEDY, max_tokens=110)
         streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(4)]
@@ -545,6 +546,8 @@ def test_lanes_on_the_verifiers_processors_read_ahead_for_little_of_the_time() -
         # One order more than has been saved up may be on its way.
         assert 0 < await share_of_reading(apart=False) < 0.05
         assert await share_of_reading(apart=True) > 0.05
+        # Nor has anything been saved up while nobody was served.
+        assert await share_of_reading(apart=False, idle_s=60.0) < 0.05
 
     run(main())
 
