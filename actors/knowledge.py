@@ -15,7 +15,7 @@ from actors.lessons import Lessons
 from engine.protocol import DraftOrder
 from policies.calibration import Calibration
 from policies.cost import CostModel
-from policies.handling import Handling, Slowed
+from policies.handling import Handling
 from policies.microbatch import LaneLoad
 from policies.online_cost import RefinedCost, RefinementParams
 from policies.protocols import RoundContext
@@ -32,8 +32,6 @@ from policies.trees import (
 
 _WAIT_MEMORY = 0.1
 """Of the running mean of waits: the last ten or so rounds count."""
-_LEAST_OWN = 0.5
-"""Of a forward behind draft calls: its own time, whatever they are thought to add."""
 _CALLS = RefinementParams(longest_call=100.0)
 """A small drafter's call may take many times its forwards, which were profiled back to back: it
 changes threads or processes, asks the rule at each level, and finds the caches cold."""
@@ -101,7 +99,6 @@ class Knowledge:
         """A running mean of waiting while the verifier worked for others."""
         self._handling = Handling()
         """What rounds take beyond that."""
-        self._slowed = Slowed()
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
         return RoundContext(
@@ -170,11 +167,7 @@ class Knowledge:
         if not verified.outcomes or verified.prefill_tokens:
             # Of a prompt only the last token is sampled: it would make draft tokens look cheap.
             return
-        lanes = {outcome.lane for outcome in verified.outcomes if outcome.lane is not None}
-        # Its own time, as if nobody had drafted before it.
-        own_s = max(verified.seconds - self._slowed.seconds(lanes), _LEAST_OWN * verified.seconds)
-        self._verify.observe(verified.context, verified.tokens, own_s)
-        self._slowed.learn(slower_s, predicted_s, lanes)
+        self._verify.observe(verified.context, verified.tokens, verified.seconds)
         # Who waits for the drafts of others waits as long as they.
         drafting_s = max([outcome.draft_s for outcome in verified.outcomes])
         waits = [one.seconds - one.verify_s - drafting_s for one in verified.outcomes]
@@ -185,7 +178,7 @@ class Knowledge:
             idle_s + slower_s,
             predicted_s,
             any([outcome.tried for outcome in verified.outcomes]),
-            lanes,
+            {outcome.lane for outcome in verified.outcomes if outcome.lane is not None},
         )
 
     def share_of_prompts(self, context: int, tokens: int, prefill_tokens: int) -> float:

@@ -6,7 +6,7 @@ Learned as running means, each of the part that the others do not explain. Such 
 more than they are, so the means are long, and one observation moves them a little way only.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 _MEMORY = 0.02
 """Of the running means: the last fifty rounds of a kind count."""
@@ -55,30 +55,17 @@ class Handling:
             means = [self._drafted, *(self._behind[lane] for lane in lanes)]
         else:
             means = [self._plain]
-        _learn(means, extra_s, forward_s)
+        surprise_s = extra_s - sum([mean.value for mean in means])
+        farthest_s = _FARTHEST * forward_s
+        surprise_s = min(max(surprise_s, -farthest_s), farthest_s)
+        weights = [mean.weight for mean in means]
+        share = 1.0 / max(1.0, sum(weights))
+        for mean, weight in zip(means, weights, strict=True):
+            mean.move(share * weight * surprise_s)
         if not asked:
             self._drafted.value += _FORGETTING * (self._plain.value - self._drafted.value)
             for mean in self._behind.values():
                 mean.value -= _FORGETTING * mean.value
-
-
-class Slowed:
-    """By how much a forward is slower behind a lane's call. A cost model that took it for the
-    forward's own would find all forwards slow wherever calls are many, and calls cheap."""
-
-    def __init__(self) -> None:
-        self._by_lane: dict[str, _Mean] = {}
-
-    def seconds(self, lanes: Collection[str]) -> float:
-        means = [self._by_lane[lane].value for lane in lanes if lane in self._by_lane]
-        return max(0.0, sum(means))
-
-    def learn(self, slower_s: float, forward_s: float, lanes: Collection[str]) -> None:
-        """One forward behind calls of these, than `forward_s`, as expected behind none."""
-        if lanes:
-            for lane in lanes:
-                self._by_lane.setdefault(lane, _Mean(_USUALLY_NOTHING))
-            _learn([self._by_lane[lane] for lane in lanes], slower_s, forward_s)
 
 
 class _Mean:
@@ -98,14 +85,3 @@ class _Mean:
     def move(self, by: float) -> None:
         self.value += by
         self._count += 1
-
-
-def _learn(means: Sequence[_Mean], seconds: float, forward_s: float) -> None:
-    """Each moves by its part of what their sum does not explain."""
-    surprise_s = seconds - sum([mean.value for mean in means])
-    farthest_s = _FARTHEST * forward_s
-    surprise_s = min(max(surprise_s, -farthest_s), farthest_s)
-    weights = [mean.weight for mean in means]
-    share = 1.0 / max(1.0, sum(weights))
-    for mean, weight in zip(means, weights, strict=True):
-        mean.move(share * weight * surprise_s)

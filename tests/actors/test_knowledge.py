@@ -29,20 +29,17 @@ def learn(
     count: int = 60,
     depth: int = 2,
     lane: str | None = None,
-    slower_s: float = 0.0,
 ) -> None:
-    """`depth` 0: drafters were asked in vain. `lane` None: lookups were. `slower_s`: the forward,
-    than usual."""
+    """`depth` 0: drafters were asked in vain. `lane` None: lookups were."""
     drafting_s = 0.004 if drafted else 0.0
     idle_s = drafting_s + extra_s
-    forward_s = FORWARD_S + slower_s
-    seconds = idle_s + queueing_s + forward_s
+    seconds = idle_s + queueing_s + FORWARD_S
     asked = RoundOutcome(
-        "drafts", lane, 0, depth, 0, 1, seconds, forward_s, drafting_s, tried=drafted
+        "drafts", lane, 0, depth, 0, 1, seconds, FORWARD_S, drafting_s, tried=drafted
     )
-    outcomes = (asked, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, forward_s))
+    outcomes = (asked, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
     for _ in range(count):
-        knowledge.learn_verify(Verified(1.0, forward_s, idle_s, 10, 2, 0, outcomes))
+        knowledge.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
 
 
 def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> None:
@@ -85,18 +82,6 @@ def test_what_a_lanes_calls_leave_behind_is_part_of_what_they_take() -> None:
     assert context.call_s["lane"] == pytest.approx(0.001, rel=0.3)
     assert context.call_s["other"] == 0.0
     assert context.handling_s < 0.0004
-
-
-def test_forwards_behind_calls_say_nothing_of_those_behind_none() -> None:
-    """Two of three follow a call, which slows them by a quarter: else a plain forward would be
-    thought a sixth slower than it is, and the call to cost a third of what it does."""
-    knowledge = rounds(drafted=True, extra_s=0.0)
-    for _ in range(300):
-        learn(knowledge, drafted=True, extra_s=0.0, lane="lane", slower_s=0.0025, count=2)
-        learn(knowledge, drafted=True, extra_s=0.0, count=1)
-    context = knowledge.context()
-    assert context.verify.predict(10, 2) == pytest.approx(FORWARD_S, rel=0.02)
-    assert context.call_s["lane"] == pytest.approx(0.0025, rel=0.1)
 
 
 def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from policies.handling import Handling, Slowed
+from policies.handling import Handling
 
 FORWARD_S = 0.01
 
@@ -75,15 +75,3 @@ def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
         handling.learn(0.0, FORWARD_S, False, set())
     assert handling.drafted_s < 0.001
     assert handling.behind_s("lane") < 0.0005
-
-
-def test_each_lane_slows_forwards_by_its_own() -> None:
-    slowed = Slowed()
-    for _ in range(600):
-        slowed.learn(0.002, FORWARD_S, {"near"})
-        slowed.learn(0.0, FORWARD_S, {"apart"})
-        slowed.learn(0.05, FORWARD_S, ())
-    assert slowed.seconds({"near"}) == pytest.approx(0.002, rel=0.1)
-    assert slowed.seconds({"apart"}) == pytest.approx(0.0, abs=5e-5)
-    assert slowed.seconds({"near", "apart"}) == pytest.approx(0.002, rel=0.1)
-    assert slowed.seconds(()) == slowed.seconds({"never seen"}) == 0.0
