@@ -38,8 +38,8 @@ _PRICED_EVERY = 8
 @dataclass(frozen=True, slots=True)
 class PlannerParams:
     objective: Objective = "fair"
-    """fair: Σ weight·(log(1 + gain) - log T), the slower a request has been, the more it weighs.
-    throughput: (n + Σ gain) / T, without no-harm."""
+    """fair: the power mean of speeds, whose power and weights follow from how requests fare
+    (ledger.py). throughput: (n + Σ gain) / T, without no-harm."""
     max_depth: int = 8
     max_width: int = 3
     """Where the verifier takes trees."""
@@ -51,11 +51,11 @@ class PlannerParams:
     """Rounds over which it does."""
     exceptions: float = 0.1
     """The share of requests that may end below `no_harm`, being short; a group of requests that is
-    a fifth of all, and worse off than the others, then has it for three quarters of its own."""
+    a third of all, and worse off than the others, then has it for two thirds of its own."""
     most_price: float = 0.08
     """The share of the throughput objective's tokens that fairness may cost, by what is expected as
     rounds begin (a good half of it comes true). Where it costs more, there will be
-    more exceptions."""
+    more exceptions, and where that is not enough, no lines."""
     repay: float = 0.05
     """The part of a debt that one round must repay."""
     explore: float = 0.01
