@@ -116,10 +116,11 @@ def _best_of_lane(
 def _worth_of_all(power: float, gain: Floats) -> float:
     """Of power 0 by few logarithms: they are most of what a width takes to think about."""
     total, product = 0.0, 1.0
-    for one in gain:
-        if power > 0.0:
+    if power > 0.0:
+        for one in gain:
             total += worth_of(power, 0.0, one)
-            continue
+        return total
+    for one in gain:
         product *= 1.0 + one
         if product > _LARGE:
             total += np.log(product)
