@@ -25,7 +25,8 @@ _PLAIN = 0
 """The number of plain decoding among the drafters."""
 _NOTHING = -1
 _PLAIN_BOUND = "plain_bound"
-"""Among what replicas tell each other."""
+_NEWS = "news/"
+"""Before a drafter's name: among what replicas tell each other."""
 
 
 class Evidence:
@@ -49,8 +50,12 @@ class Evidence:
         """[load, drafter]: a tally."""
         self._plain_bound = np.zeros((_LOADS, 3))
         """[load]: rounds that drafted, had they not."""
+        self._news = np.zeros((_LOADS, 1))
+        """[load, drafter]: of how many requests the tally is, roughly. Slots of one request tell
+        much the same, so its n-th counts 1/n; of plain decoding, the same for all, each counts."""
         self._others = np.zeros((_LOADS, 1, 3))
         self._others_plain_bound = np.zeros((_LOADS, 3))
+        self._others_news = np.zeros((_LOADS, 1))
         """What other replicas have seen of the same."""
         self._notes: list[float] = []
         """Of each: request, drafter, tokens and seconds of a slot, slots, whether they are over;
@@ -65,6 +70,8 @@ class Evidence:
             self._pool = np.pad(self._pool, one_more)
             self._others = np.pad(self._others, one_more)
             self._own = np.pad(self._own, one_more)
+            self._news = np.pad(self._news, one_more[:2])
+            self._others_news = np.pad(self._others_news, one_more[:2])
         return self._numbers[drafter]
 
     def running(self, requests: int) -> None:
@@ -102,17 +109,23 @@ class Evidence:
 
     def goodput(self, rows: Ints, draws: Floats, doubt: float) -> Floats:
         """[request, drafter]: tokens per second, as each request doubts it: in the direction that
-        it has drawn, by `doubt` after everyone's first slot and less after more. Of drafters that
+        it has drawn, by `doubt` after everyone's first news and less after more. Of drafters that
         only other replicas have there are no draws, and is no estimate."""
         self._work_in()
         pool = self._pool[self._load] + self._others[self._load]
         plain_bound = self._plain_bound[self._load] + self._others_plain_bound[self._load]
-        return _goodput(rows, self._own, pool, plain_bound, self._prior_slots, draws, doubt)
+        doubts = doubt / np.sqrt(1.0 + self.news())
+        return _goodput(rows, self._own, pool, plain_bound, self._prior_slots, draws, doubts)
 
     def own_slots(self, rows: Ints) -> Floats:
         """[request, drafter]"""
         self._work_in()
         return self._own[rows, :, _SLOTS]
+
+    def news(self) -> Floats:
+        """[drafter]: how much everyone has told of it, in requests."""
+        self._work_in()
+        return self._news[self._load] + self._others_news[self._load]
 
     def forget(self, row: int) -> None:
         self._work_in()
@@ -125,32 +138,47 @@ class Evidence:
             DRAFTER + name: self._pool[:, number].ravel().tolist()
             for name, number in self._numbers.items()
         }
-        return {**drafters, _PLAIN_BOUND: self._plain_bound.ravel().tolist()}
+        news = {
+            _NEWS + name: self._news[:, number].tolist() for name, number in self._numbers.items()
+        }
+        return {**drafters, **news, _PLAIN_BOUND: self._plain_bound.ravel().tolist()}
 
     def pool(self, others: Statistics) -> None:
         """They count for as much as we can remember ourselves at most, under each load: what is
         seen here is about the requests that come here."""
         self._others[:] = self._others_plain_bound[:] = 0.0
+        self._others_news[:] = 0.0
         for name, vector in others.items():
-            if len(vector) != self._plain_bound.size:
+            columns, rest = divmod(len(vector), _LOADS)
+            if rest or columns != (1 if name.startswith(_NEWS) else 3):
                 continue  # of a replica of another version
-            tallies = np.reshape(vector, (_LOADS, 3))
             if name == _PLAIN_BOUND:
-                self._others_plain_bound[:] = tallies
+                self._others_plain_bound[:] = np.reshape(vector, (_LOADS, 3))
             elif name.startswith(DRAFTER):
                 number = self.number(name.removeprefix(DRAFTER))
-                self._others[:, number] = tallies
+                self._others[:, number] = np.reshape(vector, (_LOADS, 3))
+            elif name.startswith(_NEWS):
+                number = self.number(name.removeprefix(_NEWS))
+                self._others_news[:, number] = vector
         remembered = (1 - self._pool_decay) * self._others[:, :, _SLOTS].sum(axis=1)
         too_many = np.maximum(1.0, remembered)[:, None]
         self._others /= too_many[:, None]
         self._others_plain_bound /= too_many
+        self._others_news /= too_many
 
     def _work_in(self) -> None:
         if self._notes:
             notes = np.array(self._notes, np.float64).reshape(-1, 8)
             self._notes = []
-            pool, plain_bound = self._pool[self._load], self._plain_bound[self._load]
-            _work_in(notes, self._own, pool, plain_bound, self._own_decay, self._pool_decay)
+            _work_in(
+                notes,
+                self._own,
+                self._pool[self._load],
+                self._news[self._load],
+                self._plain_bound[self._load],
+                self._own_decay,
+                self._pool_decay,
+            )
 
 
 @njit(cache=True)
@@ -161,8 +189,9 @@ def _goodput(
     plain_bound: Floats,
     prior_slots: float,
     draws: Floats,
-    doubt: float,
+    doubts: Floats,
 ) -> Floats:
+    """`doubts`: by drafter."""
     # Until drafters have been tried they are as good as decoding plainly, whatever that is.
     fleet = pool[_PLAIN + 1 :].sum(axis=0)
     plain = pool[_PLAIN] + plain_bound
@@ -177,11 +206,11 @@ def _goodput(
         above = plain_bound if bounded else fleet
         prior = pool[drafter] + (prior_slots / above[_SLOTS]) * above
         weight = prior_slots / prior[_SLOTS]
-        doubted = doubt / np.sqrt(1.0 + pool[drafter, _SLOTS])
         for number, row in enumerate(rows):
             tokens = own[row, drafter, _TOKENS] + weight * prior[_TOKENS]
             seconds = own[row, drafter, _SECONDS] + weight * prior[_SECONDS]
-            goodput[number, drafter] = tokens / seconds * np.exp(doubted * draws[row, drafter])
+            wrong = np.exp(doubts[drafter] * draws[row, drafter])
+            goodput[number, drafter] = tokens / seconds * wrong
     return goodput
 
 
@@ -190,6 +219,7 @@ def _work_in(
     notes: Floats,
     own: Floats,
     pool: Floats,
+    news: Floats,
     plain_bound: Floats,
     own_decay: float,
     pool_decay: float,
@@ -197,6 +227,11 @@ def _work_in(
     for note in notes:
         row, drafter, ended = int(note[0]), int(note[1]), note[5] > 0.0
         slot, slots, without = (note[2], note[3], 1.0), note[4], (note[6], note[7], 1.0)
+        if ended:
+            news *= pool_decay
+        if drafter != _NOTHING:
+            before = 0.0 if drafter == _PLAIN else own[row, drafter, _SLOTS]
+            news[drafter] += slots / (before + slots)
         # Loops: arrays of three take longer to make than to add.
         for column in range(3):
             if ended:

@@ -43,12 +43,12 @@ class HedgeParams:
     horizon_tokens: int = 128
     """A switch must pay within so many tokens."""
     doubt: float = 0.3
-    """Relative error of a drafter's prior after one slot, falling with the root of its slots. Each
-    request takes priors wrong by a random draw of it, so that requests try different drafters
-    while little is known, and agree once much is."""
-    curiosity: float = 0.5
-    """The same for a request's own evidence where the next catch-up is chosen, which costs
-    nothing: added, not drawn."""
+    """Relative error of a drafter's prior after its first slot, falling with the root of what
+    requests have told of it. Each request takes priors wrong by a random draw of it, so that
+    requests try different drafters while little is known, and agree once much is."""
+    curiosity: float = 1.0
+    """The same for that and a request's own evidence together where the next catch-up is chosen,
+    which costs next to nothing: added, not drawn."""
 
     def __post_init__(self) -> None:
         if self.prior_slots <= 0 or self.horizon_tokens < 1 or self.hold_slots < 1:
@@ -100,8 +100,9 @@ class Hedge:
 
     def likely_next(self, request: str) -> str | None:
         """The drafter most worth knowing more about: the best by an estimate that flatters what
-        has been seen little. Not the one that drafts now: its own rounds tell all. Of its lanes
-        the one that has caught up furthest, or else has most to spare."""
+        has been seen little, of this request and of all. Not the one that drafts now: its own
+        rounds tell all. Of its lanes the one that has caught up furthest, or else has most to
+        spare."""
         if self._likely is None:
             self._likely = self._think_over()
         return self._likely.get(request)
@@ -237,8 +238,10 @@ class Hedge:
         names, lanes = list(self._rows), list(self._roster.lanes.values())
         rows = self._rows.of(names)
         hope = self._goodput(rows)
-        own_slots = self._evidence.own_slots(rows)[:, : hope.shape[1]]
-        hope *= 1 + self._params.curiosity / np.sqrt(1 + own_slots)
+        drafters = hope.shape[1]
+        own_slots = self._evidence.own_slots(rows)[:, :drafters]
+        news = self._evidence.news()[:drafters]
+        hope *= 1 + self._params.curiosity * (1 / np.sqrt(1 + own_slots) + 1 / np.sqrt(1 + news))
         best = _most_hopeful(
             hope,
             np.array([self._evidence.number(lane.drafter) for lane in lanes], np.int64),

@@ -104,6 +104,30 @@ def test_others_are_heard_by_load_and_none_of_another_version() -> None:
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN)
 
 
+def test_many_slots_of_one_request_are_less_news_than_one_of_each_of_many() -> None:
+    one, many = evidence(), evidence()
+    many.reserve(20)
+    for row in range(20):
+        one.score(OTHER, "x", tokens=2.0, seconds=0.1)
+        many.score(row, "x", tokens=2.0, seconds=0.1)
+    number = one.number("x")
+    assert many.news()[number] == 20.0
+    assert 1.0 < one.news()[number] < 4.0
+    draws = np.ones((2, 8))
+    doubted = [seen.goodput(np.array([NEW]), draws, 0.5)[0, number] for seen in (one, many)]
+    assert doubted[0] > 1.1 * doubted[1]
+
+
+def test_news_of_others_count_and_those_of_another_version_do_not() -> None:
+    other, seen = evidence(), evidence()
+    other.score(OTHER, "x", tokens=2.0, seconds=0.1)
+    seen.pool(other.export())
+    number = seen.number("x")
+    assert seen.news()[number] == 1.0
+    seen.pool({name: [*vector, 0.0] for name, vector in other.export().items()})
+    assert seen.news()[number] == 0.0
+
+
 def test_plain_decoding_is_bounded_by_rounds_less_their_drafting_until_measured() -> None:
     seen = evidence()
     seen.slot(OTHER, "x", 2.0, 0.1, 1.0, 0.05)

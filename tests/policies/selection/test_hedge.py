@@ -85,6 +85,30 @@ def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() ->
     assert "c" in asked
 
 
+def test_catch_up_also_goes_where_one_request_has_fared_badly() -> None:
+    """However long that one was: it may have been of another kind."""
+    lanes = [lane("a"), lane("b"), lane("c")]
+    policy = Hedge(SURE)
+    for number in range(20):
+        [before] = requests(f"before {number}")
+        policy.assign([before], lanes, 0.0)
+        for _ in range(20):
+            policy.observe_score(before.name, "a", 60.0 * 0.05, 0.05)
+            policy.observe_score(before.name, "b", 50.0 * 0.05, 0.05)
+            if number == 0:
+                policy.observe_score(before.name, "c", 30.0 * 0.05, 0.05)
+        policy.forget(before.name)
+    assert policy.assign(requests("r"), lanes, 0.0) == {"r": "a"}
+    policy.observe([outcome("r", "a", 60.0)])
+    asked = []
+    for _ in range(10):
+        scored = policy.likely_next("r")
+        asked.append(scored)
+        policy.observe_score("r", scored or "", 50.0 * 0.05, 0.05)
+    assert asked[0] == "b"
+    assert "c" in asked
+
+
 def test_catch_up_goes_to_its_own_lane_as_long_as_that_does_not_draft() -> None:
     """Else nothing would ever be learned there."""
     policy = Hedge(SURE)
