@@ -10,7 +10,15 @@ from itertools import count
 import numpy as np
 
 from engine.drafters.grow import Grown
-from engine.protocol import ContinueDrafting, Draft, DraftOrder, DraftStep, Missing, NoRoom
+from engine.protocol import (
+    ContinueDrafting,
+    Draft,
+    DraftOrder,
+    DraftStep,
+    Missing,
+    NoRoom,
+    to_ordered_depth,
+)
 from policies.tree import DraftTree
 
 _NO_NODES = np.empty(0, np.float32)
@@ -20,6 +28,11 @@ def as_far_as_wanted(
     orders: Sequence[DraftOrder], grown: Sequence[Grown | Missing], go_on: ContinueDrafting
 ) -> list[Draft | Missing | NoRoom]:
     """Answers each order with as many levels of its tree as `go_on` asks for."""
+    if go_on is to_ordered_depth:
+        return [
+            one if isinstance(one, Missing) else _answer(order, one, len(one.level_ends))
+            for order, one in zip(orders, grown, strict=True)
+        ]
     drafting = [
         (place, one) for place, one in enumerate(grown) if isinstance(one, Grown) and one.level_ends
     ]

@@ -47,6 +47,8 @@ scatter, a request of twenty rounds is soon 3% off by chance alone, and such end
 care although nobody is harmed."""
 _FEWEST_ROUNDS = 4.0
 """Of a request, that say how it fared."""
+_EASE = 0.35
+"""Of what may be owed: who owes less is not near its line."""
 _TRUST_PRIOR = 8.0
 """Accepted tokens that count for the confidences being right."""
 _TRUST_FADE = 0.98
@@ -135,6 +137,10 @@ class Ledger:
             self._entries,
             self._credit,
         )
+
+    def at_ease(self, rows: Ints) -> bool:
+        """A few rounds would bring nobody to its line."""
+        return bool((self._credit[rows] > -_EASE * self._overdraft).all())
 
     def learn_price(self, price: float) -> None:
         """The share of tokens by which the throughput objective would have been ahead in a round,

@@ -22,12 +22,13 @@ from policies.speculation.choosing import Around, Wish, choose
 from policies.speculation.forest import Floats, Ints, room
 from policies.speculation.growth import GrowthRule
 from policies.speculation.idle import IdleLanes
+from policies.speculation.keeping import KeptPlan, keys_of
 from policies.speculation.lanes import Lanes, rules_of
 from policies.speculation.ledger import Ledger, Trust
 from policies.speculation.objective import Objective
 from policies.speculation.prospects import RoundCosts, call_rows
 from policies.speculation.slo import Standing, terms_of
-from policies.speculation.thinking import WANTED, Aims, Asked, think
+from policies.speculation.thinking import WANTED, Aims, Asked, Thought, think
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -95,6 +96,7 @@ class Planner:
         self._usual_s = 0.0
         """A running mean of T: how long a request of the batch waits for its next verdict."""
         self._plans = 0
+        self._kept: KeptPlan | None = None
         self.needs_over_harm = 0
         """Rounds in which a need was served at the price of a no-harm cap."""
 
@@ -103,6 +105,10 @@ class Planner:
         priced = objective == "fair" and self._plans % _PRICED_EVERY == 0
         self._plans += 1
         awake = [ask for ask in asks if self._idle.is_awake(ask, self._rows)]
+        kept, self._kept = self._kept, None
+        if kept is not None and not priced and kept.answers(asks, awake):
+            self._kept = kept
+            return self._once_more(kept, context)
         if not awake:
             if priced:
                 self._ledger.learn_price(0.0)
@@ -145,24 +151,64 @@ class Planner:
         if priced:
             self._ledger.learn_price(thought.price)
         rules = rules_of(lanes, names, thought, costs, self._calibrations)
-        depth, deepest = thought.depth, thought.deepest.copy()
-        for lane, rule in enumerate(rules):
-            name, pairs = lanes.names[lane], lanes.pairs(lane)
-            self._idle.save(name, thought.plain_s)
-            begins = depth[pairs] > 0
-            if np.count_nonzero(begins) < len(begins):
-                at, able = lanes.request[pairs], deepest[pairs] > 0
-                begins |= self._idle.explorers(name, at, rows, able, begins, rule)
-                deepest[pairs] *= begins
-        limits, row_of = deepest.tolist(), rows[lanes.request].tolist()
+        depth, explored = self._depths(lanes, rows, thought, rules)
+        row_of = rows[lanes.request].tolist()
         plans: dict[str | None, DraftPlan] = {}
+        asked: dict[str, list[int]] = {}
         for lane, (name, rule) in enumerate(zip(lanes.names, rules, strict=True)):
             pairs = lanes.pairs(lane)
-            wanted = thought.lanes[WANTED, lane] > 0.0
-            plans[name] = self._plan_of(name, row_of[pairs], limits[pairs], rule, wanted)
-        if any(limits):
+            if any(depth[pairs]):
+                self._idle.wake(name)
+                asked[name] = [*compress(row_of[pairs], depth[pairs])]
+                # Where levels cost nothing to draft, `select` is soon enough to weigh them.
+                followed = rule if name in context.draft else None
+                plans[name] = _plan_of(depth[pairs], rule.width, followed)
+            elif thought.lanes[WANTED, lane] == 0.0:
+                # Else drafts pay there, but somebody may not be slowed down for them now.
+                self._idle.rest(name)
+        planned = [plans.get(ask.lane) or DraftPlan.plain(ask) for ask in asks]
+        self._ask(asked, rows, context)
+        lookups_only = asked.keys().isdisjoint(context.draft)
+        if asked and lookups_only and not explored and self._at_ease(requests, rows):
+            awake_lanes, plain_s = set(lanes.names), thought.plain_s
+            self._kept = KeptPlan(keys_of(asks), planned, awake_lanes, rows, asked, plain_s)
+        return planned
+
+    def _depths(
+        self, lanes: Lanes, rows: Ints, thought: Thought, rules: Sequence[GrowthRule]
+    ) -> tuple[list[int], bool]:
+        """Of each pair; and whether anybody drafts only to find out whether it pays."""
+        deepest, explored = thought.deepest.copy(), False
+        for lane, (name, rule) in enumerate(zip(lanes.names, rules, strict=True)):
+            pairs = lanes.pairs(lane)
+            self._idle.save(name, thought.plain_s)
+            begins = thought.depth[pairs] > 0
+            if np.count_nonzero(begins) < len(begins):
+                at, able = lanes.request[pairs], deepest[pairs] > 0
+                explorers = self._idle.explorers(name, at, rows, able, begins, rule)
+                explored = explored or bool(explorers.any())
+                deepest[pairs] *= begins | explorers
+        return deepest.tolist(), explored
+
+    def _at_ease(self, requests: Sequence[RequestView], rows: Ints) -> bool:
+        """Nobody has needs that change with every round, or is near its no-harm line."""
+        if any([one.slo.tpot_s is not None for one in requests]):
+            return False
+        return self._params.objective == "throughput" or self._ledger.at_ease(rows)
+
+    def _once_more(self, kept: KeptPlan, context: RoundContext) -> list[DraftPlan]:
+        kept.left -= 1
+        for lane in kept.awake:
+            self._idle.save(lane, kept.plain_s)
+        self._ask(kept.asked, kept.rows, context)
+        return kept.plans
+
+    def _ask(self, asked: Mapping[str, Sequence[int]], rows: Ints, context: RoundContext) -> None:
+        """`asked`: by lane, the rows of those who draft there; `rows`: of everybody."""
+        for lane, drafting in asked.items():
+            self._asked.setdefault(lane, set()).update(drafting)
+        if asked:
             self._ledger.expect_nothing(rows, context.waiting_s, context.handling_s)
-        return [plans.get(ask.lane) or DraftPlan.plain(ask) for ask in asks]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         requests, asked = candidates.requests, self._asked
@@ -264,21 +310,7 @@ class Planner:
         calibration = self._calibrations.get(lane)
         return NO_RANKS if calibration is None else calibration.ranks
 
-    def _plan_of(
-        self,
-        lane: str,
-        rows: Sequence[int],
-        depths: Sequence[int],
-        rule: GrowthRule,
-        wanted: bool,
-    ) -> DraftPlan:
-        """`wanted`: drafts pay there, though some request may not be slowed down for them now."""
-        asked = self._asked.setdefault(lane, set())
-        asked.update(compress(rows, depths))
-        limit = {depth: DraftLimit(depth, rule.width) for depth in set(depths)}
-        if not any(limit):
-            if not wanted:
-                self._idle.rest(lane)
-            return DraftPlan([DraftLimit(0)] * len(depths))
-        self._idle.wake(lane)
-        return DraftPlan([limit[depth] for depth in depths], rule)
+
+def _plan_of(depths: Sequence[int], width: int, rule: GrowthRule | None) -> DraftPlan:
+    limit = {depth: DraftLimit(depth, width) for depth in set(depths)}
+    return DraftPlan([limit[depth] for depth in depths], rule)

@@ -349,6 +349,15 @@ def test_a_lookup_that_finds_nothing_is_asked_less() -> None:
     assert asked[silent] < 0.2 * asked[talking]
 
 
+def test_a_lookup_is_not_asked_level_by_level() -> None:
+    """What it drafts has cost nothing: it is weighed once, before it is verified."""
+    around = context(verify=LinearCost(0.0, 1e-4, 20e-3))
+    assert plan_alone(Planner(), batch_of(2), "lane", around, 0.0).rule is not None
+    lookup = plan_alone(Planner(), batch_of(2), "lookup", around, 0.0)
+    assert lookup.limits[0].depth > 1
+    assert lookup.rule is None
+
+
 def test_the_first_step_pays_for_what_the_drafter_has_not_read() -> None:
     around = context(draft=LinearCost(0.0, 1e-6, 1e-4))
     seconds = [

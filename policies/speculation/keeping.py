@@ -1,0 +1,44 @@
+"""A plan that is followed for some rounds: to make one takes longer than all else that a round with
+lookups needs between two forwards.
+
+Only lookups may draft by it, for they cost nothing: what little changes meanwhile, `select` weighs
+in every round. And nobody may have an SLO, whose needs change with every round.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.protocols import Ask, DraftPlan
+from policies.request import RequestView
+from policies.speculation.forest import Ints
+
+_ROUNDS = 3
+"""In which it is followed once more."""
+
+
+@dataclass(slots=True)
+class KeptPlan:
+    asks: Sequence[tuple[str | None, Sequence[RequestView]]]
+    """That it answers."""
+    plans: list[DraftPlan]
+    awake: Collection[str]
+    """The lanes that were thought about."""
+    rows: Ints
+    """Of everybody."""
+    asked: Mapping[str, Sequence[int]]
+    """By lane, the rows of those who draft there."""
+    plain_s: float
+    """What the round takes if nobody drafts."""
+    left: int = _ROUNDS
+
+    def answers(self, asks: Sequence[Ask], awake: Sequence[Ask]) -> bool:
+        """The same requests, and no lane that has not been thought about."""
+        return (
+            self.left > 0
+            and all([ask.lane in self.awake for ask in awake])
+            and keys_of(asks) == self.asks
+        )
+
+
+def keys_of(asks: Sequence[Ask]) -> list[tuple[str | None, Sequence[RequestView]]]:
+    return [(ask.lane, ask.batch) for ask in asks]
