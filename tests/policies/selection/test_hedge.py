@@ -45,6 +45,15 @@ def settle(
     return dict(policy.assign(here, lanes, 0.0))
 
 
+def caught_up(policy: Hedge, request: str, slots: int, goodput: float) -> list[str | None]:
+    """The lanes that `likely_next` names, each of which then has a score of this."""
+    asked = []
+    for _ in range(slots):
+        asked.append(policy.likely_next(request))
+        policy.observe_score(request, asked[-1] or "", goodput * 0.05, 0.05)
+    return asked
+
+
 def test_a_lane_that_never_drafted_is_found_by_its_scores_alone() -> None:
     policy = Hedge(SURE)
     warm(policy, a=50.0, b=40.0)
@@ -76,11 +85,7 @@ def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() ->
     here = requests("r")
     assert policy.assign(here, lanes, 0.0) == {"r": "a"}
     policy.observe([outcome("r", "a", 60.0)])
-    asked = []
-    for _ in range(10):
-        scored = policy.likely_next("r")
-        asked.append(scored)
-        policy.observe_score("r", scored or "", 50.0 * 0.05, 0.05)
+    asked = caught_up(policy, "r", slots=10, goodput=50.0)
     assert asked[0] == "b"
     assert "c" in asked
 
@@ -100,11 +105,7 @@ def test_catch_up_also_goes_where_one_request_has_fared_badly() -> None:
         policy.forget(before.name)
     assert policy.assign(requests("r"), lanes, 0.0) == {"r": "a"}
     policy.observe([outcome("r", "a", 60.0)])
-    asked = []
-    for _ in range(10):
-        scored = policy.likely_next("r")
-        asked.append(scored)
-        policy.observe_score("r", scored or "", 50.0 * 0.05, 0.05)
+    asked = caught_up(policy, "r", slots=10, goodput=50.0)
     assert asked[0] == "b"
     assert "c" in asked
 
