@@ -268,6 +268,7 @@ class Planner:
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
+        self._kept = None
         if row is not None:
             self._beliefs.forget(row)
             for asked in self._asked.values():
