@@ -1,5 +1,4 @@
-"""A plan that is followed for some rounds: to make one takes longer than all else that a round with
-lookups needs between two forwards.
+"""A plan that is followed for some rounds: to make one takes as long as the lookups themselves.
 
 Only lookups may draft by it, for they cost nothing: what little changes meanwhile, `select` weighs
 in every round. And nobody may have an SLO, whose needs change with every round.
