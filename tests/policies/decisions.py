@@ -1,0 +1,223 @@
+"""Every decision of a run's policies, one line each.
+
+Processors differ in the last bit of a sum, which may decide between equals. So that a recording
+holds on every machine, a run is recorded only if it has no such ties: moving the inputs of all
+decisions by up to a millionth of themselves must change none of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.settings import Policies
+from policies.cost import Bent, CostModel
+from policies.protocols import (
+    Ask,
+    Candidates,
+    DraftPlan,
+    Mask,
+    RoundContext,
+    Schedule,
+    Selection,
+    Speculation,
+    StepRule,
+)
+from policies.request import LaneView, RequestView, RoundOutcome
+
+ROUNDING = 1e-6
+"""Far more than the last bit of anything, single precision included."""
+
+Through = Callable[[Policies], Policies]
+Run = Callable[[Through], None]
+"""Runs a simulation whose policies pass through the given function before use."""
+
+
+def decisions_of(run: Run, noise: float = 0.0) -> list[str]:
+    """`noise`: the share of itself by which each input is moved at most."""
+    log = Log(noise)
+    run(lambda policies: logged(policies, log))
+    return log.lines
+
+
+def first_difference(lines: Sequence[str], others: Sequence[str]) -> int | None:
+    for place, (line, other) in enumerate(zip(lines, others, strict=False)):
+        if line != other:
+            return place
+    return None if len(lines) == len(others) else min(len(lines), len(others))
+
+
+class Log:
+    def __init__(self, noise: float) -> None:
+        self.lines: list[str] = []
+        self._noise = noise
+        self._rng = np.random.default_rng(0)
+        self._last: dict[str, str] = {}
+
+    def add(self, kind: str, decision: str) -> None:
+        """What equals the last one of its kind is shown as `=`."""
+        again = self._last.get(kind) == decision
+        self._last[kind] = decision
+        self.lines.append(f"{kind} {'=' if again else decision}")
+
+    def factors(self, count: int) -> NDArray[np.float64]:
+        """By which inputs are multiplied."""
+        return 1.0 + self._noise * self._rng.uniform(-1.0, 1.0, count)
+
+
+def logged(policies: Policies, log: Log) -> Policies:
+    return Policies(
+        LoggedSchedule(policies.schedule, log),
+        LoggedSelection(policies.selection, log),
+        LoggedSpeculation(policies.speculation, log),
+    )
+
+
+class LoggedSchedule:
+    def __init__(self, schedule: Schedule, log: Log) -> None:
+        self._schedule = schedule
+        self._log = log
+
+    def arrive(self, request: RequestView, now: float) -> None:
+        self._schedule.arrive(request, now)
+
+    def pick(
+        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
+    ) -> list[str]:
+        picked = self._schedule.pick(requests, running, slots, now)
+        self._log.add("run", " ".join(picked))
+        return picked
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        self._schedule.observe(outcomes, now)
+
+    def forget(self, request: str) -> None:
+        self._schedule.forget(request)
+
+
+class LoggedSelection:
+    def __init__(self, selection: Selection, log: Log) -> None:
+        self._selection = selection
+        self._log = log
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        chosen = self._selection.assign(requests, lanes, now)
+        self._log.add("lane", " ".join(f"{name}:{lane or '-'}" for name, lane in chosen.items()))
+        return chosen
+
+    def likely_next(self, request: str) -> str | None:
+        return self._selection.likely_next(request)
+
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        self._selection.observe(self._nudged(outcomes))
+
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
+        self._selection.observe_score(request, lane, tokens, seconds, slots)
+
+    def forget(self, request: str) -> None:
+        self._selection.forget(request)
+
+    def _nudged(self, outcomes: Sequence[RoundOutcome]) -> Sequence[RoundOutcome]:
+        factors = self._log.factors(len(outcomes)).tolist()
+        return [
+            one._replace(seconds=one.seconds * factor)
+            for one, factor in zip(outcomes, factors, strict=True)
+        ]
+
+
+class LoggedSpeculation:
+    def __init__(self, speculation: Speculation, log: Log) -> None:
+        self._speculation = speculation
+        self._log = log
+
+    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+        plans = self._speculation.plan(asks, self._nudged(context), now)
+        shown = [
+            f"{ask.lane or '-'}:" + ",".join(_limit(*limit) for limit in plan.limits)
+            for ask, plan in zip(asks, plans, strict=True)
+        ]
+        self._log.add("plan", " ".join(shown))
+        return [
+            plan if plan.rule is None else replace(plan, rule=LoggedRule(plan.rule, self._log))
+            for plan in plans
+        ]
+
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        trees = candidates.trees
+        confidence = trees.confidence * self._log.factors(len(trees.tokens))
+        nudged = trees._replace(confidence=confidence.astype(np.float32))
+        kept = self._speculation.select(
+            replace(candidates, trees=nudged), self._nudged(context), now
+        )
+        bounds = trees.starts.tolist()
+        self._log.add("keep", " ".join(_bits(kept[begin:end]) for begin, end in pairwise(bounds)))
+        return kept
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        self._speculation.observe(outcomes, now)
+
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None:
+        self._speculation.observe_read(request, lane, matched, covered)
+
+    def forget(self, request: str) -> None:
+        self._speculation.forget(request)
+
+    def _nudged(self, context: RoundContext) -> RoundContext:
+        verify, handling, *draft = self._log.factors(2 + len(context.draft)).tolist()
+        costs = zip(context.draft.items(), draft, strict=True)
+        return context._replace(
+            verify=_Scaled.of(context.verify, verify),
+            draft={lane: _Scaled.of(cost, factor) for (lane, cost), factor in costs},
+            handling_s=context.handling_s * handling,
+        )
+
+
+@dataclass(slots=True)
+class LoggedRule:
+    rule: StepRule
+    log: Log
+
+    def __call__(
+        self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
+    ) -> Sequence[bool]:
+        go_on = self.rule(depth, requests, frontier)
+        self.log.add("step", f"{depth}:{_bits(go_on)}")
+        return go_on
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """A cost model's seconds times a factor."""
+
+    bent: Bent
+
+    @classmethod
+    def of(cls, cost: CostModel, factor: float) -> "_Scaled":
+        bent = cost.bent
+        return cls(
+            bent._replace(
+                alpha=bent.alpha * factor,
+                gamma=bent.gamma * factor,
+                delta=bent.delta * factor,
+                gamma_more=bent.gamma_more * factor,
+            )
+        )
+
+    def predict(self, context: float, tokens: float) -> float:
+        return self.bent.predict(context, tokens)
+
+
+def _limit(depth: int, width: int) -> str:
+    return f"{depth}x{width}" if width > 1 else str(depth)
+
+
+def _bits(flags: Sequence[bool] | Mask) -> str:
+    return "".join("1" if flag else "0" for flag in flags) or "-"

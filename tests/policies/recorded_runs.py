@@ -1,0 +1,121 @@
+"""The runs whose decisions are recorded: `python -m tests.policies.recorded_runs` writes them anew.
+
+Ours at three loads, drafters on the verifier's processors or on their own, and two cells of each
+paper: simulated, so that the same code decides alike to the last event.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.settings import Limits, Policies
+from benchmarks.no_harm import KV_TOKENS, cluster, drafting, load
+from benchmarks.papers.cells import cell
+from benchmarks.papers.setup import experiment
+from benchmarks.papers.watch import Watch
+from benchmarks.simulator.run import simulate
+from policies.catalogue import Calibrations
+from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
+
+FOLDER = Path(__file__).parent / "recorded"
+NO_TRACES = Path()
+REQUESTS = 24
+"""Of a paper's cell, its first."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoHarm:
+    """The mixed load of benchmarks/no_harm.py under the default policies."""
+
+    clients: int
+    apart: bool
+    requests: int
+
+    def __call__(self, through: Through) -> None:
+        limits = Limits(max_batch=self.clients, max_waiting=self.clients, kv_tokens=KV_TOKENS)
+        make = drafting("fair")
+        simulate(
+            load(0, self.requests),
+            cluster(apart=self.apart),
+            lambda calibrations: through(make(calibrations)),
+            limits,
+            clients=self.clients,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PaperCell:
+    paper: str
+    arm: str
+    case: Mapping[str, str | float]
+
+    def __call__(self, through: Through) -> None:
+        ready = experiment(cell(self.paper, self.arm, self.case), NO_TRACES)
+        watch = Watch()
+
+        def make(calibrations: Calibrations) -> Policies:
+            return through(ready.policies(calibrations, watch))
+
+        simulate(
+            ready.requests[:REQUESTS],
+            ready.cluster,
+            make,
+            ready.limits,
+            clients=ready.clients,
+            pipeline=ready.pipeline,
+        )
+
+
+RUNS: dict[str, Run] = {
+    **{
+        f"no_harm_{clients}{'_apart' if apart else ''}": NoHarm(clients, apart, requests)
+        for clients, requests in ((1, 12), (4, 24), (16, 48))
+        for apart in (False, True)
+    },
+    "adaserve": PaperCell(
+        "adaserve",
+        "adaserve",
+        {"machine": "llama", "dataset": "peak", "workload": "fluctuating"},
+    ),
+    "adaserve_planner": PaperCell(
+        "adaserve", "planner", {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}
+    ),
+    "specserve": PaperCell(
+        "specserve", "specserve", {"machine": "7b_l40", "dataset": "mixed", "workload": "trace_1"}
+    ),
+    "specserve_planner": PaperCell(
+        "specserve", "planner", {"machine": "7b_l40", "dataset": "mixed", "workload": "trace_1"}
+    ),
+    "spin": PaperCell("spin", "spin", {"machine": "7b", "dataset": "mix", "workload": "batch_8"}),
+    "spin_lbss": PaperCell(
+        "spin", "lbss", {"machine": "13b", "dataset": "mix", "workload": "batch_8"}
+    ),
+    "laps_sd": PaperCell(
+        "laps_sd",
+        "laps_sd",
+        {"machine": "l20", "dataset": "mbpp", "workload": "burst", "requests": 30},
+    ),
+    "laps_sd_default": PaperCell(
+        "laps_sd",
+        "default",
+        {"machine": "l20", "dataset": "mbpp", "workload": "burst", "requests": 30},
+    ),
+}
+
+
+def recorded(name: str) -> list[str]:
+    return (FOLDER / f"{name}.txt").read_text().splitlines()
+
+
+def main() -> None:
+    for name, run in RUNS.items():
+        lines = decisions_of(run)
+        if decisions_of(run, ROUNDING) != lines:
+            sys.exit(f"{name}: rounding decides between equals; take another seed or load")
+        (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        print(f"{name:24} {len(lines):6} decisions")
+
+
+if __name__ == "__main__":
+    main()
