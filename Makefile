@@ -45,21 +45,21 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	$(RUN)/python -m benchmarks.attention
-	$(RUN)/python -m benchmarks.draft_step
-	$(RUN)/python -m benchmarks.step_time
+	$(RUN)/python -m benchmarks.micro.attention
+	$(RUN)/python -m benchmarks.micro.draft_step
+	$(RUN)/python -m benchmarks.micro.step_time
 	$(RUN)/python -m benchmarks.zoo
-	$(RUN)/python -m benchmarks.local
-	$(RUN)/python -m benchmarks.coordinator
-	$(RUN)/python -m benchmarks.policy_cost
-	$(RUN)/python -m benchmarks.no_harm
-	$(RUN)/python -m benchmarks.regret --smoke
+	$(RUN)/python -m benchmarks.serving.local
+	$(RUN)/python -m benchmarks.micro.coordinator
+	$(RUN)/python -m benchmarks.micro.policy_cost
+	$(RUN)/python -m benchmarks.simulator.no_harm
+	$(RUN)/python -m benchmarks.micro.regret --smoke
 	$(RUN)/python -m benchmarks.papers --smoke
-	$(RUN)/python -m benchmarks.vllm_step
-	$(RUN)/python -m benchmarks.peers --smoke
-	$(RUN)/python -m benchmarks.overhead
-	$(RUN)/python -m benchmarks.chaos --rounds 1
-	$(RUN)/python -m benchmarks.soak --seconds 60
+	$(RUN)/python -m benchmarks.micro.vllm_step
+	$(RUN)/python -m benchmarks.serving.peers --smoke
+	$(RUN)/python -m benchmarks.serving.overhead
+	$(RUN)/python -m benchmarks.serving.chaos --rounds 1
+	$(RUN)/python -m benchmarks.serving.soak --seconds 60
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

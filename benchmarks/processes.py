@@ -29,7 +29,8 @@ def end_after_ray(status: int) -> NoReturn:
     Ray 2.60 leaves a driver's metrics thread behind when it is shut down and started anew. Those
     threads go on exporting while the process is taken apart, through objects that are gone by then:
     a segmentation fault instead of the status, seen in CI and behind two of three runs of
-    `benchmarks.overhead`. Nothing closes them from Python, so the process is not taken apart.
+    `benchmarks.serving.overhead`. Nothing closes them from Python, so the process is not taken
+    apart.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -31,7 +31,7 @@ from cluster.zoo.batches import chat_text, user_message
 from cluster.zoo.corpus import Corpus, load_corpus
 from cluster.zoo.heldout import ranking_scores, task_scores
 from cluster.zoo.tasks import STATED_LENGTH_KINDS, Source, make_task
-from engine.noise import gumbel
+from engine.sampling.noise import gumbel
 
 DEPTH = 4
 NEW_TOKENS = 128

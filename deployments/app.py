@@ -18,12 +18,12 @@ from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import ray_nodes
 from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, plan
-from deployments.entrance import Entrance
-from deployments.replica import Replica
+from deployments.ingress.grpc import Entrance
+from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
 from deployments.scaling import QueueGoodputAttainment
-from engine.verifiers.vllm_environment import process_environment
+from engine.verifiers.vllm.environment import process_environment
 
 _SPARE_CALLS = 1000
 """Signs of life and requests that will be refused: the coordinator decides on admission (429), and

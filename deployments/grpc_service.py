@@ -13,7 +13,7 @@ _SERVICE = "spindle.Spindle"
 
 
 class Servicer(Protocol):
-    """Its methods are attributes; Serve passes a stand-in and calls deployments/entrance.py."""
+    """Its methods are attributes; Serve passes a stand-in and calls deployments/ingress/grpc.py."""
 
     @property
     def Generate(self) -> object: ...  # noqa: N802 - the name in spindle.proto

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from actors.jobs import Statistics
+from actors.coordinator.request_state import Statistics
 from engine.errors import InvalidRequest, SpindleError
-from engine.params import SamplingParams
 from engine.protocol import Commit, Finish, TokenLogprobs
+from engine.sampling.params import SamplingParams
 from policies.request import Slo
 
 
@@ -48,7 +48,7 @@ class StreamRequest(Routed):
     """Committed by earlier attempts. They stay outputs: positions and penalties go on."""
     seed: int
     params: dict[str, Any]
-    """The fields of engine.params.SamplingParams but the seed."""
+    """The fields of engine.sampling.params.SamplingParams but the seed."""
     slo: SloFields
     priority: int
     tenant: str
@@ -86,7 +86,7 @@ class Logprob(TypedDict):
 
 
 class StreamStatistics(TypedDict):
-    """actors.jobs.Statistics of one attempt so far, or of several together."""
+    """actors.coordinator.request_state.Statistics of one attempt so far, or of several together."""
 
     rounds: int
     drafted: int

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from actors.events import (
+from actors.coordinator.events import (
     CaughtUp,
     Drafted,
     Event,
@@ -18,7 +18,7 @@ from actors.events import (
     Verified,
     VerifierUp,
 )
-from deployments.signals import kept_promises, tpot_s
+from deployments.replica.autoscaling_signals import kept_promises, tpot_s
 from policies.request import RoundOutcome
 
 VERIFIER = "verifier"

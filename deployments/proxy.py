@@ -91,7 +91,8 @@ class BodyAhead:
 
 def ask_later(receive: Receive) -> None:
     """For the ingress, which has the body. It asks all the same: when a client leaves, Serve also
-    cancels its request, but not always (`EventStream` and `unless_left` in deployments/http.py)."""
+    cancels its request, but not always (`EventStream` and `unless_left` in
+    deployments/ingress/http.py)."""
     if not isinstance(receive, ASGIReceiveProxy):
         return
     ask = receive._receive_asgi_messages

@@ -15,10 +15,10 @@ NAME = "router"
 
 
 class RouterActor:
-    """actors/router.py, which documents the messages."""
+    """actors/router/router.py, which documents the messages."""
 
     def __init__(self) -> None:
-        from actors.router import Router
+        from actors.router.router import Router
 
         self._router = Router()
 

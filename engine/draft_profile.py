@@ -12,8 +12,8 @@ from time import perf_counter
 import numpy as np
 
 from engine.committed import CommittedTokens
-from engine.params import SamplingParams
 from engine.protocol import Drafter, DraftOrder, Prefix, Start
+from engine.sampling.params import SamplingParams
 from policies.cost import ForwardSample, LinearCost, fit_linear
 
 REQUESTS = (1, 4, 16)

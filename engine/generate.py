@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.errors import InvalidRequest
-from engine.params import SamplingParams
 from engine.protocol import (
     Commit,
     Draft,
@@ -22,6 +21,7 @@ from engine.protocol import (
     VerifyOrder,
 )
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 
 

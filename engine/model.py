@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from engine.attention.context import AttentionBatch
 from engine.attention.hook import Handler, LayerCall, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutName
+from engine.cpu.decoder_loop import Forward, fused_forward
+from engine.cpu.prepack import prepack
+from engine.cpu.row_counts import has_dear_counts, with_few_row_counts
 from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
-from engine.fused import Forward, fused_forward
-from engine.kv_cache import KVCache, KVShape
-from engine.prepack import prepack
-from engine.row_counts import has_dear_counts, with_few_row_counts
+from engine.kv.cache import KVCache, KVShape
 
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.cpu.row_counts import step_of
 from engine.model import PackedModel, Segment
-from engine.row_counts import step_of
 from policies.cost import (
     FitErrors,
     ForwardSample,

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 
 new = tuple.__new__

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from engine.committed import CommittedTokens
 from engine.errors import InvalidRequest
-from engine.params import SamplingParams, validate_params
 from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, new
+from engine.sampling.params import SamplingParams, validate_params
 
 VERIFIER = ""
 """The verifier among a request's hosts; drafters have names, which are never empty."""

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from policies.calibration import Calibration
+from policies.estimates.calibration import Calibration
 from policies.protocols import Schedule, Selection, Speculation
+from policies.scheduling.baselines import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.laps_sd import LapsSd, LapsSdParams
 from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
-from policies.scheduling.simple import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
-from policies.selection.hedge import Hedge, HedgeParams
-from policies.selection.lbss import Lbss, LbssParams
-from policies.selection.simple import (
+from policies.selection.baselines import (
     EpsilonGreedy,
     EpsilonGreedyParams,
     Fixed,
@@ -24,10 +22,12 @@ from policies.selection.simple import (
     Greedy,
     SpinEpsilonGreedyParams,
 )
-from policies.speculation import simple
+from policies.selection.hedge import Hedge, HedgeParams
+from policies.selection.lbss import Lbss, LbssParams
+from policies.speculation import baselines as simple
 from policies.speculation.adaserve import AdaServe, AdaServeParams
 from policies.speculation.equal import Equal, EqualParams
-from policies.speculation.planner import Planner, PlannerParams
+from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.specinfer import SpecInfer, SpecInferParams
 from policies.speculation.specserve import SpecServe, SpecServeParams
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cost import CostModel
+from policies.flat_trees import FlatTrees
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.trees import FlatTrees
 
 Mask = NDArray[np.bool_]
 

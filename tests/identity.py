@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from engine.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from tests import reference
 
 NEAR_TIE = 1e-4

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from engine.noise import gumbel
+from engine.sampling.noise import gumbel
 
 if TYPE_CHECKING:  # a name for the type checker; any object with these fields will do
-    from engine.params import SamplingParams
+    from engine.sampling.params import SamplingParams
 
 Scores = NDArray[np.float64]
 

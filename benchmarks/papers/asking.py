@@ -18,7 +18,7 @@ ANSWER_TOKENS: dict[Form, int] = {"prefill_only": 1, "rank_only": 20, "length_on
 """§5.1 of the paper; PrefillOnly reads the scores of one forward."""
 _TASK_TOKENS = 100
 _SHOWN_TOKENS = 60
-"""Of a prompt at most, as policies/ranking.py cuts a request to 200 characters."""
+"""Of a prompt at most, as policies/scheduling/rank_prompts.py cuts a request to 200 characters."""
 _TICK_S = 1e-6
 """A timeout is noticed just behind its moment."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic import model_validator as checked
 
-from actors.settings import Limits
+from actors.coordinator.settings import Limits
 from benchmarks.papers.row import Source
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import DrafterModel, synthetic
@@ -180,7 +180,7 @@ class Arm(Block):
     speculation: Annotated[_Choice, _checked_by(make_speculation)]
     pipeline: Annotated[MicroBatchParams, _made_by(MicroBatchParams)]
     limits: Mapping[str, float] = {}
-    """Those of actors.settings.Limits that differ from its defaults."""
+    """Those of actors.coordinator.settings.Limits that differ from its defaults."""
     attention: Literal["packed", "padded", "decomposed"] = "packed"
     priorities: Mapping[str, int] = {}
     """By dataset."""

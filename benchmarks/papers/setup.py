@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from actors.settings import Limits, Policies
+from actors.coordinator.settings import Limits, Policies
 from benchmarks.papers.arrivals import arrivals, with_priorities
 from benchmarks.papers.asking import Asking, WithLengths, with_prompts
 from benchmarks.papers.blocks import Arm, Drafter, Machine
@@ -20,6 +20,7 @@ from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
 from benchmarks.simulator.run import Cluster, DrafterSpec
+from benchmarks.simulator.selection_oracle import Oracle
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, predict_lengths
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
@@ -28,7 +29,6 @@ from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule, Selection, Speculation
 from policies.scheduling.laps_sd import LapsSd
 from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
-from policies.selection.oracle import Oracle
 
 _BY_ANSWERS = ("self_ranked", "default")
 """Schedules that a predictor's answers order, where the target itself is asked."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.simulator.oracle import Foresight
 from policies.request import RequestView
-from policies.scheduling.simple import SortedSchedule
+from policies.scheduling.baselines import SortedSchedule
 
 
 def srpt(foresight: Foresight, drafter: str | None, depth: int) -> SortedSchedule:

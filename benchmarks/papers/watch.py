@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from actors.events import Event, Left, Verified
+from actors.coordinator.events import Event, Left, Verified
 from benchmarks.papers.asking import PREFIX
 from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext, Speculation
 from policies.request import RoundOutcome

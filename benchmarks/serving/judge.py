@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.serving.streams import Said
 from cluster.zoo import TARGET, model_path
-from engine.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from tests import reference
 from tests.identity import NEAR_TIE
 

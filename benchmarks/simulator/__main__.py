@@ -6,7 +6,7 @@ Chains, 32 requests at once, some 200 output tokens each. Names: simulator/SPECU
 
 import time
 
-from actors.settings import Limits, Policies
+from actors.coordinator.settings import Limits, Policies
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.hardware import A100, LLAMA_7B, LLAMA_68M, roofline

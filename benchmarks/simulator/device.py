@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from numpy.random import Generator
 
-from actors.hosts import HostLost
+from actors.hosts.protocol import HostLost
 
 
 @dataclass(frozen=True, slots=True)

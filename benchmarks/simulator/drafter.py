@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.random import Generator
 
-from actors.hosts import HostLost
+from actors.hosts.protocol import HostLost
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.device import NO_FAULTS, Device, Faults
-from benchmarks.simulator.growth import Growth, grow
+from benchmarks.simulator.draft_levels import Growth, grow
 from benchmarks.simulator.scripts import DrafterScript, Target
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom
 from engine.soft_state import HeldRequest, SoftState

@@ -1,8 +1,9 @@
 """Policies that know what the simulated target will say, to measure the others against.
 
-They see the draws that no policy sees. `true_goodput` is for policies/selection/oracle.py;
-`Clairvoyant` drafts exactly as far as it pays in the round at hand and verifies nothing that is
-wrong. It does not look beyond the round: a policy that does can beat it by a little.
+They see the draws that no policy sees. `true_goodput` is for
+benchmarks/simulator/selection_oracle.py; `Clairvoyant` drafts exactly as far as it pays in the
+round at hand and verifies nothing that is wrong. It does not look beyond the round: a policy that
+does can beat it by a little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,13 @@ import numpy as np
 
 from benchmarks.simulator.run import Cluster, request_seed
 from benchmarks.simulator.scripts import DrafterScript, Target
+from benchmarks.simulator.selection_oracle import Goodput
 from benchmarks.simulator.workload import Arrival
+from policies.flat_trees import split
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
-from policies.selection.oracle import Goodput
 from policies.speculation.forest import room
-from policies.speculation.memoryless import Memoryless
-from policies.trees import split
+from policies.speculation.stateless import Memoryless
 
 DEEPEST = 16
 """Draft levels that an oracle looks ahead."""

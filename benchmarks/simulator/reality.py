@@ -18,15 +18,15 @@ from statistics import mean
 
 import torch
 
-from actors.coordinator import Coordinator
-from actors.events import Event, Verified
-from actors.fleet import Fleet, load
-from actors.knowledge import Knowledge
-from actors.settings import Lane, Limits, Policies
-from actors.specs import TargetSpec
-from benchmarks.local import KV_TOKENS, MAX_TOKENS, Served, drafter, serve
+from actors.coordinator.estimates import Knowledge
+from actors.coordinator.events import Event, Verified
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.fleet import Fleet, load
+from actors.hosts.specs import TargetSpec
 from benchmarks.report import Record, parser, publish
-from benchmarks.requests import Request, mixed_requests
+from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, Served, drafter, serve
+from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.fit import fit_acceptance
 from benchmarks.simulator.recorder import Recorder, Trace
@@ -240,8 +240,9 @@ def compare(
             learned = asyncio.run(run_for_real(fleet, fleet.lanes, recorded, serving))
             cluster = modelled(fleet, acceptance, learning, learned)
             if name == "plain":
-                # Costs leave out what is odd (policies/online_cost.py), such as the moments in
-                # which a shared machine stands still; what is served waits through them.
+                # Costs leave out what is odd (policies/estimates/online_cost.py), such as the
+                # moments in which a shared machine stands still; what is served waits through
+                # them.
                 report = simulated(cluster, recorded, learned, count, make)
                 pauses = learned.mean_latency_s / report.mean_latency_s
             knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])

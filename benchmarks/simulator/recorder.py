@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from actors.hosts import DrafterHost
+from actors.hosts.protocol import DrafterHost
 from benchmarks.simulator.acceptance import WRONG
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom
 from policies.protocols import StepRule

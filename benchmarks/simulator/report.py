@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.events import CaughtUp, Drafted, Event, Left, Preempted, Switched, Verified
-from actors.jobs import Statistics
+from actors.coordinator.events import CaughtUp, Drafted, Event, Left, Preempted, Switched, Verified
+from actors.coordinator.request_state import Statistics
 from benchmarks.report import Record
 from benchmarks.simulator.workload import Arrival
 

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from actors.coordinator import Coordinator
-from actors.events import Event, Verified
-from actors.jobs import Overloaded
-from actors.knowledge import Costs, Knowledge
-from actors.settings import Lane, Limits, Policies
+from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.events import Event, Verified
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request_state import Overloaded
+from actors.coordinator.settings import Lane, Limits, Policies
 from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.device import NO_FAULTS, Faults
@@ -21,7 +21,7 @@ from benchmarks.simulator.report import Report, Served, Tally
 from benchmarks.simulator.scripts import Target
 from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
 from benchmarks.simulator.workload import Arrival
-from engine.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from policies.catalogue import Calibrations
 from policies.cost import CostModel
 from policies.microbatch import MicroBatchParams

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from actors.hosts import HostLost, KvState
+from actors.hosts.protocol import HostLost, KvState
 from benchmarks.simulator.device import NO_FAULTS, Device, Faults
 from benchmarks.simulator.randomness import generator
 from benchmarks.simulator.scripts import STOP, Target, TargetScript

@@ -8,8 +8,8 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from cluster.config.section import Section, problems
 from policies import catalogue
 from policies.microbatch import MicroBatchParams
-from policies.ranking import MAX_BATCH
 from policies.scheduling.fairness import FairnessParams
+from policies.scheduling.rank_prompts import MAX_BATCH
 
 Seconds = Annotated[float, Field(gt=0)]
 Milliseconds = Annotated[float, Field(gt=0)]

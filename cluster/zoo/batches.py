@@ -29,7 +29,7 @@ from cluster.zoo.tasks import (
     draw_kind,
     make_task,
 )
-from policies.ranking import FORMS, Message, request_line
+from policies.scheduling.rank_prompts import FORMS, Message, request_line
 
 _PROMPT_WEIGHT = 0.1
 _ANSWER_WEIGHT = 1.0

@@ -21,8 +21,8 @@ from cluster.zoo.tasks import (
     ends_at_stated_length,
     make_task,
 )
-from policies.rank_answers import read_lengths, read_ranks
-from policies.ranking import FORMS, Message
+from policies.scheduling.rank_answers import read_lengths, read_ranks
+from policies.scheduling.rank_prompts import FORMS, Message
 
 MAX_NEW_TOKENS = 640
 _MAX_RANKING_TOKENS = 120

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from policies.ranking import MAX_BATCH
+from policies.scheduling.rank_prompts import MAX_BATCH
 
 # A batch of one is how a single request is asked for. Larger ones need telling apart, which is
 # learned on the smaller of them.

@@ -4,7 +4,7 @@ from typing import Literal
 
 from engine.attention.context import AttentionBatch, AttentionPlan, Layout
 from engine.attention.decomposed import decomposed
-from engine.attention.fused import FusedPlan
+from engine.attention.flex import FusedPlan
 from engine.attention.packed import PackedPlan
 from engine.attention.pieces import padded
 

@@ -25,7 +25,7 @@ from engine.attention.vectors import (
     store_sums,
     zeros,
 )
-from engine.fast_math import fast_exp
+from engine.cpu.fast_math import fast_exp
 
 MASKED = np.float32(-1e30)
 """Rather than -inf: fastmath, which lets sums vectorise, may assume that there are none."""

@@ -11,7 +11,7 @@ from itertools import count
 
 from transformers import PreTrainedModel
 
-from engine.drafters.growing import DraftJob, GrowingTrees
+from engine.drafters.beam import DraftJob, GrowingTrees
 from engine.drafters.runner import DraftRunner, PackedRunner, Piece
 from engine.drafters.tiny import TinyRunner
 from engine.drafters.tiny_weights import is_tiny

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.drafters.growing import GrowingTrees
+from engine.drafters.beam import GrowingTrees
 from engine.model import PackedModel, Segment
-from engine.sampling import candidates, choose
+from engine.sampling.sampler import candidates, choose
 
 
 class Piece(NamedTuple):

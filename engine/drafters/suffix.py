@@ -1,14 +1,14 @@
 """Suffix drafting (SuffixDecoding): what followed this request's last tokens, wherever they stood.
 
 Two texts are asked: the request's own prompt and output, and the past outputs of all requests. How
-far each is believed is learned from what became of it (evidence.py).
+far each is believed is learned from what became of it (lookup_confidence.py).
 """
 
 from collections.abc import Iterable, Sequence
 
-from engine.drafters.evidence import Experience
-from engine.drafters.grow import Grown, Reading, grow, prepare
-from engine.drafters.levels import as_far_as_wanted
+from engine.drafters.level_view import as_far_as_wanted
+from engine.drafters.lookup_confidence import Experience
+from engine.drafters.lookup_tree import Grown, Reading, grow, prepare
 from engine.drafters.past_outputs import PastOutputs
 from engine.drafters.text_index import TextIndex
 from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom, to_ordered_depth

@@ -8,12 +8,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.drafters import tiny_steps
-from engine.drafters.growing import GrowingTrees
+from engine.drafters.beam import GrowingTrees
 from engine.drafters.runner import Piece, choices, growing
 from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import pack
-from engine.sampling import candidates
+from engine.sampling.sampler import candidates
 
 
 class TinyRunner:

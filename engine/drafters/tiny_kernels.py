@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.fast_math import fast_exp
+from engine.cpu.fast_math import fast_exp
 
 Floats = NDArray[np.float32]
 

@@ -7,10 +7,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.drafters.growing import TreeArrays, grow_level, named
+from engine.drafters.beam import TreeArrays, grow_level, named
 from engine.drafters.tiny_kernels import Floats, KVPages, NewRows, forward
 from engine.drafters.tiny_weights import unpacked
-from engine.sampling_kernels import perturbed_top
+from engine.sampling.cpu_kernels import perturbed_top
 from policies.tree import ROOT
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.errors import OutOfBlocks
 from engine.model import PackedModel, Segment
 from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
-from engine.sampling import Row, choose, logprobs, logprobs_of_rows
+from engine.sampling.sampler import Row, choose, logprobs, logprobs_of_rows
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
 

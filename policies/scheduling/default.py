@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from policies.request import RequestView, RoundOutcome
-from policies.scheduling.estimates import by_arrival, expected_len
+from policies.scheduling.expected_length import by_arrival, expected_len
 
 _DECAY = 0.999
 """Per round, of what is pooled over requests: it follows the load."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome
-from policies.scheduling.estimates import by_arrival
+from policies.scheduling.expected_length import by_arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.request import RequestView, RoundOutcome
-from policies.scheduling.estimates import by_arrival, expected_len
+from policies.scheduling.expected_length import by_arrival, expected_len
 
 
 @dataclass(frozen=True, slots=True)

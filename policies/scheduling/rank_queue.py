@@ -1,17 +1,17 @@
 """Self-scheduling's batching (Algorithm 1, lines 3-8): which requests to rank together, and when.
 
-A batch is turned into a prompt (policies/ranking.py) and runs as an internal request, before every
-user's: the paper's rank -∞. Whoever wants predicted lengths from the model (LP-SJF, LAPS-SD, the
-default schedule) asks in the same way.
+A batch is turned into a prompt (policies/scheduling/rank_prompts.py) and runs as an internal
+request, before every user's: the paper's rank -∞. Whoever wants predicted lengths from the model
+(LP-SJF, LAPS-SD, the default schedule) asks in the same way.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.ranking import MAX_BATCH
+from policies.scheduling.rank_prompts import MAX_BATCH
 
 Form = Literal["prefill_only", "rank_only", "length_only"]
-"""The prompts of policies/ranking.py."""
+"""The prompts of policies/scheduling/rank_prompts.py."""
 
 _NAME = "spindle:rank/"
 

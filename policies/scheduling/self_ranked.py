@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from policies.rank_answers import competition_ranks
-from policies.ranking import MAX_BATCH
 from policies.request import RequestView, RoundOutcome
-from policies.scheduling.estimates import by_arrival
+from policies.scheduling.expected_length import by_arrival
+from policies.scheduling.rank_answers import competition_ranks
+from policies.scheduling.rank_prompts import MAX_BATCH
 from policies.scheduling.rank_queue import Form, RankBatch, RankQueue
 
 
@@ -75,7 +75,7 @@ class SelfRanked:
         return None
 
     def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None:
-        """Lines 15-18, with policies.rank_answers' values of the batch's requests.
+        """Lines 15-18, with policies.scheduling.rank_answers' values of the batch's requests.
 
         Those that the answer did not place stand in its middle, where arrival decides among
         equals; where it placed none, all stay unranked, in the order of arrival.

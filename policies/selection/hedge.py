@@ -16,10 +16,10 @@ from numba import njit
 from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.rows import Floats, Ints, Rows, with_rows
-from policies.selection.evidence import PLAIN, Evidence
-from policies.selection.roster import Roster
-from policies.selection.seats import Seats
-from policies.selection.worth import after_switch, tokens_left
+from policies.selection.lane_capacity import Seats
+from policies.selection.lane_evidence import PLAIN, Evidence
+from policies.selection.membership import Roster
+from policies.selection.switching import after_switch, tokens_left
 
 _NOWHERE = -1
 """No lane, among lane numbers."""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.goodput import MeanGoodput
-from policies.selection.roster import Roster
-from policies.selection.seats import Seats, as_many_as_fit
+from policies.selection.lane_capacity import Seats, as_many_as_fit
+from policies.selection.mean_goodput import MeanGoodput
+from policies.selection.membership import Roster
 
 
 @dataclass(frozen=True, slots=True)

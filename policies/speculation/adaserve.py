@@ -20,8 +20,8 @@ from policies.speculation.forest import (
     forest_of,
     tokens_read,
 )
-from policies.speculation.memoryless import Memoryless
 from policies.speculation.slo import Standing, terms_of
+from policies.speculation.stateless import Memoryless
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
 from policies.speculation.forest import budgeted_room, forest_of
-from policies.speculation.memoryless import Memoryless
 from policies.speculation.specinfer import best_of_each
+from policies.speculation.stateless import Memoryless
 
 
 @dataclass(frozen=True, slots=True)

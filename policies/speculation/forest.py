@@ -8,10 +8,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from policies.cost import Bent, bent_seconds
+from policies.flat_trees import FlatTrees
 from policies.protocols import Mask, RoundContext
 from policies.request import RequestView
 from policies.tree import ROOT
-from policies.trees import FlatTrees
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

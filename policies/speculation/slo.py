@@ -10,7 +10,7 @@ from numba import njit
 from policies.protocols import Mask
 from policies.request import RequestView
 from policies.speculation.forest import Floats
-from policies.speculation.prefix import TimeCaps
+from policies.speculation.planner.best_prefix import TimeCaps
 
 _PROMPT, _MOST, _TPOT_S = range(3)
 """Columns of terms: tokens of the prompt, tokens that may be generated, and what each of them was

@@ -7,7 +7,7 @@ import numpy as np
 
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.speculation.forest import Forest, Ints, depth_left, forest_of, room
-from policies.speculation.memoryless import Memoryless
+from policies.speculation.stateless import Memoryless
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.spawn import Actors, Group
+from actors.hosts.spawn import Actors, Group
 from cluster.check import main
 from cluster.config import AppConfig
 from cluster.nodes import ray_nodes
 from cluster.placement import Placement, plan
 from deployments.app import build
-from deployments.hosts import drafter_specs, target_spec
+from deployments.replica.host_specs import drafter_specs, target_spec
 from engine.errors import SpindleError
 from tests.cluster.probe import Probe, Seat
 

@@ -11,14 +11,14 @@ from typing import Any
 import uvicorn
 from ray.exceptions import RayActorError
 
-from actors.coordinator import Coordinator
-from actors.jobs import Stream
-from actors.knowledge import Costs, Knowledge
-from actors.settings import Lane, Limits, Policies
+from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request_state import Stream
+from actors.coordinator.settings import Lane, Limits, Policies
 from cluster.config import AppConfig
 from deployments import messages
-from deployments.api import Api
-from deployments.http import make_http
+from deployments.ingress.api import Api
+from deployments.ingress.http import make_http
 from deployments.messages import Message, Routed, SignOfLife, StreamRequest
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
@@ -27,10 +27,10 @@ from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
 from policies.cost import LinearCost
 from policies.request import LaneView
-from policies.scheduling.simple import fcfs
-from policies.speculation.simple import Fixed
-from tests.actors.hosts import PacedDrafter, PacedVerifier
-from tests.actors.policies import Touring
+from policies.scheduling.baselines import fcfs
+from policies.speculation.baselines import Fixed
+from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier
+from tests.actors.coordinator.policies import Touring
 from tests.checkpoints import blurred, llama
 
 MODEL = "target"

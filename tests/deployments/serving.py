@@ -19,9 +19,9 @@ from benchmarks.processes import environment
 from benchmarks.serving.app import ray_environment
 from cluster.zoo import TARGET, model_path
 from deployments.messages import SignOfLife, StreamRequest
-from engine.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from tests import reference
-from tests.actors.cluster import start_ray
+from tests.actors.hosts.cluster import start_ray
 
 SEED = 7
 """Of `request` below."""

@@ -1,4 +1,4 @@
-"""One round of `benchmarks.chaos`: streams over HTTP while parts of the system are killed.
+"""One round of `benchmarks.serving.chaos`: streams over HTTP while parts of the system are killed.
 
 It takes minutes, two deployments among them, and is the promise that all the rest is there for.
 """
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.chaos import (
+from benchmarks.serving.app import running
+from benchmarks.serving.chaos import (
     FAULTS,
     NODE_CPUS,
     PORT,
@@ -18,7 +19,6 @@ from benchmarks.chaos import (
     requests,
     series,
 )
-from benchmarks.serving.app import running
 from benchmarks.serving.judge import Judge
 
 Outcomes = Mapping[str, Outcome]

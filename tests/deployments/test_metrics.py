@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, exported_names
-from tests.actors.cluster import processes
+from tests.actors.hosts.cluster import processes
 from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments import proxy
-from deployments.http import make_http
+from deployments.ingress.backpressure import MOST_MESSAGES
+from deployments.ingress.http import make_http
 from deployments.proxy import BODY, TELLS, TOLD_EVERY, WRITTEN, BodyAhead, TellsWritten
-from deployments.window import MOST_MESSAGES
 from tests.deployments.local import local_api, make_config
 
 HEAD: Scope = {

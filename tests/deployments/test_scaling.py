@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingContext
 
-from actors.events import Left, Verified
-from actors.jobs import Statistics
+from actors.coordinator.events import Left, Verified
+from actors.coordinator.request_state import Statistics
+from deployments.replica.autoscaling_signals import Signals
 from deployments.scaling import QueueGoodputAttainment
-from deployments.signals import Signals
 from policies.request import RequestView, RoundOutcome, Slo
 from tests.deployments.serving import (
     ARGS,

@@ -17,9 +17,9 @@ import requests
 from ray import serve
 
 from benchmarks.serving.streams import Said, read, read_all, session
-from engine.params import SamplingParams
-from engine.verifiers.vllm_environment import process_environment
-from tests.actors.cluster import processes
+from engine.sampling.params import SamplingParams
+from engine.verifiers.vllm.environment import process_environment
+from tests.actors.hosts.cluster import processes
 from tests.deployments.serving import (
     ARGS,
     PROMPT,

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from cluster.zoo import TARGET, model_path
-from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.ngram import NgramDrafter
 from engine.drafters.runner import PackedRunner
 from engine.drafters.suffix import SuffixDrafter
 from engine.drafters.tiny import TinyRunner
 from engine.generate import DraftPlan, Generation
 from engine.model import PackedModel
-from engine.params import SamplingParams
 from engine.protocol import (
     Commit,
     Drafter,
@@ -28,6 +27,7 @@ from engine.protocol import (
     Verifier,
     VerifyOrder,
 )
+from engine.sampling.params import SamplingParams
 from tests.identity import Identity
 from tests.pairwise import Case
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter
+from engine.drafters.ngram import NgramDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import InvalidRequest
 from engine.generate import DraftPlan, Generation, Rejected, generate
 from engine.model import PackedModel
-from engine.params import SamplingParams
 from engine.protocol import Commit
+from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import prompt_logprobs, reference
 from tests.checkpoints import VOCAB, blurred, llama

@@ -18,8 +18,8 @@ from cluster.zoo import TARGET, model_path
 from engine.attention.layouts import LayoutName
 from engine.generate import generate
 from engine.model import PackedModel, Segment
-from engine.params import SamplingParams
-from engine.sampling import Row, choose
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Row, choose
 from engine.verifiers.native import NativeVerifier
 from tests.engine.streams import (
     AMPLE,

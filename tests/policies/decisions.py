@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.settings import Policies
+from actors.coordinator.settings import Policies
 from policies.cost import Bent, CostModel
 from policies.protocols import (
     Ask,

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.calibration import Calibration
+from policies.estimates.calibration import Calibration
+from policies.flat_trees import flatten, merge_each, split
 from policies.tree import DraftTree
-from policies.trees import flatten, merge_each, split
 
 Sources = NDArray[np.int64]
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.settings import Limits, Policies
-from benchmarks.no_harm import KV_TOKENS, cluster, drafting, load
+from actors.coordinator.settings import Limits, Policies
 from benchmarks.papers.cells import cell
 from benchmarks.papers.setup import experiment
 from benchmarks.papers.watch import Watch
+from benchmarks.simulator.no_harm import KV_TOKENS, cluster, drafting, load
 from benchmarks.simulator.run import simulate
 from policies.catalogue import Calibrations
 from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
@@ -26,7 +26,7 @@ REQUESTS = 24
 
 @dataclass(frozen=True, slots=True)
 class NoHarm:
-    """The mixed load of benchmarks/no_harm.py under the default policies."""
+    """The mixed load of benchmarks/simulator/no_harm.py under the default policies."""
 
     clients: int
     apart: bool

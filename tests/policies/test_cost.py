@@ -18,7 +18,7 @@ from policies.cost import (
     fit_roofline,
     token_budget,
 )
-from policies.online_cost import RefinedCost
+from policies.estimates.online_cost import RefinedCost
 
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (0, 500, 2_000, 8_000)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from policies.calibration import Calibration, CalibrationParams
 from policies.catalogue import make_selection
+from policies.estimates.calibration import Calibration, CalibrationParams
 from policies.pooling import Pooled, Statistics, apart, scaled, split, together, total, vectors
 from policies.protocols import Selection
 from policies.selection.hedge import Hedge

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from actors.settings import Policies
+from actors.coordinator.settings import Policies
 from benchmarks.simulator.run import MakePolicies
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
 from policies.request import LaneView, RequestView, RoundOutcome

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.hosts import HostLost
+from actors.hosts.protocol import HostLost
 from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.device import NO_FAULTS, Faults

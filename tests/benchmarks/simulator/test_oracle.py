@@ -4,18 +4,18 @@ from collections.abc import Mapping
 
 import pytest
 
-from actors.settings import Limits, Policies
+from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
 from benchmarks.simulator.report import Report
 from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
+from benchmarks.simulator.selection_oracle import Oracle
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Lengths, draw
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Selection, Speculation
-from policies.selection.oracle import Oracle
 
 DRAFT = LinearCost(0.0, 1e-6, 0.002)
 CLUSTER = Cluster(

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 import torch
 
-from actors.fleet import Fleet, load
-from actors.knowledge import Knowledge
-from actors.specs import TargetSpec
-from benchmarks.local import KV_TOKENS, drafter
-from benchmarks.requests import mixed_requests
+from actors.coordinator.estimates import Knowledge
+from actors.hosts.fleet import Fleet, load
+from actors.hosts.specs import TargetSpec
+from benchmarks.serving.local import KV_TOKENS, drafter
+from benchmarks.serving.requests import mixed_requests
 from benchmarks.simulator.reality import (
     Run,
     Serving,

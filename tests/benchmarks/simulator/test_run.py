@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.events import CaughtUp, Event, Left, Preempted, Verified
-from actors.settings import Limits, Policies
+from actors.coordinator.events import CaughtUp, Event, Left, Preempted, Verified
+from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.device import Faults
 from benchmarks.simulator.report import Report

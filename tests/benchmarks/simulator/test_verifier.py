@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from actors.hosts import HostLost
+from actors.hosts.protocol import HostLost
 from benchmarks.simulator import clock
 from benchmarks.simulator.device import NO_FAULTS, Faults
 from benchmarks.simulator.scripts import STOP, Target

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from cluster.zoo import MODELS, TARGET, model_path
 from cluster.zoo.batches import chat_text
 from cluster.zoo.chat import CONTEXT, VOCAB_SIZE
-from policies.ranking import FORMS
+from policies.scheduling.rank_prompts import FORMS
 
 TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(model_path(TARGET))
 

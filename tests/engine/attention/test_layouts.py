@@ -8,7 +8,7 @@ import torch
 
 from engine.attention.context import Layout, Scoring
 from engine.attention.decomposed import decomposed
-from engine.attention.fused import FusedPlan
+from engine.attention.flex import FusedPlan
 from engine.attention.packed import MOST_WALKED_LINES, PackedPlan
 from engine.attention.pieces import padded
 from tests.engine.attention.batches import random_batch, random_tensors, reference

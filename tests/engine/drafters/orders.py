@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from engine.committed import CommittedTokens
-from engine.params import SamplingParams
 from engine.protocol import Draft, Drafter, DraftOrder, Prefix, Start
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 
 

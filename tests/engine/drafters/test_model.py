@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from engine.drafters.growing import GrowingTrees
+from engine.drafters.beam import GrowingTrees
 from engine.drafters.model import ModelDrafter, check_tokenizer, make_runner
 from engine.drafters.runner import DraftRunner, PackedRunner, Piece
 from engine.drafters.tiny import TinyRunner
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
-from engine.params import SamplingParams
 from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
+from engine.sampling.params import SamplingParams
+from policies.flat_trees import flatten, prune_each, split
 from policies.tree import ROOT, DraftTree
-from policies.trees import flatten, prune_each, split
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, token_paths
@@ -37,7 +37,8 @@ NOT_YET_STOPPED = SamplingParams(temperature=0, min_tokens=4, stop_token_ids=tup
 PROMPT = [5, 9, 2, 6, 5, 3]
 KV_TOKENS = 1024
 CONFIDENCE = 0.02
-"""Raw confidence leaves out the noise of tokens that hardly count (engine/sampling_kernels.py)."""
+"""Raw confidence leaves out the noise of tokens that hardly count
+(engine/sampling/cpu_kernels.py)."""
 
 
 class Watched:

@@ -15,8 +15,8 @@ from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import is_tiny, pack
 from engine.errors import OutOfBlocks
 from engine.model import PackedModel
-from engine.params import SamplingParams
 from engine.protocol import Draft, DraftStep
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream, token_paths
 

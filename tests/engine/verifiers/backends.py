@@ -11,8 +11,8 @@ from cluster.zoo import TARGET, model_path
 from engine.model import PackedModel
 from engine.protocol import Verifier
 from engine.verifiers.native import NativeVerifier
-from engine.verifiers.vllm_engine import VllmVerifier
-from engine.verifiers.vllm_loading import VllmSpec, load_vllm
+from engine.verifiers.vllm.loading import VllmSpec, load_vllm
+from engine.verifiers.vllm.verifier import VllmVerifier
 
 Backend = Literal["native", "vllm"]
 AMPLE, TIGHT = 8192, 320

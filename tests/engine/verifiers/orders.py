@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from engine.committed import CommittedTokens
-from engine.params import SamplingParams
 from engine.protocol import Prefix, Start, Verdict, Verifier, VerifyOrder
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 
 SEED = 7

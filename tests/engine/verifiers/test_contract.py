@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.params import SamplingParams
 from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 from tests import prompt_logprobs, reference
 from tests.engine.streams import questions, reference_target

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from engine.model import PackedModel
-from engine.params import SamplingParams
 from engine.protocol import Missing, NoRoom, Verdict
+from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.tree import ROOT, DraftTree
 from tests import reference

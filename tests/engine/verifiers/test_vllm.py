@@ -11,13 +11,13 @@ import vllm as vllm_package
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from cluster.zoo import TARGET, model_path
-from engine.params import SamplingParams
+from engine.parallel.ranks import RankLost
 from engine.protocol import Verdict
-from engine.ranks import RankLost
-from engine.verifiers.vllm_adapter.support import check
-from engine.verifiers.vllm_engine import VllmVerifier
-from engine.verifiers.vllm_errors import InvalidEngineArgs, UnsupportedVLLM
-from engine.verifiers.vllm_loading import USUAL_DRAFT, VllmSpec, engine_config, load_vllm
+from engine.sampling.params import SamplingParams
+from engine.verifiers.vllm.adapter.support import check
+from engine.verifiers.vllm.errors import InvalidEngineArgs, UnsupportedVLLM
+from engine.verifiers.vllm.loading import USUAL_DRAFT, VllmSpec, engine_config, load_vllm
+from engine.verifiers.vllm.verifier import VllmVerifier
 from policies.tree import ROOT, DraftTree
 from tests import reference
 from tests.engine.streams import questions, reference_target
@@ -93,7 +93,7 @@ def test_an_error_in_a_step_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as changed:
-        changed.setattr("engine.verifiers.vllm_sampling.choose", broken)
+        changed.setattr("engine.verifiers.vllm.sampling.choose", broken)
         with pytest.raises(RankLost, match="no memory"):
             verifier.verify([order("b", [22] * 40)])
     with pytest.raises(RankLost, match="no memory"):

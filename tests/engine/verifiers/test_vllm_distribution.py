@@ -16,8 +16,8 @@ from vllm.v1.request import Request
 
 from cluster.zoo import TARGET, model_path
 from engine.committed import CommittedTokens
-from engine.params import SamplingParams
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
+from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 from tests.engine.verifiers.backends import AMPLE, vllm
 

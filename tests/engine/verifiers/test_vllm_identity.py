@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from cluster.zoo import TARGET, model_path
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
-from engine.sampling import Row, choose
-from engine.verifiers.vllm_engine import VllmVerifier
-from engine.verifiers.vllm_loading import VllmSpec, load_vllm
+from engine.sampling.sampler import Row, choose
+from engine.verifiers.vllm.loading import VllmSpec, load_vllm
+from engine.verifiers.vllm.verifier import VllmVerifier
 from tests.engine.streams import DRAFTERS, Request, check, reference_target, serve
 from tests.engine.verifiers.backends import AMPLE, EAGER, TIGHT, vllm
 from tests.identity import Identity
@@ -107,7 +107,7 @@ def test_noise_shifted_by_one_token_is_found(
     def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
         return choose(logits, [replace(row, position=row.position + 1) for row in rows])
 
-    monkeypatch.setattr("engine.verifiers.vllm_sampling.choose", shifted)
+    monkeypatch.setattr("engine.verifiers.vllm.sampling.choose", shifted)
     requests = serve_vllm({**one_at_a_time(FACTORS)[0], "sampling": sampling}, Counter())
     with pytest.raises(AssertionError, match="the reference says"):
         check(Identity(reference_target()), list(requests.values()))
@@ -126,7 +126,7 @@ def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
 
 def test_rows_that_are_added_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on AMX in bfloat16, but in fp32, where streams are the reference's to the token."""
-    monkeypatch.setattr("engine.verifiers.vllm_adapter.worker.has_dear_counts", lambda *_: True)
+    monkeypatch.setattr("engine.verifiers.vllm.adapter.worker.has_dear_counts", lambda *_: True)
     verifier = load_vllm(VllmSpec(model_path(TARGET), "float32", AMPLE, engine_args=EAGER))
     runner = verifier._engine._core.model_executor.driver_worker.worker.model_runner
     forward, counts = runner._model_forward, set[int]()

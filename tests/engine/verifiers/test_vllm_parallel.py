@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from cluster.zoo import TARGET, model_path
-from engine.drafters.lookup import NgramDrafter
+from engine.drafters.ngram import NgramDrafter
 from engine.generate import generate
+from engine.parallel.ranks import RankLost
 from engine.protocol import Commit
-from engine.ranks import RankLost
-from engine.verifiers.vllm_engine import VllmVerifier
-from engine.verifiers.vllm_loading import VllmSpec, load_vllm
+from engine.verifiers.vllm.loading import VllmSpec, load_vllm
+from engine.verifiers.vllm.verifier import VllmVerifier
 from tests import prompt_logprobs
 from tests.engine.streams import END, SAMPLING, questions, reference_target
 from tests.engine.verifiers.backends import EAGER

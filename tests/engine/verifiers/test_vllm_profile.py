@@ -6,8 +6,8 @@ import pytest
 
 from cluster.zoo import TARGET, model_path
 from engine.profiler import Grid
-from engine.verifiers.vllm_loading import VllmSpec
-from engine.verifiers.vllm_profile import measure, profile_vllm
+from engine.verifiers.vllm.loading import VllmSpec
+from engine.verifiers.vllm.profile import measure, profile_vllm
 from tests.engine.verifiers.backends import AMPLE, TIGHT, vllm
 
 GRID = Grid(requests=(1, 3), rows=(1, 4), context=(20, 60), rounds=2)

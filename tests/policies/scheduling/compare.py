@@ -10,10 +10,10 @@ from statistics import median
 
 from policies.protocols import Schedule
 from policies.request import RequestView
+from policies.scheduling.baselines import Las, SortedSchedule, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairSchedule
 from policies.scheduling.laps_sd import LapsSd
-from policies.scheduling.simple import Las, SortedSchedule, fcfs, lp_sjf
 from tests.policies.scheduling.server import Job, serve
 from tests.policies.scheduling.workload import mixed_jobs
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.request import RequestView, RoundOutcome, Slo
+from policies.scheduling.baselines import edf, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
-from policies.scheduling.simple import edf, fcfs, lp_sjf
 from tests.policies.scheduling.server import Job, Served, serve
 from tests.policies.scheduling.workload import mixed_jobs
 

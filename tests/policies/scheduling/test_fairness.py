@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome, Slo
+from policies.scheduling.baselines import Las, edf, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.laps_sd import LapsSd
 from policies.scheduling.self_ranked import SelfRanked
-from policies.scheduling.simple import Las, edf, fcfs, lp_sjf
 from tests.policies.scheduling.server import Job, Served, serve
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {

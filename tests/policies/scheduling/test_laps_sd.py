@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 
 from policies.request import RequestView, RoundOutcome
+from policies.scheduling.baselines import Las, lp_sjf
 from policies.scheduling.laps_sd import LapsSd, LapsSdParams
-from policies.scheduling.simple import Las, lp_sjf
 from tests.policies.scheduling.server import serve
 from tests.policies.scheduling.workload import mixed_jobs
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulator.selection_oracle import Oracle
 from policies.protocols import Selection
 from policies.request import LaneView
-from policies.selection.hedge import Hedge
-from policies.selection.lbss import Lbss
-from policies.selection.oracle import Oracle
-from policies.selection.simple import (
+from policies.selection.baselines import (
     EpsilonGreedy,
     Fixed,
     Greedy,
     SpinEpsilonGreedyParams,
 )
+from policies.selection.hedge import Hedge
+from policies.selection.lbss import Lbss
 from tests.policies.selection.play import lane, outcome, request, requests, slot
 
 

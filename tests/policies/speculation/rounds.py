@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from policies.cost import CostModel, LinearCost
+from policies.flat_trees import flatten
 from policies.protocols import Candidates, Mask, RoundContext, Speculation
 from policies.request import RequestView, Slo
 from policies.tree import ROOT, DraftTree
-from policies.trees import flatten
 
 
 class Candidate(NamedTuple):

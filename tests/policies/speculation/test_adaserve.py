@@ -11,9 +11,9 @@ from policies.cost import LinearCost
 from policies.protocols import Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
-from policies.speculation.adaserve_optimal import optimal_trees
 from policies.speculation.slo import Standing, terms_of
 from policies.tree import DraftTree
+from tests.policies.speculation.adaserve_optimal import optimal_trees
 from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     SEEDED,

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cost import RooflineCost
-from policies.online_cost import RefinedCost
+from policies.estimates.online_cost import RefinedCost
+from policies.flat_trees import flatten
 from policies.speculation.forest import (
     budgeted_room,
     depth_left,
@@ -15,7 +16,6 @@ from policies.speculation.forest import (
     verify_seconds,
 )
 from policies.tree import DraftTree
-from policies.trees import flatten
 from tests.policies.speculation.rounds import (
     SEEDED,
     by_tree,

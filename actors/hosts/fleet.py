@@ -1,0 +1,234 @@
+"""A target and its drafters: loaded, measured and reachable as hosts, wherever they run.
+
+Actors load side by side; models in this process one after the other, because transformers keeps
+the settings of a load in globals. All are measured one after the other, behind the last load.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import AutoConfig
+
+from actors.coordinator.estimates import Costs
+from actors.coordinator.settings import Lane, Limits
+from actors.hosts.inline import DirectDrafter, ThreadDrafter, ThreadVerifier
+from actors.hosts.loading import make_lookup
+from actors.hosts.protocol import VerifierHost
+from actors.hosts.remote import RemoteDrafter, RemoteVerifier
+from actors.hosts.spawn import Group
+from actors.hosts.specs import DrafterSpec, TargetSpec, Where
+from actors.hosts.supervision import Supervised
+from actors.hosts.tokenizer_check import check_tokenizers
+from policies.cost import CostModel
+from policies.request import LaneView
+
+_DEFAULT_LIMITS = Limits()
+_LOOKUP_CAPACITY = 4096
+_SILENCE_S = 10
+"""Whoever loads for longer says so, again and again."""
+_LOG = logging.getLogger("spindle")
+
+Progress = Callable[[str], None]
+"""Told in words what is loading and what is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    verifier: VerifierHost
+    lanes: list[Lane]
+    costs: Costs
+    closers: Sequence[Callable[[], None]]
+
+    async def close(self) -> None:
+        """Kills all actors; threads end with what they are doing."""
+        for close in self.closers:
+            close()
+
+
+def load(target: TargetSpec, drafters: Sequence[DrafterSpec], cache_dir: Path) -> Fleet:
+    """`raise_fleet` for programs without an event loop, and fleets without actors."""
+    return asyncio.run(raise_fleet(target, drafters, cache_dir))
+
+
+async def raise_fleet(
+    target: TargetSpec,
+    drafters: Sequence[DrafterSpec],
+    cache_dir: Path,
+    group: Group | None = None,
+    limits: Limits = _DEFAULT_LIMITS,
+    progress: Progress = _LOG.info,
+) -> Fleet:
+    """`group`: of the actors; a fleet without actors needs none. Profiles of the target are kept
+    in `cache_dir`. Raises what is wrong with a model (UnsupportedModel, IncompatibleDrafter, ...),
+    or HostLost; nothing stays behind then."""
+    await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
+    verifier = _verifier(target, group, limits)
+    models = _models(target, drafters, group, limits)
+    closers = [verifier.close, *(model.host.close for model in models)]
+    try:
+        await _start(target, verifier, models, progress)
+        progress("measuring what forwards cost on this machine")
+        verify = await verifier.measure(cache_dir)
+        draft = await _measured(models)
+        views = [await _view(model, draft[model.lane]) for model in models]
+    except BaseException:
+        for close in closers:
+            close()
+        raise
+    lanes = [
+        Lane(view, model.host, apart=_is_apart(model.spec))
+        for view, model in zip(views, models, strict=True)
+    ]
+    budget = verify.token_budget
+    costs = Costs(
+        verify.verify,
+        draft,
+        verify_budget=budget,
+        draft_budget=budget,
+        most_tokens=limits.forward_tokens,
+        trees=verifier.limits.trees,
+    )
+    return Fleet(verifier, lanes + _lookups(drafters), costs, closers)
+
+
+class _Model(NamedTuple):
+    """One lane with a model."""
+
+    spec: DrafterSpec
+    lane: str
+    host: RemoteDrafter | ThreadDrafter
+
+
+def _verifier(
+    spec: TargetSpec, group: Group | None, limits: Limits
+) -> RemoteVerifier | ThreadVerifier:
+    if spec.placement == "inline":
+        return ThreadVerifier(spec)
+    begin = partial(_needed(group).begin_verifier, spec, limits.recovery_s)
+    return RemoteVerifier(
+        Supervised(
+            "the verifier",
+            begin,
+            stalled_s=limits.stalled_host_s,
+            recovery_s=limits.recovery_s,
+            gives_up=True,
+        )
+    )
+
+
+def _models(
+    target: TargetSpec, drafters: Sequence[DrafterSpec], group: Group | None, limits: Limits
+) -> list[_Model]:
+    config = AutoConfig.from_pretrained(target.checkpoint)
+    vocab_size: int = config.get_text_config(decoder=True).vocab_size
+    models = []
+    for spec in drafters:
+        if spec.kind != "model":
+            continue
+        for number, lane in enumerate(spec.lanes):
+            if spec.placement == "inline":
+                models.append(_Model(spec, lane, ThreadDrafter(spec, lane, vocab_size)))
+                continue
+            host = Supervised(
+                f"drafter {lane}",
+                partial(_needed(group).begin_drafter, spec, number, vocab_size),
+                stalled_s=limits.stalled_host_s,
+                recovery_s=limits.recovery_s,
+                gives_up=False,
+            )
+            models.append(_Model(spec, lane, RemoteDrafter(host)))
+    return models
+
+
+def _needed(group: Group | None) -> Group:
+    if group is None:
+        raise ValueError("placement: actor needs a group of actors to belong to")
+    return group
+
+
+def _is_apart(spec: DrafterSpec) -> bool:
+    """Inline it computes where the target does; without a GPU on cores that others need as well,
+    if only the coordinator."""
+    return spec.placement == "actor" and spec.gpus > 0
+
+
+def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:
+    """So cheap that they draft in the coordinator itself, for every request."""
+    return [
+        Lane(
+            LaneView(spec.name, spec.name, _LOOKUP_CAPACITY),
+            DirectDrafter(make_lookup(spec)),
+            free=True,
+        )
+        for spec in drafters
+        if spec.kind != "model"
+    ]
+
+
+async def _start(
+    target: TargetSpec,
+    verifier: RemoteVerifier | ThreadVerifier,
+    models: Sequence[_Model],
+    progress: Progress,
+) -> None:
+    async def tell(name: str, starting: Awaitable[None]) -> None:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        async with _signs_of_life(name, progress):
+            await starting
+        progress(f"{name}: ready after {clock() - begun:.1f} s")
+
+    async def in_turn(starts: Sequence[Coroutine[Any, Any, None]]) -> None:
+        for start in starts:
+            await start
+
+    starts: dict[Where, list[Coroutine[Any, Any, None]]] = {"actor": [], "inline": []}
+    progress(f"loading the target {target.checkpoint} and {len(models)} drafters")
+    starts[target.placement].append(tell("target", verifier.start()))
+    for spec, lane, host in models:
+        starts[spec.placement].append(tell(lane, host.start()))
+    try:
+        async with asyncio.TaskGroup() as together:
+            for start in [*starts["actor"], in_turn(starts["inline"])]:
+                together.create_task(start)
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+
+
+@asynccontextmanager
+async def _signs_of_life(name: str, progress: Progress) -> AsyncIterator[None]:
+    """Where loading takes long, as vLLM's compilation does."""
+
+    async def tell() -> None:
+        for seconds in count(_SILENCE_S, _SILENCE_S):
+            await asyncio.sleep(_SILENCE_S)
+            progress(f"{name}: still loading after {seconds} s")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
+async def _measured(models: Sequence[_Model]) -> dict[str, CostModel]:
+    """By lane. Instances of one drafter cost the same."""
+    by_drafter: dict[str, CostModel] = {}
+    for spec, _, host in models:
+        if spec.name not in by_drafter:
+            by_drafter[spec.name] = await host.measure()
+        host.cost = by_drafter[spec.name]
+    return {lane: by_drafter[spec.name] for spec, lane, _ in models}
+
+
+async def _view(model: _Model, cost: CostModel) -> LaneView:
+    spec, lane, host = model
+    catch_up_s = cost.predict(0, 1) - cost.predict(0, 0)
+    return LaneView(lane, spec.name, spec.capacity, await host.size(), catch_up_s)

@@ -1,0 +1,122 @@
+"""Drafters and verifier inside the coordinator's process, each on a thread of its own."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.hosts.loading import TargetCosts
+from actors.hosts.protocol import KvState
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.workers import DrafterWorker, VerifierWorker, as_callback
+from engine.protocol import Draft, Drafter, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
+from engine.request import TargetLimits
+from policies.cost import CostModel
+from policies.protocols import StepRule
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class DirectDrafter:
+    """A drafter so cheap (a lookup) that a thread would cost more than its work."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom]:
+        return self.drafter.draft(orders, as_callback(rule))
+
+    async def forget(self, requests: Collection[str]) -> None:
+        self.drafter.forget(requests)
+
+    async def recover(self) -> None:
+        """Nothing here gets lost."""
+
+
+class ThreadDrafter:
+    cost: CostModel | None = None
+    """Of one draft step, as far as is known."""
+
+    def __init__(self, spec: DrafterSpec, lane: str, target_vocab_size: int) -> None:
+        self._worker = DrafterWorker(spec, lane, target_vocab_size)
+        self._thread = _Thread(f"drafter-{lane}")
+
+    async def start(self) -> None:
+        await self._thread.run(self._worker.load)
+
+    async def size(self) -> float:
+        """Parameters."""
+        return self._worker.size()
+
+    async def measure(self) -> CostModel:
+        return await self._thread.run(self._worker.measure)
+
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom]:
+        return await self._thread.run(self._worker.draft, orders, rule)
+
+    async def forget(self, requests: Collection[str]) -> None:
+        await self._thread.run(self._worker.forget, requests)
+
+    async def recover(self) -> None:
+        """Threads do not get lost."""
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+class ThreadVerifier:
+    limits: TargetLimits
+    """Known from the start on."""
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self._worker = VerifierWorker(spec)
+        self._thread = _Thread("verifier")
+
+    async def start(self) -> None:
+        await self._thread.run(self._worker.load)
+        self.limits = self._worker.limits()
+
+    async def measure(self, cache_dir: Path) -> TargetCosts:
+        return await self._thread.run(self._worker.measure, cache_dir)
+
+    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        return await self._thread.run(self._worker.verify, orders)
+
+    async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return await self._thread.run(self._worker.score, prompt, token_ids)
+
+    async def forget(self, requests: Collection[str]) -> None:
+        await self._thread.run(self._worker.forget, requests)
+
+    async def kv_state(self) -> KvState:
+        return await self._thread.run(self._worker.kv_state)
+
+    async def recover(self) -> None:
+        """Threads do not get lost."""
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+class _Thread:
+    """On which a worker loads and works, so that the event loop stays free."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,167 @@
+"""Models as their specs describe them, loaded into this process: in an actor, or inline."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.hosts.protocol import KvState
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.config.backends import BACKENDS
+from engine.cpu.prepack import has_bf16_products
+from engine.draft_profile import profile_drafter
+from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.suffix import SuffixDrafter
+from engine.model import PackedModel, load_stock
+from engine.parallel.lockstep import LeadingModel, split
+from engine.parallel.ranks import Place
+from engine.profiler import profile
+from engine.protocol import Drafter, Verifier
+from engine.request import TargetLimits
+from engine.verifiers.native import NativeVerifier
+from policies.cost import CostModel
+
+_LOG = logging.getLogger("spindle")
+_SLOW_BF16 = (
+    "this processor does not multiply bfloat16: forwards of more than some ten tokens take longer "
+    "than in float32, so that drafts hardly pay; set target.dtype to float32 (docs/cpu_speed.md)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCosts:
+    verify: CostModel
+    token_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    verifier: Verifier
+    kv_state: Callable[[], KvState]
+    measure: Callable[[Path], TargetCosts]
+    """While nothing else runs on the device; keeps what it has measured in that directory."""
+
+    @property
+    def limits(self) -> TargetLimits:
+        verifier = self.verifier
+        return TargetLimits(
+            verifier.vocab_size,
+            verifier.max_context,
+            verifier.stop_token_ids,
+            verifier.verifies_trees,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDrafter:
+    drafter: Drafter
+    size: float
+    """Parameters."""
+    measure: Callable[[], CostModel]
+    """While nothing else runs on the device."""
+
+
+def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
+    """`place`: of the leader among the ranks of a native target, which it waits for."""
+    if spec.device == "cpu" and spec.dtype == torch.bfloat16 and not has_bf16_products():
+        _LOG.warning(_SLOW_BF16)
+    loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec, place)
+    # What the config was checked against (cluster/config/backends.py) is what is there.
+    assert loaded.verifier.verifies_trees == BACKENDS[spec.backend].trees, spec.backend
+    return loaded
+
+
+def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
+    model = _leader(spec, place) if place else _whole(spec)
+
+    def measure(cache_dir: Path) -> TargetCosts:
+        setup = "native" if place is None else f"native, {place.ranks} ranks"
+        measured = profile(model, setup, cache_dir)
+        return TargetCosts(measured.roofline, measured.token_budget)
+
+    def kv_state() -> KvState:
+        kv = model.kv
+        kv.check()
+        blocks = kv.capacity // kv.block_size
+        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
+
+    return LoadedTarget(NativeVerifier(model), kv_state, measure)
+
+
+def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
+    """The share of another rank of the same target, for engine.parallel.lockstep.follow."""
+    return PackedModel(
+        split(load_stock(spec.checkpoint, spec.dtype), place, spec.device),
+        kv_tokens=spec.kv_tokens,
+        swap_tokens=spec.swap_tokens,
+    )
+
+
+def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> LoadedDrafter:
+    """`name`: of the lane. Raises IncompatibleDrafter."""
+    if spec.checkpoint is None:
+        raise ValueError(f"drafter {spec.name!r} of kind model needs a checkpoint")
+    stock = AutoModelForCausalLM.from_pretrained(spec.checkpoint, dtype=torch.float32)
+    stock = stock.to(spec.device).eval()
+    runner = make_runner(stock, kv_tokens=spec.kv_tokens)
+    drafter = ModelDrafter(name, runner, target_vocab_size=target_vocab_size)
+    return LoadedDrafter(
+        drafter,
+        size=float(sum(weight.numel() for weight in stock.parameters())),
+        measure=lambda: profile_drafter(drafter, target_vocab_size, runner.max_context),
+    )
+
+
+def make_lookup(spec: DrafterSpec) -> Drafter:
+    if spec.kind == "ngram":
+        return NgramDrafter(spec.name)
+    return SuffixDrafter(spec.name, spec.past_tokens)
+
+
+def _whole(spec: TargetSpec) -> PackedModel:
+    return PackedModel.load(
+        spec.checkpoint,
+        dtype=spec.dtype,
+        device=spec.device,
+        kv_tokens=spec.kv_tokens,
+        swap_tokens=spec.swap_tokens,
+    )
+
+
+def _load_vllm(spec: TargetSpec) -> LoadedTarget:
+    # Importing vLLM takes seconds and sets the process up for it, so only who serves with it does.
+    from engine.verifiers.vllm.loading import VllmSpec, load_vllm
+    from engine.verifiers.vllm.profile import profile_vllm
+
+    vllm_spec = VllmSpec(
+        spec.checkpoint,
+        str(spec.dtype).removeprefix("torch."),
+        spec.kv_tokens,
+        spec.tensor_parallel,
+        spec.engine_args,
+        ray_metrics=spec.placement == "actor",
+    )
+    verifier = load_vllm(vllm_spec)
+
+    def measure(cache_dir: Path) -> TargetCosts:
+        measured = profile_vllm(verifier, vllm_spec, cache_dir)
+        return TargetCosts(measured.roofline, measured.token_budget)
+
+    def kv_state() -> KvState:
+        blocks = verifier.blocks()
+        return KvState(blocks.free, blocks.used, blocks.cached, blocks.total)
+
+    return LoadedTarget(verifier, kv_state, measure)
+
+
+def _leader(spec: TargetSpec, place: Place) -> LeadingModel:
+    return LeadingModel(
+        split(load_stock(spec.checkpoint, spec.dtype), place, spec.device),
+        place,
+        kv_tokens=spec.kv_tokens,
+        swap_tokens=spec.swap_tokens,
+    )

@@ -1,0 +1,120 @@
+"""Drafters and verifier in other processes, as the coordinator sees them.
+
+Each is a supervised host whose worker (actors/hosts/workers.py) does the work; one call for each
+batch of orders.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.hosts.loading import TargetCosts
+from actors.hosts.protocol import KvState
+from actors.hosts.supervision import Supervised
+from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
+from engine.request import TargetLimits
+from policies.cost import CostModel
+from policies.protocols import StepRule
+
+_MARGIN = 20
+"""A host counts as stalled after so many times what its cost model predicts."""
+
+
+class RemoteDrafter:
+    cost: CostModel | None = None
+    """Of one draft step, as far as is known."""
+
+    def __init__(self, host: Supervised) -> None:
+        self._host = host
+
+    async def start(self) -> None:
+        await self._host.start()
+
+    async def size(self) -> float:
+        """Parameters."""
+        size: float = await self._host.call_patiently("size")
+        return size
+
+    async def measure(self) -> CostModel:
+        cost: CostModel = await self._host.call_patiently("measure")
+        return cost
+
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom]:
+        answers: list[Draft | Missing | NoRoom] = await self._host.order(
+            "draft", orders, rule, expected_s=_MARGIN * self._seconds(orders)
+        )
+        return answers
+
+    async def forget(self, requests: Collection[str]) -> None:
+        await self._host.call("forget", requests)
+
+    async def recover(self) -> None:
+        await self._host.recover()
+
+    def close(self) -> None:
+        self._host.close()
+
+    def _seconds(self, orders: Sequence[DraftOrder]) -> float:
+        if self.cost is None:
+            return 0.0
+        delta = sum(len(order.prefix.delta) for order in orders)
+        read = delta + sum(order.prefix.base for order in orders)
+        level = self.cost.predict(read, sum(order.width for order in orders))
+        return self.cost.predict(read, delta) + max(order.depth for order in orders) * level
+
+
+class RemoteVerifier:
+    limits: TargetLimits
+    """Known from the start on."""
+
+    def __init__(self, host: Supervised) -> None:
+        self._host = host
+        self._cost: CostModel | None = None
+
+    async def start(self) -> None:
+        await self._host.start()
+        self.limits = await self._host.call_patiently("limits")
+
+    async def measure(self, cache_dir: Path) -> TargetCosts:
+        costs: TargetCosts = await self._host.call_patiently("measure", cache_dir)
+        self._cost = costs.verify
+        return costs
+
+    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        answers: list[Verdict | Missing | NoRoom] = await self._host.order(
+            "verify", orders, expected_s=_MARGIN * self._seconds(orders)
+        )
+        return answers
+
+    async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        seconds = self._cost.predict(len(prompt), len(prompt)) if self._cost else 0.0
+        logits: NDArray[np.float32] = await self._host.order(
+            "score", prompt, token_ids, expected_s=_MARGIN * seconds
+        )
+        return logits
+
+    async def forget(self, requests: Collection[str]) -> None:
+        await self._host.call("forget", requests)
+
+    async def kv_state(self) -> KvState:
+        state: KvState = await self._host.call("kv_state")
+        return state
+
+    async def recover(self) -> None:
+        await self._host.recover()
+
+    def close(self) -> None:
+        self._host.close()
+
+    def _seconds(self, orders: Sequence[VerifyOrder]) -> float:
+        if self._cost is None:
+            return 0.0
+        read = sum(order.prefix.base + len(order.prefix.delta) for order in orders)
+        # Without a tree it may be a piece of a prompt; all pieces together fit one chunk.
+        entering = max((order.chunk for order in orders if not len(order.tree)), default=0)
+        tokens = entering + sum(1 + len(order.tree) for order in orders)
+        return self._cost.predict(read, tokens)

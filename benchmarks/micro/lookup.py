@@ -1,0 +1,133 @@
+"""How short a match lookups should follow, and what it is worth that they learn how far to believe
+what they find: `python -m benchmarks.micro.lookup [--json FILE]`.
+
+The zoo's target as it was trained serves the same held-out requests, half of them sampled, with
+each lookup drafter and three tokens a draft, by the fewest tokens that must match. No clock is in
+it. Names: lookup/DRAFTER/SHORTEST/tokens_per_round (`reference`: where two tokens must match).
+
+Then the suffix lookup goes through the same texts once more, request after request, and each round
+verifies what is believed enough. Names: lookup/believed/COST/tokens, for each round of plain
+decoding's time if one more draft token costs COST of that, by the best threshold (`reference`: with
+beliefs as they are before anything was judged).
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+import numpy as np
+import torch
+
+from benchmarks.report import Record, parser, publish
+from benchmarks.serving.requests import mixed_requests
+from cluster.zoo import TARGET, model_path
+from engine.drafters.lookup_confidence import first_weights, judge
+from engine.drafters.lookup_tree import Reading, grow
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.suffix import PLACES, SuffixDrafter
+from engine.drafters.text_index import NONE, TextIndex
+from engine.generate import DraftPlan, Generation
+from engine.model import PackedModel
+from engine.protocol import Drafter
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+
+DRAFTERS: dict[str, Callable[[int], Drafter]] = {
+    "ngram": lambda shortest: NgramDrafter(min_length=shortest),
+    "suffix": lambda shortest: SuffixDrafter(min_match=shortest),
+}
+SHORTEST = (1, 2, 3)
+REFERENCE = 2
+DEPTH = 3
+BATCH = 12
+MAX_TOKENS = 128
+KV_TOKENS = 16_384
+COSTS = (0.04, 0.13, 0.35)
+"""About what a draft token costs on the 90 M target on two cores at 1, 4 and 16 clients."""
+THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8)
+DEEPEST = 8
+
+Text = tuple[Sequence[int], Sequence[int]]
+"""A prompt, and what was said."""
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--requests", type=int, default=132)
+    chosen = arguments.parse_args()
+    model = PackedModel.load(
+        model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=KV_TOKENS
+    )
+    records, texts = [], list[Text]()
+    for name, make in DRAFTERS.items():
+        found = {}
+        for shortest in SHORTEST:
+            found[shortest], texts = serve(model, make(shortest), chosen.requests)
+        records += [
+            Record(
+                f"lookup/{name}/{shortest}/tokens_per_round",
+                value,
+                "tokens",
+                found[REFERENCE],
+                value / found[REFERENCE],
+            )
+            for shortest, value in found.items()
+        ]
+    for cost in COSTS:
+        learned, fixed = [most_tokens(texts, cost, learns) for learns in (True, False)]
+        name = f"lookup/believed/{cost}/tokens"
+        records.append(Record(name, learned, "tokens", fixed, learned / fixed))
+    publish(records, chosen.json)
+
+
+def serve(model: PackedModel, drafter: Drafter, count: int) -> tuple[float, list[Text]]:
+    """Tokens per round, behind each request's first token, which no draft precedes."""
+    plan = DraftPlan(drafter.name, DEPTH)
+    generation = Generation(
+        NativeVerifier(model), [drafter], lambda _request, _round: plan, max_batch=BATCH
+    )
+    texts: dict[str, tuple[Sequence[int], list[int]]] = {}
+    for number, request in enumerate(mixed_requests(count)):
+        params = SamplingParams(
+            temperature=float(number // 3 % 2), max_tokens=MAX_TOKENS, seed=number
+        )
+        generation.add(f"r{number}", request.prompt, params)
+        texts[f"r{number}"] = request.prompt, []
+    tokens = rounds = 0
+    while generation.active:
+        for commit in generation.step():
+            texts[commit.request][1].extend(commit.token_ids)
+            if commit.first_index:
+                tokens += len(commit.token_ids)
+                rounds += 1
+    return tokens / rounds, list(texts.values())
+
+
+def most_tokens(texts: Sequence[Text], cost: float, learns: bool) -> float:
+    """For each round of plain decoding's time, by the best threshold."""
+    return max(tokens_by_belief(texts, cost, learns, threshold) for threshold in THRESHOLDS)
+
+
+def tokens_by_belief(texts: Sequence[Text], cost: float, learns: bool, threshold: float) -> float:
+    weights, past, reading = first_weights(), TextIndex(), Reading(1, 10, PLACES)
+    tokens, time = 0, 0.0
+    for prompt, output in texts:
+        own, at = TextIndex(), 1
+        own.extend([*prompt, output[0]])
+        while at < len(output):
+            grown = grow(own, past, reading, weights, DEEPEST, 1)
+            verified = np.count_nonzero(grown.path_confidence >= threshold)
+            pairs = zip(grown.tree.tokens[:verified].tolist(), output[at:], strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            said = np.array(output[at : at + right + 1], np.int32)
+            if learns:
+                judge(weights, grown.tree.tokens, grown.tree.parents, grown.kinds, said)
+            own.extend(said)
+            at += len(said)
+            tokens += len(said)
+            time += 1.0 + cost * verified
+        past.extend([*output, NONE])
+    return tokens / time
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Selection that knows the true goodput: what the simulator measures the others against."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.request import LaneView, RequestView, RoundOutcome
+from policies.selection.lane_capacity import Seats
+from policies.selection.membership import Roster
+from policies.selection.switching import after_switch, tokens_left
+
+Goodput = Callable[[str, str | None], float]
+"""Of a request under a drafter, now; None: decoded plainly."""
+
+
+@dataclass(frozen=True, slots=True)
+class OracleParams:
+    hold_slots: int = 4
+    """Slots of a request, on average, after which it asks again: the truth may drift."""
+    horizon_tokens: int = 128
+    """A switch must pay within so many tokens."""
+
+
+class Oracle:
+    def __init__(self, goodput: Goodput, params: OracleParams = OracleParams()) -> None:
+        self._true_goodput = goodput
+        self._params = params
+        self._roster = Roster()
+        self._mapping: dict[str, str | None] = {}
+        self._slots = 0
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        changed = self._roster.changed(requests, lanes)
+        if changed or self._slots >= self._params.hold_slots * len(requests):
+            self._slots = 0
+            self._mapping = self._decide(requests, lanes)
+        return self._mapping
+
+    def likely_next(self, request: str) -> str | None:
+        """The best, whether it has room or not."""
+        lanes = self._roster.lanes.values()
+        if request not in self._mapping or not lanes:
+            return None
+        return max(lanes, key=lambda lane: self._true_goodput(request, lane.drafter)).name
+
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        self._slots += len(outcomes)
+
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        self._mapping.pop(request, None)
+
+    def _decide(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
+    ) -> dict[str, str | None]:
+        values = np.array(
+            [[self._value(request, lane) for lane in lanes] for request in requests], np.float64
+        ).reshape(len(requests), len(lanes))
+        plain = np.array([self._true_goodput(request.name, None) for request in requests])
+        names = [request.name for request in requests]
+        return Seats(lanes).match(names, values, plain, self._mapping)
+
+    def _value(self, request: RequestView, lane: LaneView) -> float:
+        moves = self._mapping.get(request.name) != lane.name
+        return after_switch(
+            self._true_goodput(request.name, lane.drafter),
+            request.context * lane.catch_up_s if moves else 0.0,
+            tokens_left(request, self._params.horizon_tokens),
+        )

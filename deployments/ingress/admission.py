@@ -1,0 +1,154 @@
+"""From a client's request to what each of its choices is sent to a replica with."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from cluster.config import AppConfig
+from deployments.ingress.errors import ApiError
+from deployments.ingress.requests import ChatRequest, GenerationRequest, SloTargets, sampling_params
+from deployments.ingress.tokenizer import Tokens
+from deployments.messages import SloFields, SpeculationFields, StreamRequest
+from engine.errors import InvalidRequest
+from engine.request import TargetLimits, admit
+from engine.sampling.params import SamplingParams
+from engine.sampling.seeds import splitmix64
+
+
+class Admission:
+    """Checks here are those that no load changes; a replica then refuses only what it has no room
+    for."""
+
+    def __init__(self, config: AppConfig, tokens: Tokens, ingress: str) -> None:
+        self._config = config
+        self._tokens = tokens
+        self._ingress = ingress
+
+    async def choices(
+        self, request: GenerationRequest, identity: str, tenant: str, limits: TargetLimits
+    ) -> list[StreamRequest]:
+        """`n` for each prompt, in OpenAI's order. ApiError or InvalidRequest names the field."""
+        prompts, field = await self._prompts(request)
+        self._check_number(request.n, len(prompts), field)
+        slo = self._slo(request)
+        speculation = self._speculation(request)
+        choices: list[StreamRequest] = []
+        for prompt_ids in prompts:
+            params = _params(request, len(prompt_ids), limits, field)
+            _check(prompt_ids, params, limits, field)
+            for seed in choice_seeds(request.seed, request.n):
+                choices.append(
+                    {
+                        "name": f"{identity}-{len(choices)}",
+                        "attempt": 0,
+                        "ingress": self._ingress,
+                        "prompt_ids": prompt_ids,
+                        "output_ids": [],
+                        "seed": seed,
+                        "params": params_fields(params),
+                        "slo": slo,
+                        "priority": request.priority,
+                        "tenant": tenant,
+                        "speculation": speculation,
+                        "avoid": [],
+                        "routed_to": None,
+                    }
+                )
+        return choices
+
+    async def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], str]:
+        """And the field that they come from."""
+        if isinstance(request, ChatRequest):
+            messages = [message.for_template for message in request.messages]
+            return [await self._tokens.encode_chat(messages)], "messages"
+        return [
+            await self._tokens.encode(prompt) if isinstance(prompt, str) else prompt
+            for prompt in request.prompts
+        ], "prompt"
+
+    def _check_number(self, n: int, prompts: int, field: str) -> None:
+        config = self._config
+        if n > config.limits.max_choices:
+            raise InvalidRequest("n", f"at most {config.limits.max_choices} here, got {n}")
+        if not prompts:
+            raise InvalidRequest(field, "is empty; it needs at least one token")
+        room = config.limits.max_batch + config.limits.max_waiting
+        room *= config.scaling.max_replicas
+        if n * prompts > room:
+            raise InvalidRequest(
+                field, f"{prompts} prompts with n = {n} can never be admitted: {room} requests can"
+            )
+
+    def _slo(self, request: GenerationRequest) -> SloFields:
+        slo = request.slo
+        if isinstance(slo, str):
+            classes = self._config.slo_classes
+            if slo not in classes:
+                raise InvalidRequest("slo", f"{slo!r} is none of {_names(classes)}")
+            named = classes[slo]
+            slo = SloTargets(ttft_ms=named.ttft_ms, tpot_ms=named.tpot_ms)
+        elif slo is None:
+            slo = SloTargets()
+        return {"ttft_s": _seconds(slo.ttft_ms), "tpot_s": _seconds(slo.tpot_ms)}
+
+    def _speculation(self, request: GenerationRequest) -> SpeculationFields:
+        options = request.speculation_options
+        if options is None:
+            return {"enabled": False, "drafter": None, "max_depth": None}
+        names = [drafter.name for drafter in self._config.drafters]
+        if options.drafter is not None and options.drafter not in names:
+            raise InvalidRequest(
+                "speculation", f"{options.drafter!r} is neither 'off' nor one of {_names(names)}"
+            )
+        return {"enabled": True, "drafter": options.drafter, "max_depth": options.max_depth}
+
+
+def choice_seeds(seed: int | None, n: int) -> list[int]:
+    """A missing seed is drawn here, before anything is dispatched, so that every attempt has it.
+    A single choice has the seed itself."""
+    base = secrets.randbits(64) if seed is None else seed
+    return [base] if n == 1 else [splitmix64(base, index) for index in range(n)]
+
+
+def params_fields(params: SamplingParams) -> dict[str, Any]:
+    """All but the seed, as built-ins."""
+    named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
+    stops = list(params.stop_token_ids)
+    return {**named, "logit_bias": dict(params.logit_bias), "stop_token_ids": stops}
+
+
+def _params(
+    request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
+) -> SamplingParams:
+    room = limits.max_context - prompt_len
+    # Where none is wanted (an echo alone), one is generated all the same, and not shown.
+    max_tokens = room if request.token_limit is None else max(1, request.token_limit)
+    if room < 1 or max_tokens > room:
+        raise ApiError(
+            413,
+            f"{field}: {prompt_len} tokens and max_tokens = {max(1, max_tokens)} exceed the "
+            f"{limits.max_context} that a request may have here",
+            field if room < 1 else request.token_limit_field,
+            "context_length_exceeded",
+        )
+    return sampling_params(request, max_tokens)
+
+
+def _check(
+    prompt_ids: Sequence[int], params: SamplingParams, limits: TargetLimits, field: str
+) -> None:
+    try:
+        admit("", prompt_ids, params, limits)
+    except InvalidRequest as error:
+        if error.field != "prompt":
+            raise
+        raise InvalidRequest(field, error.problem) from None
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _names(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(repr(name) for name in names) or "none (the config names none)"

@@ -1,0 +1,69 @@
+"""The ingress with its third way in: gRPC, beside HTTP and handles (docs/handles.md)."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.wrappers_pb2 import StringValue
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.ingress.deployment import Ingress
+from deployments.ingress.errors import ApiError
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class Entrance(Ingress):
+    """Serve calls its methods by their names in spindle.proto."""
+
+    async def Generate(  # noqa: N802 - the name on the wire
+        self, request: StringValue, grpc_context: RayServegRPCContext
+    ) -> StringValue:
+        try:
+            tenant = self._tenant(grpc_context)
+            answer = await self.generate(_fields(request), tenant)
+        except ApiError as error:
+            answer = error.body()
+        return _said(answer, grpc_context)
+
+    async def Stream(  # noqa: N802 - the name on the wire
+        self, request: StringValue, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[StringValue, None]:
+        try:
+            tenant = self._tenant(grpc_context)
+            async with aclosing(self.stream(_fields(request), tenant)) as chunks:
+                async for chunk in chunks:
+                    yield _said(chunk, grpc_context)
+        except ApiError as error:
+            yield _said(error.body(), grpc_context)
+
+    def _tenant(self, context: RayServegRPCContext) -> str:
+        metadata = dict(context.invocation_metadata())
+        return self._api.keys.tenant(metadata.get("authorization", ""))
+
+
+def _fields(request: StringValue) -> dict[str, Any]:
+    try:
+        fields = json.loads(request.value)
+    except ValueError as error:
+        raise ApiError(400, f"the request is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the request is no JSON object")
+    return fields
+
+
+def _said(body: dict[str, Any], context: RayServegRPCContext) -> StringValue:
+    """With a status that is an error gRPC drops the message: its details say what is wrong."""
+    if (error := body.get("error")) is not None:
+        context.set_code(_CODES.get(error["status"], grpc.StatusCode.INTERNAL))
+        context.set_details(error["message"])
+    return StringValue(value=json.dumps(body))

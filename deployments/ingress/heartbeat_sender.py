@@ -1,0 +1,119 @@
+"""Tells replicas that this ingress lives, how far its clients have read, and who has left.
+
+A replica that does not answer is given up, whether it has accepted a stream or was only sent one:
+where its node has vanished without a word, that is long before the network says so.
+"""
+
+import asyncio
+import logging
+from contextvars import Context
+
+from ray.serve.handle import DeploymentHandle
+
+from cluster.config import LimitsConfig
+from deployments.ingress.failover import Conversation
+
+_LOG = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+"""At most between two signs of life to a replica that has streams of ours, or was sent one."""
+
+
+class SignsOfLife:
+    """One loop for all conversations; made on the event loop that it lives on."""
+
+    def __init__(self, ingress: str, replicas: DeploymentHandle, limits: LimitsConfig) -> None:
+        self._ingress = ingress
+        self._replicas = replicas
+        # A replica pauses a stream whose client is `unread_tokens` behind as far as it knows:
+        # it hears of progress long before that.
+        self._hurry_tokens = max(1, limits.unread_tokens // 4)
+        self._silent_s = limits.silent_replica_s
+        self.silent: set[str] = set()
+        """Replicas that have not answered for so long, until they do or their end is known."""
+        self._conversations: dict[str, Conversation] = {}
+        self._told: dict[str, int] = {}
+        self._left: dict[str, list[str]] = {}
+        """By replica: streams of which it is to hear that nobody reads them."""
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._due = asyncio.Event()
+        # In a context of its own: one that a request has made would be cancelled with it.
+        self._context = Context()
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), context=self._context)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    def join(self, conversation: Conversation) -> None:
+        self._conversations[conversation.name] = conversation
+        self._told[conversation.name] = 0
+
+    def leave(self, conversation: Conversation) -> None:
+        if self._conversations.pop(conversation.name, None) is None:
+            return
+        del self._told[conversation.name]
+        if conversation.replica is not None and not conversation.finished:
+            self._left.setdefault(conversation.replica, []).append(conversation.name)
+            self._due.set()
+
+    def doubt(self, replica: str) -> None:
+        """It lets a call wait. If it hangs it is silent from `silent_replica_s` on."""
+        if replica not in self._calls:
+            self._begin_call(replica, {})
+
+    def wrote(self, conversation: Conversation, tokens: int) -> None:
+        """So many output tokens of it have reached the client."""
+        conversation.written = tokens
+        if conversation.name in self._told and self._hurries(conversation):
+            self._due.set()
+
+    def _hurries(self, conversation: Conversation) -> bool:
+        return conversation.written - self._told[conversation.name] >= self._hurry_tokens
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PERIOD_S):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+            read = self._read_by_replica()
+            for replica in read.keys() | self._left.keys():
+                if replica not in self._calls:  # a replica that hangs is called once
+                    self._begin_call(replica, read.get(replica, {}))
+
+    def _begin_call(self, replica: str, read: dict[str, int]) -> None:
+        self._told.update(read)
+        call = self._call(replica, read, self._left.pop(replica, []))
+        self._calls[replica] = self._loop.create_task(call, context=self._context.copy())
+
+    def _read_by_replica(self) -> dict[str, dict[str, int]]:
+        read: dict[str, dict[str, int]] = {}
+        for conversation in self._conversations.values():
+            if conversation.replica is not None:
+                read.setdefault(conversation.replica, {})[conversation.name] = conversation.written
+        return read
+
+    async def _call(self, replica: str, read: dict[str, int], left: list[str]) -> None:
+        silence = self._loop.call_later(self._silent_s, self._give_up, replica)
+        try:
+            await self._replicas.sign_of_life.remote(
+                {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
+            )
+        except Exception as error:  # that replica is gone; its streams say so themselves
+            _LOG.debug("no sign of life to %s: %s", replica, error)
+        finally:
+            silence.cancel()
+            self.silent.discard(replica)
+            del self._calls[replica]
+        if replica in self._left or any(map(self._hurries, self._conversations.values())):
+            self._due.set()
+
+    def _give_up(self, replica: str) -> None:
+        _LOG.warning("%s has not answered for %g s", replica, self._silent_s)
+        self.silent.add(replica)
+        for conversation in self._conversations.values():
+            if conversation.replica == replica:
+                conversation.give_up_replica()

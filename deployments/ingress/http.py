@@ -1,0 +1,179 @@
+"""The HTTP face: OpenAI's paths over the API, server-sent events, and who may come in."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.ingress.answer import Answer
+from deployments.ingress.api import Api, Body
+from deployments.ingress.api_keys import Keys
+from deployments.ingress.backpressure import Window
+from deployments.ingress.errors import ApiError
+from deployments.ingress.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from deployments.proxy import BODY, ask_later, replay
+from engine.errors import InvalidRequest
+
+OPEN_TO_ALL = ("/health", "/version")
+
+
+def make_http(api: Api) -> FastAPI:
+    http = FastAPI(title="Spindle", version=api.version)
+    http.add_middleware(Gate, keys=api.keys, max_body_bytes=api.config.limits.max_body_bytes)
+    for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
+        http.add_exception_handler(kind, refuse)
+
+    @http.get("/health")
+    async def health() -> Body:
+        await api.ready()
+        return {"status": "ok"}
+
+    @http.get("/version")
+    async def version() -> Body:
+        return {"version": api.version}
+
+    @http.get("/v1/models")
+    async def models() -> Body:
+        return await api.models()
+
+    @http.get("/v1/models/{name:path}")
+    async def model(name: str) -> Body:
+        return await api.model(name)
+
+    @http.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Body:
+        return await api.tokenize(body)
+
+    @http.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Body:
+        return await api.detokenize(body)
+
+    @http.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        return await _respond(api, body, request)
+
+    @http.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await _respond(api, body, request)
+
+    return http
+
+
+async def _respond(api: Api, asked: GenerationRequest, request: Request) -> Response:
+    answer = await api.open(asked, request.state.tenant)
+    if asked.stream:
+        return EventStream(answer, api.chunks(asked, answer), Window(request.scope))
+    try:
+        return JSONResponse(await unless_left(request.receive, api.whole(asked, answer)))
+    finally:
+        answer.close()
+
+
+async def unless_left(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
+    """Raises ClientDisconnect. Serve cancels the request of a client that leaves, unless it is just
+    then handing something on; streams are listened to by Starlette."""
+    answering = asyncio.create_task(answer)
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """However it ends, its answer is cancelled at once, even where it never began."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, chunks: AsyncGenerator[Body, None], window: Window) -> None:
+        super().__init__(window.limited(_events(chunks)))
+        self._answer = answer
+        self._window = window
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # From ASGI 2.4 on Starlette listens no more while it writes, to which the window is bound.
+        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
+        try:
+            await super().__call__(scope, self._window.listening(receive), send)
+        finally:
+            self._answer.close()
+
+
+async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    async for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def refuse(_request: Request, error: Exception) -> JSONResponse:
+    refusal = ApiError.of(error)
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+
+
+class Gate:
+    """Before anything is parsed: whose request it is, and that it is not too long."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, max_body_bytes: int) -> None:
+        self._app = app
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            request.state.tenant = self._tenant(request)
+            body = await self._body(request)
+        except ApiError as error:
+            await refuse(request, error)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        whole: Message = {"type": "http.request", "body": body, "more_body": False}
+        with suppress(ClientDisconnect):
+            await self._app(scope, replay(whole, receive), send)
+
+    def _tenant(self, request: Request) -> str:
+        if request.url.path in OPEN_TO_ALL:
+            return ""
+        return self._keys.tenant(request.headers.get("authorization", ""))
+
+    async def _body(self, request: Request) -> bytes:
+        if BODY in request.scope:
+            ask_later(request.receive)
+            body: bytes = request.scope[BODY]
+            self._check_size(body)
+            return body
+        body = b""
+        async for part in request.stream():
+            body += part
+            self._check_size(body)
+        return body
+
+    def _check_size(self, body: bytes) -> None:
+        if len(body) > self._max_body_bytes:
+            raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")

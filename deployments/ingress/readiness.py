@@ -1,0 +1,61 @@
+"""Whether any replica would serve at once, and what it serves."""
+
+import asyncio
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.ingress.errors import ApiError
+from deployments.ingress.heartbeat_sender import SignsOfLife
+from deployments.messages import Routed
+from engine.request import TargetLimits
+
+_NEXT_S = 0.25
+"""A replica may hang: when none has answered for so long, another one is asked as well."""
+_QUESTIONS = 8
+"""In all."""
+
+
+class Readiness:
+    def __init__(self, replicas: DeploymentHandle, signs: SignsOfLife) -> None:
+        self._replicas = replicas
+        self._signs = signs
+
+    async def ask(self) -> TargetLimits:
+        """Of the replica that answers first; ApiError 503 when none does."""
+        problem = "starting: no replica answers yet"
+        questions: list[Routed] = []
+        waiting: dict[asyncio.Task[TargetLimits], Routed] = {}
+        try:
+            for _ in range(_QUESTIONS):
+                questions.append(self._question(questions))
+                waiting[asyncio.create_task(self._describe(questions[-1]))] = questions[-1]
+                answered, _ = await asyncio.wait(
+                    waiting, timeout=_NEXT_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                for call in answered:
+                    del waiting[call]
+                    # Cancelled, too, by Serve: its actor, process or node is gone.
+                    error = "it is gone" if call.cancelled() else call.exception()
+                    if error is None:
+                        return call.result()
+                    problem = f"no replica can serve: {error}"
+        finally:
+            for call, question in waiting.items():
+                call.cancel()
+                if question["routed_to"] is not None:
+                    self._signs.doubt(question["routed_to"])
+        raise ApiError(503, problem)
+
+    def _question(self, before: list[Routed]) -> Routed:
+        """For a replica that neither is silent nor has been asked, if there is one."""
+        asked = [to for question in before if (to := question["routed_to"]) is not None]
+        return {"avoid": [*asked, *self._signs.silent], "routed_to": None}
+
+    async def _describe(self, question: Routed) -> TargetLimits:
+        call = self._replicas.describe.remote(question)
+        try:
+            target = await call
+        finally:
+            call.cancel()
+        # Stop tokens are added by the replica.
+        return TargetLimits(target["vocab_size"], target["max_context"], ())

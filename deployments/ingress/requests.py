@@ -1,0 +1,295 @@
+"""What a client may ask for: OpenAI's two completion APIs and our extensions, typed.
+
+A field that no class here names is refused. Fields of OpenAI's that are not honoured are named
+with their default as their only value (docs/api.md has the table).
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from engine.errors import InvalidRequest
+from engine.sampling.params import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
+
+MAX_STOPS = 4
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"is no Unicode text: {error.reason}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Milliseconds = Annotated[float, Field(gt=0)]
+StopString = Annotated[str, Field(min_length=1)]
+Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
+
+
+class Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, given: object) -> object:
+        """As OpenAI's API has it. Unknown fields stay, and are refused."""
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None or name not in cls.model_fields
+        }
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    """One more event at the end of the stream, with the usage and without choices."""
+
+
+class SloTargets(Fields):
+    ttft_ms: Milliseconds | None = None
+    """Time to the first token, from arrival."""
+    tpot_ms: Milliseconds | None = None
+    """Mean time per output token behind the first."""
+
+
+class SpeculationOptions(Fields):
+    drafter: str | None = None
+    """Only this one drafts; left out: whichever the selection policy chooses."""
+    max_depth: Annotated[int, Field(ge=1)] | None = None
+    """Tokens drafted ahead at most."""
+
+
+class SharedFields(Fields):
+    """What both completion APIs have."""
+
+    model: str
+    n: Annotated[int, Field(ge=1)] = 1
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[Annotated[TokenId, Field(strict=False)], Bias] = {}
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
+    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Accepted for the client's own records; nothing depends on it."""
+
+    # As vLLM names them.
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop_token_ids: list[TokenId] = []
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    """Each choice, or each piece of it, also says its token ids."""
+
+    # Our own.
+    slo: str | SloTargets | None = None
+    """What to serve it for; a string names one of the config's classes."""
+    priority: int = 0
+    """Higher ones go first."""
+    speculation: str | SpeculationOptions | None = None
+    """`off`, a drafter's name, or both a drafter and a bound."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options", "needs stream to be true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def speculation_options(self) -> SpeculationOptions | None:
+        """None: no speculation."""
+        if self.speculation == "off":
+            return None
+        if isinstance(self.speculation, str):
+            return SpeculationOptions(drafter=self.speculation)
+        return self.speculation or SpeculationOptions()
+
+
+class CompletionRequest(SharedFields):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    """0 only says the prompt again, with `echo`."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False
+    """Each choice begins with its prompt, and `logprobs` with those of the prompt."""
+
+    best_of: Literal[1] = 1
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens", "0 needs echo to be true")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One answer, or `n` of them, for each."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [one for one in self.prompt if isinstance(one, int)]
+        return [tokens] if tokens else [one for one in self.prompt if not isinstance(one, int)]
+
+    @property
+    def token_limit(self) -> int:
+        return self.max_tokens
+
+    @property
+    def token_limit_field(self) -> str:
+        return "max_tokens"
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Fields):
+    role: Literal["system", "user", "assistant"]
+    content: Text | list[TextPart]
+
+    # What a client sends back of an assistant's message.
+    name: None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+    @property
+    def for_template(self) -> dict[str, str]:
+        content = self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return {"role": self.role, "content": text}
+
+
+class TextFormat(Fields):
+    type: Literal["text"]
+
+
+class ChatRequest(SharedFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Its older name. Neither given: as many as the context has room for."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    audio: None = None
+    function_call: Literal["none", "auto"] = "none"
+    functions: Annotated[list[Any], Field(max_length=0)] = []
+    metadata: Annotated[dict[str, str], Field(max_length=0)] = {}
+    modalities: list[Literal["text"]] = ["text"]
+    parallel_tool_calls: Literal[True] = True
+    prediction: None = None
+    reasoning_effort: Literal["none"] = "none"
+    response_format: TextFormat | None = None
+    service_tier: Literal["auto", "default"] = "auto"
+    store: Literal[False] = False
+    tool_choice: Literal["none", "auto"] = "none"
+    tools: Annotated[list[Any], Field(max_length=0)] = []
+    verbosity: Literal["medium"] = "medium"
+    web_search_options: None = None
+
+    @model_validator(mode="after")
+    def _lengths_and_logprobs_agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """None: as many as the context has room for."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def token_limit_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+GenerationRequest = CompletionRequest | ChatRequest
+"""Both say how many output tokens they want at most (`token_limit`, and in which field), and how
+many `alternatives` beside each token's log-probability; None: not even that."""
+
+
+def echoes(request: GenerationRequest) -> bool:
+    return isinstance(request, CompletionRequest) and request.echo
+
+
+def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
+    """All but the seed, of which each choice has its own."""
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        logprobs=request.alternatives,
+        prompt_logprobs=request.alternatives if echoes(request) else None,
+    )
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize: a prompt, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    """Of a prompt; a chat template brings its own."""
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Fields):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,60 @@
+"""What Serve's autoscaler is told of a replica: its queue, its goodput, and promises kept."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from actors.coordinator.events import Event, Left, Verified
+from actors.coordinator.request_state import Statistics
+
+_WINDOW_S = 10.0
+"""Over which goodput is taken."""
+_JUDGED = 64
+"""Requests whose promises count: the latest."""
+
+
+class Signals:
+    def __init__(self) -> None:
+        self._commits: deque[tuple[float, int]] = deque()
+        self._kept: deque[bool] = deque(maxlen=_JUDGED)
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Verified):
+            tokens = sum(outcome.committed for outcome in event.outcomes)
+            self._commits.append((event.at_s, tokens))
+            self._trim(event.at_s)
+        elif isinstance(event, Left) and (kept := kept_promises(event)) is not None:
+            self._kept.append(kept)
+
+    def read(self, served: Iterable[Statistics], now: float) -> dict[str, float]:
+        """`served`: the requests that are here."""
+        self._trim(now)
+        begun = [statistics.queue_s is not None for statistics in served]
+        return {
+            "running": float(sum(begun)),
+            "waiting": float(len(begun) - sum(begun)),
+            "goodput": sum(tokens for _, tokens in self._commits) / _WINDOW_S,
+            "attainment": sum(self._kept) / len(self._kept) if self._kept else 1.0,
+        }
+
+    def _trim(self, now: float) -> None:
+        while self._commits and self._commits[0][0] < now - _WINDOW_S:
+            self._commits.popleft()
+
+
+def tpot_s(left: Left) -> float | None:
+    """Mean time per output token behind the first; None with less than two."""
+    first_s = left.view.first_token_s
+    tokens = left.view.generated - 1
+    return None if first_s is None or tokens < 1 else (left.at_s - first_s) / tokens
+
+
+def kept_promises(left: Left) -> bool | None:
+    """None: nothing was promised, or the client went away first."""
+    slo = left.view.slo
+    if left.finish is None or left.internal or (slo.ttft_s is None and slo.tpot_s is None):
+        return None
+    ttft_s = left.statistics.ttft_s
+    per_token_s = tpot_s(left)
+    on_time = slo.ttft_s is None or ttft_s is None or ttft_s <= slo.ttft_s
+    in_pace = slo.tpot_s is None or per_token_s is None or per_token_s <= slo.tpot_s
+    return on_time and in_pace

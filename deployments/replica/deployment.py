@@ -1,0 +1,215 @@
+"""The Replica deployment: one coordinator behind the messages of deployments/messages.py."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.schema import ReplicaRank
+
+from actors.coordinator.events import Event, Verified
+from actors.coordinator.request_state import Cancelled, Overloaded, Stream
+from cluster.config import AppConfig
+from deployments import messages
+from deployments.messages import Message, Refused, Routed, SignOfLife, StreamRequest
+from deployments.metrics import Metrics
+from deployments.replica.autoscaling_signals import Signals
+from deployments.replica.heartbeat_monitor import Silence
+from deployments.router_actor import exchange
+from deployments.start_report import announce, tell
+from engine.errors import InvalidRequest, SpindleError
+
+if TYPE_CHECKING:
+    from deployments.replica.service import Service
+
+_LOG = logging.getLogger(__name__)
+
+
+class Replica:
+    """Serve counts it as ready when `reconfigure` has returned for the first time."""
+
+    def __init__(self, config: AppConfig) -> None:
+        self._config = config
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._streams: dict[str, Stream] = {}
+        """Those being read, by the name that their ingress gave them."""
+        self._silence = Silence(config.limits.silent_ingress_s, self._give_up)
+        self._given_up: set[str] = set()
+        self._signals = Signals()
+        # Here, in nobody's request: what a request starts is cancelled with it.
+        loop = asyncio.get_running_loop()
+        self._starting = loop.create_task(self._start())
+        self._announcing: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+
+    async def _start(self) -> "Service":
+        # Only here: models take seconds to import, and who builds the application needs none.
+        from deployments.replica.host_specs import raise_hosts
+        from deployments.replica.service import Service
+
+        tell(f"Spindle: loading {self._config.served_name}")
+        fleet = await raise_hosts(self._config, self._name, tell)
+        service = Service(self._config, fleet)
+        tell("Spindle: warming up")
+        await service.warm_up()
+        drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
+        self._metrics = Metrics(self._name, drafters)
+        service.report_to(self._observe)
+        self._pooling = asyncio.create_task(service.pool(self._name, exchange))
+        return service
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:
+        """Other policies from the next round on; None: those of the config. An error names the
+        field. That it takes the rank makes Serve call it before the replica is ready."""
+        config = self._config if user_config is None else self._config.with_policies(user_config)
+        service = await self._starting
+        service.use(config.policies)
+        if rank.rank == 0 and self._announcing is None:
+            loop = asyncio.get_running_loop()
+            self._announcing = loop.create_task(announce(config.served_name))
+
+    async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
+        """Leaving it cancels the request."""
+        try:
+            stream = self._submit(request)
+        except SpindleError as error:
+            yield self._refusal(error, request)
+            return
+        name, ingress = request["name"], request["ingress"]
+        self._streams[name] = stream
+        self._silence.begin(name, ingress)
+        self._show_load()
+        try:
+            yield {"kind": "accepted", "replica": self._name}
+            async with aclosing(stream.relay()) as commits:
+                async for commit in commits:
+                    yield messages.committed(commit, stream.statistics)
+        except Cancelled:
+            if name in self._given_up:
+                yield messages.failed("its ingress gave no sign of life", retry=True)
+            else:
+                stalled_s = self._config.limits.stalled_s
+                yield messages.failed(f"nothing of it was read for {stalled_s:g} s", retry=False)
+        except SpindleError as error:  # the coordinator's end
+            yield messages.failed(str(error), retry=True)
+        finally:
+            stream.close()
+            self._given_up.discard(name)
+            if self._streams.get(name) is stream:  # not yet that of a later attempt
+                del self._streams[name]
+                self._silence.leave(name, ingress)
+            self._show_load()
+
+    async def sign_of_life(self, sign: SignOfLife) -> None:
+        """One that was meant for another replica, which is gone, comes here and is dropped."""
+        if sign["replica"] != self._name:
+            return
+        self._silence.broken_by(sign["ingress"])
+        for name, tokens in sign["read"].items():
+            if name in self._streams:
+                self._streams[name].acknowledge(tokens)
+        for name in sign["left"]:
+            if name in self._streams:
+                self._service.coordinator.cancel(self._streams[name].request)
+
+    async def describe(self, _asked: Routed) -> dict[str, Any]:
+        """What an ingress must know to check requests, and what there is to choose from."""
+        limits = self._service.limits
+        lanes = self._service.lanes
+        return {
+            "model": self._config.served_name,
+            "max_context": limits.max_context,
+            "vocab_size": limits.vocab_size,
+            "lanes": [lane.name for lane in lanes],
+            "drafters": list(dict.fromkeys(lane.drafter for lane in lanes)),
+        }
+
+    async def state(self) -> dict[str, Any]:
+        """For operators and tests: the load, and whether any KV has been lost."""
+        kv = await self._service.coordinator.kv_state()
+        load = self._load()
+        return {
+            "replica": self._name,
+            "running": int(load["running"]),
+            "waiting": int(load["waiting"]),
+            "kv_blocks": {
+                "free": kv.free,
+                "used": kv.used,
+                "cached": kv.cached,
+                "total": kv.total,
+            },
+        }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked for by Serve's autoscaler (deployments/scaling.py)."""
+        return self._load()
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica that fails here. Hosts that die are brought back by the
+        coordinator: only its own end is a reason."""
+        if not self._service.coordinator.alive:
+            raise RuntimeError("the coordinator has stopped")
+        self._show_load()  # Ray forgets a gauge that nobody has set for 20 s
+        if self._checking is None or self._checking.done():
+            # Not awaited: Serve would give up a replica because a host is slow to answer.
+            self._checking = asyncio.create_task(self._check_hosts())
+
+    async def _check_hosts(self) -> None:
+        try:
+            await self._service.coordinator.check_hosts()
+        except Exception:
+            _LOG.exception("idle hosts could not be checked")
+
+    @property
+    def _service(self) -> "Service":
+        """Serve calls nothing before it is there."""
+        return self._starting.result()
+
+    def _submit(self, request: StreamRequest) -> Stream:
+        """Raises what the coordinator raises."""
+        speculation = request["speculation"]
+        return self._service.coordinator.submit(
+            # An earlier attempt may still be on its way out.
+            f"{request['name']}#{request['attempt']}",
+            request["prompt_ids"],
+            messages.sampling_params(request),
+            slo=messages.slo(request),
+            priority=request["priority"],
+            tenant=request["tenant"],
+            output=request["output_ids"],
+            attempt=request["attempt"],
+            speculate=speculation["enabled"],
+            drafter=speculation["drafter"],
+            max_depth=speculation["max_depth"],
+        )
+
+    def _refusal(self, error: SpindleError, request: StreamRequest) -> Refused:
+        if isinstance(error, Overloaded):
+            return messages.refused(429, error)
+        if not isinstance(error, InvalidRequest):
+            return messages.refused(503, error)
+        wanted = len(request["prompt_ids"]) + request["params"].get("max_tokens", 1)
+        too_long = wanted > self._service.limits.max_context
+        field_of_it = error.field in ("prompt", "max_tokens")
+        return messages.refused(413 if too_long and field_of_it else 400, error)
+
+    def _give_up(self, name: str) -> None:
+        """Its ingress is silent."""
+        self._given_up.add(name)
+        self._service.coordinator.cancel(self._streams[name].request)
+
+    def _observe(self, event: Event) -> None:
+        self._metrics.observe(event)
+        self._signals.observe(event)
+        if isinstance(event, Verified):
+            self._show_load()
+
+    def _show_load(self) -> None:
+        load = self._load()
+        self._metrics.show_load(load["running"], load["waiting"])
+
+    def _load(self) -> dict[str, float]:
+        served = [stream.statistics for stream in self._streams.values()]
+        return self._signals.read(served, asyncio.get_running_loop().time())

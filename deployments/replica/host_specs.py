@@ -1,0 +1,84 @@
+"""The config's models as what actors/hosts/fleet.py raises."""
+
+from collections.abc import Callable
+
+import torch
+from ray.util.placement_group import get_current_placement_group
+
+from actors.coordinator.settings import Limits
+from actors.hosts.fleet import Fleet, raise_fleet
+from actors.hosts.spawn import Group
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.config import AppConfig
+from cluster.placement import Placement, plan
+from cluster.zoo.paths import cache_dir
+
+
+async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
+    """Those that are actors go into the placement group that Serve has made for the replica."""
+    torch.set_num_threads(config.threads)  # of the inline ones
+    placement = plan(config)
+    group = Group(replica, get_current_placement_group())
+    return await raise_fleet(
+        target_spec(config, placement),
+        drafter_specs(config, placement),
+        cache_dir() / "profiles",
+        group,
+        limits_of(config),
+        progress,
+    )
+
+
+def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
+    """Writes an inflated checkpoint first, where one is asked for."""
+    target = config.target
+    return TargetSpec(
+        checkpoint=target.path(),
+        dtype=getattr(torch, target.dtype),
+        kv_tokens=target.kv_tokens,
+        swap_tokens=target.swap_tokens,
+        backend=target.backend,
+        engine_args=target.engine_args,
+        tensor_parallel=target.tensor_parallel,
+        placement=target.placement,
+        gpus=target.gpus,
+        cpus=target.cpus,
+        threads=target.threads,
+        bundles=placement.ranks,
+    )
+
+
+def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
+    return [
+        DrafterSpec(
+            name=drafter.name,
+            kind=drafter.kind,
+            checkpoint=drafter.path(),
+            capacity=drafter.max_batch,
+            kv_tokens=drafter.kv_tokens,
+            past_tokens=drafter.past_tokens,
+            instances=drafter.instances,
+            placement=drafter.placement,
+            gpus=drafter.gpus,
+            cpus=drafter.cpus,
+            threads=drafter.threads,
+            bundles=tuple(
+                placement.lanes[lane] for lane in drafter.lanes if drafter.placement == "actor"
+            ),
+        )
+        for drafter in config.drafters
+    ]
+
+
+def limits_of(config: AppConfig) -> Limits:
+    limits = config.limits
+    return Limits(
+        max_batch=limits.max_batch,
+        max_waiting=limits.max_waiting,
+        kv_tokens=config.target.kv_tokens,
+        forward_tokens=limits.forward_tokens,
+        unread_tokens=limits.unread_tokens,
+        stalled_s=limits.stalled_s,
+        stalled_host_s=limits.stalled_host_s,
+        recovery_s=limits.recovery_s,
+    )

@@ -1,0 +1,147 @@
+"""What one replica is made of: its hosts, the coordinator over them, the policies in force, and
+who is asked how long outputs will be."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.coordinator.estimates import Knowledge
+from actors.coordinator.events import Event, Left
+from actors.coordinator.length_ranker import LengthPredictor, Ranked, Ranker
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.ranker_text import TokenizerText
+from actors.coordinator.settings import Policies
+from actors.hosts.fleet import Fleet
+from actors.router.replica_side import Exchange, Pooling, learners_of
+from cluster.config import AppConfig, PoliciesConfig
+from deployments.replica.host_specs import limits_of
+from engine.request import TargetLimits
+from engine.sampling.params import SamplingParams
+from policies.catalogue import fair, make_schedule, make_selection, make_speculation
+from policies.pooling import Pooled
+from policies.protocols import Schedule
+from policies.request import LaneView
+from policies.scheduling.rank_queue import RankQueue
+from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
+
+_WARM_UP = "spindle:warm-up"
+_WARM_UP_PROMPT = [1] * 32
+_WARM_UP_TOKENS = 24
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Made on the event loop that it lives on, in nobody's request: what a request starts would
+    be cancelled with it."""
+
+    def __init__(self, config: AppConfig, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._chosen = config.policies
+        self._observers: list[Callable[[Event], None]] = []
+        self._knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+        self._policies, schedule = self._make(config.policies)
+        self.coordinator = Coordinator(
+            fleet.verifier,
+            fleet.lanes,
+            self._policies,
+            self._knowledge,
+            limits_of(config),
+            config.policies.pipeline,
+            self._observe,
+        )
+        self._text = TokenizerText(config.target.path())
+        self._ranker = Ranker(None, fleet.verifier, self._text, config.policies.lengths.timeout_s)
+        self._observers.append(self._ranker.observe)
+        self._ask_for_lengths(config.policies, schedule)
+        self._asking = asyncio.create_task(self._ranker.run(self.coordinator))
+        self._asking.add_done_callback(_report)
+
+    def report_to(self, observe: Callable[[Event], None]) -> None:
+        """From now on: what came before (the warm-up) is in nobody's statistics."""
+        self._observers.append(observe)
+
+    async def warm_up(self) -> None:
+        """Compiles what compiles at first use, before the first reader waits for it."""
+        left = asyncio.Semaphore(0)
+
+        def watch(event: Event) -> None:
+            if isinstance(event, Left):
+                left.release()
+
+        self._observers.append(watch)
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(
+                temperature=temperature, top_p=0.9, max_tokens=_WARM_UP_TOKENS, ignore_eos=True
+            )
+            async for _commit in self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params):
+                pass
+            await left.acquire()  # it has not only finished: nothing is left of it
+        self._observers.remove(watch)
+
+    def use(self, chosen: PoliciesConfig) -> None:
+        """Other policies from the next round on. Raises ValueError naming the field."""
+        if chosen == self._chosen:
+            return
+        policies, schedule = self._make(chosen)
+        self._ask_for_lengths(chosen, schedule)
+        self.coordinator.use(policies, chosen.pipeline)
+        self._policies, self._chosen = policies, chosen
+
+    async def pool(self, replica: str, exchange: Exchange) -> None:
+        """Shares what is learned here with the other replicas, for ever."""
+        # The name is this process's alone: it has one incarnation.
+        await Pooling(replica, 0, exchange, self._learners).run()
+
+    def _learners(self) -> dict[str, Pooled]:
+        return learners_of(self._policies, self._knowledge, self.lanes)
+
+    @property
+    def limits(self) -> TargetLimits:
+        return self._fleet.verifier.limits
+
+    @property
+    def lanes(self) -> list[LaneView]:
+        return [lane.view for lane in self._fleet.lanes]
+
+    def _observe(self, event: Event) -> None:
+        for observe in self._observers:
+            observe(event)
+
+    def _make(self, chosen: PoliciesConfig) -> tuple[Policies, Schedule]:
+        """The policies, and the schedule without the fairness around it."""
+        schedule = make_schedule(chosen.schedule.name, chosen.schedule.options)
+        selection = make_selection(chosen.selection.name, chosen.selection.options, chosen.seed)
+        speculation = make_speculation(
+            chosen.speculation.name, chosen.speculation.options, self._knowledge.calibrations
+        )
+        return Policies(fair(schedule, chosen.fairness), selection, speculation), schedule
+
+    def _ask_for_lengths(self, chosen: PoliciesConfig, schedule: Schedule) -> None:
+        ranked: Ranked | None = None
+        timeout_s = chosen.lengths.timeout_s
+        if isinstance(schedule, SelfRanked):
+            ranked = schedule
+            timeout_s = chosen.schedule.options.get("timeout_s", SelfRankedParams().timeout_s)
+        elif chosen.predicts_lengths:
+            queue = RankQueue(chosen.lengths.form, chosen.lengths.batch, timeout_s)
+            ranked = LengthPredictor(queue, self.coordinator.predict)
+        if ranked is not None:
+            self._check_chat_template(chosen)
+        self._ranker.use(ranked, timeout_s)
+
+    def _check_chat_template(self, chosen: PoliciesConfig) -> None:
+        try:
+            self._text.encode_chat([{"role": "user", "content": ""}])
+        except ValueError as error:
+            raise ValueError(
+                f"policies.schedule: {chosen.schedule.name} has the target asked for output "
+                "lengths, and its tokenizer has no chat template to ask with; choose another "
+                "schedule, or set lengths.enabled: false"
+            ) from error
+
+
+def _report(asking: asyncio.Task[None]) -> None:
+    """Requests are served without predicted lengths, in the order of arrival: say so."""
+    if not asking.cancelled() and (error := asking.exception()) is not None:
+        log.error("output lengths are predicted no more: %r", error)

@@ -1,0 +1,140 @@
+"""The decoder loop of Llama and its kin on a CPU: the stock modules' weights, fewer steps.
+
+transformers runs some forty small operations in each layer, which together take as long as the
+products of a small batch. Here a layer is five packed linear layers, which do the activation,
+its product and the residual sums on the way out, three calls of compiled kernels, and attention.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine.attention.context import Scoring
+from engine.attention.hook import Handler, LayerCall
+from engine.cpu.norm_kernels import Bits, Floats, rms_norm, rotate
+from engine.cpu.prepack import PackedLinear, PackedPart, has_hooks, join
+
+Forward = Callable[[Tensor, Tensor, Tensor, Handler], Tensor]
+"""tokens [rows], positions [rows], wanted [n] → logits of the wanted rows [n, vocabulary]."""
+
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+"""Model types whose layers are alike but for biases, head norms and windows."""
+
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+
+
+class _Norm(NamedTuple):
+    weight: Floats
+    epsilon: float
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        normed = torch.empty_like(rows)
+        rms_norm(_bits(rows), self.weight, self.epsilon, _bits(normed))
+        return normed
+
+
+class _Layer(NamedTuple):
+    number: int
+    attention_norm: _Norm
+    projections: PackedLinear
+    """Queries, keys and values in one."""
+    heads: tuple[int, int, int]
+    """How many of each."""
+    head_norms: _Norm
+    """[query and key heads, head_dim], or of width 0 in families without."""
+    scoring: Scoring
+    output: PackedLinear
+    mlp_norm: _Norm
+    gate: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
+
+    def __call__(self, hidden: Tensor, cos: Floats, sin: Floats, attend: Handler) -> Tensor:
+        projected = self.projections(self.attention_norm(hidden))
+        heads = projected.unflatten(1, (sum(self.heads), -1))
+        rotate(_bits(heads), *self.head_norms, cos, sin)
+        query, keys, values = heads.split(self.heads, 1)
+        mixed = attend(LayerCall(self.number, query, keys, values, self.scoring))
+        hidden = self.output.plus(mixed.flatten(1), hidden)
+        normed = self.mlp_norm(hidden)
+        gated = self.up.times(normed, self.gate.silu(normed))
+        return self.down.plus(gated, hidden)
+
+
+def fused_forward(model: PreTrainedModel) -> Forward | None:
+    """For a prepacked model. None where its own forward must run: on another device, in another
+    family, or where something else has a hand in a layer (tensor parallel, hooks)."""
+    if not _is_fusible(model):
+        return None
+    decoder, lm_head = model.model, model.lm_head
+    layers = [_layer(model, number) for number in range(len(decoder.layers))]
+    final_norm = _norm(decoder.norm)
+
+    def forward(tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler) -> Tensor:
+        hidden = decoder.embed_tokens(tokens)
+        rotation = decoder.rotary_emb(hidden[None], positions[None])
+        cos, sin = (part[0].float().numpy() for part in rotation)
+        for layer in layers:
+            hidden = layer(hidden, cos, sin, attend)
+        return lm_head(final_norm(hidden[wanted]))
+
+    return forward
+
+
+def _is_fusible(model: PreTrainedModel) -> bool:
+    if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
+        return False
+    if any(has_hooks(module) for module in model.modules()):
+        return False
+    linears = [model.lm_head]
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return all(isinstance(linear, PackedLinear | PackedPart) for linear in linears)
+
+
+def _layer(model: PreTrainedModel, number: int) -> _Layer:
+    layer = model.model.layers[number]
+    attention, mlp = layer.self_attn, layer.mlp
+    if not isinstance(attention.q_proj, PackedPart):
+        parts = join([attention.q_proj, attention.k_proj, attention.v_proj])
+        attention.q_proj, attention.k_proj, attention.v_proj = parts
+    query_heads = attention.q_proj.out_features // attention.head_dim
+    kv_heads = attention.k_proj.out_features // attention.head_dim
+    # Mistral has one window for all layers, in its config; Llama has none.
+    config_window = getattr(model.config, "sliding_window", None)
+    return _Layer(
+        number,
+        _norm(layer.input_layernorm),
+        attention.q_proj.whole,
+        (query_heads, kv_heads, kv_heads),
+        _head_norms(attention, query_heads, kv_heads),
+        Scoring(attention.scaling, getattr(attention, "sliding_window", config_window)),
+        attention.o_proj,
+        _norm(layer.post_attention_layernorm),
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+    )
+
+
+def _head_norms(attention: nn.Module, query_heads: int, kv_heads: int) -> _Norm:
+    if not hasattr(attention, "q_norm"):
+        return _Norm(np.empty((query_heads + kv_heads, 0), np.float32), 0.0)
+    query, key = _norm(attention.q_norm), _norm(attention.k_norm)
+    weights: list[NDArray[np.float32]] = [query.weight] * query_heads + [key.weight] * kv_heads
+    return _Norm(np.stack(weights), query.epsilon)
+
+
+def _norm(norm: nn.Module) -> _Norm:
+    return _Norm(norm.weight.detach().float().numpy(), norm.variance_epsilon)
+
+
+def _bits(rows: Tensor) -> Bits:
+    return rows.view(BITS[rows.dtype]).numpy()

@@ -1,0 +1,251 @@
+"""Draft trees of one call while they grow, level by level, as arrays that compiled code shares.
+
+AdaServe's beam search (its step 1): of all children of a request's deepest level, the `width`
+best by path confidence form the next level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+from engine.protocol import DraftStep, Start
+from engine.sampling.sampler import Row, knobs_of
+from policies.tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """One request of a draft call."""
+
+    request: str
+    start: Start
+    committed: Sequence[int]
+    depth: int
+    """Levels that may be drafted; 0 only catches up."""
+    width: int
+    scored: bool = False
+    """Also compare the committed tokens with what this drafter would have drafted."""
+
+    def scored_rows(self, first: int, count: int) -> list[Row]:
+        """What decides the token behind each of `count` committed tokens from `first` on."""
+        params, committed = self.start.params, self.committed
+        return [
+            Row(
+                params,
+                self.start.seed,
+                position,
+                self.start.prompt_len,
+                committed[:position] if params.has_penalties else committed,
+            )
+            for position in range(first + 1, first + 1 + count)
+        ]
+
+
+class TreeArrays(NamedTuple):
+    """One tree per request; nodes in topological order, a level behind the other."""
+
+    tokens: NDArray[np.int32]  # [requests, nodes]
+    parents: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    path_confidence: NDArray[np.float32]
+    node_depth: NDArray[np.int32]
+    size: NDArray[np.int64]  # [requests]: nodes so far
+    level: NDArray[np.int64]  # [requests]: where the deepest level begins
+    depth: NDArray[np.int64]  # [requests]: levels so far
+    width: NDArray[np.int64]  # [requests]
+
+
+class PackedTrees(NamedTuple):
+    """The same in three arrays, which numba unboxes in 0.4 µs instead of 4."""
+
+    nodes: NDArray[np.int32]  # [tokens, parents, node_depth]
+    beliefs: NDArray[np.float32]  # [confidence, path_confidence]
+    counts: NDArray[np.int64]  # [size, level, depth, width]
+
+
+@register_jitable
+def named(
+    nodes: NDArray[np.int32], beliefs: NDArray[np.float32], counts: NDArray[np.int64]
+) -> TreeArrays:
+    """Views of what PackedTrees holds."""
+    return TreeArrays(
+        nodes[0],
+        nodes[1],
+        beliefs[0],
+        beliefs[1],
+        nodes[2],
+        counts[0],
+        counts[1],
+        counts[2],
+        counts[3],
+    )
+
+
+class PackedKnobs(NamedTuple):
+    """What sampling must know of each job, at its first draft token."""
+
+    integers: NDArray[np.int64]  # [top_k, seed_low, seed_high, position]
+    reals: NDArray[np.float64]  # [temperature, top_p, min_p]
+
+
+class GrowingTrees:
+    """The trees of all jobs of one draft call, empty at first."""
+
+    def __init__(self, jobs: Sequence[DraftJob]) -> None:
+        self.jobs = jobs
+        count = len(jobs)
+        nodes = max((job.depth * job.width for job in jobs), default=0)
+        self.packed = PackedTrees(
+            np.zeros((3, count, nodes), np.int32),
+            np.zeros((2, count, nodes), np.float32),
+            np.zeros((4, count), np.int64),
+        )
+        self.arrays = named(*self.packed)
+        self.arrays.width[:] = [job.width for job in jobs]
+
+    @cached_property
+    def knobs(self) -> PackedKnobs:
+        """Deeper tokens only add to the position."""
+        knobs = knobs_of(
+            [
+                Row(
+                    job.start.params,
+                    job.start.seed,
+                    len(job.committed),
+                    job.start.prompt_len,
+                    job.committed,
+                )
+                for job in self.jobs
+            ]
+        )
+        return PackedKnobs(
+            np.stack([knobs.top_k, knobs.seed_low, knobs.seed_high, knobs.position]),
+            np.stack([knobs.temperature.astype(np.float64), knobs.top_p, knobs.min_p]),
+        )
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether sampling takes every job's logits as the model gives them."""
+        return not any(
+            job.start.params.has_penalties
+            or job.start.params.logit_bias
+            or (job.start.params.min_tokens and job.start.params.stop_token_ids)
+            for job in self.jobs
+        )
+
+    def frontier(self, job: int) -> range:
+        """The nodes of the deepest level."""
+        return range(int(self.arrays.level[job]), int(self.arrays.size[job]))
+
+    def describe(self, depth: int, drafting: Sequence[int]) -> DraftStep:
+        """What the speculation policy sees before the next level of these jobs."""
+        path, level, size = self.arrays.path_confidence, self.arrays.level, self.arrays.size
+        return DraftStep(
+            depth,
+            [self.jobs[job].request for job in drafting],
+            [path[job, level[job] : size[job]] for job in drafting],
+        )
+
+    def ancestors(self, job: int) -> NDArray[np.bool_]:
+        """mask[i, j]: whether node i of the frontier attends to node j of the tree."""
+        frontier = self.frontier(job)
+        mask = np.zeros((len(frontier), frontier.stop), np.bool_)
+        for row, node in enumerate(frontier):
+            mask[row, self._path(job, node)] = True
+        return mask
+
+    def rows(self, job: int) -> list[Row]:
+        """What decides the children of each frontier node; of the root while there is none."""
+        one, start, frontier = self.jobs[job], self.jobs[job].start, self.frontier(job)
+        tokens = self.arrays.tokens[job]
+        position = len(one.committed) + int(self.arrays.depth[job])
+        return [
+            Row(
+                start.params,
+                start.seed,
+                position,
+                start.prompt_len,
+                one.committed,
+                path=tuple(tokens[self._path(job, node)].tolist()),
+            )
+            for node in frontier or [ROOT]
+        ]
+
+    def grow(
+        self,
+        drafting: Sequence[int],
+        tokens: NDArray[np.int32],
+        confidence: NDArray[np.float32],
+    ) -> None:
+        """One level more: tokens[i] are the best children, descending, of the i-th frontier row."""
+        grow_level(self.arrays, np.array(drafting, np.int64), tokens, confidence)
+
+    def tree(self, job: int, size: int | None = None) -> DraftTree:
+        """The first `size` nodes, all of them by default."""
+        arrays = self.arrays
+        end = arrays.size[job] if size is None else size
+        return DraftTree(
+            arrays.tokens[job, :end].copy(),
+            arrays.parents[job, :end].copy(),
+            arrays.node_depth[job, :end].copy(),
+            arrays.confidence[job, :end].copy(),
+        )
+
+    def _path(self, job: int, node: int) -> list[int]:
+        """The nodes from the root's child down to `node`."""
+        parents = self.arrays.parents[job]
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = int(parents[node])
+        return path[::-1]
+
+
+@njit(cache=True, nogil=True)
+def grow_level(
+    trees: TreeArrays,
+    drafting: NDArray[np.int64],
+    tokens: NDArray[np.int32],
+    confidence: NDArray[np.float32],
+) -> None:
+    """Merges each request's candidate rows, each descending by confidence, into its next level.
+
+    A stable merge: among equals the earlier parent wins. A candidate of confidence 0 (removed by
+    top-k, top-p or min-p) never becomes a node.
+    """
+    row = 0
+    for job in drafting:
+        first, last = trees.level[job], trees.size[job]
+        parents = max(last - first, 1)  # the root stands for itself while the tree is empty
+        taken = np.zeros(parents, np.int64)  # candidates used of each parent
+        node = last
+        for _ in range(trees.width[job]):
+            best, best_path = -1, np.float32(0.0)
+            for parent in range(parents):
+                if taken[parent] == tokens.shape[1]:
+                    continue
+                path = confidence[row + parent, taken[parent]]
+                if last > 0:
+                    path *= trees.path_confidence[job, first + parent]
+                if path > best_path:
+                    best, best_path = parent, path
+            if best < 0:
+                break
+            rank = taken[best]
+            taken[best] += 1
+            trees.tokens[job, node] = tokens[row + best, rank]
+            trees.parents[job, node] = first + best if last > 0 else ROOT
+            trees.confidence[job, node] = confidence[row + best, rank]
+            trees.path_confidence[job, node] = best_path
+            trees.node_depth[job, node] = trees.depth[job] + 1
+            node += 1
+        trees.level[job] = last
+        trees.size[job] = node
+        trees.depth[job] += 1
+        row += parents

@@ -1,0 +1,333 @@
+"""The KV memory of one model: a bounded pool of blocks that requests hold, share and give back.
+
+A request has committed rows, one for each of its committed tokens that went through the model,
+and behind them tail rows: what a forward computed and no verdict has confirmed yet. A verdict
+keeps some tail rows and drops the rest; rolling back is moving a length.
+
+Not thread-safe: a pool belongs to the thread that runs its model.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.errors import OutOfBlocks
+from engine.kv.blocks import NO_PARENT, BlockPool, Digest, block_digest, chain_digests
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token takes in the cache of one model (or of one tensor-parallel rank)."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One request. `blocks` are exactly those that its committed and tail rows need."""
+
+    tokens: list[int]
+    """Of the committed rows."""
+    digests: list[Digest]
+    """Of the full blocks of committed rows."""
+    tail: int = 0
+    swapped: bool = False
+    """`blocks` and `slots` are those of host memory; the tail is empty."""
+    blocks: list[int] = field(default_factory=list)
+    slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Of all rows that `blocks` have room for, then spare room for more."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) + self.tail
+
+
+class KVCache:
+    """Rows are addressed by slot: a request's row i lies in `k[layer][slots(request)[i]]`."""
+
+    def __init__(
+        self, shape: KVShape, blocks: int, block_size: int = 16, swap_blocks: int = 0
+    ) -> None:
+        self.shape = shape
+        self.block_size = block_size
+        self._pool = BlockPool(blocks)
+        self._host_pool = BlockPool(swap_blocks)
+        self._storage = _allocate(shape, blocks * block_size, shape.device)
+        self._host_storage = _allocate(shape, swap_blocks * block_size, torch.device("cpu"))
+        heads = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
+        self.k: list[Tensor] = list(heads[0::2])
+        """Per layer: [slots, kv_heads, head_dim]."""
+        self.v: list[Tensor] = list(heads[1::2])
+        self._entries: dict[str, _Entry] = {}
+
+    @property
+    def capacity(self) -> int:
+        """The rows of a request that has the whole pool for itself."""
+        return len(self._pool) * self.block_size
+
+    @property
+    def free_blocks(self) -> int:
+        return self._pool.free
+
+    @property
+    def cached_blocks(self) -> int:
+        """Used by nobody and kept for their prefix; they make room whenever it is needed."""
+        return self._pool.cached
+
+    @property
+    def used_blocks(self) -> int:
+        return self._pool.used
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._entries
+
+    def length(self, request: str) -> int:
+        """Committed rows."""
+        return len(self._entries[request].tokens)
+
+    def tail(self, request: str) -> int:
+        """Uncommitted rows behind the committed ones."""
+        return self._entries[request].tail
+
+    def is_swapped(self, request: str) -> bool:
+        return self._entries[request].swapped
+
+    def slots(self, request: str) -> NDArray[np.int64]:
+        """Of all committed and tail rows, in order. A view: valid until the request changes."""
+        entry = self._resident(request)
+        return entry.slots[: entry.rows]
+
+    def open(self, request: str, tokens: Sequence[int]) -> int:
+        """A new entry. Returns how many rows of `tokens` it found in the prefix cache.
+
+        At least one token is always left to compute: its logits choose the next token.
+        """
+        if request in self._entries:
+            raise ValueError(f"request {request!r} is open already")
+        digests = chain_digests(tokens[:-1], self.block_size)
+        blocks = self._pool.adopt(digests)
+        adopted = len(blocks) * self.block_size
+        entry = _Entry(tokens=list(tokens[:adopted]), digests=digests[: len(blocks)])
+        self._append(entry, blocks)
+        self._entries[request] = entry
+        return adopted
+
+    def reserve(self, request: str, rows: int) -> NDArray[np.int64]:
+        """Slots for `rows` more tail rows, to be written by the caller. A view, as `slots`.
+
+        Raises OutOfBlocks and changes nothing when neither free nor cached blocks are left.
+        """
+        entry = self._resident(request)
+        if rows < 0:
+            raise ValueError(f"{rows} rows to reserve")
+        first = entry.rows
+        end = first + rows
+        # A truncated request may end inside a block that others read: they keep the original.
+        writes_block = rows > 0 and first % self.block_size > 0
+        copies = writes_block and self._pool.is_shared(entry.blocks[-1])
+        missing = self._blocks_for(end) - len(entry.blocks)
+        if missing or copies:
+            fresh = self._pool.take(missing + copies)
+            if copies:
+                self._replace_last(entry, fresh.pop())
+            self._append(entry, fresh)
+        if writes_block:
+            self._pool.withdraw(entry.blocks[first // self.block_size])
+        entry.tail += rows
+        return entry.slots[first:end]
+
+    def unreserve(self, request: str, rows: int) -> None:
+        """Takes back the last `rows` tail rows, as when another request found no room."""
+        entry = self._resident(request)
+        if not 0 <= rows <= entry.tail:
+            raise ValueError(f"{rows} rows to take back from a tail of {entry.tail}")
+        entry.tail -= rows
+        self._trim(entry)
+
+    def commit(self, request: str, keep: Sequence[int], tokens: Sequence[int]) -> None:
+        """Tail rows `keep` (ascending indices into the tail) become the rows of `tokens`.
+
+        They move right behind the committed rows, and the rest of the tail is dropped.
+        """
+        entry = self._resident(request)
+        count = len(keep)
+        if count != len(tokens):
+            raise ValueError(f"{count} rows to keep for {len(tokens)} tokens")
+        if count:
+            if keep[0] < 0 or keep[-1] >= entry.tail or list(keep) != sorted(set(keep)):
+                raise ValueError(f"rows {keep} are not ascending in a tail of {entry.tail}")
+            if keep[-1] >= count:  # ascending, so otherwise they are where they belong
+                self._move(entry, len(entry.tokens), keep)
+            entry.tokens.extend(tokens)
+            self._publish_full(entry)
+        entry.tail = 0
+        self._trim(entry)
+
+    def truncate(self, request: str, length: int) -> None:
+        """Drops the committed rows from `length` on, and the tail."""
+        entry = self._entries[request]
+        if not 0 <= length <= len(entry.tokens):
+            raise ValueError(f"cannot truncate {len(entry.tokens)} rows to {length}")
+        entry.tail = 0
+        del entry.tokens[length:]
+        del entry.digests[length // self.block_size :]
+        self._trim(entry)
+
+    def release(self, request: str) -> None:
+        """Gives everything back; full blocks stay cached. Unknown requests are no error."""
+        entry = self._entries.pop(request, None)
+        if entry is not None:
+            self._pool_of(entry).give_back(entry.blocks)
+
+    def swap_out(self, request: str) -> None:
+        """Parks the committed rows in host memory and drops the tail (LAPS-SD's preemption).
+
+        Shared blocks stay in the pool for their other users. Raises OutOfBlocks and changes
+        nothing when host memory is full. A request that is out already stays as it is.
+        """
+        entry = self._entries[request]
+        if entry.swapped:
+            return
+        length = len(entry.tokens)
+        host_blocks = self._host_pool.take(self._blocks_for(length))
+        entry.tail = 0
+        source = entry.slots[:length].copy()
+        self._pool.give_back(entry.blocks)
+        entry.blocks = []
+        self._append(entry, host_blocks)
+        entry.swapped = True
+        _copy_rows(self._storage, source, self._host_storage, entry.slots[:length])
+
+    def swap_in(self, request: str) -> None:
+        """Brings a request back. Full blocks that the pool still knows are shared, not copied.
+
+        Raises OutOfBlocks and changes nothing when the pool has no room. A request that is in
+        already stays as it is.
+        """
+        entry = self._entries[request]
+        if not entry.swapped:
+            return
+        length = len(entry.tokens)
+        shared = self._pool.adopt(entry.digests)
+        try:
+            fresh = self._pool.take(len(entry.blocks) - len(shared))
+        except OutOfBlocks:
+            self._pool.give_back(shared)
+            raise
+        first = len(shared) * self.block_size
+        source = entry.slots[first:length].copy()
+        self._host_pool.give_back(entry.blocks)
+        entry.blocks = []
+        self._append(entry, [*shared, *fresh])
+        entry.swapped = False
+        _copy_rows(self._host_storage, source, self._storage, entry.slots[first:length])
+        for block, digest in zip(entry.blocks, entry.digests, strict=False):
+            self._pool.publish(block, digest)
+
+    def check(self) -> None:
+        """Asserts the pool's integrity; tests call it after every scenario."""
+        pool_users: Counter[int] = Counter()
+        host_users: Counter[int] = Counter()
+        for request, entry in self._entries.items():
+            blocks = np.array(entry.blocks, np.int64)
+            assert len(blocks) == self._blocks_for(entry.rows), f"{request}: wrong block count"
+            room = len(blocks) * self.block_size
+            assert np.array_equal(entry.slots[:room], self._slots_in(entry.blocks)), request
+            assert entry.digests == chain_digests(entry.tokens, self.block_size), request
+            (host_users if entry.swapped else pool_users).update(entry.blocks)
+            if entry.swapped:
+                assert entry.tail == 0, f"{request}: a swapped request has a tail"
+                continue
+            for block, digest in zip(entry.blocks, entry.digests, strict=False):
+                assert self._pool.digest(block) in (None, digest), f"{request}: wrong digest"
+            for block in set(entry.blocks[len(entry.tokens) // self.block_size :]):
+                writable = not self._pool.is_shared(block) and self._pool.digest(block) is None
+                assert writable or entry.tail == 0, f"{request}: writes a block that others read"
+        self._pool.check(dict(pool_users))
+        self._host_pool.check(dict(host_users))
+
+    def _resident(self, request: str) -> _Entry:
+        entry = self._entries[request]
+        if entry.swapped:
+            raise ValueError(f"request {request!r} is swapped out")
+        return entry
+
+    def _pool_of(self, entry: _Entry) -> BlockPool:
+        return self._host_pool if entry.swapped else self._pool
+
+    def _blocks_for(self, rows: int) -> int:
+        return -(-rows // self.block_size)
+
+    def _slots_in(self, blocks: Sequence[int]) -> NDArray[np.int64]:
+        firsts = np.array(blocks, np.int64)[:, None] * self.block_size
+        return (firsts + np.arange(self.block_size)).ravel()
+
+    def _append(self, entry: _Entry, blocks: Sequence[int]) -> None:
+        """Puts `blocks` behind those that the entry has."""
+        start = len(entry.blocks) * self.block_size
+        end = start + len(blocks) * self.block_size
+        if end > len(entry.slots):
+            grown = np.empty(max(end, 2 * len(entry.slots)), np.int64)
+            grown[:start] = entry.slots[:start]
+            entry.slots = grown
+        entry.slots[start:end] = self._slots_in(blocks)
+        entry.blocks.extend(blocks)
+
+    def _trim(self, entry: _Entry) -> None:
+        """Gives back the blocks behind the entry's last row."""
+        needed = self._blocks_for(entry.rows)
+        if needed < len(entry.blocks):
+            self._pool_of(entry).give_back(entry.blocks[needed:])
+            del entry.blocks[needed:]
+
+    def _replace_last(self, entry: _Entry, block: int) -> None:
+        """Copy on write: the entry's last block becomes its own."""
+        shared = entry.blocks.pop()
+        self._append(entry, [block])
+        _copy_rows(self._storage, self._slots_in([shared]), self._storage, self._slots_in([block]))
+        self._pool.give_back([shared])
+
+    def _move(self, entry: _Entry, start: int, keep: Sequence[int]) -> None:
+        source = entry.slots[start + np.array(keep, np.int64)]
+        _copy_rows(self._storage, source, self._storage, entry.slots[start : start + len(keep)])
+
+    def _publish_full(self, entry: _Entry) -> None:
+        """Blocks that have become full of committed rows enter the prefix cache."""
+        size = self.block_size
+        for index in range(len(entry.digests), len(entry.tokens) // size):
+            parent = entry.digests[-1] if entry.digests else NO_PARENT
+            digest = block_digest(parent, entry.tokens[index * size : (index + 1) * size])
+            entry.digests.append(digest)
+            self._pool.publish(entry.blocks[index], digest)
+
+
+def _allocate(shape: KVShape, slots: int, device: torch.device) -> Tensor:
+    """[2 · layers, slots, kv_heads · head_dim], keys and values of a layer side by side.
+
+    One tensor, so that one index copy moves a row in all layers. Zeros rather than whatever
+    was there: a layout may read a row that is masked, and 0 · NaN is NaN.
+    """
+    width = shape.kv_heads * shape.head_dim
+    return torch.zeros(2 * shape.layers, slots, width, dtype=shape.dtype, device=device)
+
+
+def _copy_rows(
+    source: Tensor, source_slots: NDArray[np.int64], target: Tensor, target_slots: NDArray[np.int64]
+) -> None:
+    """All sources are read before any target is written, so the two may overlap."""
+    rows = source.index_select(1, torch.from_numpy(source_slots).to(source.device))
+    slots = torch.from_numpy(target_slots).to(target.device)
+    target.index_copy_(1, slots, rows.to(target.device))

@@ -1,0 +1,249 @@
+"""Gumbel-max on a CPU: numba kernels that look at the noise of as few tokens as they can.
+
+A token's score is logit + T·g. It orders tokens as logit/T + g does, and needs no special case
+for T = 0. All comparisons are made on the fp32 score itself, and g's upper bounds enter in the
+same fp32 arithmetic, so that pruning never changes a result.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from engine.sampling.noise import DRAW_BITS, DRAW_STEP, MAX_GUMBEL, gumbel_of_draw, philox_njit
+
+_SHIFT = 32 - DRAW_BITS
+_BIN_BITS = 12
+_BIN_CEILING = gumbel_of_draw((np.arange(1, 2 ** (DRAW_BITS - _BIN_BITS) + 1) << _BIN_BITS) - 1)
+"""The largest g among the draws that share their leading bits: a bound without logarithms."""
+_MAX_GUMBEL = np.float32(MAX_GUMBEL)
+_NEGATIVE_INFINITY = np.float32(-np.inf)
+
+CONFIDENCE_REACH = np.float32(8.0)
+"""A token whose score stays further than this below the best adds less than e⁻⁸ to the sum of
+confidences; there its noise is left out instead of computed."""
+
+
+class Knobs(NamedTuple):
+    """What the kernels must know of each row, as arrays over rows."""
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
+    seed_low: NDArray[np.int64]
+    seed_high: NDArray[np.int64]
+    position: NDArray[np.int64]
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _draws(
+    ids: NDArray[np.int32], seed_low: int, seed_high: int, position: int
+) -> NDArray[np.int32]:
+    draws = np.empty(ids.size, np.int32)
+    for i in range(ids.size):
+        word, _, _, _ = philox_njit(position, np.int64(ids[i]), 0, 0, seed_low, seed_high)
+        draws[i] = word >> _SHIFT
+    return draws
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _gumbel_of_draw(draw: int) -> np.float32:
+    return np.float32(-math.log(-math.log((draw + 0.5) * DRAW_STEP)))
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def gumbel_njit(
+    seed_low: int, seed_high: int, position: int, token_ids: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """`engine.sampling.noise.gumbel` for numba kernels."""
+    draws = _draws(token_ids, seed_low, seed_high, position)
+    noise = np.empty(draws.size, np.float32)
+    for i in range(draws.size):
+        noise[i] = _gumbel_of_draw(draws[i])
+    return noise
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _insert(
+    token: int, score: np.float32, tokens: NDArray[np.int32], scores: NDArray[np.float32]
+) -> None:
+    """Puts a token into a list kept by falling score, then rising id; the last one drops out."""
+    place = tokens.size
+    while place > 0 and (
+        score > scores[place - 1] or (score == scores[place - 1] and token < tokens[place - 1])
+    ):
+        place -= 1
+        if place + 1 < tokens.size:
+            tokens[place + 1] = tokens[place]
+            scores[place + 1] = scores[place]
+    if place < tokens.size:
+        tokens[place] = token
+        scores[place] = score
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _at_least(logits: NDArray[np.float32], lowest: float) -> NDArray[np.int32]:
+    ids = np.empty(logits.size, np.int32)
+    count = 0
+    for token in range(logits.size):
+        ids[count] = token
+        count += logits[token] >= lowest
+    return ids[:count]
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _kept(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float
+) -> NDArray[np.int32]:
+    """The tokens that min-p, top-k and top-p leave, best first.
+
+    Each filter keeps a beginning of the same order (falling logit, then rising id), so a search
+    that widens from the top finds them all without sorting the vocabulary.
+    """
+    top = np.float64(logits.max())
+    lowest = top + temperature * math.log(min_p) if min_p > 0 else -math.inf
+    total = 0.0
+    if top_p < 1 and top_k == 0:
+        for token in range(logits.size):
+            if logits[token] >= lowest:
+                total += math.exp((logits[token] - top) / temperature)
+    reach = 4.0 * temperature
+    while True:
+        cut = max(lowest, top - reach)
+        ids = _at_least(logits, cut)
+        if cut <= lowest or ids.size == logits.size:
+            break
+        if top_k > 0:
+            enough = ids.size >= top_k
+        else:
+            mass = 0.0
+            for token in ids:
+                mass += math.exp((logits[token] - top) / temperature)
+            enough = mass > top_p * total
+        if enough:
+            break
+        reach *= 1.5
+    # A stable sort leaves equal logits by rising id.
+    ids = ids[np.argsort(-logits[ids], kind="mergesort")]
+    if top_k > 0:
+        ids = ids[:top_k]
+    if top_p == 1:
+        return ids
+    if top_k > 0:
+        for token in ids:
+            total += math.exp((logits[token] - top) / temperature)
+    count = 0
+    before = 0.0
+    while count < ids.size and (count == 0 or before < top_p * total):
+        before += math.exp((logits[ids[count]] - top) / temperature)
+        count += 1
+    return ids[:count]
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _floor(
+    logits: NDArray[np.float32],
+    temperature: np.float32,
+    seed_low: int,
+    seed_high: int,
+    position: int,
+    width: int,
+) -> np.float32:
+    """A score that `width` tokens reach for certain: the lowest among those of the best logits."""
+    tokens = np.full(width, -1, np.int32)
+    scores = np.full(width, _NEGATIVE_INFINITY, np.float32)
+    for token in range(logits.size):
+        if logits[token] > scores[width - 1]:
+            _insert(token, logits[token], tokens, scores)
+    if temperature > 0:
+        scores += temperature * gumbel_njit(seed_low, seed_high, position, tokens)
+    return scores.min()
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def perturbed_top(
+    logits: NDArray[np.float32],
+    temperature: np.float32,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed_low: int,
+    seed_high: int,
+    position: int,
+    tokens: NDArray[np.int32],
+    confidence: NDArray[np.float32],
+) -> None:
+    """Writes the best `tokens.size` tokens of a row by score, and their raw confidences.
+
+    `logits` have had bias, min_tokens and penalties applied, and are not changed. `position` is
+    that of the token being chosen. Places for which no token is left get -1. With `confidence`
+    of size 0 only the tokens are found. Raw confidence is softmax over the scores of the tokens
+    that the filters leave, noise left out where it cannot matter (CONFIDENCE_REACH).
+    """
+    width = tokens.size
+    filtered = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
+    floor = _NEGATIVE_INFINITY
+    if filtered:
+        ids = _kept(logits, np.float64(temperature), top_k, top_p, min_p)
+    else:
+        floor = _floor(logits, temperature, seed_low, seed_high, position, width)
+        ids = np.empty(logits.size, np.int32)
+        count = 0
+        for token in range(logits.size):
+            ids[count] = token
+            count += logits[token] + temperature * _MAX_GUMBEL >= floor
+        ids = ids[:count]
+
+    tokens[:] = -1
+    best = np.full(width, _NEGATIVE_INFINITY, np.float32)
+    scores = logits[ids]
+    draws = _draws(ids, seed_low, seed_high, position) if temperature > 0 else ids
+    reach = CONFIDENCE_REACH if confidence.size > 0 else np.float32(0)
+    for i in range(ids.size):
+        if temperature > 0:
+            needed = min(best[width - 1], best[0] - reach)
+            bound = scores[i] + temperature * _BIN_CEILING[draws[i] >> _BIN_BITS]
+            if bound < needed:
+                scores[i] = min(scores[i], bound)
+                continue
+            scores[i] += temperature * _gumbel_of_draw(draws[i])
+        if scores[i] >= best[width - 1] and scores[i] > _NEGATIVE_INFINITY:
+            _insert(ids[i], scores[i], tokens, best)
+    if confidence.size == 0:
+        return
+
+    total = 0.0
+    for score in scores:
+        total += math.exp(score - best[0])
+    if not filtered:
+        for logit in logits:
+            if logit + temperature * _MAX_GUMBEL < floor:
+                total += math.exp(logit - best[0])
+    for rank in range(width):
+        confidence[rank] = math.exp(best[rank] - best[0]) / total
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def perturbed_top_rows(
+    logits: NDArray[np.float32],
+    knobs: Knobs,
+    tokens: NDArray[np.int32],
+    confidence: NDArray[np.float32],
+) -> None:
+    """`perturbed_top` for each row of `logits`."""
+    for row in range(logits.shape[0]):
+        perturbed_top(
+            logits[row],
+            knobs.temperature[row],
+            knobs.top_k[row],
+            knobs.top_p[row],
+            knobs.min_p[row],
+            knobs.seed_low[row],
+            knobs.seed_high[row],
+            knobs.position[row],
+            tokens[row],
+            confidence[row],
+        )

@@ -1,0 +1,186 @@
+"""Drafter-invariant sampling: a token is a function of logits, parameters, seed and position.
+
+The transforms stand in vLLM's order: logit bias, min_tokens, penalties, temperature, min-p,
+top-k, top-p, then the Gumbel noise and argmax, ties to the lowest id. Target and drafters run
+them alike, so a draft token is accepted exactly when it is the target's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.protocol import TokenLogprobs
+from engine.sampling.cpu_kernels import Knobs, perturbed_top_rows
+from engine.sampling.noise import split_seed
+from engine.sampling.params import SamplingParams
+from engine.sampling.torch_kernels import perturbed_top_torch
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One position at which a token is chosen."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    """Absolute index, in prompt and output, of the token being chosen."""
+    prompt_len: int
+    history: Sequence[int]
+    """Committed tokens, read only for penalties; those from prompt_len on are output."""
+    path: tuple[int, ...] = ()
+    """Draft tokens between the history and this position; they count as output."""
+
+
+def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    """The token at each row of `logits` [rows, columns]."""
+    adjusted = adjust(logits, rows)
+    if all(row.params.temperature == 0 for row in rows):
+        # numpy's argmax is ten times as fast as torch's on a CPU; both take the first of equals.
+        greedy = adjusted.numpy() if adjusted.device.type == "cpu" else adjusted
+        return [int(token) for token in greedy.argmax(-1).tolist()]
+    tokens, _ = _perturbed_top(adjusted, rows, width=1, with_confidence=False)
+    chosen = tokens[:, 0].tolist()
+    if min(chosen) < 0:
+        raise ValueError("no token can be chosen: a row of logits holds no number above -inf")
+    return chosen
+
+
+def candidates(
+    logits: Tensor, rows: Sequence[Row], width: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """For each row the `width` tokens that come nearest to being chosen, best first, and their
+    raw confidences: softmax over logit + T·noise, so siblings sum to at most 1. Where filters
+    leave fewer tokens, the rest are -1 with confidence 0.
+    """
+    return _perturbed_top(adjust(logits, rows), rows, width, with_confidence=True)
+
+
+def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
+    """Of the model's own distribution, before any transform."""
+    scores = torch.log_softmax(logits_row.float(), -1)
+    best = scores.topk(top_n)
+    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprobs(float(scores[token]), tuple(top))
+
+
+def logprobs_of_rows(
+    logits: Tensor, tokens: Sequence[int], top_n: int
+) -> tuple[TokenLogprobs, ...]:
+    """The same of a token for each row of `logits`: faster for many rows, slower for one."""
+    scores = torch.log_softmax(logits.float(), -1)
+    chosen = torch.tensor(tokens, device=scores.device)[:, None]
+    own = scores.gather(-1, chosen)[:, 0].tolist()
+    best = scores.topk(top_n)
+    rows = zip(own, best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogprobs(value, tuple(zip(ids, values, strict=True))) for value, ids, values in rows
+    )
+
+
+def _perturbed_top(
+    adjusted: Tensor, rows: Sequence[Row], width: int, with_confidence: bool
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    if adjusted.device.type != "cpu":
+        return perturbed_top_torch(adjusted, knobs_of(rows), width)
+    tokens = np.empty((len(rows), width), np.int32)
+    confidence = np.empty((len(rows), width if with_confidence else 0), np.float32)
+    perturbed_top_rows(adjusted.contiguous().numpy(), knobs_of(rows), tokens, confidence)
+    return tokens, confidence
+
+
+def knobs_of(rows: Sequence[Row]) -> Knobs:
+    """The rows' parameters in the form that the kernels take."""
+    seeds = [split_seed(row.seed) for row in rows]
+    return Knobs(
+        temperature=np.array([row.params.temperature for row in rows], np.float32),
+        top_k=np.array([row.params.top_k for row in rows], np.int64),
+        top_p=np.array([row.params.top_p for row in rows], np.float64),
+        min_p=np.array([row.params.min_p for row in rows], np.float64),
+        seed_low=np.array([low for low, _ in seeds], np.int64),
+        seed_high=np.array([high for _, high in seeds], np.int64),
+        position=np.array([row.position for row in rows], np.int64),
+    )
+
+
+def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """fp32 logits after bias, min_tokens and penalties; the caller's tensor stays as it is."""
+    adjusted = logits.float()
+    biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
+    unstoppable = [
+        (i, row)
+        for i, row in enumerate(rows)
+        if row.position - row.prompt_len < row.params.min_tokens and row.params.stop_token_ids
+    ]
+    penalised = [(i, row) for i, row in enumerate(rows) if row.params.has_penalties]
+    if (biased or unstoppable or penalised) and adjusted is logits:
+        adjusted = logits.clone()
+    if biased:
+        _add_bias(adjusted, biased)
+    if unstoppable:
+        _forbid_stop_tokens(adjusted, unstoppable)
+    if penalised:
+        _penalise(adjusted, penalised)
+    return adjusted
+
+
+NumberedRows = Sequence[tuple[int, Row]]
+
+
+def _add_bias(logits: Tensor, rows: NumberedRows) -> None:
+    at = _places(logits, [(i, list(row.params.logit_bias)) for i, row in rows])
+    bias = [value for _, row in rows for value in row.params.logit_bias.values()]
+    logits[at] += torch.tensor(bias, dtype=logits.dtype, device=logits.device)
+
+
+def _forbid_stop_tokens(logits: Tensor, rows: NumberedRows) -> None:
+    logits[_places(logits, [(i, row.params.stop_token_ids) for i, row in rows])] = -torch.inf
+
+
+def _penalise(logits: Tensor, rows: NumberedRows) -> None:
+    """Repetition over prompt and output, then frequency and presence over the output alone."""
+    # The nodes of one tree share their history, so its tokens are counted once.
+    counted: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    seen, repetition, lowering = [], [], []
+    for i, row in rows:
+        key = (id(row.history), row.prompt_len)
+        if key not in counted:
+            counted[key] = _count(np.asarray(row.history, np.int64), row.prompt_len)
+        ids, counts = _count_path(*counted[key], row.path)
+        params = row.params
+        seen.append((i, ids.tolist()))
+        repetition.append(np.full(len(ids), params.repetition_penalty))
+        lowering.append(params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
+    at = _places(logits, seen)
+    divisor, lowered = (
+        torch.from_numpy(np.concatenate(values)).to(logits) for values in (repetition, lowering)
+    )
+    scores = logits[at]
+    logits[at] = torch.where(scores > 0, scores / divisor, scores * divisor) - lowered
+
+
+def _count(
+    history: NDArray[np.int64], prompt_len: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct tokens of prompt and output, and how often each stands in the output."""
+    ids, index = np.unique(history, return_inverse=True)
+    return ids, np.bincount(index[prompt_len:], minlength=len(ids))
+
+
+def _count_path(
+    ids: NDArray[np.int64], counts: NDArray[np.int64], path: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    with_path, index = np.unique(np.append(ids, np.array(path, np.int64)), return_inverse=True)
+    totals = np.bincount(index, weights=np.append(counts, np.ones(len(path))))
+    return with_path, totals.astype(np.int64)
+
+
+def _places(logits: Tensor, tokens: Sequence[tuple[int, Sequence[int]]]) -> tuple[Tensor, Tensor]:
+    """Index tensors of (row, tokens) pairs."""
+    row_ids = [i for i, ids in tokens for _ in ids]
+    token_ids = [token for _, ids in tokens for token in ids]
+    places = torch.tensor([row_ids, token_ids], device=logits.device)
+    return places[0], places[1]

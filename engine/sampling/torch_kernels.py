@@ -1,0 +1,73 @@
+"""Gumbel-max on a device: the same scores as the kernels', for all rows at once, one transfer."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.sampling.cpu_kernels import Knobs
+from engine.sampling.noise import gumbel_torch
+
+_SCORES_AT_ONCE = 1 << 24
+"""Bounds the memory of the noise's 64-bit words: some ten tensors of 128 MiB."""
+
+
+def perturbed_top_torch(
+    logits: Tensor, knobs: Knobs, width: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The best `width` tokens of each row and their raw confidences; -1 where none is left."""
+    # 32-bit words and the other knobs are exact in fp64, so that all of them travel together.
+    packed = torch.from_numpy(np.stack([knob.astype(np.float64) for knob in knobs]))
+    on_device = packed.to(logits.device)
+    filtered = any(knobs.top_k > 0) or any(knobs.top_p < 1) or any(knobs.min_p > 0)
+    rows_at_once = max(1, _SCORES_AT_ONCE // logits.shape[1])
+    parts = [
+        _top_rows(rows, part, width, filtered)
+        for rows, part in zip(
+            logits.split(rows_at_once), on_device.split(rows_at_once, dim=1), strict=True
+        )
+    ]
+    tokens_and_confidence = torch.cat(parts).cpu().numpy()
+    return (
+        tokens_and_confidence[:, :width].astype(np.int32),
+        tokens_and_confidence[:, width:].astype(np.float32),
+    )
+
+
+def _top_rows(logits: Tensor, knobs: Tensor, width: int, filtered: bool) -> Tensor:
+    """Tokens and confidences side by side, in fp64, which holds both exactly."""
+    temperature, top_k, top_p, min_p, *key = knobs.unsqueeze(-1)
+    seed_low, seed_high, position = (word.long() for word in key)
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    noise = gumbel_torch(seed_low, seed_high, position, token_ids)
+    scores = logits + temperature.float() * noise
+    if filtered:
+        kept = _kept(logits, temperature, top_k, top_p, min_p)
+        scores = scores.masked_fill(~kept, -torch.inf)
+    normaliser = scores.logsumexp(-1, keepdim=True)
+    # argmax takes the first of equal scores; topk takes any.
+    tokens, best = [], []
+    for _ in range(width):
+        token = scores.argmax(-1, keepdim=True)
+        tokens.append(token)
+        best.append(scores.gather(-1, token))
+        scores = scores.scatter(-1, token, -torch.inf)
+    chosen = torch.cat(best, -1)
+    token_columns = torch.cat(tokens, -1).masked_fill(chosen == -torch.inf, -1)
+    return torch.cat([token_columns.double(), (chosen - normaliser).exp().double()], -1)
+
+
+def _kept(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """Which tokens min-p, top-k and top-p leave; greedy rows keep all."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    greedy = temperature == 0
+    gap = (ordered.double() - ordered[:, :1]) / temperature.masked_fill(greedy, 1.0)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    kept = (gap >= min_p.log()) & ((rank < top_k) | (top_k == 0))
+    mass = gap.exp().masked_fill(~kept, 0.0)
+    before = mass.cumsum(-1) - mass
+    limit = (top_p * mass.sum(-1, keepdim=True)).masked_fill(top_p == 1, torch.inf)
+    kept &= (before < limit) | (rank == 0)
+    return torch.zeros_like(kept).scatter(-1, ids, kept | greedy)

@@ -1,0 +1,53 @@
+"""What we rely on in vLLM, and what it does to a process that has to be undone."""
+
+import atexit
+
+import vllm
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from engine.verifiers.vllm.environment import mend_llvmlite
+from engine.verifiers.vllm.errors import SUPPORTED, UnsupportedVLLM
+
+mend_llvmlite()
+
+
+@atexit.register
+def _leave_groups() -> None:
+    """All engines of a process share vLLM's process groups, so none of them may end these. Left
+    alone, their threads (39 of gloo's after one engine) run on into the interpreter's teardown."""
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+def check(config: VllmConfig) -> None:
+    """Raises UnsupportedVLLM where the version or the configuration is not what we rely on."""
+    if not vllm.__version__.startswith(f"{SUPPORTED}."):
+        raise unsupported("another version")
+    demand(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
+    demand(EngineCore, "step", "add_request", "abort_requests")
+    demand(GPUModelRunner, "_sample")
+    if config.use_v2_model_runner:
+        raise unsupported("model runner V2 is on, set VLLM_USE_V2_MODEL_RUNNER=0")
+    if config.scheduler_config.async_scheduling:
+        raise unsupported("asynchronous scheduling is on, and each step needs the last one's")
+
+
+def unsupported(problem: str) -> UnsupportedVLLM:
+    return UnsupportedVLLM(vllm.__version__, problem)
+
+
+def demand(owner: object, *paths: str) -> None:
+    for path in paths:
+        value = owner
+        for name in path.split("."):
+            if not hasattr(value, name):
+                kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
+                raise unsupported(f"{kind} has no {path}")
+            value = getattr(value, name)

@@ -1,0 +1,115 @@
+"""What a step of a vLLM target costs: SpecServe's offline analyzer on this backend.
+
+Measured through the verifier itself, so vLLM's scheduler and our sampler are in it, as in every
+step that is served.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+
+from engine.committed import EMPTY_HASH, CommittedTokens
+from engine.cpu.row_counts import step_of
+from engine.profiler import (
+    Grid,
+    Profile,
+    ProfileKey,
+    Shape,
+    device_name,
+    digest,
+    in_turns,
+    kept,
+    shapes_of,
+)
+from engine.protocol import Prefix, Start, Verdict, VerifyOrder
+from engine.sampling.params import SamplingParams
+from engine.verifiers.vllm.loading import VllmSpec
+from engine.verifiers.vllm.verifier import VllmVerifier
+from policies.cost import ForwardSample
+from policies.tree import DraftTree
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def profile_vllm(
+    verifier: VllmVerifier, spec: VllmSpec, cache_dir: Path, grid: Grid | None = None
+) -> Profile:
+    """As engine.profiler.profile: from the cache where the same was measured before, and to be
+    called while nothing else runs on the device and no request is served."""
+    device, dtype = torch.device(verifier.device), getattr(torch, spec.dtype)
+    config = AutoConfig.from_pretrained(spec.checkpoint)
+    key = ProfileKey(
+        model=f"{config.model_type}-{digest(config.to_json_string(use_diff=False))}",
+        setup=f"vllm {verifier.version}, {spec.tensor_parallel} ranks, {dict(spec.engine_args)}",
+        device=device_name(device),
+        dtype=spec.dtype,
+        threads=torch.get_num_threads(),
+        grid=grid or Grid(),
+        step=step_of(device, dtype),
+    )
+    return kept(key, cache_dir, lambda: measure(verifier, key.grid))
+
+
+def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
+    """A context is a prompt that vLLM's prefix cache holds but for its last token, so that only
+    the first step over it is dear."""
+    block = verifier.block_size
+    contexts = [1 + -(-context // block) * block for context in grid.context]
+    shapes = shapes_of(replace(grid, context=tuple(contexts)))
+    fitting = [shape for shape in shapes if _fits(verifier, shape)]
+    return in_turns(fitting, grid.rounds, lambda shape, rng: _time_step(verifier, shape, rng))
+
+
+def _fits(verifier: VllmVerifier, shape: Shape) -> bool:
+    length = shape.context + 1 + shape.rows
+    blocks = shape.requests * -(-length // verifier.block_size)
+    return length <= verifier.max_context and blocks <= verifier.blocks().total
+
+
+def _time_step(verifier: VllmVerifier, shape: Shape, rng: np.random.Generator) -> float:
+    """Seconds of one step in which each request verifies a draft that nobody thought about."""
+    prompts = {
+        f"profile-{number}": _prompt(number, shape.context, verifier.vocab_size)
+        for number in range(shape.requests)
+    }
+    orders = []
+    for request, first in _prefill(verifier, prompts).items():
+        committed = CommittedTokens()
+        committed.extend([*prompts[request], *first])
+        at = len(committed)
+        draft = DraftTree.chain(rng.integers(verifier.vocab_size, size=shape.rows - 1).tolist())
+        orders.append(VerifyOrder(Prefix(request, 0, 1, at, committed.hashes[at], ()), draft, 1))
+    begin = perf_counter()
+    verifier.verify(orders)
+    elapsed = perf_counter() - begin
+    verifier.forget(prompts)
+    return elapsed
+
+
+def _prefill(verifier: VllmVerifier, prompts: Mapping[str, list[int]]) -> dict[str, Sequence[int]]:
+    """The first tokens behind the prompts, in as few steps as vLLM takes for them."""
+    first: dict[str, Sequence[int]] = {}
+    while len(first) < len(prompts):
+        orders = [
+            VerifyOrder(_whole(request, prompt), DraftTree.empty(), len(prompt))
+            for request, prompt in prompts.items()
+            if request not in first
+        ]
+        for answer in verifier.verify(orders):
+            if isinstance(answer, Verdict) and answer.tokens:
+                first[answer.request] = answer.tokens
+    return first
+
+
+def _whole(request: str, prompt: Sequence[int]) -> Prefix:
+    return Prefix(request, 0, 0, 0, EMPTY_HASH, tuple(prompt), Start(GREEDY, 0, len(prompt)))
+
+
+def _prompt(number: int, length: int, vocab_size: int) -> list[int]:
+    """The first tokens of a longer prompt are those of a shorter one."""
+    return [(number * 31 + index * (index + number)) % vocab_size for index in range(length)]

@@ -1,0 +1,167 @@
+"""The verifier on vLLM: chains only, each order one request's turn in vLLM's next step.
+
+vLLM holds the KV and says what the target says; what a request's committed tokens are, this
+module knows from the orders, as every host does.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import OutOfBlocks
+from engine.protocol import Missing, NoRoom, Start, Verdict, VerifyOrder
+from engine.sampling.params import SamplingParams
+from engine.soft_state import HeldRequest, SoftState
+from engine.verifiers.vllm.adapter.core import KvBlocks, Outcome, StepEngine
+from engine.verifiers.vllm.adapter.scheduler import Turn
+from engine.verifiers.vllm.sampling import Wish
+
+MAX_REQUESTS = 4096
+"""Requests whose tokens are remembered; their KV is bounded by vLLM's pool."""
+SCORE_CHUNK = 512
+"""Prompt tokens that one step of `score` takes."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request as vLLM has it."""
+
+    name: str
+    """Never used twice, so that nothing of an earlier life is taken for this one's."""
+    length: int
+    """Its tokens."""
+
+
+class VllmVerifier:
+    def __init__(self, engine: StepEngine, stop_token_ids: tuple[int, ...]) -> None:
+        self._engine = engine
+        self._stop_token_ids = stop_token_ids
+        self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
+        self._known: dict[str, _Known] = {}
+        self._opened = count()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.vocab_size
+
+    @property
+    def max_context(self) -> int:
+        return self._engine.max_context
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._stop_token_ids
+
+    @property
+    def verifies_trees(self) -> bool:
+        return False
+
+    @property
+    def version(self) -> str:
+        return self._engine.version
+
+    @property
+    def device(self) -> str:
+        return self._engine.device
+
+    @property
+    def block_size(self) -> int:
+        return self._engine.block_size
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        for order in orders:
+            if not order.tree.is_chain:
+                raise ValueError("vLLM verifies chains, and was given a tree that branches")
+        states = self._state.accept([order.prefix for order in orders])
+        turns = {}
+        for order, state in zip(orders, states, strict=True):
+            if isinstance(state, HeldRequest):
+                name = self._follow(order, state)
+                turns[name] = Turn(order.tree.tokens.tolist(), order.chunk)
+        outcomes = self._engine.step(turns)
+        return [
+            self._answer(order, state, outcomes)
+            for order, state in zip(orders, states, strict=True)
+        ]
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Raises OutOfBlocks when the pool is full of requests that are being served."""
+        name = f"score-{next(self._opened)}"
+        start = Start(SamplingParams(temperature=0), 0, len(prompt))
+        self._engine.open(name, prompt, Wish(start, score=tuple(token_ids)))
+        try:
+            while True:
+                outcome = self._engine.step({name: Turn(chunk=SCORE_CHUNK)}).get(name)
+                if outcome is None:
+                    blocks = self._engine.blocks()
+                    raise OutOfBlocks(blocks.total, blocks.free + blocks.cached)
+                if outcome.reported is not None:
+                    return np.array([value for _, value in outcome.reported[0].top], np.float32)
+        finally:
+            self._engine.close([name])
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._state.forget(requests)
+
+    def blocks(self) -> KvBlocks:
+        """Of vLLM's KV pool; after the last request has left, none is used."""
+        return self._engine.blocks()
+
+    def shutdown(self) -> None:
+        """Ends vLLM and its workers; the verifier is of no use any more."""
+        self._engine.shutdown()
+
+    def _release(self, request: str, _held: HeldRequest) -> None:
+        known = self._known.pop(request, None)
+        if known is not None:
+            self._engine.close([known.name])
+
+    def _follow(self, order: VerifyOrder, held: HeldRequest) -> str:
+        """The name by which vLLM has exactly the committed tokens."""
+        request, tokens = order.prefix.request, held.committed.ids
+        known = self._known.get(request)
+        if known is not None and known.length == len(tokens) <= held.unchanged:
+            return known.name
+        # New here, or its tokens are others than the last verdict said: vLLM gets it anew, and
+        # its prefix cache has most of it.
+        self._release(request, held)
+        known = _Known(f"{request}#{next(self._opened)}", len(tokens))
+        asked = order.prompt_logprobs_from is not None
+        top_n = held.start.params.prompt_logprobs if asked else None
+        self._engine.open(known.name, tokens, Wish(held.start), top_n)
+        self._known[request] = known
+        return known.name
+
+    def _answer(
+        self,
+        order: VerifyOrder,
+        state: HeldRequest | Missing,
+        outcomes: dict[str, Outcome],
+    ) -> Verdict | Missing | NoRoom:
+        if isinstance(state, Missing):
+            return state
+        prefix = order.prefix
+        known = self._known[prefix.request]
+        outcome = outcomes.get(known.name)
+        if outcome is None:
+            return NoRoom(prefix.request, prefix.attempt, prefix.round)
+        state.committed.extend(outcome.tokens)
+        known.length += len(outcome.tokens)
+        if outcome.finished:
+            del self._known[prefix.request]
+        # vLLM says all of them in the end, and nothing before.
+        asked = order.prompt_logprobs_from
+        told = () if asked is None else outcome.prompt[asked - 1 :]
+        return Verdict(
+            prefix.request,
+            prefix.attempt,
+            prefix.round,
+            accepted=tuple(range(len(outcome.tokens) - 1)),
+            tokens=outcome.tokens,
+            pending=outcome.pending,
+            logprobs=outcome.reported,
+            prompt_logprobs=told,
+        )

@@ -1,0 +1,119 @@
+"""Schedules that sort by one key: FCFS, LP-SJF and EDF, and LAS, which counts service."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from policies.request import RequestView, RoundOutcome
+from policies.scheduling.expected_length import by_arrival, expected_len
+
+Key = Callable[[RequestView, bool], float]
+"""What a schedule minimises, of a request and whether it is running."""
+
+
+class SortedSchedule:
+    """Picks by a key of what the request itself says; equals by arrival. Keeps no state."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+
+    def arrive(self, request: RequestView, now: float) -> None:
+        pass
+
+    def pick(
+        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
+    ) -> list[str]:
+        holding = set(running)
+        order = sorted(
+            requests, key=lambda view: (self._key(view, view.name in holding), *by_arrival(view))
+        )
+        return [view.name for view in order[:slots]]
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        pass
+
+
+def fcfs() -> SortedSchedule:
+    """First come, first served. A running request came first, so it is never preempted."""
+    return SortedSchedule(lambda view, running: 0.0)
+
+
+def lp_sjf() -> SortedSchedule:
+    """Shortest predicted output first, without preemption (Qiu et al., LAPS-SD's baseline).
+
+    A request without a prediction counts as long as it may become.
+    """
+
+    def predicted(view: RequestView, running: bool) -> float:
+        if running:
+            return -math.inf
+        length = expected_len(view)
+        return float(view.max_tokens) if length is None else length
+
+    return SortedSchedule(predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class EdfParams:
+    patience_s: float = 10.0
+    """Deadline behind arrival of a request that was promised nothing (or nothing more)."""
+    hold_s: float = 0.25
+    """A running request gives way only to a deadline that is earlier by more than this, or
+    two requests in need would take turns at every round, and swap each time."""
+
+
+def edf(params: EdfParams = EdfParams()) -> SortedSchedule:
+    """Earliest deadline first: the same order as least SLO slack, as `now` is common to all."""
+    return SortedSchedule(
+        lambda view, running: (
+            next_deadline(view, params.patience_s) - (params.hold_s if running else 0.0)
+        )
+    )
+
+
+def next_deadline(request: RequestView, patience_s: float) -> float:
+    """When the next token is due: the first by TTFT, each one behind it by the mean TPOT."""
+    if request.first_token_s is None and request.slo.ttft_s is not None:
+        return request.arrival_s + request.slo.ttft_s
+    if request.first_token_s is not None and request.slo.tpot_s is not None:
+        return request.first_token_s + request.slo.tpot_s * request.generated
+    return request.arrival_s + patience_s
+
+
+@dataclass(frozen=True, slots=True)
+class LasParams:
+    quantum_s: float = 0.5
+    """Service is counted in whole quanta: with a finer scale, equals would take turns at every
+    round and swap each time."""
+
+
+class Las:
+    """Least attained service first, preempting; service is slot time, as LAPS-SD's E_i."""
+
+    def __init__(self, params: LasParams = LasParams()) -> None:
+        self._params = params
+        self._attained: dict[str, float] = {}
+
+    def arrive(self, request: RequestView, now: float) -> None:
+        self._attained[request.name] = 0.0
+
+    def pick(
+        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
+    ) -> list[str]:
+        quantum = self._params.quantum_s
+        order = sorted(
+            requests,
+            key=lambda view: (self._attained[view.name] // quantum, *by_arrival(view)),
+        )
+        return [view.name for view in order[:slots]]
+
+    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
+        for outcome in outcomes:
+            if outcome.request in self._attained:
+                self._attained[outcome.request] += outcome.seconds
+
+    def forget(self, request: str) -> None:
+        self._attained.pop(request, None)

@@ -1,0 +1,207 @@
+"""Selection that learns nothing, or little: fixed, and the baselines of Spin's Figure 11."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.pooling import Statistics
+from policies.request import LaneView, RequestView, RoundOutcome
+from policies.selection.lane_capacity import Seats, as_many_as_fit
+from policies.selection.mean_goodput import MeanGoodput
+from policies.selection.membership import Roster
+
+
+@dataclass(frozen=True, slots=True)
+class FixedParams:
+    drafter: str | None = None
+    """Drafts for every request; None: the drafter of the first lane."""
+
+
+class Fixed:
+    """One drafter for all, its lanes filled evenly. Requests beyond its capacity decode plainly
+    until a place falls free."""
+
+    def __init__(self, params: FixedParams = FixedParams()) -> None:
+        self._drafter = params.drafter
+        self._roster = Roster()
+        self._mapping: dict[str, str | None] = {}
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        if self._roster.changed(requests, lanes):
+            self._mapping = self._seat(requests, lanes)
+        return self._mapping
+
+    def likely_next(self, request: str) -> str | None:
+        return self._mapping.get(request)
+
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        pass
+
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        self._mapping.pop(request, None)
+
+    def _seat(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
+    ) -> dict[str, str | None]:
+        seats = Seats(lanes)
+        drafter = self._drafter or (lanes[0].drafter if lanes else "")
+        mapping: dict[str, str | None] = {}
+        for request in requests:
+            lane = self._mapping.get(request.name)
+            mapping[request.name] = lane if lane and seats.take(lane) else None
+        for name, lane in mapping.items():
+            if lane is None:
+                free = seats.emptiest(drafter)
+                mapping[name] = free if free and seats.take(free) else None
+        return mapping
+
+
+class Greedy:
+    """Shorter prompts to smaller SSMs, each filled to its B_j before the next (Spin, VI-B2)."""
+
+    def __init__(self) -> None:
+        self._roster = Roster()
+        self._mapping: dict[str, str | None] = {}
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        if self._roster.changed(requests, lanes):
+            smallest_first = sorted(lanes, key=lambda lane: lane.size)
+            places = [lane.name for lane in smallest_first for _ in range(lane.capacity)]
+            shortest_first = sorted(requests, key=lambda request: request.prompt_len)
+            names = [request.name for request in shortest_first]
+            self._mapping = dict.fromkeys(names) | dict(zip(names, places, strict=False))
+        return self._mapping
+
+    def likely_next(self, request: str) -> str | None:
+        return self._mapping.get(request)
+
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        pass
+
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        self._mapping.pop(request, None)
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonGreedyParams:
+    epsilon: float = 0.1
+    """Probability of a random lane."""
+
+    @property
+    def explore(self) -> float:
+        return self.epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class SpinEpsilonGreedyParams:
+    epsilon: float = 0.2
+    """Probability of the lane that has been best so far: Spin's ε is the other way round."""
+
+    @property
+    def explore(self) -> float:
+        return 1 - self.epsilon
+
+
+class EpsilonGreedy:
+    """Each slot of a request: a random lane, or the one with the best mean goodput so far."""
+
+    def __init__(
+        self,
+        params: EpsilonGreedyParams | SpinEpsilonGreedyParams = EpsilonGreedyParams(),
+        seed: int = 0,
+    ) -> None:
+        if not 0 <= params.epsilon <= 1:
+            raise ValueError(f"epsilon is a probability, not {params.epsilon}")
+        self._explore = params.explore
+        self._rng = np.random.default_rng(seed)
+        self._roster = Roster()
+        self._goodput = MeanGoodput()
+        self._mapping: dict[str, str | None] = {}
+        self._due: set[str] = set()
+        """Whose slot has ended since the last decision."""
+
+    def assign(
+        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+    ) -> Mapping[str, str | None]:
+        if self._roster.changed(requests, lanes) or self._due:
+            self._mapping = self._decide(lanes)
+            self._due.clear()
+        return self._mapping
+
+    def likely_next(self, request: str) -> str | None:
+        """The best so far; a random lane cannot be foreseen."""
+        lanes = self._roster.lanes.values()
+        if request not in self._mapping or not lanes:
+            return None
+        return max(lanes, key=lambda lane: self._goodput.estimate(request, lane.drafter)).name
+
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
+        for outcome in outcomes:
+            self._learn(outcome)
+
+    def _learn(self, outcome: RoundOutcome) -> None:
+        if outcome.request not in self._mapping:
+            return
+        self._due.add(outcome.request)
+        drafter, seconds = self._roster.slot(outcome)
+        if drafter is not None and seconds is not None:
+            self._goodput.observe(outcome.request, drafter, outcome.committed / seconds)
+
+    def observe_score(
+        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
+    ) -> None:
+        """Spin's baseline learns from what it does only."""
+
+    def forget(self, request: str) -> None:
+        self._goodput.forget(request)
+        self._mapping.pop(request, None)
+        self._due.discard(request)
+
+    def export(self) -> Statistics:
+        return self._goodput.export()
+
+    def pool(self, others: Statistics) -> None:
+        self._goodput.pool(others)
+
+    def _decide(self, lanes: Sequence[LaneView]) -> dict[str, str | None]:
+        """Requests in the middle of a slot stay; then the explorers, then the others."""
+        seats = Seats(lanes)
+        mapping: dict[str, str | None] = {}
+        deciding: list[str] = []
+        for name in self._roster.requests:
+            lane = self._mapping.get(name)
+            if name in self._due or lane is None or not seats.take(lane):
+                deciding.append(name)
+            else:
+                mapping[name] = lane
+        if not lanes or not deciding:
+            return mapping | dict.fromkeys(deciding)
+        exploring = self._rng.random(len(deciding)) < self._explore
+        drawn = self._rng.integers(len(lanes), size=len(deciding))
+        wishes = {
+            name: lanes[index].name
+            for name, index, explores in zip(deciding, drawn, exploring, strict=True)
+            if explores
+        }
+        exploiting = [name for name in deciding if name not in wishes]
+        mapping |= seats.draw(wishes, self._rng)
+        if exploiting:
+            values = self._goodput.matrix(exploiting, lanes)
+            unmatched = as_many_as_fit(values, np.zeros(len(exploiting)))
+            mapping |= seats.match(exploiting, values, unmatched, self._mapping)
+        return mapping

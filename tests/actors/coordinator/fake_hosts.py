@@ -1,0 +1,102 @@
+"""Real drafters and a real verifier that take virtual time, and can be lost at will."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.hosts.protocol import HostLost, KvState
+from actors.hosts.workers import as_callback
+from engine.protocol import (
+    Draft,
+    Drafter,
+    DraftOrder,
+    Missing,
+    NoRoom,
+    Verdict,
+    Verifier,
+    VerifyOrder,
+)
+from engine.request import TargetLimits
+from policies.protocols import StepRule
+
+Lost = Callable[[int], bool]
+
+
+def never(_call: int) -> bool:
+    return False
+
+
+class PacedDrafter:
+    """Lost in the calls that `lost` names by number, with all that it knows."""
+
+    def __init__(
+        self, make: Callable[[], Drafter], seconds: float = 0.001, lost: Lost = never
+    ) -> None:
+        self._make = make
+        self._drafter = make()
+        self._seconds = seconds
+        self._lost = lost
+        self.calls = 0
+        self.most_requests = 0
+
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom]:
+        self.calls += 1
+        self.most_requests = max(self.most_requests, len(orders))
+        await asyncio.sleep(self._seconds)
+        if self._lost(self.calls):
+            raise HostLost("the drafter is gone")
+        return self._drafter.draft(orders, as_callback(rule))
+
+    async def forget(self, requests: Collection[str]) -> None:
+        self._drafter.forget(requests)
+
+    async def recover(self) -> None:
+        await asyncio.sleep(0.05)
+        self._drafter = self._make()
+
+
+class PacedVerifier:
+    def __init__(
+        self, make: Callable[[], Verifier], seconds: float = 0.01, lost: Lost = never
+    ) -> None:
+        self._make = make
+        self.verifier = make()
+        self._seconds = seconds
+        self._lost = lost
+        self.calls = 0
+        self.batches: list[list[str]] = []
+
+    @property
+    def limits(self) -> TargetLimits:
+        verifier = self.verifier
+        return TargetLimits(
+            verifier.vocab_size,
+            verifier.max_context,
+            verifier.stop_token_ids,
+            verifier.verifies_trees,
+        )
+
+    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+        self.calls += 1
+        self.batches.append([order.prefix.request for order in orders])
+        await asyncio.sleep(self._seconds)
+        if self._lost(self.calls):
+            raise HostLost("the verifier is gone")
+        return self.verifier.verify(orders)
+
+    async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return self.verifier.score(prompt, token_ids)
+
+    async def forget(self, requests: Collection[str]) -> None:
+        self.verifier.forget(requests)
+
+    async def kv_state(self) -> KvState:
+        raise HostLost("nobody asks for it here")
+
+    async def recover(self) -> None:
+        await asyncio.sleep(0.5)
+        self.verifier = self._make()

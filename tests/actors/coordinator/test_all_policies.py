@@ -1,0 +1,114 @@
+"""Losslessness for every combination of policies, in virtual time over a fake target.
+
+The simulator knows what its target says, so a run raises WrongOutput where a stream differs.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from actors.coordinator.events import Drafted, Event, LaneDown, Preempted, Verified, VerifierDown
+from actors.coordinator.settings import Limits, Policies
+from benchmarks.simulator.acceptance import Acceptance, synthetic
+from benchmarks.simulator.device import Faults
+from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
+from benchmarks.simulator.verifier import KvMemory
+from benchmarks.simulator.workload import Arrival
+from policies.catalogue import (
+    SCHEDULES,
+    SELECTIONS,
+    SPECULATIONS,
+    Calibrations,
+    fair,
+    make_schedule,
+    make_selection,
+    make_speculation,
+)
+from policies.cost import LinearCost, RooflineCost
+from policies.protocols import Schedule
+from policies.request import Slo
+
+VERIFY = RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
+DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
+LIMITS = Limits(max_batch=3, max_waiting=100, kv_tokens=320, forward_tokens=48)
+CLUSTER = Cluster(
+    VERIFY,
+    KvMemory(320),
+    [
+        DrafterSpec("small", "small", DRAFT, capacity=2, faults=Faults([0.3], recovery_s=0.2)),
+        DrafterSpec("large", "large", LinearCost(1e-8, 1e-6, 0.004), capacity=2),
+        DrafterSpec("ngram", "ngram", None),
+    ],
+    Acceptance({("", "small"): synthetic(0.6), ("", "large"): synthetic(0.8),
+                ("", "ngram"): synthetic(0.3)}),
+    verify_budget=32,
+    draft_budget=16,
+    most_tokens=32,
+    verifier_faults=Faults([0.6], recovery_s=0.1),
+)  # fmt: skip
+ARRIVALS = [
+    Arrival(
+        f"r{number}",
+        at_s=0.04 * number,
+        prompt_tokens=10 + 23 * (number % 4),
+        output_tokens=20 + 11 * (number % 5),
+        max_tokens=60 if number % 3 else 30,
+        slo=(Slo(), Slo(ttft_s=0.2, tpot_s=0.03), Slo(tpot_s=0.05))[number % 3],
+        priority=number % 2,
+        tenant="ab"[number % 2],
+        predicted_tokens=None if number % 4 == 0 else 25.0 + number,
+    )
+    for number in range(10)
+]
+
+
+CHAINS_ONLY = replace(CLUSTER, memory=KvMemory(320, swap_s_per_token=None), trees=False)
+"""As vLLM is. Its verifier raises where a tree branches."""
+
+
+def serve(
+    schedule: Schedule, selection: str, speculation: str, cluster: Cluster = CLUSTER
+) -> list[Event]:
+    """Requests join and leave, a lane and the verifier die, and the KV is small."""
+    events: list[Event] = []
+
+    def make(calibrations: Calibrations) -> Policies:
+        return Policies(
+            schedule,
+            make_selection(selection, seed=3),
+            make_speculation(speculation, calibrations=calibrations),
+        )
+
+    report = simulate(ARRIVALS, cluster, make, LIMITS, seed=2, observe=events.append)
+    assert len(report.served) == len(ARRIVALS)
+    expected = {VerifierDown} if speculation == "off" else {VerifierDown, LaneDown}
+    assert expected <= {type(event) for event in events}
+    return events
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_stream_is_the_targets_own(schedule: str) -> None:
+    """Worth its seconds: every combination of selection and speculation with this schedule."""
+    preempted = False
+    for selection, speculation in product(SELECTIONS, SPECULATIONS):
+        events = serve(make_schedule(schedule), selection, speculation)
+        preempted |= any(isinstance(event, Preempted) for event in events)
+    assert preempted or schedule in ("fcfs", "lp_sjf", "edf")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_fairness_around_a_schedule_loses_nothing_either(schedule: str) -> None:
+    serve(fair(make_schedule(schedule)), "hedge", "planner")
+
+
+@pytest.mark.parametrize("speculation", SPECULATIONS)
+def test_a_verifier_of_chains_is_given_chains(speculation: str) -> None:
+    """Whatever the policy drafts, and however lookup and a lane disagree."""
+    events = serve(fair(make_schedule("default")), "hedge", speculation, CHAINS_ONLY)
+    rounds = [o for event in events if isinstance(event, Verified) for o in event.outcomes]
+    assert any(outcome.accepted for outcome in rounds) == (speculation != "off")
+    assert all(outcome.drafted <= outcome.depth for outcome in rounds)
+    deepest = max((outcome.depth for outcome in rounds), default=0)
+    drafted = [event for event in events if isinstance(event, Drafted)]
+    assert all(event.tokens <= deepest * event.requests for event in drafted), "for nothing"

@@ -1,0 +1,95 @@
+"""Whom a round's tokens are put down to, where lookup drafts beside the chosen lane."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from actors.coordinator.estimates import Batch, Costs, Knowledge
+from actors.coordinator.events import Event, Left, Verified
+from actors.coordinator.settings import Limits, Policies
+from benchmarks.simulator.acceptance import Acceptance, synthetic
+from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
+from benchmarks.simulator.verifier import KvMemory
+from benchmarks.simulator.workload import Arrival
+from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.cost import LinearCost
+from policies.request import RoundOutcome
+
+SMALL = DrafterSpec("small", "small", LinearCost(1e-8, 1e-6, 0.001), capacity=2)
+LOOKUP = DrafterSpec("ngram", "ngram", None)
+
+
+def served(*drafters: DrafterSpec) -> tuple[list[RoundOutcome], list[Left]]:
+    """Four requests, for two of which the costly lane has a place at a time."""
+    acceptance = Acceptance({("", "small"): synthetic(0.8), ("", "ngram"): synthetic(0.5)})
+    cluster = Cluster(LinearCost(1e-7, 1e-5, 0.02), KvMemory(10_000), drafters, acceptance)
+    arrivals = [Arrival(f"r{n}", 0.01 * n, 20, 60, max_tokens=60) for n in range(4)]
+    events: list[Event] = []
+
+    def make(calibrations: Calibrations) -> Policies:
+        return Policies(
+            make_schedule("fcfs"),
+            make_selection("fixed"),
+            make_speculation("fixed", calibrations=calibrations),
+        )
+
+    limits = Limits(max_batch=4, kv_tokens=10_000)
+    simulate(arrivals, cluster, make, limits, observe=events.append)
+    rounds = [event for event in events if isinstance(event, Verified)]
+    left = [event for event in events if isinstance(event, Left)]
+    return [outcome for event in rounds for outcome in event.outcomes], left
+
+
+def free_of(outcomes: Sequence[RoundOutcome]) -> list[int]:
+    return [outcome.accepted_free for outcome in outcomes]
+
+
+def test_what_lookup_alone_has_found_is_no_lane_s() -> None:
+    outcomes, left = served(LOOKUP)
+    assert {outcome.lane for outcome in outcomes} == {None}
+    assert sum(free_of(outcomes)) > 20
+    assert free_of(outcomes) == [outcome.accepted for outcome in outcomes]
+    assert all(set(event.statistics.by_lane) == {"ngram"} for event in left)
+
+
+def test_without_lookup_everything_is_the_lane_s() -> None:
+    outcomes, _ = served(SMALL)
+    assert sum(outcome.accepted for outcome in outcomes if outcome.lane == "small") > 20
+    assert set(free_of(outcomes)) == {0}
+
+
+def test_beside_the_lane_lookup_is_credited_with_what_it_had_proposed_too() -> None:
+    outcomes, left = served(SMALL, LOOKUP)
+    with_lane = [outcome for outcome in outcomes if outcome.lane == "small"]
+    without = [outcome for outcome in outcomes if outcome.lane is None]
+    assert free_of(without) == [outcome.accepted for outcome in without]
+    assert all(
+        free <= one.accepted for free, one in zip(free_of(with_lane), with_lane, strict=True)
+    )
+    assert 0 < sum(free_of(with_lane)) < sum(outcome.accepted for outcome in with_lane)
+    assert any(set(event.statistics.by_lane) == {"small", "ngram"} for event in left)
+
+
+def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None:
+    """Replayed on committed tokens: where lookup was right, drafting only takes time."""
+    costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, 512, 512)
+    knowledge = Knowledge(costs, [SMALL.view])
+    right, wrong = [True] * 40, [False] * 40
+
+    def speed(matched: list[bool], covered: list[bool]) -> float:
+        score = knowledge.score(SMALL.view, 100, matched, covered, Batch(1, 100))
+        return score.tokens / score.seconds
+
+    plain = speed(wrong, wrong)
+    assert plain == pytest.approx(1 / 0.02)
+    assert speed(right, wrong) > 3 * plain
+    assert speed(right, right) == speed(wrong, right)
+
+
+def test_a_score_counts_the_forward_that_the_request_shares() -> None:
+    """It is held against slots that were measured among as many."""
+    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512, 512)
+    knowledge = Knowledge(costs, [SMALL.view])
+    score = knowledge.score(SMALL.view, 100, [False], [False], Batch(16, 1600))
+    assert score.tokens == 1.0
+    assert score.seconds == pytest.approx(0.016 + 0.016 + 0.02)

@@ -1,0 +1,599 @@
+"""The coordinator over a real engine, in virtual time: streams, limits, losses and readers."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.events import (
+    CaughtUp,
+    Event,
+    LaneDown,
+    LaneUp,
+    Left,
+    Preempted,
+    Switched,
+    Verified,
+    VerifierDown,
+    VerifierUp,
+)
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request_state import Cancelled, Overloaded, Stream
+from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.inline import DirectDrafter
+from actors.hosts.protocol import HostLost
+from benchmarks.simulator.clock import run
+from engine.drafters.model import ModelDrafter
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.runner import PackedRunner
+from engine.errors import InvalidRequest, SpindleError
+from engine.generate import generate
+from engine.model import PackedModel
+from engine.protocol import Commit
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+from policies.cost import LinearCost
+from policies.microbatch import MicroBatchParams
+from policies.protocols import Schedule
+from policies.request import LaneView
+from policies.scheduling.baselines import Las, LasParams, fcfs
+from policies.speculation.baselines import Fixed
+from tests import prompt_logprobs
+from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
+from tests.actors.coordinator.policies import Touring
+from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
+
+Kind = TypeVar("Kind", bound=Event)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+WARM = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=11, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [9] * 30, [3], [11, 12] * 20, [40, 41, 42, 43], [8] * 3]
+PARAMS = [GREEDY, WARM, replace(WARM, seed=12), GREEDY, replace(WARM, temperature=0.7), GREEDY]
+
+
+def make_verifier() -> NativeVerifier:
+    return NativeVerifier(PackedModel(llama(), kv_tokens=2048))
+
+
+def make_drafter(name: str, noise: float) -> ModelDrafter:
+    runner = PackedRunner(PackedModel(blurred(llama(), noise), kv_tokens=2048))
+    return ModelDrafter(name, runner, target_vocab_size=VOCAB)
+
+
+@dataclass
+class Service:
+    """A coordinator with two model lanes and a lookup, and all that can be looked at."""
+
+    schedule: Schedule = field(default_factory=fcfs)
+    limits: Limits = field(default_factory=lambda: Limits(max_batch=4, kv_tokens=1024))
+    stay: int = 6
+    apart: bool = True
+    pipeline: MicroBatchParams = field(default_factory=MicroBatchParams)
+    kv_tokens: int = 2048
+    swap_tokens: int = 0
+    verifier_lost: Lost = never
+    drafter_lost: Lost = never
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.selection = Touring(self.stay)
+        self.targets: list[PackedModel] = []
+        self.verifier = PacedVerifier(self.make_verifier, lost=self.verifier_lost)
+        self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
+        self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
+        lanes = [
+            Lane(LaneView("near", "near", capacity=8), self.near, apart=self.apart),
+            Lane(LaneView("far", "far", capacity=8), self.far, apart=self.apart),
+            Lane(LaneView("ngram", "ngram", 64), DirectDrafter(NgramDrafter("ngram")), free=True),
+        ]
+        draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
+        self.coordinator = Coordinator(
+            self.verifier,
+            lanes,
+            Policies(self.schedule, self.selection, Fixed()),
+            Knowledge(
+                Costs(LinearCost(0, 1e-5, 0.01), draft, 64, 64, 64), [lane.view for lane in lanes]
+            ),
+            self.limits,
+            self.pipeline,
+            self.events.append,
+        )
+
+    def make_verifier(self) -> NativeVerifier:
+        model = PackedModel(llama(), kv_tokens=self.kv_tokens, swap_tokens=self.swap_tokens)
+        self.targets.append(model)
+        return NativeVerifier(model)
+
+    def seen(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def end(self) -> None:
+        """Nothing is held for anyone who has left."""
+        await asyncio.sleep(1)
+        for model in self.targets:
+            model.kv.check()
+        assert self.targets[-1].kv.used_blocks == 0
+        await self.coordinator.close()
+
+
+async def read(stream: Stream, pause_s: float = 0.0) -> list[int]:
+    tokens: list[int] = []
+    async for commit in stream:
+        assert commit.first_index == len(tokens)
+        tokens += commit.token_ids
+        if pause_s:
+            await asyncio.sleep(pause_s)
+    return tokens
+
+
+def plainly(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    streams: list[list[int]] = [[] for _ in prompts]
+    for event in generate(make_verifier(), prompts, params):
+        assert isinstance(event, Commit)
+        streams[int(event.request)] += event.token_ids
+    return streams
+
+
+async def serve_all(service: Service) -> list[list[int]]:
+    """All of PROMPTS, arriving one after the other while the first ones run."""
+
+    async def client(number: int) -> list[int]:
+        await asyncio.sleep(0.015 * number)
+        return await read(service.coordinator.submit(str(number), PROMPTS[number], PARAMS[number]))
+
+    streams = await asyncio.gather(*map(client, range(len(PROMPTS))))
+    await service.end()
+    return list(streams)
+
+
+@pytest.mark.parametrize("mode", ["barrier", "asynchronous", "faster"])
+def test_streams_are_plain_decoding_s_while_requests_tour_the_lanes(mode: Any) -> None:
+    async def main() -> None:
+        service = Service(pipeline=MicroBatchParams(mode))
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        accepted = sum(o.accepted for e in service.seen(Verified) for o in e.outcomes)
+        assert accepted > 20, "the drafters were of no use: nothing was tested"
+        assert service.seen(Switched)
+
+    run(main())
+
+
+def test_preempted_and_swapped_requests_go_on_where_they_were() -> None:
+    async def main() -> None:
+        service = Service(
+            schedule=Las(LasParams(quantum_s=0.05)),
+            limits=Limits(max_batch=2, kv_tokens=CONTEXT),
+            kv_tokens=CONTEXT,
+            swap_tokens=CONTEXT,
+        )
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        assert service.seen(Preempted)
+
+    run(main())
+
+
+def test_a_memory_that_holds_less_than_was_thought_delays_but_loses_nothing() -> None:
+    async def main() -> None:
+        long = replace(GREEDY, max_tokens=180)
+        prompts = [[number] * 40 for number in range(2, 6)]
+        service = Service(limits=Limits(max_batch=4, kv_tokens=4 * CONTEXT), kv_tokens=CONTEXT)
+        streams = [
+            read(service.coordinator.submit(str(number), prompt, long))
+            for number, prompt in enumerate(prompts)
+        ]
+        assert await asyncio.gather(*streams) == plainly(prompts, [long] * 4)
+        assert service.seen(Preempted)
+        await service.end()
+
+    run(main())
+
+
+def test_forwards_stay_within_their_tokens_and_prompts_come_in_pieces() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=24)
+        service = Service(limits=limits)
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        sizes = [event.tokens for event in service.seen(Verified)]
+        assert max(sizes) <= 24 + 4, "roots may come on top"
+
+    run(main())
+
+
+def test_a_cancelled_request_frees_its_memory_and_the_others_go_on() -> None:
+    async def main() -> None:
+        service = Service()
+        doomed = service.coordinator.submit("doomed", [7] * 20, replace(GREEDY, max_tokens=200))
+        other = asyncio.create_task(read(service.coordinator.submit("other", PROMPTS[0], GREEDY)))
+        await asyncio.sleep(0.1)
+        service.coordinator.cancel("doomed")
+        with pytest.raises(Cancelled):
+            await read(doomed)
+        assert await other == plainly(PROMPTS[:1], [GREEDY])[0]
+        assert [event.finish for event in service.seen(Left)] == [None, "length"]
+        await service.end()
+
+    run(main())
+
+
+def test_leaving_the_stream_cancels_the_request() -> None:
+    async def main() -> None:
+        service = Service()
+        stream = service.coordinator.submit("one", [7], replace(GREEDY, max_tokens=200))
+        async for _commit in stream:
+            break
+        stream.close()
+        await service.end()
+        assert [event.finish for event in service.seen(Left)] == [None]
+
+    run(main())
+
+
+def test_one_more_than_the_limits_allow_is_refused_until_someone_leaves() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=1, max_waiting=1, kv_tokens=1024))
+        streams = [service.coordinator.submit(str(i), [5], GREEDY) for i in range(2)]
+        with pytest.raises(Overloaded, match="max_waiting"):
+            service.coordinator.submit("third", [5], GREEDY)
+        assert await read(streams[0]) == await read(streams[1])
+        await asyncio.sleep(0.1)
+        assert await read(service.coordinator.submit("third", [5], GREEDY))
+        await service.end()
+
+    run(main())
+
+
+def test_a_reader_that_stalls_holds_up_nobody_and_is_cancelled_in_the_end() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=30, stalled_s=5.0)
+        service = Service(limits=limits)
+        stalled = service.coordinator.submit("first", [7], replace(GREEDY, max_tokens=200))
+        other = service.coordinator.submit("second", PROMPTS[0], GREEDY)
+        assert await read(other) == plainly(PROMPTS[:1], [GREEDY])[0]
+        assert 30 < stalled.unread_tokens < 30 + 10
+        await asyncio.sleep(6)
+        with pytest.raises(Cancelled):
+            await read(stalled)
+        await service.end()
+
+    run(main())
+
+
+def test_a_relay_is_acknowledged_by_whoever_knows_what_has_been_read() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+        service = Service(limits=limits)
+        long = replace(GREEDY, max_tokens=60)
+        stream = service.coordinator.submit("relayed", [7], long)
+        tokens: list[int] = []
+
+        async def relay() -> None:
+            async for commit in stream.relay():
+                tokens.extend(commit.token_ids)
+
+        relaying = asyncio.create_task(relay())
+        await asyncio.sleep(2)
+        assert 10 < len(tokens) < 10 + 10, "it does not wait for its reader"
+        while not relaying.done():
+            service.coordinator.acknowledge("relayed", len(tokens))
+            await asyncio.sleep(1)
+        assert tokens == plainly([[7]], [long])[0]
+        service.coordinator.acknowledge("relayed", len(tokens))  # it has left: no error
+        await service.end()
+
+    run(main())
+
+
+def test_a_resubmitted_request_is_not_behind_on_what_came_before() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+        service = Service(limits=limits)
+        long = replace(GREEDY, max_tokens=60)
+        whole = plainly([[7]], [long])[0]
+        stream = service.coordinator.submit("again", [7], long, output=whole[:40])
+        await asyncio.sleep(0.1)
+        assert 0 < stream.unread_tokens <= 20
+        assert [token async for commit in stream for token in commit.token_ids] == whole[40:]
+        await service.end()
+
+    run(main())
+
+
+def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=1, kv_tokens=1024))
+        streams = [service.coordinator.submit(name, [5, 6], GREEDY) for name in ("one", "two")]
+        await asyncio.gather(*map(read, streams))
+        first, second = (stream.statistics for stream in streams)
+        assert first.queue_s == 0.0
+        assert first.ttft_s is not None
+        assert 0.01 <= first.ttft_s < 0.1
+        assert second.queue_s is not None
+        assert second.ttft_s is not None
+        assert second.ttft_s > second.queue_s > 0.1, "it had to wait for the first one"
+        looked_up = first.by_lane.pop("ngram")  # beside whichever lane drafts
+        assert first.rounds >= looked_up > 0
+        assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
+        assert first.accepted == GREEDY.max_tokens - first.rounds
+        await service.end()
+
+    run(main())
+
+
+def test_prompt_logprobs_come_once_and_whole_whatever_dies() -> None:
+    async def main() -> None:
+        prompt = [token % VOCAB for token in range(3, 90)]
+        asking = replace(GREEDY, prompt_logprobs=2)
+        limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=20)
+        service = Service(limits=limits, verifier_lost=lambda call: call in (2, 5, 9, 14))
+        submit = service.coordinator.submit
+        before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
+        resubmitted = submit("again", prompt, asking, output=before[:4])
+        streams = [submit(str(number), prompt, asking) for number in range(3)]
+        target = llama()
+        target.set_attn_implementation("eager")
+
+        async def commits(stream: Stream) -> list[Commit]:
+            return [commit async for commit in stream]
+
+        for first, *later in await asyncio.gather(*map(commits, streams)):
+            prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
+            assert all(commit.prompt_logprobs is None for commit in later)
+        for commit in await commits(resubmitted):
+            assert commit.prompt_logprobs is None, "its first attempt has told them"
+        assert len(service.seen(VerifierDown)) == 4
+        await service.end()
+
+    run(main())
+
+
+def test_a_slow_reader_gets_everything() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=4, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+        service = Service(limits=limits)
+        long = replace(GREEDY, max_tokens=60)
+        stream = service.coordinator.submit("slow", [7], long)
+        assert await read(stream, pause_s=0.2) == plainly([[7]], [long])[0]
+        await service.end()
+
+    run(main())
+
+
+def test_a_lost_drafter_is_done_without_until_it_is_back() -> None:
+    async def main() -> None:
+        service = Service(drafter_lost=lambda call: call == 3)
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        assert len(service.seen(LaneDown)) == 1
+        assert [event.seconds for event in service.seen(LaneUp)] == [pytest.approx(0.05)]
+        assert service.near.calls > 4, "the lane never came back"
+
+    run(main())
+
+
+def test_a_lost_verifier_gets_everything_again() -> None:
+    async def main() -> None:
+        service = Service(verifier_lost=lambda call: call in (4, 9))
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+        assert len(service.seen(VerifierDown)) == 2
+        assert [event.seconds for event in service.seen(VerifierUp)] == [pytest.approx(0.5)] * 2
+
+    run(main())
+
+
+def test_a_verifier_that_does_not_come_back_ends_every_stream_and_is_named() -> None:
+    async def main() -> None:
+        service = Service(verifier_lost=lambda call: call == 4)
+
+        async def gone() -> None:
+            raise HostLost("the verifier did not come back within 60 s")
+
+        service.verifier.recover = gone  # type: ignore[method-assign]
+        streams = [service.coordinator.submit(name, [5], GREEDY) for name in ("one", "two")]
+        for stream in streams:
+            with pytest.raises(SpindleError, match="the verifier did not come back"):
+                await read(stream)
+        assert not service.coordinator.alive
+
+    run(main())
+
+
+def test_idle_hosts_that_are_lost_are_found_and_brought_back() -> None:
+    async def main() -> None:
+        service = Service()
+
+        async def lost(_requests: object) -> None:
+            raise HostLost("gone")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service.near, "forget", lost)
+            patch.setattr(service.verifier, "forget", lost)
+            await service.coordinator.check_hosts()
+        await asyncio.sleep(1)
+        assert [event.lane for event in service.seen(LaneUp)] == ["near"]
+        assert len(service.seen(VerifierUp)) == 1
+        await service.coordinator.check_hosts()
+        assert len(service.seen(LaneDown)) == len(service.seen(VerifierDown)) == 1
+        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+
+    run(main())
+
+
+def lanes_of(service: Service, request: str) -> set[str | None]:
+    rounds = [o for event in service.seen(Verified) for o in event.outcomes]
+    return {outcome.lane for outcome in rounds if outcome.request == request and outcome.drafted}
+
+
+def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
+    async def main() -> None:
+        service = Service()
+        named = {"a": "far", "b": "far", "c": "ngram", "d": None}
+        streams = [
+            service.coordinator.submit(name, [7, 8, 9] * 5, GREEDY, drafter=drafter)
+            for name, drafter in named.items()
+        ]
+        expected = plainly([[7, 8, 9] * 5], [GREEDY])[0]
+        assert await asyncio.gather(*map(read, streams)) == [expected] * 4
+        assert set(streams[0].statistics.by_lane) == lanes_of(service, "a") == {"far"}
+        assert lanes_of(service, "b") == {"far"}
+        assert lanes_of(service, "c") <= {None}, "only the lookup may draft, which is no lane"
+        assert len(lanes_of(service, "d") - {None}) == 2
+        with pytest.raises(InvalidRequest, match="there are near, far, ngram"):
+            service.coordinator.submit("e", [7], GREEDY, drafter="other")
+        await service.end()
+
+    run(main())
+
+
+def test_a_request_whose_drafter_is_down_or_full_decodes_plainly() -> None:
+    async def main() -> None:
+        service = Service(drafter_lost=lambda call: call == 1, limits=Limits(16, kv_tokens=2048))
+
+        async def never_back() -> None:
+            await asyncio.Event().wait()
+
+        service.near.recover = never_back  # type: ignore[method-assign]
+        streams = [
+            service.coordinator.submit(f"{drafter}{number}", [7, 8, 9], GREEDY, drafter=drafter)
+            for drafter in ("near", "far")
+            for number in range(10)
+        ]
+        expected = plainly([[7, 8, 9]], [GREEDY])[0]
+        assert await asyncio.gather(*map(read, streams)) == [expected] * 20
+        assert service.near.calls == 1
+        assert service.far.most_requests <= 8
+        assert all(set(stream.statistics.by_lane) <= {"far"} for stream in streams)
+        await service.end()
+
+    run(main())
+
+
+def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        service = Service()
+
+        async def broken(*_: object) -> list[object]:
+            raise RuntimeError("out of order")
+
+        service.verifier.verify = broken  # type: ignore[assignment,method-assign]
+        stream = service.coordinator.submit("one", [5], GREEDY)
+        with pytest.raises(SpindleError, match="out of order"):
+            await read(stream)
+        assert not service.coordinator.alive
+        with pytest.raises(SpindleError, match="out of order"):
+            service.coordinator.submit("two", [5], GREEDY)
+
+    run(main())
+    assert "Traceback" in caplog.text
+    assert "in broken" in caplog.text
+
+
+def test_another_pipeline_cuts_the_next_micro_batches() -> None:
+    async def main() -> None:
+        service = Service(pipeline=MicroBatchParams("barrier", max_parts=1), stay=1000)
+        long = replace(GREEDY, max_tokens=100)
+        reading = [
+            asyncio.create_task(read(service.coordinator.submit(str(number), [number] * 3, long)))
+            for number in range(4)
+        ]
+        await asyncio.sleep(0.2)
+        assert len(service.seen(Verified)[-1].outcomes) == 4
+        service.coordinator.use(
+            Policies(service.schedule, service.selection, Fixed()),
+            MicroBatchParams("barrier", epsilon=1.0, max_parts=2),
+        )
+        await asyncio.sleep(0.1)
+        assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
+        await asyncio.gather(*reading)
+        await service.end()
+
+    run(main())
+
+
+def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
+    async def late_tokens(service: Service) -> int:
+        """That drafters had still to read when requests came to them."""
+        params = replace(GREEDY, max_tokens=90)
+        streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(3)]
+        await asyncio.gather(*map(read, streams))
+        await service.end()
+        return sum(event.caught_up for event in service.seen(Switched))
+
+    async def main() -> None:
+        reading, alone = Service(stay=24), Service(stay=24)
+        alone.selection.likely_next = lambda request: None  # type: ignore[method-assign]
+        assert await late_tokens(reading) < await late_tokens(alone) / 2
+        assert reading.seen(CaughtUp)
+        assert not alone.seen(CaughtUp)
+
+    run(main())
+
+
+def test_lanes_on_the_verifiers_processors_read_ahead_for_little_of_the_time() -> None:
+    async def share_of_reading(apart: bool, idle_s: float = 0.0) -> float:
+        service = Service(stay=24, apart=apart)
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(idle_s)
+        begun = clock()
+        params = replace(GREEDY, max_tokens=110)
+        streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(4)]
+        await asyncio.gather(*map(read, streams))
+        seconds = clock() - begun
+        await service.end()
+        return sum(event.seconds for event in service.seen(CaughtUp)) / seconds
+
+    async def main() -> None:
+        # One order more than has been saved up may be on its way.
+        assert 0 < await share_of_reading(apart=False) < 0.05
+        assert await share_of_reading(apart=True) > 0.05
+        # Nor has anything been saved up while nobody was served.
+        assert await share_of_reading(apart=False, idle_s=60.0) < 0.05
+
+    run(main())
+
+
+def test_a_resubmitted_request_continues_its_own_output() -> None:
+    async def main() -> None:
+        service = Service()
+        whole = plainly([PROMPTS[1]], [WARM])[0]
+        stream = service.coordinator.submit("again", PROMPTS[1], WARM, output=whole[:9], attempt=1)
+        tokens: list[int] = []
+        async for commit in stream:
+            assert (commit.attempt, commit.first_index) == (1, 9 + len(tokens))
+            tokens += commit.token_ids
+        assert tokens == whole[9:]
+        await service.end()
+
+    run(main())
+
+
+def test_plain_requests_are_never_drafted_for() -> None:
+    async def main() -> None:
+        service = Service()
+        stream = service.coordinator.submit("plain", PROMPTS[0], GREEDY, speculate=False)
+        await read(stream)
+        assert all(o.drafted == 0 for e in service.seen(Verified) for o in e.outcomes)
+        assert service.near.calls == service.far.calls == 0
+        await service.end()
+
+    run(main())
+
+
+def test_limits_that_could_never_hold_a_request_are_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match=r"limits\.kv_tokens"):
+            Service(limits=Limits(kv_tokens=CONTEXT - 1))
+
+    run(main())
+
+
+def test_names_are_unique_while_they_are_served() -> None:
+    async def main() -> None:
+        service = Service()
+        stream = service.coordinator.submit("one", [5], GREEDY)
+        with pytest.raises(InvalidRequest, match="already"):
+            service.coordinator.submit("one", [5], GREEDY)
+        await read(stream)
+        await service.end()
+
+    run(main())

@@ -1,0 +1,269 @@
+"""Whatever happens, in any order: every stream is the target's own, and nothing stays behind.
+
+Random scenarios in virtual time over simulated hosts: requests come, are cancelled, are read slowly
+or not at all, are preempted and swapped; hosts die; policies change under way.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request_state import Cancelled, Overloaded, Stream
+from actors.coordinator.settings import Lane, Limits, Policies
+from benchmarks.simulator.acceptance import Acceptance, synthetic
+from benchmarks.simulator.clock import VirtualTimeLoop
+from benchmarks.simulator.device import Faults
+from benchmarks.simulator.drafter import SimulatedDrafter
+from benchmarks.simulator.scripts import Target
+from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
+from engine.sampling.params import SamplingParams
+from policies.catalogue import (
+    SCHEDULES,
+    SELECTIONS,
+    SPECULATIONS,
+    fair,
+    make_schedule,
+    make_selection,
+    make_speculation,
+)
+from policies.cost import LinearCost, RooflineCost
+from policies.microbatch import MicroBatchParams
+from policies.request import LaneView, Slo
+
+LONGEST = 160
+KV_TOKENS = 400
+OUTPUTS = {f"r{number}": 1 + (37 * number) % 90 for number in range(60)}
+DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
+names = st.sampled_from(sorted(OUTPUTS))
+picks = st.integers(0, 9)
+times = st.lists(st.floats(0.01, 3.0), max_size=3)
+
+
+@dataclass
+class Reader:
+    """A client that can stop reading for a while."""
+
+    stream: Stream
+    seed: int
+    max_tokens: int
+    reads: asyncio.Event
+    tokens: list[int] = field(default_factory=list)
+    cancelled: bool = False
+    stalled: bool = False
+    done: bool = False
+
+    async def run(self) -> None:
+        try:
+            async for commit in self.stream:
+                assert commit.first_index == len(self.tokens)
+                self.tokens += commit.token_ids
+                await self.reads.wait()
+        except Cancelled:
+            assert self.cancelled or self.stalled
+        self.done = True
+
+
+class Scenarios(RuleBasedStateMachine):
+    @initialize(
+        max_batch=st.integers(1, 4),
+        mode=st.sampled_from(["barrier", "asynchronous", "faster"]),
+        lane_dies=times,
+        verifier_dies=times,
+        swaps=st.booleans(),
+    )
+    def begin(
+        self,
+        max_batch: int,
+        mode: Any,
+        lane_dies: list[float],
+        verifier_dies: list[float],
+        swaps: bool,
+    ) -> None:
+        self.loop = VirtualTimeLoop()
+        self.target = Target(OUTPUTS)
+        self.readers: dict[str, Reader] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+        self.limits = Limits(
+            max_batch=max_batch,
+            max_waiting=6,
+            kv_tokens=KV_TOKENS,
+            forward_tokens=32,
+            unread_tokens=12,
+            stalled_s=2.0,
+        )
+        self.verifier = SimulatedVerifier(
+            RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4),
+            self.target,
+            max_context=LONGEST,
+            memory=KvMemory(KV_TOKENS, 1e-6 if swaps else None),
+            faults=Faults(verifier_dies, recovery_s=0.1),
+        )
+        drafters = {"small": DRAFT, "large": DRAFT, "ngram": None}
+        acceptance = Acceptance({("", name): synthetic(0.7) for name in drafters})
+        domains = dict.fromkeys(OUTPUTS, "")
+        faults = {"small": Faults(lane_dies, recovery_s=0.2)}
+        self.lanes = [
+            Lane(
+                LaneView(name, name, capacity=2),
+                SimulatedDrafter(
+                    name, cost, self.target, acceptance, domains, faults=faults.get(name, Faults())
+                ),
+                free=cost is None,
+            )
+            for name, cost in drafters.items()
+        ]
+        draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.free}
+        costs = Costs(
+            LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16, most_tokens=24
+        )
+        self.knowledge = Knowledge(costs, [lane.view for lane in self.lanes])
+        self.loop.run_until_complete(self._start(MicroBatchParams(mode)))
+
+    async def _start(self, pipeline: MicroBatchParams) -> None:
+        policies = self._policies("default", "hedge", "planner")
+        self.coordinator = Coordinator(
+            self.verifier, self.lanes, policies, self.knowledge, self.limits, pipeline
+        )
+
+    def _policies(self, schedule: str, selection: str, speculation: str) -> Policies:
+        return Policies(
+            fair(make_schedule(schedule)),
+            make_selection(selection),
+            make_speculation(speculation, calibrations=self.knowledge.calibrations),
+        )
+
+    @rule(
+        name=names,
+        prompt_len=st.integers(1, 60),
+        max_tokens=st.integers(1, 100),
+        seed=st.integers(0, 3),
+        tpot_s=st.sampled_from([None, 0.01, 0.05]),
+        priority=st.integers(0, 1),
+        speculate=st.booleans(),
+    )
+    def submit(
+        self,
+        name: str,
+        prompt_len: int,
+        max_tokens: int,
+        seed: int,
+        tpot_s: float | None,
+        priority: int,
+        speculate: bool,
+    ) -> None:
+        if name in self.readers:
+            return
+
+        async def ask() -> None:
+            params = SamplingParams(max_tokens=max_tokens, seed=seed)
+            try:
+                stream = self.coordinator.submit(
+                    name,
+                    [1] * prompt_len,
+                    params,
+                    slo=Slo(tpot_s=tpot_s),
+                    priority=priority,
+                    speculate=speculate,
+                )
+            except Overloaded:
+                return
+            reads = asyncio.Event()
+            reads.set()
+            reader = self.readers[name] = Reader(stream, seed, max_tokens, reads)
+            self.tasks.append(asyncio.create_task(reader.run()))
+
+        self.loop.run_until_complete(ask())
+
+    @rule(seconds=st.floats(0.001, 1.5))
+    def wait(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=picks)
+    def cancel(self, pick: int) -> None:
+        name, reader = self._picked(pick)
+        reader.cancelled = True
+        self.loop.run_until_complete(self._cancel(name))
+
+    async def _cancel(self, name: str) -> None:
+        self.coordinator.cancel(name)
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=picks)
+    def stop_reading(self, pick: int) -> None:
+        _, reader = self._picked(pick)
+        reader.stalled = True
+        reader.reads.clear()
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=picks)
+    def read_again(self, pick: int) -> None:
+        self._picked(pick)[1].reads.set()
+
+    def _picked(self, pick: int) -> tuple[str, Reader]:
+        return list(self.readers.items())[-1 - pick % len(self.readers)]
+
+    @rule(
+        schedule=st.sampled_from(sorted(SCHEDULES)),
+        selection=st.sampled_from(sorted(SELECTIONS)),
+        speculation=st.sampled_from(sorted(SPECULATIONS)),
+        mode=st.sampled_from(["asynchronous", "barrier"]),
+    )
+    def change_policies(
+        self,
+        schedule: str,
+        selection: str,
+        speculation: str,
+        mode: Literal["asynchronous", "barrier"],
+    ) -> None:
+        async def change() -> None:
+            policies = self._policies(schedule, selection, speculation)
+            self.coordinator.use(policies, MicroBatchParams(mode))
+
+        self.loop.run_until_complete(change())
+
+    @invariant()
+    def nobody_is_far_ahead_of_its_reader(self) -> None:
+        for reader in getattr(self, "readers", {}).values():
+            # One more verdict may come while the request is on its way.
+            assert reader.stream.unread_tokens <= self.limits.unread_tokens + 10
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        for reader in self.readers.values():
+            reader.reads.set()
+        self.loop.run_until_complete(asyncio.sleep(120))
+        for name, reader in self.readers.items():
+            truth = self.target.output(name, reader.seed)[: reader.max_tokens]
+            assert reader.done, f"{name} hangs"
+            assert reader.tokens == truth[: len(reader.tokens)]
+            if not (reader.cancelled or reader.stalled):
+                assert reader.tokens == truth
+        assert self.verifier.used_blocks == 0
+        assert self.coordinator.alive
+        self.loop.run_until_complete(self.coordinator.close())
+        for task in self.tasks:
+            task.result()
+        self.loop.close()
+
+
+TestScenarios = Scenarios.TestCase
+TestScenarios.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

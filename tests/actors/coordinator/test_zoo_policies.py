@@ -1,0 +1,177 @@
+"""Losslessness on the real zoo through the coordinator: each policy alone and every pair together.
+
+Worth its time: it is the only place where real drafters, the real target and real timing meet
+every policy. The streams of the first case are compared with the reference (grade F); the output
+is a function of prompt, seed and parameters alone, so all others must repeat them.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.coordinator.estimates import Knowledge
+from actors.coordinator.events import Event, Verified
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.settings import Limits, Policies
+from actors.hosts.fleet import Fleet, load
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.zoo import TARGET, model_path
+from engine.model import Segment
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Row, choose
+from engine.verifiers.native import NativeVerifier
+from policies.catalogue import (
+    SCHEDULES,
+    SELECTIONS,
+    SPECULATIONS,
+    fair,
+    make_schedule,
+    make_selection,
+    make_speculation,
+)
+from policies.microbatch import MicroBatchParams
+from tests.identity import Identity
+from tests.pairwise import Case, covering, one_at_a_time
+
+PIPELINES = {
+    "barrier": MicroBatchParams(),
+    "asynchronous": MicroBatchParams(mode="asynchronous"),
+}
+FACTORS = {
+    "selection": ("hedge", *(name for name in SELECTIONS if name != "hedge")),
+    "speculation": ("planner", *(name for name in SPECULATIONS if name != "planner")),
+    "schedule": ("default", *(name for name in SCHEDULES if name != "default")),
+    "pipeline": tuple(PIPELINES),
+}
+KV_TOKENS = 2048
+LIMITS = Limits(max_batch=3, max_waiting=8, kv_tokens=KV_TOKENS)
+"""Fewer slots than requests: some wait, and some schedules preempt."""
+MAX_TOKENS = 20
+QUESTIONS = (
+    "Count to 9.",
+    "List 6 animals.",
+    'Repeat "blue cup" 4 times.',
+    "What does os.path.join do?",
+    "Make a table of 5 rivers with length.",
+)
+Streams = list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    torch.set_num_threads(1)
+    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
+    drafters = [
+        DrafterSpec("tiny", checkpoint=model_path("tiny"), capacity=2),
+        DrafterSpec("tasks", checkpoint=model_path("tasks"), capacity=2),
+        DrafterSpec("ngram", kind="ngram"),
+    ]
+    return load(target, drafters, tmp_path_factory.mktemp("profiles"))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    return [
+        tokenizer(f"<|user|>\n{question}<|end|>\n<|assistant|>\n")["input_ids"]
+        for question in QUESTIONS
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(fleet: Fleet, prompts: list[list[int]]) -> Streams:
+    """As the first case says them, checked against the reference."""
+    stock = AutoModelForCausalLM.from_pretrained(
+        model_path(TARGET), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    streams, _ = asyncio.run(served(fleet, one_at_a_time(FACTORS)[0], prompts))
+    identity = Identity(stock)
+    stops = fleet.verifier.limits.stop_token_ids
+    for seed, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
+        identity.check(prompt, stream, params(seed, stops), seed)
+    identity.finish()
+    return streams
+
+
+def params(seed: int, stops: tuple[int, ...] = ()) -> SamplingParams:
+    """Greedy and sampled by turns."""
+    return SamplingParams(
+        temperature=float(seed % 2), max_tokens=MAX_TOKENS, seed=seed, stop_token_ids=stops
+    )
+
+
+_names = itertools.count()
+
+
+async def served(fleet: Fleet, case: Case, prompts: list[list[int]]) -> tuple[Streams, list[Event]]:
+    events: list[Event] = []
+    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    coordinator = Coordinator(
+        fleet.verifier,
+        fleet.lanes,
+        Policies(
+            fair(make_schedule(case["schedule"])),
+            make_selection(case["selection"], seed=1),
+            make_speculation(case["speculation"], calibrations=knowledge.calibrations),
+        ),
+        knowledge,
+        LIMITS,
+        PIPELINES[case["pipeline"]],
+        events.append,
+    )
+
+    async def stream(seed: int, prompt: list[int]) -> tuple[int, ...]:
+        commits = coordinator.submit(str(next(_names)), prompt, params(seed))
+        return tuple([token async for commit in commits for token in commit.token_ids])
+
+    streams = await asyncio.gather(*(stream(*one) for one in enumerate(prompts)))
+    await coordinator.close()
+    return list(streams), events
+
+
+CASES = [*one_at_a_time(FACTORS), *covering(FACTORS)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
+def test_every_policy_says_what_the_target_says(
+    fleet: Fleet, prompts: list[list[int]], expected: Streams, case: Case
+) -> None:
+    streams, events = asyncio.run(served(fleet, case, prompts))
+    assert streams == expected
+    if case["speculation"] in ("fixed", "specinfer"):
+        rounds = [o for event in events if isinstance(event, Verified) for o in event.outcomes]
+        assert any(outcome.accepted for outcome in rounds), "nothing was drafted"
+
+
+FIXED = {**one_at_a_time(FACTORS)[0], "selection": "lbss", "speculation": "fixed"}
+"""It drafts in every round, so that a defect has something to show itself by."""
+
+
+def test_a_tree_one_position_too_far_is_found(
+    fleet: Fleet, prompts: list[list[int]], expected: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = NativeVerifier._segment
+
+    def shifted(verifier: NativeVerifier, work) -> Segment:  # type: ignore[no-untyped-def]
+        segment = honest(verifier, work)
+        positions = segment.positions.copy()
+        positions[len(work.entering) :] += 1
+        return replace(segment, positions=positions)
+
+    monkeypatch.setattr(NativeVerifier, "_segment", shifted)
+    assert asyncio.run(served(fleet, FIXED, prompts))[0] != expected
+
+
+def test_noise_shifted_by_one_token_is_found(
+    fleet: Fleet, prompts: list[list[int]], expected: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+        return choose(logits, [replace(row, position=row.position + 1) for row in rows])
+
+    monkeypatch.setattr("engine.verifiers.native.choose", shifted)
+    assert asyncio.run(served(fleet, FIXED, prompts))[0] != expected

@@ -1,0 +1,331 @@
+"""Drafters and verifier as Ray actors: the same streams, whoever dies or hangs under way."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import ray
+import torch
+
+from actors.coordinator.estimates import Knowledge
+from actors.coordinator.events import Event, LaneDown, LaneUp, Verified, VerifierDown, VerifierUp
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request_state import Stream
+from actors.coordinator.settings import Limits, Policies
+from actors.hosts.fleet import Fleet, load, raise_fleet
+from actors.hosts.rpc_channel import WorkerFailed
+from actors.hosts.spawn import Group
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.zoo.paths import TARGET, model_path
+from engine.errors import IncompatibleDrafter
+from engine.generate import generate
+from engine.model import PackedModel
+from engine.protocol import Commit
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+from policies.scheduling.baselines import fcfs
+from policies.speculation.baselines import Fixed
+from tests.actors.coordinator.policies import Touring
+from tests.actors.hosts.cluster import cluster, processes, runs, until
+from tests.checkpoints import llama
+
+Kind = TypeVar("Kind", bound=Event)
+KV_TOKENS = 4096
+LIMITS = Limits(max_batch=4, kv_tokens=KV_TOKENS)
+GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+WARM = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=60, seed=11, ignore_eos=True)
+PROMPTS = [[5, 6, 7], list(range(40, 90)), [3], [11, 12] * 20]
+PARAMS = [GREEDY, WARM, replace(WARM, seed=12), GREEDY]
+TARGET_SPEC = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS, placement="actor")
+TINY = DrafterSpec("tiny", checkpoint=model_path("tiny"), instances=2, placement="actor")
+LOOKUP = DrafterSpec("ngram", kind="ngram")
+
+
+@dataclass
+class Served:
+    """A fleet under a coordinator that sends every request from lane to lane."""
+
+    fleet: Fleet
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        views = [lane.view for lane in self.fleet.lanes]
+        self.coordinator = Coordinator(
+            self.fleet.verifier,
+            self.fleet.lanes,
+            Policies(fcfs(), Touring(), Fixed()),
+            Knowledge(self.fleet.costs, views),
+            LIMITS,
+            observe=self.events.append,
+        )
+
+    def seen(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def close(self) -> None:
+        await self.coordinator.close()
+        await self.fleet.close()
+
+
+@dataclass
+class Reading:
+    """All of PROMPTS, being served."""
+
+    served: Served
+    name: str
+
+    def __post_init__(self) -> None:
+        self.tokens: list[list[int]] = [[] for _ in PROMPTS]
+        streams = [
+            self.served.coordinator.submit(f"{self.name}-{number}", prompt, params)
+            for number, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+        ]
+        self.streams: Sequence[Stream] = streams
+        self._tasks = [asyncio.create_task(self._read(n, s)) for n, s in enumerate(streams)]
+
+    async def _read(self, number: int, stream: Stream) -> None:
+        async for commit in stream:
+            assert commit.first_index == len(self.tokens[number])
+            self.tokens[number] += commit.token_ids
+
+    async def midway(self) -> None:
+        await until(lambda: min(map(len, self.tokens)) >= 6)
+        assert max(map(len, self.tokens)) < 50, "too late for a fault to matter"
+
+    async def whole(self) -> list[list[int]]:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*self._tasks)
+        return self.tokens
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    with cluster():
+        yield
+
+
+@pytest.fixture(scope="module")
+def loop(ray_cluster: None) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def served(loop: asyncio.Runner, profiles: Path) -> Iterator[Served]:
+    async def begin() -> Served:
+        fleet = await raise_fleet(TARGET_SPEC, [TINY, LOOKUP], profiles, Group("test"), LIMITS)
+        return Served(fleet)
+
+    served = loop.run(begin())
+    yield served
+    loop.run(served.close())
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    model = PackedModel.load(
+        model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=KV_TOKENS
+    )
+    streams: list[list[int]] = [[] for _ in PROMPTS]
+    for event in generate(NativeVerifier(model), PROMPTS, PARAMS):
+        assert isinstance(event, Commit)
+        streams[int(event.request)] += event.token_ids
+    return streams
+
+
+def test_streams_are_plain_decoding_s_and_leave_no_kv(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        reading = Reading(served, "first")
+        assert await reading.whole() == plain
+        drafted = [lane for stream in reading.streams for lane in stream.statistics.by_lane]
+        assert {"tiny/0", "tiny/1"} <= set(drafted)
+        accepted = sum(o.accepted for e in served.seen(Verified) for o in e.outcomes)
+        assert accepted > 20, "the drafters were of no use: nothing was tested"
+        await asyncio.sleep(0.2)
+        kv = await served.coordinator.kv_state()
+        assert kv.used == 0
+        assert kv.free + kv.cached == kv.total
+
+    loop.run(main())
+
+
+def test_what_a_worker_raises_comes_back_and_is_no_death(
+    loop: asyncio.Runner, served: Served
+) -> None:
+    async def main() -> None:
+        before = processes("test")
+        with pytest.raises(WorkerFailed, match="IndexError"):
+            await served.fleet.verifier.score([5], [10**9])
+        assert (await served.fleet.verifier.score([5], [7])).shape == (1,)
+        assert processes("test") == before
+
+    loop.run(main())
+
+
+def test_a_killed_drafter_is_replaced_and_nobody_notices(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served.events.clear()
+        killed = processes("test")["tiny/0"]
+        reading = Reading(served, "killed-drafter")
+        await reading.midway()
+        os.kill(killed, signal.SIGKILL)
+        assert await reading.whole() == plain
+        await until(lambda: bool(served.seen(LaneUp)))
+        assert [down.lane for down in served.seen(LaneDown)] == ["tiny/0"]
+        assert served.seen(LaneUp)[0].seconds < LIMITS.recovery_s
+        assert processes("test")["tiny/0"] != killed
+        before = len(served.seen(Verified))
+        assert await Reading(served, "after").whole() == plain
+        rounds = served.seen(Verified)[before:]
+        assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, "it is used no more"
+
+    loop.run(main())
+
+
+def test_a_drafter_that_hangs_is_killed_and_replaced(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served.events.clear()
+        stopped = processes("test")["tiny/1"]
+        reading = Reading(served, "stopped-drafter")
+        await reading.midway()
+        os.kill(stopped, signal.SIGSTOP)
+        assert await reading.whole() == plain
+        (down,) = served.seen(LaneDown)
+        assert down.lane == "tiny/1"
+        assert "no answer for 5.0 s" in down.error
+        await until(lambda: bool(served.seen(LaneUp)))
+        await until(lambda: not runs(stopped))
+
+    loop.run(main())
+
+
+def test_a_killed_verifier_gets_everything_again(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served.events.clear()
+        killed = processes("test")["verifier"]
+        reading = Reading(served, "killed-verifier")
+        await reading.midway()
+        os.kill(killed, signal.SIGKILL)
+        assert await reading.whole() == plain
+        assert len(served.seen(VerifierDown)) == len(served.seen(VerifierUp)) == 1
+        assert processes("test")["verifier"] != killed
+        await asyncio.sleep(0.2)
+        kv = await served.coordinator.kv_state()
+        assert kv.used == 0
+        assert kv.free + kv.cached == kv.total
+
+    loop.run(main())
+
+
+def test_idle_hosts_are_found_dead_and_replaced_before_they_are_needed(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served.events.clear()
+        idle = processes("test")
+        killed = [idle["tiny/0"], idle["verifier"]]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        await served.coordinator.check_hosts()
+        await until(lambda: bool(served.seen(LaneUp)) and bool(served.seen(VerifierUp)))
+        assert not set(killed) & set(processes("test").values())
+        assert await Reading(served, "idle").whole() == plain
+        assert len(served.seen(LaneDown)) == len(served.seen(VerifierDown)) == 1
+
+    loop.run(main())
+
+
+def test_a_killed_rank_takes_all_ranks_with_it_and_they_come_back(
+    loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        target = replace(TARGET_SPEC, tensor_parallel=2)
+        served = Served(await raise_fleet(target, [LOOKUP], profiles, Group("ranks"), LIMITS))
+        first = processes("ranks")
+        reading = Reading(served, "ranks")
+        await reading.midway()
+        os.kill(first["verifier/rank1"], signal.SIGKILL)
+        assert await reading.whole() == plain
+        assert len(served.seen(VerifierUp)) == 1
+        second = processes("ranks")
+        assert {"spindle:ranks:verifier:1", "spindle:ranks:verifier/rank1:1"} <= set(
+            ray.util.list_named_actors()
+        )
+        assert not set(first.values()) & set(second.values())
+        kv = await served.coordinator.kv_state()
+        assert kv.free + kv.cached + kv.used == kv.total
+        await served.close()
+        await until(lambda: not any(map(runs, [*first.values(), *second.values()])))
+
+    loop.run(main())
+
+
+class Owner:
+    """A process that makes an actor and dies."""
+
+    async def own(self) -> None:
+        self._owned = await Group("owned").begin_drafter(TINY, 0, target_vocab_size=2048, life=0)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_actors_end_with_the_process_that_made_them(loop: asyncio.Runner) -> None:
+    async def main() -> None:
+        owner = ray.remote(Owner).options(num_cpus=0).remote()
+        await owner.own.remote()
+        (pid,) = processes("owned").values()
+        owner.die.remote()
+        await until(lambda: not runs(pid), seconds=15)
+
+    loop.run(main())
+
+
+def test_what_is_wrong_with_a_model_is_said_as_it_is_and_nothing_stays(
+    loop: asyncio.Runner, profiles: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        llama(vocab=97).save_pretrained(tmp_path)
+        inline = replace(TARGET_SPEC, placement="inline")
+        alien = DrafterSpec("alien", checkpoint=tmp_path, placement="actor")
+        with pytest.raises(IncompatibleDrafter, match="97 tokens, but the target has") as refused:
+            await raise_fleet(inline, [alien], profiles, Group("bad"), LIMITS)
+        assert refused.value.field == "vocab_size"
+        await until(lambda: not processes("bad"))
+
+    loop.run(main())
+
+
+def test_a_drafter_with_the_same_tokens_under_other_ids_is_refused(
+    profiles: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "swapped"
+    shutil.copytree(model_path("tiny"), path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    inline = replace(TARGET_SPEC, placement="inline")
+    with pytest.raises(IncompatibleDrafter, match="4 entries differ") as refused:
+        load(inline, [DrafterSpec("swapped", checkpoint=path)], profiles)
+    assert refused.value.field == "tokenizer"

@@ -1,0 +1,32 @@
+"""What is said of a target where it is loaded."""
+
+import logging
+
+import pytest
+import torch
+
+from actors.hosts.loading import load_verifier
+from actors.hosts.specs import TargetSpec
+from cluster.zoo.paths import TARGET, model_path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bf16", "warned"),
+    [
+        (torch.bfloat16, False, True),
+        (torch.bfloat16, True, False),
+        (torch.float32, False, False),
+    ],
+)
+def test_who_serves_in_bf16_without_bf16_products_is_told_the_way_out(
+    dtype: torch.dtype,
+    has_bf16: bool,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("actors.hosts.loading.has_bf16_products", lambda: has_bf16)
+    with caplog.at_level(logging.WARNING, logger="spindle"):
+        load_verifier(TargetSpec(model_path(TARGET), dtype, kv_tokens=2048))
+    said = [record.getMessage() for record in caplog.records]
+    assert any("set target.dtype to float32" in one for one in said) == warned

@@ -1,0 +1,132 @@
+"""A line to a worker: answers in order, errors as they are, and a loss that nobody waits out."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from actors.hosts import rpc_channel as line
+from actors.hosts.protocol import HostLost
+from actors.hosts.rpc_channel import Line, Listener, WorkerFailed, connect
+from engine.errors import IncompatibleDrafter
+from engine.parallel.ranks import RankLost
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.called: list[object] = []
+
+    def echo(self, content: object, seconds: float = 0.0) -> object:
+        time.sleep(seconds)
+        self.called.append(content)
+        return content
+
+    def refuse(self) -> None:
+        raise IncompatibleDrafter("tiny", "vocab_size", "97 tokens")
+
+    def lose_a_rank(self) -> None:
+        raise RankLost("rank 1 is gone")
+
+    def fail(self) -> None:
+        raise IndexError("out of range")
+
+
+def serving(worker: object) -> tuple[Listener, threading.Thread]:
+    listener = Listener("127.0.0.1")
+    thread = threading.Thread(target=listener.serve, args=[worker], daemon=True)
+    thread.start()
+    return listener, thread
+
+
+@asynccontextmanager
+async def connected(worker: object) -> AsyncIterator[Line]:
+    listener, thread = serving(worker)
+    caller = await connect(listener.address)
+    yield caller
+    caller.close(HostLost("the test is over"))
+    await asyncio.to_thread(thread.join, 5)
+    assert not thread.is_alive(), "it serves on behind the end of its line"
+
+
+def test_answers_come_to_their_calls_in_order_whatever_their_size() -> None:
+    contents: list[object] = [b"a" * 5_000_000, "b", [], b"c" * 100_000, None]
+
+    async def main() -> None:
+        worker = Worker()
+        async with connected(worker) as caller:
+            answers = await asyncio.gather(*(caller.call("echo", one) for one in contents))
+        assert answers == contents
+        assert worker.called == contents
+
+    asyncio.run(main())
+
+
+def test_an_answer_whose_caller_has_gone_is_nobody_elses() -> None:
+    async def main() -> None:
+        async with connected(Worker()) as caller:
+            gone = asyncio.create_task(caller.call("echo", "first", 0.2))
+            await asyncio.sleep(0.05)
+            gone.cancel()
+            assert await caller.call("echo", "second") == "second"
+
+    asyncio.run(main())
+
+
+def test_errors_are_the_workers_and_end_nothing() -> None:
+    async def main() -> None:
+        async with connected(Worker()) as caller:
+            with pytest.raises(IncompatibleDrafter, match="97 tokens") as refused:
+                await caller.call("refuse")
+            assert refused.value.field == "vocab_size"
+            with pytest.raises(WorkerFailed, match=r"in fail\n.*\nIndexError: out of range"):
+                await caller.call("fail")
+            with pytest.raises(HostLost, match="rank 1 is gone"):
+                await caller.call("lose_a_rank")
+            assert await caller.call("echo", 7) == 7
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_all_who_wait_hear_of_a_loss_at_once_and_later_ones_too() -> None:
+    class Dying:
+        def die(self) -> None:
+            raise SystemExit
+
+    async def main() -> None:
+        async with connected(Dying()) as caller:
+            waiting = [asyncio.create_task(caller.call("die")) for _ in range(3)]
+            async with asyncio.timeout(2):
+                said = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(one, HostLost) for one in said)
+            with pytest.raises(HostLost, match="connection to it ended"):
+                await caller.call("die")
+
+    asyncio.run(main())
+
+
+def test_only_who_knows_the_secret_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "_GREETING_S", 0.2)
+
+    async def main() -> None:
+        worker = Worker()
+        listener, thread = serving(worker)
+        address = listener.address
+        wrong = await connect(replace(address, secret=bytes(len(address.secret))))
+        with pytest.raises(HostLost):
+            await wrong.call("echo", "wrong")
+        with socket.create_connection((address.host, address.port)):  # says nothing
+            right = await connect(address)
+            assert await right.call("echo", "right") == "right"
+        assert worker.called == ["right"]
+        right.close(HostLost("the test is over"))
+        await asyncio.to_thread(thread.join, 5)
+        with pytest.raises(HostLost, match="must reach each other on all ports"):
+            await connect(address)  # nobody is let in any more
+
+    asyncio.run(main())

@@ -1,0 +1,380 @@
+"""The HTTP face over a coordinator in this process: who comes in, what errors look like, readers
+that stall or leave."""
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.ingress import readiness
+from deployments.ingress.api import Api
+from deployments.ingress.errors import ApiError
+from deployments.messages import Routed
+from tests.deployments.local import LocalReplicas, Method, local_api, make_config, serving
+
+PROMPT = {"model": "target", "prompt": "Count to 7", "seed": 3, "ignore_eos": True}
+CHAT = {"model": "target", "messages": [{"role": "user", "content": "Hello"}], "seed": 3}
+
+
+@dataclass
+class App:
+    api: Api
+    replicas: LocalReplicas
+    client: httpx.AsyncClient
+
+    async def ask(self, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+        return await self.client.post(path, json={**PROMPT, **fields})
+
+    async def settled(self) -> None:
+        """Until no replica serves anything any more."""
+        for _ in range(200):
+            if not self.replicas.streams:
+                return
+            await asyncio.sleep(0.005)
+        pytest.fail("a stream is still being served")
+
+
+def run(test: Callable[[App], Awaitable[None]], seconds: float = 0.0, **sections: Any) -> None:
+    @asynccontextmanager
+    async def app() -> AsyncIterator[App]:
+        async with (
+            local_api(make_config(**sections), seconds=seconds) as (api, replicas),
+            serving(api) as url,
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+        ):
+            yield App(api, replicas, client)
+
+    async def inside() -> None:
+        async with app() as one:
+            await test(one)
+
+    asyncio.run(inside())
+
+
+async def events(response: httpx.Response) -> list[Any]:
+    """An event stream's bodies; the last line is [DONE]."""
+    lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_stream_says_what_the_whole_answer_says() -> None:
+    async def test(app: App) -> None:
+        fields: dict[str, Any] = {"max_tokens": 30, "logprobs": 2, "n": 2}
+        whole = (await app.ask(**fields)).json()
+        asked = {**PROMPT, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            *chunks, last = await events(response)
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+        assert all(chunk["usage"] is None for chunk in chunks)
+        assert {chunk["id"] for chunk in [*chunks, last]} == {last["id"]}
+        for choice in whole["choices"]:
+            own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+            assert "".join(c["text"] for c in own) == choice["text"]
+            assert [c["finish_reason"] for c in own] == [None] * (len(own) - 1) + ["length"]
+            assert own[-1]["spindle"]["seed"] == choice["spindle"]["seed"]
+            for field in ("tokens", "text_offset"):
+                joined = [one for c in own for one in c["logprobs"][field]]
+                assert joined == choice["logprobs"][field]
+            assert len(own) < 30, "one event for each verdict, not for each token"
+
+    run(test)
+
+
+def test_token_ids_come_whole_and_in_pieces() -> None:
+    async def test(app: App) -> None:
+        fields: dict[str, Any] = {"max_tokens": 30, "return_token_ids": True}
+        choice = (await app.ask(**fields)).json()["choices"][0]
+        assert len(choice["token_ids"]) == 30
+        body = {"tokens": choice["token_ids"]}
+        told = (await app.client.post("/detokenize", json=body)).json()
+        assert told["prompt"] == choice["text"]
+        asked = {**PROMPT, **fields, "stream": True}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            pieces = [chunk["choices"][0]["token_ids"] for chunk in await events(response)]
+        assert [token for piece in pieces for token in piece] == choice["token_ids"]
+
+    run(test)
+
+
+def test_a_chat_stream_says_the_role_once() -> None:
+    async def test(app: App) -> None:
+        whole = (
+            await app.client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 20})
+        ).json()
+        asked = {**CHAT, "max_tokens": 20, "stream": True}
+        async with app.client.stream("POST", "/v1/chat/completions", json=asked) as response:
+            deltas = [chunk["choices"][0]["delta"] for chunk in await events(response)]
+        assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+        message = whole["choices"][0]["message"]
+        assert "".join(delta["content"] for delta in deltas) == message["content"]
+
+    run(test)
+
+
+def test_log_probabilities_lie_where_their_tokens_are() -> None:
+    async def test(app: App) -> None:
+        choice = (await app.ask(max_tokens=30, logprobs=3)).json()["choices"][0]
+        told = choice["logprobs"]
+        assert len(told["tokens"]) == 30
+        for token, logprob, top, offset in zip(
+            told["tokens"],
+            told["token_logprobs"],
+            told["top_logprobs"],
+            told["text_offset"],
+            strict=True,
+        ):
+            assert top[token] == logprob
+            assert len(top) in (3, 4)
+            assert sorted(top.values())[-1] >= logprob
+            if not token.startswith("bytes:"):
+                assert choice["text"][offset:].lstrip("\ufffd").startswith(token)
+
+    run(test)
+
+
+def test_statistics_are_told_for_each_choice() -> None:
+    async def test(app: App) -> None:
+        choice = (await app.ask(max_tokens=40)).json()["choices"][0]
+        told = choice["spindle"]
+        assert 0 < told["rounds"] < 40
+        assert 0 < told["accepted"] <= told["drafted"]
+        assert told["rounds"] + told["accepted"] >= 40
+        assert set(told["rounds_by_lane"]) == {"near"}
+        assert told["ttft_s"] > 0
+        assert told["tpot_s"] > 0
+        assert (told["seed"], told["attempts"], told["replica"]) == (3, 1, "replica-0")
+        plain = (await app.ask(max_tokens=40, speculation="off")).json()["choices"][0]
+        assert plain["text"] == choice["text"], "the same text without speculation"
+        assert plain["spindle"]["drafted"] == 0
+
+    run(test)
+
+
+def test_only_those_with_a_key_come_in_and_as_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(app: App) -> None:
+        for headers in ({}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic one"}):
+            answer = await app.client.post("/v1/completions", json={"bad": 1}, headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert (await app.client.get("/v1/models", headers=headers)).status_code == 401
+            assert (await app.client.get("/health", headers=headers)).status_code == 200
+        app.client.headers["Authorization"] = "Bearer two"
+        assert (await app.ask(max_tokens=2)).status_code == 200
+        assert app.replicas.requests[-1]["tenant"] == "beta"
+
+    monkeypatch.setenv("KEY_OF_BETA", "two")
+    run(test, api_keys={"alpha": "one", "beta": "env:KEY_OF_BETA"})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[]", 400, None),
+        (b"", 400, None),
+        (b'{"prompt": "x"}', 400, "model"),
+        (b'{"model": "other", "prompt": "x"}', 404, "model"),
+        (b'{"model": "target", "prompt": "x", "frob\xc3\xa9": 1}', 400, "frobé"),
+        (b'{"model": "target", "prompt": "x", "\\ud800": 1}', 400, None),
+        (b'{"model": "\\ud800", "prompt": "x"}', 404, "model"),
+        (b'{"model": "target", "prompt": "\\ud800"}', 400, "prompt"),
+        (b'{"model": "target", "prompt": "x", "seed": 1e999}', 400, "seed"),
+        (b'{"model": "target", "prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, None),
+        (b"[" * 100_000, 400, None),
+        (b'{"model": "target", "prompt": "x", "max_tokens": 100000}', 413, "max_tokens"),
+        (b'{"model": "target", "prompt": "' + b"x" * 4096 + b'"}', 413, None),
+    ],
+)
+def test_errors_have_openais_shape(body: bytes, status: int, param: str | None) -> None:
+    async def test(app: App) -> None:
+        answer = await app.client.post(
+            "/v1/completions", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert isinstance(error["message"], str)
+        assert error["type"]
+
+    limit = {
+        "max_body_bytes": 200_000 if body.startswith(b"[[") else 4096 if b"xxx" in body else 8192
+    }
+    run(test, limits=limit)
+
+
+def test_unknown_paths_and_methods_have_it_too() -> None:
+    async def test(app: App) -> None:
+        for method, path, status in (
+            ("GET", "/nothing", 404),
+            ("GET", "/v1/completions", 405),
+            ("GET", "/v1/models/other", 404),
+        ):
+            answer = await app.client.request(method, path)
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"]
+
+    run(test)
+
+
+def test_models_version_tokenize_and_back() -> None:
+    async def test(app: App) -> None:
+        (model,) = (await app.client.get("/v1/models")).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("target", 512)
+        assert (await app.client.get("/v1/models/target")).json() == model
+        assert (await app.client.get("/version")).json()["version"]
+        encoded = (await app.client.post("/tokenize", json={"prompt": "naïve 漢字"})).json()
+        assert encoded["count"] == len(encoded["tokens"])
+        decoded = await app.client.post("/detokenize", json={"tokens": encoded["tokens"]})
+        assert decoded.json() == {"prompt": "naïve 漢字"}
+        answer = await app.client.post("/detokenize", json={"tokens": [10**6]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+        chat = (await app.client.post("/tokenize", json={"messages": CHAT["messages"]})).json()
+        assert (await app.ask(prompt=chat["tokens"], max_tokens=5)).json()["choices"][0][
+            "text"
+        ] == (await app.client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 5})).json()[
+            "choices"
+        ][0]["message"]["content"]
+
+    run(test)
+
+
+def test_while_starting_all_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "_NEXT_S", 0.01)
+
+    async def test(app: App) -> None:
+        def starting(_asked: Routed) -> asyncio.Future[Any]:
+            return asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
+        for answer in (await app.client.get("/health"), await app.ask()):
+            assert answer.status_code == 503
+            assert answer.headers["Retry-After"]
+
+    run(test)
+
+
+def test_all_choices_are_admitted_or_none() -> None:
+    async def test(app: App) -> None:
+        running = asyncio.create_task(app.ask(max_tokens=300))
+        while not app.replicas.streams:
+            await asyncio.sleep(0.001)
+        answer = await app.ask(n=4, max_tokens=300)
+        assert answer.status_code == 429
+        assert answer.headers["Retry-After"]
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        for _ in range(200):
+            if len(app.replicas.streams) == 1:
+                break
+            await asyncio.sleep(0.001)
+        assert len(app.replicas.streams) == 1, "the choices that had room are cancelled"
+        assert (await running).status_code == 200
+
+    run(test, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2})
+
+
+def test_a_client_that_leaves_is_cancelled_at_once() -> None:
+    """Whether Serve cancels its request or not, which it does not always."""
+
+    async def test(app: App) -> None:
+        asked = {**PROMPT, "max_tokens": 400, "stream": True, "n": 2}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            await anext(response.aiter_lines())
+            assert len(app.replicas.streams) == 2
+        await app.settled()
+        with pytest.raises(httpx.ReadTimeout):
+            await app.client.post("/v1/completions", json={**asked, "stream": False}, timeout=0.3)
+        assert len(app.replicas.requests) == 4
+        await app.settled()
+        told = [name for sign in app.replicas.signs for name in sign["left"]]
+        assert sorted(told) == sorted(one["name"] for one in app.replicas.requests)
+
+    run(test, seconds=0.005)
+
+
+def test_replicas_hear_how_far_clients_have_read() -> None:
+    async def test(app: App) -> None:
+        asked = {**PROMPT, "max_tokens": 200, "stream": True}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            await events(response)
+        name = app.replicas.requests[-1]["name"]
+        read = [sign["read"][name] for sign in app.replicas.signs if name in sign["read"]]
+        assert read == sorted(read)
+        assert read[-1] > 200 - 8, "told within unread_tokens / 4"
+        assert all(sign["replica"] == "replica-0" for sign in app.replicas.signs)
+
+    run(test, seconds=0.002, limits={"unread_tokens": 16})
+
+
+def test_a_reader_that_stalls_holds_up_itself_alone() -> None:
+    """A raw socket with a small receive buffer: what the client does not take is not told as
+    read, so the coordinator pauses its request; when it reads on, nothing is missing."""
+
+    async def test(app: App) -> None:
+        fields: dict[str, Any] = {"max_tokens": 480, "logprobs": 20}
+        whole = (await app.ask(**fields)).json()["choices"][0]
+        body = json.dumps({**PROMPT, **fields, "stream": True}).encode()
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((app.client.base_url.host, app.client.base_url.port))
+        client.setblocking(False)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+            "Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, head.encode() + body)
+        while len(app.replicas.requests) < 2:
+            await asyncio.sleep(0.01)
+        name = app.replicas.requests[-1]["name"]
+        stalled = app.replicas.streams[name]
+
+        quick = await app.ask(max_tokens=480)
+        assert quick.json()["usage"]["completion_tokens"] == 480
+        read = [sign["read"][name] for sign in app.replicas.signs if name in sign["read"]]
+        assert 0 < read[-1] < 240
+        assert stalled.unread_tokens >= 16, "paused"
+        assert read[-1] + stalled.unread_tokens < 300, "paused long before its end"
+
+        received = b""
+        while part := await loop.sock_recv(client, 65536):
+            received += part
+        client.close()
+        chunks = [json.loads(event) for event in re.findall(rb"data: (\{.*\})\n\n", received)]
+        tokens = [one for chunk in chunks for one in chunk["choices"][0]["logprobs"]["tokens"]]
+        assert tokens == whole["logprobs"]["tokens"]
+
+    run(test, seconds=0.001, limits={"unread_tokens": 16})
+
+
+def test_nothing_is_raised_over_a_handle() -> None:
+    async def test(app: App) -> None:
+        api = app.api
+        for fields, status in (
+            ({}, 400),
+            ({**PROMPT, "model": "other"}, 404),
+            ({**PROMPT, "max_tokens": 10**6}, 413),
+            ({**PROMPT, "stream": True}, 400),
+            ({**CHAT, "frobnicate": 1}, 400),
+        ):
+            body = await api.generate(fields)
+            assert body["error"]["status"] == status
+        refused = [chunk async for chunk in api.stream({**PROMPT, "stream": False})]
+        assert [chunk["error"]["param"] for chunk in refused] == ["stream"]
+        assert json.loads(json.dumps(await api.generate(PROMPT)))["choices"]
+
+    run(test)
+
+
+def test_a_bug_is_not_blamed_on_the_client() -> None:
+    with pytest.raises(KeyError):
+        ApiError.of(KeyError("x"))

@@ -1,0 +1,324 @@
+"""The official `openai` client against the application over Serve, on either backend: it must
+notice nothing."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import openai
+import pytest
+import torch
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from engine.sampling.seeds import splitmix64
+from tests import reference
+from tests.deployments.serving import (
+    ARGS,
+    PROMPT,
+    VLLM_LOADS_S,
+    VLLM_TARGET,
+    cluster,
+    deploy,
+    eventually,
+    expected_ids,
+    expected_text,
+    oracle,
+    replicas,
+    tokenizer,
+)
+
+PORT = 8161
+KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
+ADMITTED = 64
+TARGETS = {"native": ARGS["target"], "vllm": VLLM_TARGET}
+LIMITS = {"max_batch": 8, "max_waiting": ADMITTED - 8, "max_choices": 4}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 7."}]
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
+    args = {**ARGS, "target": TARGETS[request.param], "api_keys": KEYS, "limits": LIMITS}
+    with cluster(PORT):
+        deploy(args, within_s=VLLM_LOADS_S)
+        yield OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key=KEYS["alpha"], max_retries=0)
+
+
+def complete(client: OpenAI, **fields: object) -> openai.types.Completion:
+    asked = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, **fields}
+    answer: openai.types.Completion = client.completions.create(**asked)  # type: ignore[call-overload]  # fields vary
+    return answer
+
+
+def nobody_is_here() -> bool:
+    state = replicas().state.remote().result(timeout_s=10)
+    kv = state["kv_blocks"]
+    return (
+        state["running"] == state["waiting"] == kv["used"] == 0
+        and kv["free"] + kv["cached"] == kv["total"]
+    )
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["target"]
+    assert client.models.retrieve("target").owned_by == "spindle"
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (1.0, 5)])
+def test_a_completion_is_the_oracles(client: OpenAI, temperature: float, seed: int) -> None:
+    answer = complete(client, temperature=temperature, seed=seed)
+    choice = answer.choices[0]
+    ids = expected_ids(temperature, seed, 24)
+    assert choice.text == expected_text(temperature, seed, 24)
+    assert choice.finish_reason == ("length" if len(ids) == 24 else "stop")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(tokenizer()(PROMPT)["input_ids"])
+    assert answer.usage.completion_tokens == len(ids)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + len(ids)
+
+
+def test_a_chat_goes_through_the_template(client: OpenAI) -> None:
+    """The prompt of the other tests is this one's rendering."""
+    answer = client.chat.completions.create(
+        model="target", messages=MESSAGES, max_completion_tokens=24, temperature=1, seed=5
+    )
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == expected_text(1.0, 5, 24)
+
+
+def test_streamed_completion_with_usage(client: OpenAI) -> None:
+    chunks = list(
+        client.completions.create(
+            model="target",
+            prompt=PROMPT,
+            max_tokens=24,
+            temperature=1,
+            seed=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *said, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in said) == expected_text(1.0, 5, 24)
+    assert all(chunk.usage is None for chunk in said)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == len(expected_ids(1.0, 5, 24))
+
+
+def test_streamed_chat(client: OpenAI) -> None:
+    chunks = client.chat.completions.create(
+        model="target", messages=MESSAGES, max_tokens=24, temperature=1, seed=5, stream=True
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == expected_text(1.0, 5, 24)
+
+
+def test_n_choices_have_seeds_of_their_own(client: OpenAI) -> None:
+    answer = complete(client, n=3, seed=5, temperature=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for choice in answer.choices:
+        seed = splitmix64(5, choice.index)
+        assert choice.text == expected_text(1.0, seed, 24)
+        assert choice.to_dict()["spindle"]["seed"] == seed  # type: ignore[index]  # our extension
+
+
+def test_several_prompts_are_answered_in_order(client: OpenAI) -> None:
+    ids = tokenizer()(PROMPT)["input_ids"]
+    answer = complete(client, prompt=[ids, ids], n=2, seed=5, temperature=1)
+    texts = [choice.text for choice in sorted(answer.choices, key=lambda one: one.index)]
+    own = [expected_text(1.0, splitmix64(5, index), 24) for index in range(2)]
+    assert texts == own * 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_stop_strings_end_the_text_before_them(client: OpenAI, streamed: bool) -> None:
+    whole = expected_text(0.0, 0, 24)
+    stop = whole[6:9]
+    if streamed:
+        chunks = client.completions.create(
+            model="target", prompt=PROMPT, max_tokens=24, temperature=0, stop=stop, stream=True
+        )
+        choices = [chunk.choices[0] for chunk in chunks]
+    else:
+        choices = [complete(client, stop=[stop, "never said"]).choices[0]]
+    assert "".join(choice.text for choice in choices) == whole[: whole.find(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
+    told = complete(client, logprobs=3).choices[0].logprobs
+    assert told is not None
+    assert told.tokens is not None
+    assert told.token_logprobs is not None
+    assert told.top_logprobs is not None
+    chat = client.chat.completions.create(
+        model="target",
+        messages=MESSAGES,
+        max_tokens=24,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content
+    assert content is not None
+    assert [one.token for one in content] == told.tokens
+    assert [one.logprob for one in content] == pytest.approx(told.token_logprobs, abs=1e-4)
+    for one, top in zip(content, told.top_logprobs, strict=True):
+        assert {other.token for other in one.top_logprobs} == set(top), "greedy: it is among them"
+        assert one.logprob == max(other.logprob for other in one.top_logprobs)
+        assert one.bytes is not None
+    text = b"".join(bytes(one.bytes or []) for one in content)
+    assert text.decode().startswith(chat.choices[0].message.content or "nothing")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, streamed: bool) -> None:
+    ids = tokenizer()(PROMPT)["input_ids"]
+    if streamed:
+        chunks = client.completions.create(
+            model="target", prompt=ids, max_tokens=24, temperature=0, echo=True, logprobs=1,
+            stream=True,
+        )  # fmt: skip
+        choices = [chunk.choices[0] for chunk in chunks]
+    else:
+        choices = complete(client, prompt=ids, echo=True, logprobs=1).choices
+    assert choices[0].text.startswith(PROMPT)
+    assert "".join(choice.text for choice in choices) == PROMPT + expected_text(0.0, 0, 24)
+    said = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    told = [value for one in said for value in one.token_logprobs or []]
+    tokens = [*ids, *expected_ids(0.0, 0, 24)]
+    logits = torch.from_numpy(reference.forward(oracle(), tokens))
+    expected = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])
+    assert told[0] is None
+    assert told[1:] == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
+    assert sum(len(one.top_logprobs or []) for one in said) == len(tokens)
+
+
+def test_logit_bias_bans_a_token(client: OpenAI) -> None:
+    first = expected_ids(0.0, 0, 24)[0]
+    text = complete(client, logit_bias={str(first): -100}).choices[0].text
+    assert not text.startswith(tokenizer().decode([first]))
+
+
+def test_96_streams_at_once_say_what_each_says_alone(client: OpenAI) -> None:
+    """With 64 admitted at once, the others are told to come again (429), as the client does."""
+    patient = client.with_options(max_retries=20)
+    with ThreadPoolExecutor(96) as pool:
+        answers = list(
+            pool.map(lambda seed: complete(patient, temperature=1, seed=seed % 4), range(96))
+        )
+    for seed, answer in enumerate(answers):
+        assert answer.choices[0].text == expected_text(1.0, seed % 4, 24)
+
+
+def test_of_500_at_once_each_is_served_or_told_when_to_come_again(client: OpenAI) -> None:
+    async def ask(impatient: AsyncOpenAI, seed: int) -> str | openai.RateLimitError:
+        try:
+            answer = await impatient.completions.create(
+                model="target", prompt=PROMPT, max_tokens=24, temperature=1, seed=seed
+            )
+        except openai.RateLimitError as refusal:
+            return refusal
+        return answer.choices[0].text
+
+    async def all_at_once() -> list[str | openai.RateLimitError]:
+        async with AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, max_retries=0, timeout=60
+        ) as impatient:
+            return await asyncio.gather(*(ask(impatient, number % 4) for number in range(500)))
+
+    said = asyncio.run(all_at_once())
+    served = [(number % 4, text) for number, text in enumerate(said) if isinstance(text, str)]
+    refused = [one for one in said if isinstance(one, openai.RateLimitError)]
+    assert ADMITTED <= len(served) < 500
+    assert all(int(one.response.headers["retry-after"]) > 0 for one in refused)
+    assert all(text == expected_text(1.0, seed, 24) for seed, text in served)
+    eventually(nobody_is_here, "all KV is free or cached")
+
+
+def test_statistics_come_with_each_choice(client: OpenAI) -> None:
+    told = complete(client, max_tokens=24).choices[0].to_dict()["spindle"]
+    assert isinstance(told, dict)
+    assert told["rounds"] > 0
+    assert told["attempts"] == 1
+    assert told["ttft_s"] > 0
+    plain = complete(client, extra_body={"speculation": "off"}).choices[0]
+    assert plain.text == expected_text(0.0, 0, 24)
+    assert plain.to_dict()["spindle"]["drafted"] == 0  # type: ignore[index]  # our extension
+    named = complete(client, extra_body={"speculation": {"drafter": "tiny", "max_depth": 2}})
+    assert named.choices[0].text == expected_text(0.0, 0, 24)
+
+
+def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        complete(client, temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as unknown:
+        complete(client, extra_body={"frobnicate": 1})
+    assert unknown.value.param == "frobnicate"
+    with pytest.raises(openai.NotFoundError):
+        complete(client, model="other")
+    with pytest.raises(openai.AuthenticationError):
+        complete(client.with_options(api_key="nobody's"))
+    with pytest.raises(openai.APIStatusError) as long:
+        complete(client, max_tokens=10**6)
+    assert long.value.status_code == 413
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_leaves_frees_his_place_and_his_memory(client: OpenAI, streamed: bool) -> None:
+    impatient = client.with_options(timeout=0.5)
+    for _ in range(3):
+        if streamed:
+            stream = client.completions.create(
+                model="target",
+                prompt=PROMPT,
+                max_tokens=1500,
+                stream=True,
+                n=4,
+                extra_body={"ignore_eos": True},
+            )
+            next(iter(stream))
+            stream.close()
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                complete(impatient, max_tokens=1500, n=4, extra_body={"ignore_eos": True})
+
+    eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_whoever_of_a_crowd_leaves_is_noticed(client: OpenAI, streamed: bool) -> None:
+    """At whatever moment: Serve misses those who leave while something is handed on."""
+    impatient = AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
+    draw = random.Random(1)
+
+    async def leaves() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(draw.uniform(0.01, 0.6)):
+                answer = await impatient.completions.create(
+                    model="target",
+                    prompt=PROMPT,
+                    max_tokens=1900,
+                    n=2,
+                    stream=streamed,
+                    extra_body={"ignore_eos": True},
+                )
+                assert isinstance(answer, openai.AsyncStream), "nobody stays to the end"
+                async for _ in answer:
+                    pass
+                raise AssertionError("nobody stays to the end")
+
+    async def crowd() -> None:
+        await asyncio.gather(*(leaves() for _ in range(ADMITTED // 2)))
+
+    for _ in range(3):
+        asyncio.run(crowd())
+        # One that was missed would go on for many seconds.
+        eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)

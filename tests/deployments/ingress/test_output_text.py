@@ -1,0 +1,199 @@
+"""Text from tokens: whole characters, the same text however the tokens arrive, stops cut off."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from cluster.zoo import TARGET, model_path
+from deployments.ingress.output_text import AnswerText, Detokenizer, Said
+from deployments.ingress.tokenizer import Tokens
+from engine.protocol import Finish
+
+ZOO = Tokens(model_path(TARGET))
+# Byte-level: with those of its tokens that are parts of characters over-represented.
+BROKEN_IDS = [token for token in range(len(ZOO)) if "\ufffd" in ZOO.decode([token])]
+token_lists = st.lists(
+    st.one_of(st.integers(0, len(ZOO) - 1), st.sampled_from(BROKEN_IDS)), max_size=60
+)
+EMOJI = "naïve — 漢字 👩‍🚀 done"
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """A tokenizer of the SentencePiece kind: ▁ for spaces, unknown characters as byte tokens."""
+    pieces = ["<unk>", "</s>", "▁", "▁the", "▁cat", "s", "a", *(f"<0x{b:02X}>" for b in range(256))]
+    bpe = models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    path: Path = tmp_path_factory.mktemp("byte_fallback")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(path)
+    return Tokens(path)
+
+
+def spoken(tokens: Tokens, ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokens)
+    return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
+
+
+@given(ids=token_lists)
+def test_pieces_add_up_to_the_whole_text(ids: list[int]) -> None:
+    assert "".join(spoken(ZOO, ids)) == ZOO.plain_text(ids)
+
+
+@given(text=st.text(st.characters(codec="utf-8"), max_size=40))
+def test_no_piece_of_a_sound_text_is_broken(text: str) -> None:
+    ids = ZOO.encode_now(text)
+    pieces = spoken(ZOO, ids)
+    assert "".join(pieces) == ZOO.plain_text(ids)
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_text_is_said_as_soon_as_it_is_settled() -> None:
+    ids = ZOO.encode_now("one two three")
+    assert spoken(ZOO, ids)[:-1] == [ZOO.decode([token]) for token in ids]
+
+
+def test_an_endless_run_of_broken_bytes_is_not_held_back_for_ever() -> None:
+    ids = [BROKEN_IDS[0]] * 500
+    detokenizer = Detokenizer(ZOO)
+    said = "".join(detokenizer.push(token) for token in ids)
+    assert len(said) > 450
+    assert said + detokenizer.flush() == ZOO.decode(ids)
+    assert len(detokenizer._window) < 50, "each step would decode all of it again"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_byte_fallback_and_stripped_spaces(byte_fallback: Tokens, seed: int) -> None:
+    """A decoder that strips the first space of a text, and spells characters out in bytes."""
+    rng = random.Random(seed)
+    ids: list[int] = []
+    for _ in range(30):
+        if rng.random() < 0.5:
+            ids.append(rng.randrange(2, 7))
+        else:
+            ids += [7 + byte for byte in rng.choice(EMOJI).encode()]
+    pieces = spoken(byte_fallback, ids)
+    assert "".join(pieces) == byte_fallback.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_special_tokens_are_no_text() -> None:
+    ids = ZOO.encode_now("<|user|>Hello<|end|>")
+    assert "".join(spoken(ZOO, ids)) == "Hello"
+
+
+def said(
+    ids: list[int],
+    stops: list[str],
+    finish: Finish | None = "length",
+    cuts: list[int] | None = None,
+    min_tokens: int = 0,
+) -> tuple[str, int, list[int], Finish | None]:
+    """What becomes of these tokens, arriving in verdicts that end at `cuts`."""
+    answer = AnswerText(ZOO, stops, min_tokens)
+    ends = [*sorted(set(cuts or []) & set(range(1, len(ids)))), len(ids)]
+    text, tokens, start = "", 0, 0
+    offsets: list[int] = []
+    for end in ends:
+        last: Said = answer.take(ids[start:end], finish if end == len(ids) else None)
+        text += last.text
+        tokens += last.tokens
+        offsets += last.offsets
+        start = end
+        if last.finish is not None:
+            return text, tokens, offsets, last.finish
+    raise AssertionError("the last verdict finishes")
+
+
+@given(ids=token_lists.filter(bool), data=st.data())
+@settings(max_examples=200)
+def test_nothing_depends_on_how_the_tokens_are_cut_into_verdicts(
+    ids: list[int], data: st.DataObject
+) -> None:
+    whole = ZOO.plain_text(ids)
+    starts = st.integers(0, max(0, len(whole) - 1))
+    stops = [
+        whole[start : start + length]
+        for start, length in data.draw(
+            st.lists(st.tuples(starts, st.integers(1, 8)), max_size=3), label="stops"
+        )
+    ]
+    stops = [stop for stop in stops if stop]
+    cuts = data.draw(st.lists(st.integers(1, 60)), label="cuts")
+    at_once = said(ids, stops)
+    assert said(ids, stops, cuts=cuts) == at_once
+    text, tokens, offsets, finish = at_once
+    assert whole.startswith(text)
+    assert len(offsets) == tokens
+    if finish == "stop":
+        # The stop string is what comes next, and no earlier token completed one.
+        assert any(whole[len(text) :].startswith(stop) for stop in stops)
+        before = "".join(spoken(ZOO, ids[: tokens - 1])[:-1])
+        assert not any(stop in before for stop in stops)
+    else:
+        assert text == whole
+
+
+def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
+    ids = ZOO.encode_now("one two three four")
+    answer = AnswerText(ZOO, ["two thr"], 0)
+    pieces = [answer.take([token], None) for token in ids]
+    shown = [piece.text for piece in pieces]
+    ended = next(i for i, piece in enumerate(pieces) if piece.finish)
+    assert "".join(shown[: ended + 1]) == "one "
+    assert pieces[ended].finish == "stop"
+
+
+def test_held_back_text_comes_out_when_it_was_no_stop_string_after_all() -> None:
+    ids = ZOO.encode_now("one two")
+    assert said(ids, ["two three"]) == (
+        "one two",
+        len(ids),
+        said(ids, [])[2],
+        "length",
+    )
+
+
+def test_the_token_that_stops_the_output_is_no_text() -> None:
+    ids = ZOO.encode_now("one two")
+    text, tokens, _, finish = said(ids, [], finish="stop")
+    assert text == ZOO.decode(ids[:-1])
+    assert (tokens, finish) == (len(ids), "stop")
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    ids = ZOO.encode_now("a a a a a a")
+    text, tokens, _, finish = said(ids, ["a"], min_tokens=3)
+    assert finish == "stop"
+    assert tokens > 3
+    assert text == ZOO.decode(ids[: tokens - 1]) + " "
+
+
+def test_each_tokens_spelling_holds_its_bytes() -> None:
+    for text in (EMOJI, "def f(x):\n    return x"):
+        raw: list[int] = []
+        for token in ZOO.encode_now(text):
+            spelling, of_token = ZOO.spelling(token)
+            assert of_token is not None
+            raw += of_token
+            assert spelling.startswith("bytes:") or spelling.encode() == bytes(of_token)
+        assert bytes(raw).decode() == text
+
+
+def test_spelling_of_byte_tokens(byte_fallback: Tokens) -> None:
+    assert byte_fallback.spelling(3) == (" the", list(b" the"))
+    assert byte_fallback.spelling(7 + 0xE6) == ("bytes:\\xe6", [0xE6])
+    assert byte_fallback.spelling(7 + 0x41) == ("A", [0x41])

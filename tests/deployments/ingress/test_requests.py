@@ -1,0 +1,334 @@
+"""What a request may say: every field honoured or refused by name, and what it then asks for."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.zoo import TARGET, model_path
+from deployments.ingress.admission import Admission, choice_seeds
+from deployments.ingress.errors import ApiError
+from deployments.ingress.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from deployments.ingress.tokenizer import Tokens
+from deployments.messages import StreamRequest, sampling_params, slo
+from engine.errors import InvalidRequest
+from engine.request import TargetLimits
+from engine.sampling.params import SamplingParams
+from engine.sampling.seeds import splitmix64
+from tests.deployments.local import make_config
+
+Kind = type[CompletionRequest] | type[ChatRequest]
+TOKENS = Tokens(model_path(TARGET))
+LIMITS = TargetLimits(vocab_size=2048, max_context=100, stop_token_ids=())
+CONFIG = make_config(
+    slo_classes={"fast": {"ttft_ms": 200, "tpot_ms": 20}},
+    limits={"max_batch": 4, "max_waiting": 4, "max_choices": 3},
+)
+COMPLETION = {"model": "target", "prompt": [5, 6, 7]}
+CHAT = {"model": "target", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def choices(request: CompletionRequest | ChatRequest) -> list[StreamRequest]:
+    admission = Admission(CONFIG, TOKENS, "ingress")
+    return asyncio.run(admission.choices(request, "x", "tenant", LIMITS))
+
+
+def completion(**fields: Any) -> list[StreamRequest]:
+    return choices(CompletionRequest.model_validate({**COMPLETION, **fields}))
+
+
+def chat(**fields: Any) -> list[StreamRequest]:
+    return choices(ChatRequest.model_validate({**CHAT, **fields}))
+
+
+def refusal(kind: Kind, fields: dict[str, Any]) -> ApiError:
+    with pytest.raises((ValidationError, InvalidRequest, ApiError)) as caught:
+        choices(kind.model_validate(fields))
+    return ApiError.of(caught.value)
+
+
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_k": 9,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 0.25,
+    "logit_bias": {"7": -3.5},
+    "max_tokens": 40,
+    "min_tokens": 2,
+    "stop_token_ids": [11],
+    "ignore_eos": True,
+}
+
+
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_every_sampling_field_reaches_the_engine(ask: Any) -> None:
+    (sent,) = ask(**SAMPLING, seed=2**64 - 1)
+    wanted = {**SAMPLING, "logit_bias": {7: -3.5}, "stop_token_ids": (11,)}
+    assert sampling_params(sent) == SamplingParams(**wanted, seed=2**64 - 1)
+    assert json.loads(json.dumps(sent)) is not None, "built-ins only"
+
+
+def test_defaults_are_openais() -> None:
+    (sent,) = completion(seed=0)
+    assert sampling_params(sent) == SamplingParams(max_tokens=16, seed=0)
+    (sent,) = chat(seed=0)
+    room = LIMITS.max_context - len(sent["prompt_ids"])
+    assert sampling_params(sent) == SamplingParams(max_tokens=room, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "asked"),
+    [
+        (completion, {}, None),
+        (completion, {"logprobs": 0}, 0),
+        (completion, {"logprobs": 5}, 5),
+        (chat, {"logprobs": False}, None),
+        (chat, {"logprobs": True}, 0),
+        (chat, {"logprobs": True, "top_logprobs": 4}, 4),
+    ],
+)
+def test_logprobs_as_each_api_asks_for_them(
+    ask: Any, fields: dict[str, Any], asked: int | None
+) -> None:
+    assert ask(**fields)[0]["params"]["logprobs"] == asked
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 5])
+def test_an_echo_asks_for_logprobs_of_the_prompt_too(logprobs: int | None) -> None:
+    asked = completion(logprobs=logprobs, echo=True)[0]["params"]["prompt_logprobs"]
+    assert asked == logprobs
+    assert completion(logprobs=logprobs)[0]["params"]["prompt_logprobs"] is None
+
+
+def test_null_is_as_good_as_absent() -> None:
+    nothing = dict.fromkeys(("temperature", "logprobs", "seed", "stop", "suffix", "user", "n"))
+    asked = completion(**{**nothing, "seed": 1})
+    assert asked == completion(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("one two", [TOKENS.encode_now("one two")]),
+        ([5, 6], [[5, 6]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+        (["one", "two"], [TOKENS.encode_now("one"), TOKENS.encode_now("two")]),
+    ],
+)
+def test_prompts_are_text_or_tokens_one_or_several(prompt: Any, prompts: list[list[int]]) -> None:
+    sent = completion(prompt=prompt, n=2)
+    assert [one["prompt_ids"] for one in sent] == [ids for ids in prompts for _ in range(2)]
+    assert len({one["name"] for one in sent}) == len(sent)
+
+
+def test_chat_goes_through_the_chat_template() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    (sent,) = chat(messages=messages)
+    expected = "<|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
+    assert TOKENS.decode(sent["prompt_ids"]) == expected
+
+
+def test_a_single_choice_has_the_seed_and_several_have_splitmix64s() -> None:
+    assert [one["seed"] for one in completion(seed=5)] == [5]
+    assert [one["seed"] for one in completion(seed=5, n=3)] == [splitmix64(5, i) for i in range(3)]
+
+
+def test_a_missing_seed_is_drawn_for_each_prompt() -> None:
+    assert choice_seeds(None, 1) != choice_seeds(None, 1)
+    seeds = [one["seed"] for one in completion(prompt=[[5], [5]])]
+    assert len(set(seeds)) == 2, "equal prompts without a seed differ"
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        (None, {"enabled": True, "drafter": None, "max_depth": None}),
+        ("off", {"enabled": False, "drafter": None, "max_depth": None}),
+        ("near", {"enabled": True, "drafter": "near", "max_depth": None}),
+        ({"max_depth": 2}, {"enabled": True, "drafter": None, "max_depth": 2}),
+        ({"drafter": "near", "max_depth": 2}, {"enabled": True, "drafter": "near", "max_depth": 2}),
+    ],
+)
+def test_speculation(asked: Any, sent: dict[str, Any]) -> None:
+    assert completion(speculation=asked)[0]["speculation"] == sent
+
+
+@pytest.mark.parametrize(
+    ("asked", "ttft_s", "tpot_s"),
+    [(None, None, None), ("fast", 0.2, 0.02), ({"tpot_ms": 50}, None, 0.05)],
+)
+def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float | None) -> None:
+    promised = slo(completion(slo=asked)[0])
+    assert (promised.ttft_s, promised.tpot_s) == (ttft_s, tpot_s)
+
+
+def test_priority_and_tenant_travel() -> None:
+    (sent,) = completion(priority=-3)
+    assert (sent["priority"], sent["tenant"], sent["ingress"]) == (-3, "tenant", "ingress")
+
+
+SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
+    ("frobnicate", {"frobnicate": 1}),
+    ("frobnicate", {"frobnicate": None}),
+    ("model", {"model": 5}),
+    ("temperature", {"temperature": -1}),
+    ("temperature", {"temperature": float("nan")}),
+    ("temperature", {"temperature": "0.5"}),
+    ("top_p", {"top_p": 0}),
+    ("top_k", {"top_k": 1.5}),
+    ("min_p", {"min_p": 2}),
+    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("presence_penalty", {"presence_penalty": 3}),
+    ("frequency_penalty", {"frequency_penalty": float("inf")}),
+    ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("logit_bias", {"logit_bias": {"many": 1}}),
+    ("logit_bias", {"logit_bias": {"9999": 1}}),
+    ("stop_token_ids", {"stop_token_ids": [9999]}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": True}),
+    ("min_tokens", {"min_tokens": 10, "max_tokens": 5}),
+    ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
+    ("stop", {"stop": ""}),
+    ("n", {"n": 0}),
+    ("n", {"n": 4}),
+    ("seed", {"seed": -1}),
+    ("seed", {"seed": 2**64}),
+    ("stream", {"stream": "yes"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("stream_options", {"stream": True, "stream_options": {"other": True}}),
+    ("slo", {"slo": "slow"}),
+    ("slo", {"slo": {"ttft_ms": 0}}),
+    ("slo", {"slo": {"ttft": 5}}),
+    ("priority", {"priority": 0.5}),
+    ("speculation", {"speculation": "nobody"}),
+    ("speculation", {"speculation": {"max_depth": 0}}),
+    ("speculation", {"speculation": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "base"), [(CompletionRequest, COMPLETION), (ChatRequest, CHAT)])
+@pytest.mark.parametrize(("field", "fields"), SHARED_REFUSALS)
+def test_a_bad_field_is_refused_by_name(
+    kind: Kind, base: dict[str, Any], field: str, fields: dict[str, Any]
+) -> None:
+    error = refusal(kind, {**base, **fields})
+    assert (error.status, error.param) == (400, field)
+    assert error.message.startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("prompt", {"prompt": []}),
+        ("prompt", {"prompt": ""}),
+        ("prompt", {"prompt": [[]]}),
+        ("prompt", {"prompt": [5, "x"]}),
+        ("prompt", {"prompt": [5, 9999]}),
+        ("prompt", {"prompt": [-5]}),
+        ("prompt", {"prompt": "lone \ud800 surrogate"}),
+        ("prompt", {"prompt": [[5]] * 9}),
+        ("prompt", {"prompt": None}),
+        ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": True}),
+        ("best_of", {"best_of": 3}),
+        ("echo", {"echo": "yes"}),
+        ("max_tokens", {"max_tokens": 0, "echo": False}),
+        ("max_tokens", {"max_tokens": -1, "echo": True}),
+        ("suffix", {"suffix": "x"}),
+    ],
+)
+def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
+    error = refusal(CompletionRequest, {**COMPLETION, **fields})
+    assert (error.status, error.param) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("messages", {"messages": []}),
+        ("messages", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("prompt", {"prompt": "x"}),
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+        ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
+        ("tools", {"tools": [{"type": "function"}]}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("modalities", {"modalities": ["audio"]}),
+        ("store", {"store": True}),
+        ("reasoning_effort", {"reasoning_effort": "high"}),
+    ],
+)
+def test_a_chats_own_refusals(field: str, fields: dict[str, Any]) -> None:
+    error = refusal(ChatRequest, {**CHAT, **fields})
+    assert (error.status, error.param) == (400, field)
+
+
+def test_openais_fields_are_accepted_at_their_defaults() -> None:
+    completion(best_of=1, echo=False, suffix=None, user="me", stream_options=None)
+    chat(
+        user="me",
+        tools=[],
+        tool_choice="none",
+        parallel_tool_calls=True,
+        response_format={"type": "text"},
+        modalities=["text"],
+        store=False,
+        metadata={},
+        service_tier="auto",
+        max_tokens=5,
+        max_completion_tokens=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        (CompletionRequest, {**COMPLETION, "prompt": [5] * 100}, "prompt"),
+        (CompletionRequest, {**COMPLETION, "max_tokens": 98}, "max_tokens"),
+        (ChatRequest, {**CHAT, "max_completion_tokens": 98}, "max_completion_tokens"),
+        (
+            ChatRequest,
+            {**CHAT, "messages": [{"role": "user", "content": "word " * 120}]},
+            "messages",
+        ),
+    ],
+)
+def test_what_exceeds_the_context_is_413(kind: Kind, fields: dict[str, Any], param: str) -> None:
+    error = refusal(kind, fields)
+    assert (error.status, error.param, error.code) == (413, param, "context_length_exceeded")
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    for fields in ({}, {"prompt": "x", "messages": CHAT["messages"]}):
+        with pytest.raises(InvalidRequest, match="prompt"):
+            TokenizeRequest.model_validate(fields)
+    with pytest.raises(ValidationError, match="tokens"):
+        DetokenizeRequest.model_validate({"tokens": [-1]})
+
+
+def test_the_documented_fields_are_those_that_exist() -> None:
+    documented: dict[type, set[str]] = {CompletionRequest: set(), ChatRequest: set()}
+    table = (Path(__file__).parents[3] / "docs" / "api.md").read_text().partition("## Fields")[2]
+    for row in re.findall(r"^\| (`.*?)\n", table.partition("##")[0], re.MULTILINE):
+        names, of_completions, of_chat = row.split("|")[:3]
+        for kind, said in ((CompletionRequest, of_completions), (ChatRequest, of_chat)):
+            if said.strip():
+                documented[kind] |= set(re.findall(r"`(\w+)`", names))
+    for kind in (CompletionRequest, ChatRequest):
+        assert documented[kind] == set(kind.model_fields)

@@ -1,0 +1,24 @@
+"""From the config to the drafters that it describes."""
+
+from actors.hosts.loading import make_lookup
+from cluster.config import AppConfig
+from cluster.placement import plan
+from deployments.replica.host_specs import drafter_specs
+from engine.drafters.suffix import SuffixDrafter
+from tests.engine.drafters.orders import Stream
+
+
+def test_the_suffix_drafter_remembers_as_many_tokens_as_the_config_says() -> None:
+    suffix = {"name": "suffix", "kind": "suffix", "past_tokens": 10}
+    config = AppConfig.model_validate({"drafters": [suffix]})
+    (spec,) = drafter_specs(config, plan(config))
+    drafter = make_lookup(spec)
+    assert isinstance(drafter, SuffixDrafter)
+    for first in (100, 200, 300):
+        drafter.learn(range(first, first + 5))
+    known = [
+        first
+        for first in (100, 200, 300)
+        if len(Stream(f"asks {first}", [first, first + 1]).draft(drafter, depth=1))
+    ]
+    assert known == [200, 300]

@@ -1,0 +1,263 @@
+"""The replica's messages as an ingress sees them, over a Serve handle."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ray.serve.handle import DeploymentResponseGenerator
+
+from tests.actors.hosts.cluster import processes
+from tests.deployments.serving import (
+    ARGS,
+    SEED,
+    cluster,
+    deploy,
+    eventually,
+    expected_ids,
+    read_to_end,
+    replicas,
+    request,
+    sign_of,
+    signs_of_life,
+    tokens,
+)
+
+PORT = 8130
+SILENT_INGRESS_S = 4.0
+UNREAD_TOKENS = 48
+ARGS = {
+    **ARGS,
+    "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
+    "limits": {
+        "max_batch": 4,
+        "max_waiting": 2,
+        "unread_tokens": UNREAD_TOKENS,
+        "stalled_s": 2 * SILENT_INGRESS_S,
+        "silent_ingress_s": SILENT_INGRESS_S,
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _app() -> Iterator[None]:
+    with cluster(PORT):
+        deploy(ARGS)
+        yield
+
+
+def begin(name: str, **changes: Any) -> DeploymentResponseGenerator:
+    return replicas().options(stream=True).stream.remote(request(name, **changes))
+
+
+def read(name: str, **changes: Any) -> list[dict[str, Any]]:
+    stream = begin(name, **changes)
+    first = next(stream)
+    refused = first["kind"] == "refused"
+    return [first, *(stream if refused else read_to_end(stream, name, first["replica"]))]
+
+
+def endless(name: str) -> DeploymentResponseGenerator:
+    return begin(name, params={"max_tokens": 1900, "ignore_eos": True})
+
+
+def state() -> dict[str, Any]:
+    return replicas().state.remote().result(timeout_s=10)
+
+
+def nobody_is_here() -> bool:
+    now = state()
+    kv = now["kv_blocks"]
+    return (
+        now["running"] == now["waiting"] == kv["used"] == 0
+        and kv["free"] + kv["cached"] == kv["total"]
+    )
+
+
+def test_a_stream_is_accepted_and_commits_what_the_oracle_says_with_statistics() -> None:
+    messages = read("plain")
+    assert [message["kind"] for message in messages[:1]] == ["accepted"]
+    assert messages[0]["replica"] == state()["replica"]
+    commits = messages[1:]
+    assert {commit["kind"] for commit in commits} == {"commit"}
+    assert tokens(commits) == expected_ids(1.0, SEED, 40)
+    indices = [commit["first_index"] for commit in commits]
+    assert indices == [
+        sum(len(one["token_ids"]) for one in commits[:i]) for i in range(len(commits))
+    ]
+    assert [commit["finish"] for commit in commits[:-1]] == [None] * (len(commits) - 1)
+    assert commits[-1]["finish"] in ("stop", "length")
+    statistics = commits[-1]["statistics"]
+    assert statistics["rounds"] == len(commits), "one message for each verdict"
+    rounds = [commit["statistics"]["rounds"] for commit in commits]
+    assert rounds == sorted(rounds)
+    assert rounds[0] > 0
+    assert statistics["drafted"] >= statistics["accepted"] >= len(tokens(commits)) - len(commits)
+    assert 0 < statistics["by_lane"]["tiny"] <= statistics["rounds"]
+    # uvloop's clock has only milliseconds, and policies learn from drafts that take less.
+    assert statistics["ttft_s"] != pytest.approx(round(statistics["ttft_s"], 3), abs=1e-7)
+
+
+def test_another_attempt_goes_on_where_the_last_one_was_and_ends_the_same() -> None:
+    whole = expected_ids(1.0, SEED, 40)
+    messages = read("resubmitted", attempt=1, output_ids=whole[:15])
+    assert messages[1]["first_index"] == 15
+    assert tokens(messages) == whole[15:]
+
+
+def test_a_later_attempt_is_served_while_the_earlier_one_is_on_its_way_out() -> None:
+    earlier = endless("twice")
+    assert next(earlier)["kind"] == "accepted"
+    assert tokens(read("twice", attempt=1)) == expected_ids(1.0, SEED, 40)
+    earlier.cancel()
+    eventually(nobody_is_here, "the earlier attempt is gone")
+
+
+def test_a_pinned_drafter_drafts_alone_and_speculation_can_be_off() -> None:
+    pinned = read("pinned", speculation={"enabled": True, "drafter": "ngram", "max_depth": 2})
+    plain = read("off", speculation={"enabled": False, "drafter": None, "max_depth": None})
+    assert tokens(pinned) == tokens(plain) == expected_ids(1.0, SEED, 40)
+    assert "tiny" not in pinned[-1]["statistics"]["by_lane"]
+    assert max(len(message.get("token_ids", ())) for message in pinned) <= 3
+    assert plain[-1]["statistics"]["drafted"] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "param", "changes"),
+    [
+        (400, "temperature", {"params": {"temperature": -1}}),
+        (400, "prompt", {"prompt_ids": []}),
+        (400, "max_tokens", {"params": {"max_tokens": 0}}),
+        (413, "max_tokens", {"params": {"max_tokens": 2048}}),
+        (413, "prompt", {"prompt_ids": [5] * 2048}),
+        (
+            400,
+            "speculation.drafter",
+            {"speculation": {"enabled": True, "drafter": "huge", "max_depth": None}},
+        ),
+    ],
+)
+def test_a_refusal_is_the_only_message_and_names_the_field(
+    status: int, param: str, changes: dict[str, Any]
+) -> None:
+    (refusal,) = read("refused", **changes)
+    assert (refusal["kind"], refusal["status"], refusal["param"]) == ("refused", status, param)
+    assert param in refusal["message"]
+
+
+def test_more_than_the_limits_allow_is_429_until_places_are_free() -> None:
+    held = [endless(f"held {i}") for i in range(6)]
+    # Signs of life go on behind the end: neither silence nor a stall is what frees the places.
+    with signs_of_life({f"held {i}": next(one)["replica"] for i, one in enumerate(held)}, {}):
+        now = state()
+        assert (now["running"], now["waiting"]) == (4, 2)
+        (refusal,) = read("one too many")
+        assert refusal["status"] == 429
+        for one in held:
+            one.cancel()
+        eventually(nobody_is_here, "cancelled streams free their places and KV", SILENT_INGRESS_S)
+    assert tokens(read("after")) == expected_ids(1.0, SEED, 40)
+
+
+def test_streams_of_a_silent_ingress_are_cancelled_and_could_be_tried_again() -> None:
+    messages = list(endless("silent"))
+    assert messages[-1]["kind"] == "failed"
+    assert "no sign of life" in messages[-1]["message"]
+    assert messages[-1]["retry"]
+    eventually(nobody_is_here, "its KV is free")
+
+
+def test_a_stream_that_nobody_reads_any_more_ends_although_its_call_goes_on() -> None:
+    stream = begin("left", params={"max_tokens": 1500, "ignore_eos": True})
+    replica = next(stream)["replica"]
+    replicas().sign_of_life.remote(sign_of("left", replica, {}, "left", "unknown"))
+    last = list(stream)[-1]
+    assert last["kind"] == "failed"
+    assert not last["retry"], "before its ingress counts as silent"
+    eventually(nobody_is_here, "nothing of it is left")
+
+
+def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up() -> None:
+    stream = begin("slow", params={"max_tokens": 300, "ignore_eos": True})
+    read = {"slow": 0}
+    with signs_of_life({"slow": next(stream)["replica"]}, read):
+        for message in stream:
+            read["slow"] += len(message.get("token_ids", ()))
+    assert message["finish"] == "length"
+    assert read["slow"] == 300 > UNREAD_TOKENS
+
+    stalled = endless("stalled")
+    with signs_of_life({"stalled": next(stalled)["replica"]}, {"stalled": 0}):
+        messages = list(stalled)
+    assert UNREAD_TOKENS < len(tokens(messages)) < 2 * UNREAD_TOKENS
+    assert messages[-1]["kind"] == "failed"
+    assert "read" in messages[-1]["message"]
+    assert not messages[-1]["retry"]
+
+
+def test_a_client_that_reads_nothing_through_serves_proxy_is_given_up() -> None:
+    """Some 8 MB: more than Linux lets sockets between the proxy and its client hold (4 MiB)."""
+    asked = {"messages": [{"role": "user", "content": "Count to 9."}], "max_tokens": 1900, "n": 2}
+    wordy = {"ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
+    body = json.dumps({"model": "target", **asked, **wordy})
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", PORT))
+        client.sendall((head + body).encode())
+        eventually(lambda: state()["running"] == 2, "both choices run")
+        assert tokens(read("beside")) == expected_ids(1.0, SEED, 40)
+        eventually(nobody_is_here, "they have ended, and nobody has read a byte", within_s=180)
+        client.settimeout(60)
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+    error, done = [line for line in said.splitlines() if line.startswith(b"data: ")][-2:]
+    assert b"nothing of it was read for 8 s" in error
+    assert done == b"data: [DONE]"
+
+
+def test_a_sign_of_life_for_a_replica_that_is_gone_is_dropped() -> None:
+    sign = sign_of("whatever", "gone", {"whatever": 5}, "whatever")
+    assert replicas().sign_of_life.remote(sign).result(timeout_s=10) is None
+
+
+def test_an_idle_drafter_that_dies_is_replaced_before_anyone_asks_for_it() -> None:
+    replica = state()["replica"]
+    killed = processes(replica)["tiny"]
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: processes(replica).get("tiny", killed) != killed, "another one is there")
+    assert state()["replica"] == replica, "no reason to replace the whole replica"
+
+
+def test_describe_says_what_can_be_asked_for() -> None:
+    said = replicas().describe.remote({"avoid": [], "routed_to": None}).result(timeout_s=10)
+    assert said["model"] == "target"
+    assert (said["max_context"], said["vocab_size"]) == (2048, 2048)
+    assert said["lanes"] == said["drafters"] == ["tiny", "ngram"]
+
+
+def test_user_config_switches_policies_while_a_request_runs() -> None:
+    stream = begin("switched", params={"max_tokens": 40, "temperature": 1.0})
+    replica = next(stream)["replica"]
+    with signs_of_life({"switched": replica}, {"switched": 0}):
+        deploy(ARGS, {"speculation": {"name": "off"}})
+        assert replica == state()["replica"], "the same process"
+        assert tokens(list(stream)) == expected_ids(1.0, SEED, 40)
+    assert read("plainly")[-1]["statistics"]["drafted"] == 0
+
+    # Ordered by lengths that the target itself is asked for.
+    deploy(ARGS, {"schedule": {"name": "laps_sd"}, "speculation": {"name": "fixed"}})
+    assert tokens(read("laps")) == expected_ids(1.0, SEED, 40)
+    deploy(ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"mode": "asynchronous"}})
+    assert tokens(read("ranked")) == expected_ids(1.0, SEED, 40)
+
+
+def test_a_bad_user_config_fails_the_deployment_and_names_the_field() -> None:
+    """Comes last: Serve has stopped the replica then."""
+    with pytest.raises(AssertionError, match="schedule: there is no 'best'"):
+        deploy(ARGS, {"schedule": {"name": "best"}})

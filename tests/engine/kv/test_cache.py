@@ -1,0 +1,497 @@
+"""The KV pool keeps every row's value whatever requests do to each other, and loses no block.
+
+Rows hold what a model would put there: a value that depends on the row's token and on all tokens
+before it. So a row that was lost, moved wrongly or overwritten by another request shows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
+
+from engine.errors import OutOfBlocks
+from engine.kv.blocks import chain_digests
+from engine.kv.cache import KVCache, KVShape
+
+LAYERS, KV_HEADS, HEAD_DIM = 2, 1, 2
+SHAPE = KVShape(LAYERS, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu"))
+# What a row holds is its value (below 2¹⁶) plus where it is, exact in fp32.
+PLACES = np.arange(2 * LAYERS * KV_HEADS * HEAD_DIM).reshape(2 * LAYERS, 1, KV_HEADS, HEAD_DIM) / 16
+
+
+def make_cache(blocks: int = 8, block_size: int = 4, swap_blocks: int = 0) -> KVCache:
+    return KVCache(SHAPE, blocks, block_size, swap_blocks)
+
+
+def row_values(tokens: Sequence[int]) -> list[int]:
+    """One per token, of the token and everything before it."""
+    values, value = [], 0
+    for token in tokens:
+        value = (value * 31 + token + 1) % 65_521
+        values.append(value)
+    return values
+
+
+def write(cache: KVCache, slots: NDArray[np.int64], values: Sequence[int]) -> None:
+    rows = np.array(values).reshape(1, -1, 1, 1) + PLACES
+    for layer in range(LAYERS):
+        cache.k[layer].numpy()[slots] = rows[2 * layer]
+        cache.v[layer].numpy()[slots] = rows[2 * layer + 1]
+
+
+def assert_holds(cache: KVCache, request: str, values: Sequence[int]) -> None:
+    """Committed and tail rows, in all layers."""
+    slots = cache.slots(request)
+    expected = np.array(values).reshape(1, -1, 1, 1) + PLACES
+    for layer in range(LAYERS):
+        np.testing.assert_array_equal(cache.k[layer].numpy()[slots], expected[2 * layer])
+        np.testing.assert_array_equal(cache.v[layer].numpy()[slots], expected[2 * layer + 1])
+
+
+def fill(cache: KVCache, request: str, tokens: Sequence[int]) -> int:
+    """Opens a request and computes what the prefix cache lacks; the length that it had."""
+    adopted = cache.open(request, tokens)
+    add(cache, request, tokens[:adopted], tokens[adopted:])
+    return adopted
+
+
+def add(cache: KVCache, request: str, before: Sequence[int], tokens: Sequence[int]) -> None:
+    values = row_values([*before, *tokens])[len(before) :]
+    write(cache, cache.reserve(request, len(tokens)), values)
+    cache.commit(request, range(len(tokens)), tokens)
+
+
+@dataclass
+class Expected:
+    """What a request must hold, by a model too simple to be wrong."""
+
+    tokens: list[int]
+    tail: list[list[int]] = field(default_factory=list)
+    """For each tail row its tokens from the first uncommitted one on: a draft tree's paths."""
+    swapped: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) + len(self.tail)
+
+    @property
+    def values(self) -> list[int]:
+        committed = row_values(self.tokens)
+        return committed + [row_values(self.tokens + path)[-1] for path in self.tail]
+
+
+BLOCKS, BLOCK_SIZE, SWAP_BLOCKS = 12, 3, 6
+NAMES = ("a", "b", "c", "d")
+# Two tokens only: requests share prefixes, diverge within blocks and come back to old ones.
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+PICK = st.integers(0, 11)
+"""Chooses among however many things there are."""
+NODES = st.lists(st.tuples(PICK, st.integers(0, 1)), max_size=6)
+"""(parent, token) of each."""
+any_is_here = precondition(lambda pool: pool.names(swapped=False))
+
+
+def blocks_for(rows: int) -> int:
+    return -(-rows // BLOCK_SIZE)
+
+
+class Pool(RuleBasedStateMachine):
+    """Requests that come, draft trees, commit paths of them, roll back, swap and leave."""
+
+    @initialize(tokens=TOKENS)
+    def start(self, tokens: list[int]) -> None:
+        self.cache = make_cache(BLOCKS, BLOCK_SIZE, SWAP_BLOCKS)
+        self.expected: dict[str, Expected] = {}
+        self.open(0, tokens)
+
+    def names(self, *, swapped: bool) -> list[str]:
+        return [name for name, one in self.expected.items() if one.swapped == swapped]
+
+    def resident(self, pick: int) -> tuple[str, Expected]:
+        names = self.names(swapped=False)
+        return names[pick % len(names)], self.expected[names[pick % len(names)]]
+
+    @precondition(lambda pool: len(pool.expected) < len(NAMES))
+    @rule(pick=PICK, tokens=TOKENS)
+    def open(self, pick: int, tokens: list[int]) -> None:
+        """A prompt of its own or one that goes on from another request, computed at once."""
+        known = [[], *(one.tokens for one in self.expected.values())]
+        prompt = known[pick % len(known)] + tokens
+        request = next(name for name in NAMES if name not in self.expected)
+        adopted = self.cache.open(request, prompt)
+        assert adopted % BLOCK_SIZE == 0
+        assert adopted < len(prompt)
+        self.expected[request] = Expected(prompt[:adopted])
+        self.compute(request, prompt[adopted:])
+
+    @any_is_here
+    @rule(pick=PICK, rows=NODES)
+    def draft(self, pick: int, rows: list[tuple[int, int]]) -> None:
+        """More nodes below the committed tokens or any node of an earlier forward."""
+        request, one = self.resident(pick)
+        paths: list[list[int]] = [[], *one.tail]
+        old = len(paths)
+        for parent, token in rows:
+            paths.append([*paths[parent % len(paths)], token])
+        self.reserve(request, paths[old:])
+
+    @any_is_here
+    @rule(pick=PICK, rows=NODES, node=PICK)
+    def round(self, pick: int, rows: list[tuple[int, int]], node: int) -> None:
+        """A verdict on what was drafted now and before: the path to one node, or nothing."""
+        self.draft(pick, rows)
+        request, one = self.resident(pick)
+        path = [*one.tail, []][node % (len(one.tail) + 1)]
+        # A path may stand in the tail twice; its first rows serve as well as any.
+        self.commit(request, [one.tail.index(path[: depth + 1]) for depth in range(len(path))])
+
+    @any_is_here
+    @rule(pick=PICK, rows=PICK)
+    def unreserve(self, pick: int, rows: int) -> None:
+        request, one = self.resident(pick)
+        kept = len(one.tail) - rows % (len(one.tail) + 1)
+        self.cache.unreserve(request, len(one.tail) - kept)
+        del one.tail[kept:]
+
+    @precondition(lambda pool: pool.expected)
+    @rule(pick=PICK, dropped=st.integers(0, 6), tokens=st.just([]) | TOKENS)
+    def rewrite(self, pick: int, dropped: int, tokens: list[int]) -> None:
+        """The last committed tokens turn out to be others; a swapped request only loses them."""
+        request = list(self.expected)[pick % len(self.expected)]
+        one = self.expected[request]
+        length = max(0, len(one.tokens) - dropped)
+        self.cache.truncate(request, length)
+        del one.tokens[length:]
+        one.tail = []
+        if not one.swapped:
+            self.compute(request, tokens)
+
+    @any_is_here
+    @rule(pick=PICK)
+    def swap_out(self, pick: int) -> None:
+        request, one = self.resident(pick)
+        parked = [self.expected[name] for name in self.names(swapped=True)]
+        room = SWAP_BLOCKS - sum(blocks_for(other.rows) for other in parked)
+        if blocks_for(len(one.tokens)) > room:
+            with pytest.raises(OutOfBlocks):
+                self.cache.swap_out(request)
+            return
+        self.cache.swap_out(request)
+        one.tail, one.swapped = [], True
+
+    @precondition(lambda pool: pool.names(swapped=True))
+    @rule(pick=PICK)
+    def swap_in(self, pick: int) -> None:
+        names = self.names(swapped=True)
+        one = self.expected[names[pick % len(names)]]
+        try:
+            self.cache.swap_in(names[pick % len(names)])
+        except OutOfBlocks:
+            assert self.cache.used_blocks + blocks_for(one.rows) > BLOCKS
+            return
+        one.swapped = False
+
+    @precondition(lambda pool: pool.expected)
+    @rule(pick=PICK)
+    def release(self, pick: int) -> None:
+        request = list(self.expected)[pick % len(self.expected)]
+        self.cache.release(request)
+        del self.expected[request]
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.cache.check()
+        for request, one in self.expected.items():
+            assert self.cache.length(request) == len(one.tokens)
+            assert self.cache.tail(request) == len(one.tail)
+            assert self.cache.is_swapped(request) == one.swapped
+            if not one.swapped:
+                assert_holds(self.cache, request, one.values)
+
+    def teardown(self) -> None:
+        """Everybody leaves: no block stays behind."""
+        for request in NAMES:
+            self.cache.release(request)
+        self.cache.check()
+        assert self.cache.used_blocks == 0
+
+    def compute(self, request: str, chunk: list[int]) -> None:
+        """Committed tokens, as far as there is room."""
+        if self.reserve(request, [chunk[: end + 1] for end in range(len(chunk))]):
+            self.commit(request, range(len(chunk)))
+
+    def reserve(self, request: str, paths: list[list[int]]) -> bool:
+        """Whether there was room; if so, the rows are written as a forward would."""
+        one = self.expected[request]
+        needed = blocks_for(one.rows + len(paths)) - blocks_for(one.rows)
+        if paths and one.rows % BLOCK_SIZE:
+            needed += self.shares_last_block(request)
+        if needed > BLOCKS - self.cache.used_blocks:
+            with pytest.raises(OutOfBlocks):
+                self.cache.reserve(request, len(paths))
+            return False
+        slots = self.cache.reserve(request, len(paths))
+        write(self.cache, slots, [row_values(one.tokens + path)[-1] for path in paths])
+        one.tail += paths
+        return True
+
+    def shares_last_block(self, request: str) -> bool:
+        last = self.cache.slots(request)[-1] // BLOCK_SIZE
+        others = [name for name in self.names(swapped=False) if name != request]
+        return any(last in self.cache.slots(name) // BLOCK_SIZE for name in others)
+
+    def commit(self, request: str, keep: Sequence[int]) -> None:
+        one = self.expected[request]
+        tokens = one.tail[keep[-1]] if keep else []
+        self.cache.commit(request, keep, tokens)
+        one.tokens += tokens
+        one.tail = []
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(
+    max_examples=1000, stateful_step_count=30, deadline=None, derandomize=True, database=None
+)
+
+
+def test_a_reserve_without_room_changes_nothing() -> None:
+    cache = make_cache(blocks=4)
+    fill(cache, "a", [1, 2, 3, 4, 5])
+    fill(cache, "b", [6, 7])
+    before = cache.slots("b").tolist()
+    with pytest.raises(OutOfBlocks, match="2 KV blocks needed, 1 available") as refused:
+        cache.reserve("b", 7)
+    assert (refused.value.needed, refused.value.available) == (2, 1)
+    assert (cache.tail("b"), cache.slots("b").tolist()) == (0, before)
+    assert (cache.free_blocks, cache.used_blocks) == (1, 3)
+    cache.check()
+    add(cache, "b", [6, 7], [8, 9, 10, 11])
+    assert_holds(cache, "b", row_values([6, 7, 8, 9, 10, 11]))
+
+
+def test_capacity_is_what_a_request_alone_may_have() -> None:
+    """Admission refuses longer ones by it: no eviction could ever make room for them."""
+    cache = make_cache(blocks=4)
+    fill(cache, "before", range(13))
+    cache.release("before")
+    cache.open("alone", [])
+    with pytest.raises(OutOfBlocks, match="5 KV blocks needed, 4 available"):
+        cache.reserve("alone", cache.capacity + 1)
+    assert len(cache.reserve("alone", cache.capacity)) == 16
+
+
+def test_a_prompt_adopts_the_full_blocks_that_it_shares() -> None:
+    cache = make_cache(blocks=16)
+    first = list(range(11))
+    fill(cache, "first", first)
+    assert fill(cache, "same", first) == 8
+    assert cache.slots("same")[:8].tolist() == cache.slots("first")[:8].tolist()
+    assert fill(cache, "differs late", [*first[:7], 50, 8]) == 4
+    assert fill(cache, "differs at once", [50, *first[1:]]) == 0
+    assert fill(cache, "shifted", first[4:]) == 0, "a block counts only behind its own prefix"
+    for request, prompt in (("same", first), ("differs late", [*first[:7], 50, 8])):
+        assert_holds(cache, request, row_values(prompt))
+    # Each holds only what it does not share with those before it.
+    assert cache.used_blocks == 3 + 1 + 2 + 3 + 2
+
+
+def test_one_token_is_always_left_to_compute() -> None:
+    cache = make_cache()
+    fill(cache, "first", range(8))
+    assert cache.open("same", range(8)) == 4
+    assert cache.open("longer", range(9)) == 8
+    assert cache.open("empty", []) == 0
+
+
+def test_a_prefix_outlives_its_request_until_its_room_is_needed() -> None:
+    cache = make_cache(blocks=4)
+    prompt = list(range(9))
+    fill(cache, "a", prompt)
+    cache.release("a")
+    assert (cache.free_blocks, cache.cached_blocks, cache.used_blocks) == (2, 2, 0)
+    assert cache.open("b", prompt) == 8
+    cache.release("b")
+    fill(cache, "wants three", range(20, 32))  # one cached block must go: the prefix's last
+    assert cache.open("c", prompt) == 4
+    assert_holds(cache, "c", row_values(prompt[:4]))
+    cache.check()
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    cache = make_cache(blocks=3)
+    old, new = [1, 1, 1, 1, 1], [2, 2, 2, 2, 2]
+    for prompt in (old, new, old):  # the last one adopts, and is used again
+        fill(cache, "x", prompt)
+        cache.release("x")
+    fill(cache, "two blocks", [3] * 5)
+    assert cache.open("new", new) == 0
+    assert cache.open("old", old) == 4
+
+
+def test_writing_into_a_shared_block_copies_it_first() -> None:
+    cache = make_cache()
+    prompt = list(range(8))
+    fill(cache, "reader", [*prompt, 8])
+    fill(cache, "writer", [*prompt, 9])
+    cache.truncate("writer", 6)
+    assert cache.slots("writer").tolist() == cache.slots("reader")[:6].tolist()
+    add(cache, "writer", prompt[:6], [60, 61])
+    assert_holds(cache, "reader", row_values([*prompt, 8]))
+    assert_holds(cache, "writer", row_values([*prompt[:6], 60, 61]))
+    # Each block is found by its own tokens.
+    assert cache.open("like reader", [*prompt, 1]) == 8
+    assert cache.open("like writer", [*prompt[:6], 60, 61, 1]) == 8
+    cache.check()
+
+
+def test_a_copy_needs_room_too() -> None:
+    cache = make_cache(blocks=2)
+    fill(cache, "reader", range(8))
+    assert cache.open("writer", range(5)) == 4
+    cache.truncate("writer", 3)
+    with pytest.raises(OutOfBlocks):
+        cache.reserve("writer", 1)
+    assert_holds(cache, "writer", row_values(range(3)))
+    assert_holds(cache, "reader", row_values(range(8)))
+    cache.check()
+
+
+def test_a_block_about_to_change_is_no_longer_found() -> None:
+    cache = make_cache()
+    fill(cache, "a", range(8))
+    cache.truncate("a", 6)
+    cache.reserve("a", 1)
+    assert cache.open("b", range(9)) == 4
+
+
+def test_commit_keeps_the_accepted_path_of_a_tree() -> None:
+    cache = make_cache()
+    fill(cache, "a", [1, 2, 3])
+    # Below 3: 4, then 5 with children 6 and 7, then 8 below 7.
+    paths = [[4], [5], [5, 6], [5, 7], [5, 7, 8]]
+    write(cache, cache.reserve("a", 5), [row_values([1, 2, 3, *path])[-1] for path in paths])
+    cache.commit("a", [1, 3, 4], [5, 7, 8])
+    assert (cache.length("a"), cache.tail("a")) == (6, 0)
+    assert_holds(cache, "a", row_values([1, 2, 3, 5, 7, 8]))
+    assert cache.used_blocks == 2
+
+
+@pytest.mark.parametrize(
+    ("keep", "tokens"), [([1, 0], [5, 6]), ([0, 0], [5, 6]), ([3], [5]), ([-1], [5]), ([0], [])]
+)
+def test_rows_that_cannot_be_a_path_are_refused(keep: list[int], tokens: list[int]) -> None:
+    cache = make_cache()
+    fill(cache, "a", [1, 2, 3])
+    cache.reserve("a", 3)
+    with pytest.raises(ValueError, match="rows"):
+        cache.commit("a", keep, tokens)
+    assert (cache.length("a"), cache.tail("a")) == (3, 3)
+
+
+def test_swapping_keeps_every_committed_value() -> None:
+    cache = make_cache(blocks=4, swap_blocks=3)
+    prompt = list(range(10))
+    fill(cache, "parked", prompt)
+    cache.swap_out("parked")
+    assert (cache.is_swapped("parked"), cache.used_blocks) == (True, 0)
+    fill(cache, "visitor", [90 + token for token in range(16)])  # overwrites the whole pool
+    with pytest.raises(OutOfBlocks):
+        cache.swap_in("parked")
+    assert cache.is_swapped("parked")
+    cache.release("visitor")
+    cache.swap_in("parked")
+    assert_holds(cache, "parked", row_values(prompt))
+    assert cache.open("same prompt", prompt) == 8, "its prefix is found again"
+    add(cache, "parked", prompt, [10, 11])
+    assert_holds(cache, "parked", row_values(range(12)))
+    cache.check()
+
+
+def test_a_shared_prefix_stays_for_others_and_is_shared_again() -> None:
+    cache = make_cache(swap_blocks=4)
+    prompt = list(range(10))
+    fill(cache, "stays", prompt)
+    fill(cache, "parked", prompt)
+    cache.swap_out("parked")
+    assert_holds(cache, "stays", row_values(prompt))
+    assert cache.used_blocks == 3
+    cache.swap_in("parked")
+    assert cache.used_blocks == 4, "only the last block is its own"
+    assert cache.slots("parked")[:8].tolist() == cache.slots("stays")[:8].tolist()
+    assert_holds(cache, "parked", row_values(prompt))
+
+
+def test_host_memory_is_bounded() -> None:
+    cache = make_cache(swap_blocks=2)
+    fill(cache, "a", range(9))
+    with pytest.raises(OutOfBlocks, match="3 KV blocks needed, 2 available"):
+        cache.swap_out("a")
+    assert not cache.is_swapped("a")
+    cache.truncate("a", 8)
+    cache.swap_out("a")
+    cache.swap_out("a")  # out already
+    cache.release("a")
+    fill(cache, "b", range(50, 58))
+    cache.swap_out("b")
+    cache.check()
+
+
+def test_a_swapped_request_has_no_slots() -> None:
+    cache = make_cache(swap_blocks=2)
+    fill(cache, "a", [1, 2])
+    cache.swap_out("a")
+    for use in (cache.slots, lambda request: cache.reserve(request, 1)):
+        with pytest.raises(ValueError, match="swapped out"):
+            use("a")
+
+
+def test_names_are_taken_once_and_released_at_will() -> None:
+    cache = make_cache()
+    fill(cache, "a", [1])
+    with pytest.raises(ValueError, match="open already"):
+        cache.open("a", [1])
+    cache.release("a")
+    cache.release("a")
+    assert "a" not in cache
+    cache.check()
+
+
+def test_unknown_lengths_are_refused() -> None:
+    cache = make_cache()
+    fill(cache, "a", [1, 2])
+    with pytest.raises(ValueError, match="cannot truncate 2 rows to 3"):
+        cache.truncate("a", 3)
+    with pytest.raises(ValueError, match="-1 rows to reserve"):
+        cache.reserve("a", -1)
+    with pytest.raises(ValueError, match="1 rows to take back from a tail of 0"):
+        cache.unreserve("a", 1)
+
+
+def test_the_integrity_check_finds_a_leak() -> None:
+    cache = make_cache()
+    fill(cache, "a", [1, 2])
+    cache._pool.take(1)
+    with pytest.raises(AssertionError, match="wrong user count"):
+        cache.check()
+
+
+def test_a_digest_names_the_whole_prefix() -> None:
+    digests = chain_digests([1, 2, 3, 4, 5], 2)
+    assert len(digests) == 2
+    assert digests == chain_digests([1, 2, 3, 4, 6], 2)
+    assert digests[1] not in chain_digests([1, 7, 3, 4], 2)
+    assert chain_digests([256, 0], 2) != chain_digests([0, 1], 2)
+
+
+def test_memory_is_what_the_shape_says() -> None:
+    shape = KVShape(3, 2, 8, torch.bfloat16, torch.device("cpu"))
+    cache = KVCache(shape, blocks=4, block_size=16)
+    assert shape.bytes_per_token == 2 * 3 * 2 * 8 * 2
+    assert cache._storage.nbytes == shape.bytes_per_token * cache.capacity
+    assert cache.k[0].shape == (64, 2, 8)

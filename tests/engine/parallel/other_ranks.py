@@ -1,0 +1,116 @@
+"""The other ranks of a test: processes that follow, while the test's own process leads."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import Event
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.model import PackedModel
+from engine.parallel.lockstep import LeadingModel, PoolState, follow, split
+from engine.parallel.ranks import Place, leave
+
+PATIENCE_S = 60.0
+"""Of tests in which nobody is lost; a rank may have to wait for a busy machine."""
+
+Build = Callable[[], PreTrainedModel]
+
+# Loads torch once: the ranks of all tests are forked from there.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    process: BaseProcess
+    answers: Connection
+
+    def answer(self) -> object:
+        """What became of it: for a follower its pool in the end, or the error's name and text."""
+        assert self.answers.poll(PATIENCE_S), "it hangs"
+        return self.answers.recv()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def start_follower(build: Build, place: Place, kv_tokens: int, swap_tokens: int = 0) -> Rank:
+    return _start(_follow, build, place, kv_tokens, swap_tokens)
+
+
+def start_idle_leader(build: Build, place: Place, kv_tokens: int) -> Rank:
+    """Answers once when it leads, and then never again."""
+    return _start(_lead_and_wait, build, place, kv_tokens)
+
+
+@contextmanager
+def leading(
+    build: Build,
+    meeting_point: Path,
+    *,
+    ranks: int = 2,
+    kv_tokens: int = 2048,
+    swap_tokens: int = 0,
+    timeout_s: float = PATIENCE_S,
+) -> Iterator[LeadingModel]:
+    """In the end the KV pools of all ranks must be sound and equal."""
+    places = [Place(rank, ranks, f"file://{meeting_point}", timeout_s) for rank in range(ranks)]
+    followers = [start_follower(build, place, kv_tokens, swap_tokens) for place in places[1:]]
+    try:
+        model = LeadingModel(
+            split(build(), places[0], "cpu"),
+            places[0],
+            kv_tokens=kv_tokens,
+            swap_tokens=swap_tokens,
+        )
+        with closing(model):
+            yield model
+        model.kv.check()
+        for follower in followers:
+            assert follower.answer() == PoolState.of(model.kv)
+    finally:
+        leave()
+        for follower in followers:
+            follower.stop()
+
+
+def _start(role: Callable[..., None], *args: object) -> Rank:
+    ours, theirs = _processes.Pipe(duplex=False)
+    process = _processes.Process(target=_run, args=(theirs, role, *args), daemon=True)
+    process.start()
+    rank = Rank(process, ours)
+    rank.answer()  # the first one waits until torch is loaded, longer than ranks wait to meet
+    return rank
+
+
+def _run(answers: Connection, role: Callable[..., None], *args: object) -> None:
+    torch.set_num_threads(1)
+    answers.send("started")
+    role(answers, *args)
+
+
+def _follow(
+    answers: Connection, build: Build, place: Place, kv_tokens: int, swap_tokens: int
+) -> None:
+    try:
+        model = PackedModel(
+            split(build(), place, "cpu"), kv_tokens=kv_tokens, swap_tokens=swap_tokens
+        )
+        follow(model)
+        model.kv.check()
+        answers.send(PoolState.of(model.kv))
+    except Exception as error:
+        answers.send(f"{type(error).__name__}: {error}")
+
+
+def _lead_and_wait(answers: Connection, build: Build, place: Place, kv_tokens: int) -> None:
+    LeadingModel(split(build(), place, "cpu"), place, kv_tokens=kv_tokens)
+    answers.send("leads")
+    Event().wait()

@@ -1,0 +1,70 @@
+"""What shared noise promises: drafts are accepted at least as often as the coupling bound says.
+
+Daliri, Musco, Suresh 2024: P(argmax(log p + g) = argmax(log q + g)) >= (1 - TV) / (1 + TV).
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cluster.zoo import TARGET, model_path
+from cluster.zoo.corpus import load_corpus
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Row, choose
+
+ROWS, ROW_TOKENS = 20, 1024
+"""20,480 positions, as CONTRACTS.md asks."""
+SEED = 11
+
+
+@cache
+def logits_of(name: str) -> torch.Tensor:
+    """At 20,480 positions of held-out text: [rows, positions, vocabulary]."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    corpus = load_corpus(held_out=True)
+    text = "\n".join(text[:3000] for text in (*corpus.code, *corpus.prose))
+    ids = tokenizer(text, verbose=False)["input_ids"][: ROWS * ROW_TOKENS]
+    model = AutoModelForCausalLM.from_pretrained(model_path(name), dtype=torch.float32)
+    with torch.inference_mode():
+        return model(torch.tensor(ids).view(ROWS, ROW_TOKENS), use_cache=False).logits
+
+
+def transformed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The distributions that sampling draws from, written from the definition of top-p."""
+    probability = (logits / params.temperature).softmax(-1)
+    ranked, order = probability.sort(stable=True, dim=-1, descending=True)
+    ranked[ranked.cumsum(-1) - ranked >= params.top_p] = 0
+    kept = torch.zeros_like(probability).scatter(-1, order, ranked)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("drafter", ["tiny", "prose"])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9)]
+)
+def test_acceptance_meets_the_coupling_bound(drafter: str, params: SamplingParams) -> None:
+    accepted, by_chance, distance = [], [], []
+    for number, (target, proposed) in enumerate(
+        zip(logits_of(TARGET), logits_of(drafter), strict=True)
+    ):
+        first = number * ROW_TOKENS
+        rows = [Row(params, SEED, first + i, 0, ()) for i in range(ROW_TOKENS)]
+        independent = [replace(row, seed=SEED + 1) for row in rows]
+        tokens = np.array(choose(target, rows))
+        accepted.append(tokens == choose(proposed, rows))
+        by_chance.append(tokens == choose(proposed, independent))
+        gap = transformed(target, params) - transformed(proposed, params)
+        distance.append(0.5 * gap.abs().sum(-1).numpy())
+    share, far = np.concatenate(accepted), np.concatenate(distance)
+    slack = 3 * share.std() / np.sqrt(len(share))
+    bound = ((1 - far) / (1 + far)).mean()
+    assert len(share) >= 20_000
+    assert share.mean() >= bound - slack
+    # Nothing can agree more often than the mass that both share: more is a wrong sampler.
+    assert share.mean() <= (1 - far).mean() + slack
+    # And the bound asks for something: independent noise does not meet it.
+    assert np.concatenate(by_chance).mean() < bound - slack

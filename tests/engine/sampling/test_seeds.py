@@ -1,0 +1,21 @@
+import pytest
+
+from engine.sampling.seeds import splitmix64
+
+
+# The streams of the reference implementation (Vigna, prng.di.unimi.it/splitmix64.c).
+@pytest.mark.parametrize(
+    ("seed", "outputs"),
+    [
+        (0, [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]),
+        (1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]),
+    ],
+)
+def test_known_answers(seed: int, outputs: list[int]) -> None:
+    assert [splitmix64(seed, index) for index in range(len(outputs))] == outputs
+
+
+def test_every_seed_gives_64_bit_seeds_that_differ() -> None:
+    seeds = [splitmix64(2**64 - 1, index) for index in range(1000)]
+    assert len(set(seeds)) == 1000
+    assert all(0 <= seed < 2**64 for seed in seeds)

@@ -1,0 +1,165 @@
+"""The refined model follows the machine, and no observation can make it absurd."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import lsq_linear
+
+from policies.cost import CostModel, LinearCost, RooflineCost
+from policies.estimates.online_cost import RefinedCost, RefinementParams
+
+FITTED = RooflineCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
+STEP = LinearCost(alpha=1e-7, gamma=3e-5, delta=2e-4)
+SECONDS = st.one_of(st.floats(0, 1e9), st.just(0.0), st.floats(-1, 0))
+
+
+def drive(
+    cost: RefinedCost, truth: Callable[[float, float], float], rounds: int, seed: int = 0
+) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
+        context, tokens = float(rng.integers(0, 8000)), float(rng.integers(1, 100))
+        cost.observe(context, tokens, truth(context, tokens) * float(np.exp(0.05 * rng.normal())))
+
+
+def worst_error(cost: CostModel, truth: Callable[[float, float], float]) -> float:
+    return max(
+        abs(cost.predict(context, tokens) / truth(context, tokens) - 1)
+        for context in (0, 2000, 8000)
+        for tokens in (1, 16, 64, 100)
+    )
+
+
+def test_is_the_fit_before_it_has_seen_anything() -> None:
+    assert RefinedCost(FITTED).predict(500, 40) == pytest.approx(FITTED.predict(500, 40))
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reading", "rest"),
+    [(2.0, 1.0, 1.0), (1.0, 2.5, 2.5), (0.5, 0.7, 0.7), (1.0, 1.0, 2.5), (1.0, 2.5, 0.8)],
+)
+def test_finds_how_much_slower_each_part_is(fixed: float, reading: float, rest: float) -> None:
+    def truth(context: float, tokens: float) -> float:
+        return (
+            fixed * FITTED.delta
+            + reading * FITTED.alpha * context
+            + rest * (FITTED.predict(0, tokens) - FITTED.delta)
+        )
+
+    cost = RefinedCost(FITTED)
+    drive(cost, truth, 300)
+    assert worst_error(FITTED, truth) > 0.2
+    assert worst_error(cost, truth) < 0.08
+
+
+def test_follows_a_machine_that_changes() -> None:
+    def slower(context: float, tokens: float) -> float:
+        return 2 * FITTED.predict(context, tokens)
+
+    cost = RefinedCost(FITTED, RefinementParams(memory=64))
+    drive(cost, FITTED.predict, 2000)
+    drive(cost, slower, 200, seed=1)
+    assert worst_error(cost, slower) < 0.1
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(1, 500), SECONDS), max_size=60))
+def test_never_leaves_its_bounds(seen: list[tuple[float, int, float]]) -> None:
+    """Neither negative nor running away, nor cheaper for more work."""
+    cost = RefinedCost(FITTED)
+    for context, tokens, seconds in seen:
+        cost.observe(context, tokens, seconds)
+    for context, tokens in [(0, 0), (0, 1), (5000, 20), (5000, 200)]:
+        fitted = FITTED.predict(context, tokens)
+        assert fitted / 4.001 <= cost.predict(context, tokens) <= fitted * 4.001
+    assert cost.predict(0, 10) <= cost.predict(0, 50) <= cost.predict(9000, 50)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.floats(-0.3, 0.3), st.floats(-0.3, 0.3), st.integers(1, 40))
+def test_is_the_least_squares_fit_within_the_bounds(few: float, many: float, rounds: int) -> None:
+    """Against scipy's bounded least squares on the whole history, nothing forgotten: forwards of
+    few and of many tokens are each off by their own factor."""
+    cost = RefinedCost(FITTED, RefinementParams(furthest=1.25, memory=1e12))
+    rows: list[list[float]] = []
+    slower: list[float] = []
+    for tokens, error in [(1, few), (99, many)] * rounds:
+        fitted = FITTED.predict(0, tokens)
+        cost.observe(0, tokens, fitted * np.exp(error))
+        rows.append([FITTED.delta / fitted, (fitted - FITTED.delta) / fitted])
+        slower.append(float(np.clip(np.exp(error), 0.8, 1.25)))
+    rows += (cost.prior**0.5 * np.eye(2)).tolist()
+    slower += [cost.prior**0.5] * 2
+    best = lsq_linear(np.array(rows), np.array(slower), (0.8, 1.25), tol=1e-12).x
+    assert cost.predict(0, 0) / FITTED.delta == pytest.approx(best[0], rel=1e-3)
+    rest = cost.predict(0, 100) - cost.predict(0, 0)
+    assert rest / (FITTED.predict(0, 100) - FITTED.delta) == pytest.approx(best[1], rel=1e-3)
+
+
+def test_one_odd_forward_moves_little() -> None:
+    cost = RefinedCost(FITTED)
+    drive(cost, FITTED.predict, 300)
+    for seconds in (1e6, 0.0):
+        before = cost.predict(1000, 30)
+        cost.observe(1000, 30, seconds)
+        assert cost.predict(1000, 30) == pytest.approx(before, rel=0.05)
+
+
+def test_refuses_what_is_no_duration() -> None:
+    with pytest.raises(ValueError, match="nan"):
+        RefinedCost(FITTED).observe(0, 1, float("nan"))
+
+
+def test_a_drafter_that_costs_nothing_stays_free() -> None:
+    free = RefinedCost(LinearCost(0.0, 0.0, 0.0))
+    free.observe(10, 1, 1.0)
+    assert free.predict(10, 1) == 0.0
+
+
+def test_tokens_that_cost_more_than_was_measured_are_told_from_a_slow_machine() -> None:
+    """Few of them in small forwards: else a plain round, which has none, would look as slow."""
+
+    def dear(context: float, tokens: float) -> float:
+        return FITTED.predict(context, tokens) + 1e-4 * tokens  # three times the slope
+
+    cost, rng = RefinedCost(FITTED), np.random.default_rng(0)
+    for _ in range(300):
+        context, tokens = float(rng.integers(400, 800)), float(rng.integers(4, 24))
+        cost.observe(context, tokens, dear(context, tokens) * float(np.exp(0.05 * rng.normal())))
+    for tokens in (4, 20):
+        assert cost.predict(600, tokens) == pytest.approx(dear(600, tokens), rel=0.02)
+
+
+def test_what_a_call_takes_is_told_from_its_forwards() -> None:
+    """Calls of one forward and of six: else short calls would make long ones look dear."""
+    cost = RefinedCost(STEP, RefinementParams(longest_call=100.0))
+    rng = np.random.default_rng(0)
+    for forwards in [1, 6] * 60:
+        tokens = float(rng.integers(2, 12))
+        seconds = 2e-3 + forwards * STEP.predict(0, tokens)
+        cost.observe(0, tokens, seconds * float(np.exp(0.1 * rng.normal())), forwards)
+    assert cost.call_s == pytest.approx(2e-3, rel=0.1)
+    assert cost.predict(0, 6) == pytest.approx(STEP.predict(0, 6), rel=0.15)
+
+
+def test_short_calls_alone_do_not_make_their_forwards_dear() -> None:
+    cost = RefinedCost(STEP, RefinementParams(longest_call=100.0))
+    for _ in range(100):
+        cost.observe(0, 8, 2e-3 + STEP.predict(0, 8))
+    assert cost.call_s + cost.predict(0, 8) == pytest.approx(2e-3 + STEP.predict(0, 8), rel=0.02)
+    assert cost.predict(0, 8) < 1.5 * STEP.predict(0, 8)
+
+
+def test_a_part_that_hardly_shows_is_not_read_off_noise() -> None:
+    """Plain rounds of a few tokens that scatter by a third say little of what forty would cost."""
+    errors = []
+    for seed in range(10):
+        cost, rng = RefinedCost(FITTED), np.random.default_rng(seed)
+        for _ in range(300):
+            tokens = float(rng.integers(1, 5))
+            cost.observe(400, tokens, FITTED.predict(400, tokens) * float(np.exp(rng.normal() / 3)))
+        errors.append(abs(cost.predict(400, 24) / FITTED.predict(400, 24) - 1))
+    assert max(errors) < 0.3

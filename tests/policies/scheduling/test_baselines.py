@@ -1,0 +1,95 @@
+"""FCFS, LP-SJF, LAS and EDF: each by the order that names it."""
+
+import pytest
+
+from policies.request import RequestView, RoundOutcome, Slo
+from policies.scheduling.baselines import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
+from policies.scheduling.expected_length import expected_len
+from tests.policies.scheduling.server import Job, serve
+
+
+def view(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
+    request = RequestView(name, arrival_s, prompt_len=10, max_tokens=100)
+    for field, value in fields.items():
+        setattr(request, field, value)
+    return request
+
+
+def test_fcfs_runs_in_the_order_of_arrival_and_never_preempts() -> None:
+    jobs = [Job("a", 0.0, 30), Job("b", 0.1, 3), Job("c", 0.2, 3)]
+    served = serve(fcfs(), jobs)
+    assert list(served.finish_s) == ["a", "b", "c"]
+    assert served.preemptions == 0
+
+
+def test_lp_sjf_runs_the_shortest_prediction_next_without_preempting() -> None:
+    jobs = [
+        Job("running", 0.0, 20, predicted_len=20),
+        Job("long", 0.1, 9, predicted_len=9),
+        Job("short", 0.2, 3, predicted_len=3),
+    ]
+    served = serve(lp_sjf(), jobs)
+    assert list(served.finish_s) == ["running", "short", "long"]
+    assert served.preemptions == 0
+
+
+def test_lp_sjf_takes_a_request_without_prediction_for_its_longest() -> None:
+    known, unknown = view("known", 1.0, predicted_len=99.0), view("unknown", 0.0)
+    assert lp_sjf().pick([unknown, known], [], 2, 1.0) == ["known", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("generated", "expected"), [(0, 10.0), (9, 10.0), (10, 12.5), (13, 15.625), (99, 100.0)]
+)
+def test_an_outlived_prediction_is_raised_up_to_the_limit(generated: int, expected: float) -> None:
+    assert expected_len(view("a", predicted_len=10.0, generated=generated)) == expected
+    assert expected_len(view("a")) is None
+
+
+def test_las_runs_who_has_had_least_and_so_lets_a_newcomer_through() -> None:
+    jobs = [Job("long", 0.0, 100), Job("short", 3.0, 3)]
+    served = serve(Las(), jobs)
+    assert list(served.finish_s) == ["short", "long"]
+    assert served.longest_wait_s["short"] <= served.longest_round_s
+
+
+def test_las_changes_between_equals_once_a_quantum_not_once_a_round() -> None:
+    jobs = [Job("a", 0.0, 60), Job("b", 0.0, 60)]  # 60 rounds of 70 ms each
+    assert serve(Las(LasParams(quantum_s=0.7)), jobs).preemptions <= 12
+
+
+def test_las_drops_what_it_knows_of_a_request() -> None:
+    schedule = Las()
+    schedule.arrive(view("a"), 0.0)
+    schedule.observe([RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0)], 9.0)
+    schedule.forget("a")
+    schedule.observe([RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0)], 18.0)  # a late verdict
+    schedule.arrive(view("a", 20.0), 20.0)
+    schedule.arrive(view("b", 19.0), 20.0)
+    schedule.observe([RoundOutcome("b", None, 0, 0, 0, 1, seconds=1.0)], 21.0)
+    assert schedule.pick([view("a", 20.0), view("b", 19.0)], [], 1, 21.0) == ["a"]
+
+
+def test_edf_orders_by_the_next_tokens_deadline() -> None:
+    first = view("first token by 1.5", 1.0, slo=Slo(ttft_s=0.5, tpot_s=9.0))
+    next_token = view(
+        "next token by 1.2", 0.0, slo=Slo(ttft_s=9.0, tpot_s=0.1), first_token_s=1.0, generated=2
+    )
+    nothing = view("promised nothing, so by 10", 0.0)
+    order = edf(EdfParams(patience_s=10.0)).pick([nothing, first, next_token], [], 3, 1.0)
+    assert order == [next_token.name, first.name, nothing.name]
+
+
+def test_edf_lets_a_request_with_a_promise_pass_one_without() -> None:
+    jobs = [Job("batch", 0.0, 40), Job("chat", 0.3, 3, slo=Slo(ttft_s=0.2, tpot_s=0.1))]
+    served = serve(edf(), jobs)
+    assert served.first_token_s["chat"] <= 0.3 + 0.2
+    assert list(served.finish_s) == ["chat", "batch"]
+
+
+def test_edf_does_not_swap_at_every_round_between_equals() -> None:
+    slo = Slo(ttft_s=0.2, tpot_s=0.07)
+    jobs = [Job(name, 0.0, 40, slo=slo) for name in "ab"]
+    rounds = 80
+    assert serve(edf(EdfParams(hold_s=0.0)), jobs).preemptions > rounds / 2
+    assert serve(edf(EdfParams(hold_s=0.5)), jobs).preemptions < rounds / 5

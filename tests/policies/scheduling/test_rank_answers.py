@@ -1,0 +1,155 @@
+"""Reading ranking answers, and the measures by which an order is judged."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+
+from policies.scheduling.rank_answers import (
+    competition_ranks,
+    gold_ranks,
+    ranks_from_logits,
+    read_lengths,
+    read_ranks,
+    tau_b,
+)
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<<[0]2,[1]1,[2]3>>",
+        "<<[2]3,[0]2,[1]1>>",
+        "Sure! Here are the 3 ranks: <<[0]2, [1]1, [2]3>> as asked in 2024.",
+        "[0]: 2\n[1]: 1\n[2]: 3",
+        "[ 0 ]=2 [ 1 ]=1 [ 2 ]=3",
+        "<<[0]2,[1]1,[2]3",
+        "<<[0]2,[1]1,[2]3>> <<[0]2,[1]1,[2]3>>",
+        "<<2,1,3>>",
+        "I think: << 2, 1, 3 >> of 3",
+        "2,1,3",
+    ],
+)
+def test_an_answer_is_read_in_any_of_its_shapes(answer: str) -> None:
+    assert read_ranks(answer, 3) == [2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "values"),
+    [
+        ("[0]2,[2]3", [2, None, 3]),  # missing
+        ("[0]2,[1]1,[1]3,[2]3", [2, None, 3]),  # doubled, and at odds
+        ("[0]2,[1]1,[2]3,[7]1", [2, 1, 3]),  # never asked about
+        ("[0]2,[1]9,[2]0", [2, None, None]),  # no such rank
+        ("[0]2,[1]one,[2]3", [2, None, 3]),
+        ("<<2,1>>", [None, None, None]),  # whose ranks are these?
+        ("2,1,3,4", [None, None, None]),
+        ("I cannot rank these requests.", [None, None, None]),
+        ("", [None, None, None]),
+    ],
+)
+def test_what_an_answer_does_not_place_has_no_value(
+    answer: str, values: list[float | None]
+) -> None:
+    assert read_ranks(answer, 3) == values
+
+
+def test_lengths_are_read_with_leading_zeros_and_up_to_a_limit() -> None:
+    assert read_lengths("[0]045,[1]310,[2]000,[3]99999999", 4) == [45, 310, None, None]
+
+
+def test_items_times_tokens_of_each_are_a_length() -> None:
+    assert read_lengths("[0]17x006,[1]1x310,[2] 4 x 12,[3]45", 4) == [102, 310, 48, 45]
+    assert read_lengths("[0]17x,[1]1x310,[2]17x000", 3) == [None, 310, None]
+
+
+def test_the_last_number_of_a_cut_answer_is_not_read() -> None:
+    for cut in ("[0]17x006,[1]31x00", "[0]17x006,[1]31x", "[0]17x006,[1]3", "[0]17x006,["):
+        assert read_lengths(cut, 2, cut=True) == [102, None]
+    assert read_lengths("[0]045,[1]31", 2) == [45, 31]
+    assert read_lengths("[0]045,[1]31", 2, cut=True) == [45, None]
+    assert read_lengths("[0]045,[1]310,", 2, cut=True) == [45, 310]
+
+
+@given(st.text(alphabet="0123456789[]<>,:= \n-x٣", max_size=200), st.integers(1, 10))
+def test_any_text_is_read_without_error(answer: str, size: int) -> None:
+    for values in (read_ranks(answer, size), read_lengths(answer, size, cut=True)):
+        assert len(values) == size
+        assert all(value is None or value >= 1 for value in values)
+    assert all(value is None or value <= size for value in read_ranks(answer, size))
+
+
+def test_a_run_of_thousands_of_digits_is_read_without_error() -> None:
+    assert read_lengths("[0]" + "9" * 100_000, 1) == [None]
+
+
+# PrefillOnly
+
+
+def test_the_likeliest_position_is_first() -> None:
+    assert ranks_from_logits([-3.0, 5.0, 0.5, 5.0]) == [4, 1, 3, 1]
+    assert ranks_from_logits([0.0, math.nan, -math.inf]) == [1, None, 2]
+
+
+@given(st.lists(st.none() | st.integers(0, 5), max_size=10))
+def test_competition_ranks_share_and_skip(values: list[int | None]) -> None:
+    ranks = competition_ranks(values)
+    for value, rank in zip(values, ranks, strict=True):
+        smaller = [other for other in values if other is not None and value is not None]
+        expected = 1 + sum(other < value for other in smaller) if value is not None else None
+        assert rank == expected
+
+
+# Gold ranking (section 3.4)
+
+
+def test_near_equal_neighbours_are_tied() -> None:
+    # 100 and 104 differ by 4 <= 0.1 · 102; 104 and 130 by 26 > 0.1 · 117.
+    assert gold_ranks([130, 100, 104, 400], tie=0.1) == [3, 1, 1, 4]
+
+
+def test_ties_chain_over_neighbours() -> None:
+    """Eq. 4 compares neighbours only: 100 and 118 are tied through 109."""
+    assert gold_ranks([100, 118, 109], tie=0.1) == [1, 1, 1]
+    assert gold_ranks([100, 118], tie=0.1) == [1, 2]
+
+
+def test_lengths_of_zero_are_tied_with_each_other_only() -> None:
+    assert gold_ranks([0, 1, 0], tie=0.1) == [1, 3, 1]
+
+
+@given(st.lists(st.integers(0, 1000), max_size=12), st.floats(0, 1))
+def test_gold_ranks_are_competition_ranks_in_the_order_of_length(
+    lengths: list[int], tie: float
+) -> None:
+    ranks = gold_ranks(lengths, tie)
+    in_order = [rank for _, rank in sorted(zip(lengths, ranks, strict=True))]
+    for place, rank in enumerate(in_order, start=1):
+        assert rank == place or (place > 1 and rank == in_order[place - 2])
+
+
+@given(st.lists(st.integers(0, 20), max_size=12))
+def test_without_a_threshold_only_equals_are_tied(lengths: list[int]) -> None:
+    assert gold_ranks(lengths, tie=0.0) == competition_ranks(lengths)
+
+
+# τ-b (eq. 1)
+
+PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=40)
+
+
+@given(PAIRS)
+def test_tau_b_is_scipys(pairs: list[tuple[int, int]]) -> None:
+    ranks, others = zip(*pairs, strict=True)
+    expected = float(kendalltau(ranks, others).statistic)
+    assert tau_b(ranks, others) == pytest.approx(expected, nan_ok=True)
+
+
+def test_tau_b_of_equal_and_reversed_orders() -> None:
+    assert tau_b([1, 2, 2, 4], [10, 20, 20, 40]) == pytest.approx(1)
+    assert tau_b([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert math.isnan(tau_b([1, 1], [1, 2]))

@@ -1,0 +1,56 @@
+"""Ranking prompts: every request is there once, quoted, and cannot break out."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.scheduling.rank_prompts import FORMS, MAX_BATCH, REQUEST_CHARS, quoted
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [2, MAX_BATCH])
+def test_each_request_stands_at_its_position(form: str, size: int) -> None:
+    requests = [f"Do task number {index}." for index in range(size)]
+    system, user = FORMS[form](requests)
+    assert (system["role"], user["role"]) == ("system", "user")
+    for position, request in enumerate(requests):
+        assert f"Position {position}: <{request}> [{position}]" in user["content"].split("\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        ("prefill_only", 1),
+        ("rank_only", 1),
+        ("length_only", 0),
+        *((form, MAX_BATCH + 1) for form in FORMS),
+    ],
+)
+def test_other_batch_sizes_are_refused(form: str, size: int) -> None:
+    with pytest.raises(ValueError, match="to 10 requests"):
+        FORMS[form](["x"] * size)
+
+
+def test_a_prompt_for_lengths_has_no_numbers_but_those_of_its_requests() -> None:
+    for message in FORMS["length_only"](["Count.", "Stop."]):
+        other = [line for line in message["content"].split("\n") if "Position" not in line]
+        assert not re.search(r"\d", "".join(other))
+
+
+def test_a_single_length_can_be_asked_for() -> None:
+    assert "Position 0: <x> [0]" in FORMS["length_only"](["x"])[1]["content"]
+
+
+@given(st.text(max_size=600))
+def test_a_quoted_request_stays_inside_its_quotes(text: str) -> None:
+    line = quoted(text)
+    assert len(line) <= REQUEST_CHARS
+    assert not {"<", ">", "\n"}.intersection(line)
+
+
+def test_a_long_request_keeps_both_ends() -> None:
+    line = quoted(f"Summarise this. {'word ' * 200} In 3 lines.")
+    assert line.startswith("Summarise this.")
+    assert line.endswith("In 3 lines.")

@@ -1,0 +1,233 @@
+"""Who begins to draft is one choice for all lanes: each alone would be wrong, or miss something."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+
+from policies.cost import FOR_NOTHING, Bent, LinearCost
+from policies.protocols import Ask, DraftPlan, RoundContext
+from policies.request import RequestView
+from policies.speculation.planner.draft_depths import begin
+from policies.speculation.planner.policy import Planner, PlannerParams
+from policies.speculation.planner.round_inputs import Calls, Chances, RoundCosts, call_rows
+from tests.policies.speculation.play import plan_alone
+
+GREEDY = PlannerParams(explore=0.0, max_width=1)
+FAIR = 0.0
+VERIFY = Bent(0.0, 2e-4, 10e-3)
+STEP = Bent(0.0, 5e-5, 2e-4)
+
+
+def view(name: str, left: int = 1000) -> RequestView:
+    return RequestView(name, 0.0, 100, max_tokens=200 + left, generated=200, first_token_s=0.1)
+
+
+def around(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
+    """`draft_s`: of a draft step, whatever is in it."""
+    step = LinearCost(0.0, 5e-5, draft_s)
+    verify = LinearCost(0.0, 2e-4, 10e-3)
+    return RoundContext(verify, {"a": step, "b": step}, 256, 256, 256, handling_s=handling_s)
+
+
+def alike(step: Bent, call_s: float = 0.0, lanes: int = 1) -> Calls:
+    return Calls(call_rows([step] * lanes, [call_s] * lanes), np.ones(lanes, np.int64))
+
+
+def drafts(plan: DraftPlan) -> bool:
+    return any(limit.depth > 0 for limit in plan.limits)
+
+
+def test_lanes_share_what_no_lane_alone_would_pay_for() -> None:
+    """Two requests each on two lanes, and 9 ms of handling in a round of 11."""
+    one, other = [view("r0"), view("r1")], [view("r2"), view("r3")]
+    dear = around(handling_s=9e-3)
+    waiting = Ask(None, other)
+    [alone, _] = Planner(GREEDY).plan([Ask("a", one), waiting], dear, 1.0)
+    assert not drafts(alone)
+    together = Planner(GREEDY).plan([Ask("a", one), Ask("b", other)], dear, 1.0)
+    assert all(map(drafts, together))
+
+
+def test_who_only_waits_counts() -> None:
+    """A request drafts where its round is its own, and not where 15 others wait for its drafts."""
+    far = around(draft_s=1e-3)
+    assert drafts(plan_alone(Planner(GREEDY), [view("r")], "a", far, 1.0))
+    others = Ask(None, [view(f"other{number}") for number in range(15)])
+    [plan, _] = Planner(GREEDY).plan([Ask("a", [view("r")]), others], far, 1.0)
+    assert not drafts(plan)
+
+
+def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
+    """Drafts for r0 take longer than r1 may be held up, unless r1 gains as well: on lane b."""
+    params = PlannerParams(explore=0.0, max_width=1, window=1)
+    slow = around(draft_s=1e-3)
+    [alone, _] = Planner(params).plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
+    assert not drafts(alone)
+    assert all(
+        map(
+            drafts,
+            Planner(params).plan([Ask("a", [view("r0")]), Ask("b", [view("r1")])], slow, 1.0),
+        )
+    )
+
+
+def test_a_lane_is_thought_about_again_as_soon_as_nobody_may_be_held_up_any_more() -> None:
+    """Where drafts do not pay it rests; here they would, but for a request that is gone next."""
+    params = PlannerParams(explore=0.0, max_width=1, window=1)
+    slow, planner = around(draft_s=1e-3), Planner(params)
+    [held, _] = planner.plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
+    assert not drafts(held)
+    assert drafts(plan_alone(planner, [view("r0")], "a", slow, 1.1))
+
+
+@pytest.mark.parametrize(("left", "begins"), [(1000, True), (3, False)])
+def test_reading_up_is_paid_for_by_the_rounds_to_come(left: int, begins: bool) -> None:
+    """300 tokens are read in 15 ms, once, in rounds of 10."""
+    params = PlannerParams(explore=0.0, max_width=1, no_harm=0.01)
+    plan = plan_alone(Planner(params), [view("r", left)], "a", around(), 1.0, unread=[300])
+    assert drafts(plan) == begins
+
+
+def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
+    """Of four that draft one would need twenty tokens, which nothing brings it; a fifth waits, and
+    not longer than for two steps."""
+    asked = chances(first=[0.7] * 4)
+    waiting = free(5)
+    step, costs = Bent(0.0, 0.0, 5e-3), costs_of(requests=5, handling_s=0.0)
+    needs, slope, offset = waiting[1], waiting[4], waiting[5]
+    needs[0] = 20.0
+    slope[4], offset[4] = 0.05, costs.seconds(0, 0.0) + 12e-3 - 0.05
+    begun = begin(asked, alike(step), waiting, costs, FAIR)
+    assert begun.depth.all()
+
+
+@pytest.mark.parametrize("found", [0.1, 1.0])
+def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
+    """Handling is what rounds take in which drafters are asked, whether they find anything."""
+    asked = chances(first=[0.1] * 4, found=[found] * 4)
+    free_of_it, dear = (
+        begin(asked, alike(FOR_NOTHING), free(4), costs_of(4, handling_s), FAIR)
+        for handling_s in (0.0, 6e-3)
+    )
+    assert (free_of_it.depth > 0).all()
+    assert not dear.depth.any()
+
+
+def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
+    """Eight tokens of which the first is right now and then."""
+    costs = costs_of(requests=4, handling_s=0.0)._replace(verify=Bent(0.0, 2e-3, 10e-3))
+    seldom, always = (
+        begin(
+            chances(first=[0.1] * 4, found=[found] * 4),
+            alike(FOR_NOTHING),
+            free(4),
+            costs,
+            FAIR,
+        )
+        for found in (0.1, 1.0)
+    )
+    assert (seldom.depth > 0).all()
+    assert not always.depth.any()
+
+
+def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
+    """What two would not pay for, four do."""
+    costs = costs_of(requests=4, handling_s=0.0)
+    two, four = (
+        begin(chances(first=[0.8] * count), alike(STEP, call_s=6e-3), free(4), costs, FAIR)
+        for count in (2, 4)
+    )
+    assert not two.depth.any()
+    assert four.depth.all()
+    assert four.drafting_s[0] > 6e-3
+
+
+@pytest.mark.parametrize("heavy", range(4))
+def test_who_weighs_more_drafts_and_others_only_if_it_pays_for_the_heavy_one(heavy: int) -> None:
+    """One can gain little; where that one is heavy, fewer of the others hold it up."""
+    asked, costs = chances(first=[0.9, 0.6, 0.4, 0.01]), costs_of(requests=4, handling_s=0.0)
+    everyone = free(4)
+    equal = begin(asked, alike(STEP), everyone, costs, FAIR)
+    everyone[6, heavy] = 20.0
+    costs = costs._replace(weights=float(everyone[6].sum()))
+    begun = begin(asked, alike(STEP), everyone, costs, FAIR)
+    assert (equal.depth > 0).tolist() == [True, True, True, False]
+    assert (begun.depth[heavy] > 0) == (heavy < 3)
+    others = np.delete(begun.depth, heavy)
+    assert (others <= np.delete(equal.depth, heavy)).all()
+    assert others.sum() < np.delete(equal.depth, heavy).sum()
+
+
+def test_how_far_it_is_from_the_best() -> None:
+    """Against every combination of depths 0, 1, 2, 4, 8 for four requests on two lanes."""
+    rng = np.random.default_rng(0)
+    lost = []
+    for _ in range(40):
+        asked = chances(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
+        asked = asked._replace(lane=np.array([0, 0, 1, 1]))
+        costs = costs_of(requests=4, handling_s=float(rng.choice([0.0, 2e-3, 6e-3])))
+        chosen = begin(asked, alike(STEP, lanes=2), free(4), costs, FAIR).depth
+        best = max(worth(depths, asked, costs) for depths in product((0, 1, 2, 4, 8), repeat=4))
+        lost.append(best - worth(chosen.tolist(), asked, costs))
+    speeds = 1.0 - np.exp(-np.array(lost) / 4)  # of the geometric mean of the requests
+    print(f"\nlost: mean {speeds.mean():.1%}, worst {speeds.max():.1%}")
+    assert speeds.mean() < 0.01
+    assert speeds.max() < 0.05
+
+
+def worth(depths: Sequence[int], asked: Chances, costs: RoundCosts) -> float:
+    gains = [
+        first * sum(acceptance**level for level in range(depth))
+        for depth, first, acceptance in zip(depths, asked.first, asked.acceptance, strict=True)
+    ]
+    drafting_s = 0.0
+    for lane in (0, 1):
+        here = [depth for depth, at in zip(depths, asked.lane, strict=True) if at == lane]
+        rows = [sum(depth > level for depth in here) for level in range(max(here))]
+        drafting_s = max(drafting_s, sum(STEP.predict(0, count) for count in rows))
+    seconds = drafting_s + VERIFY.predict(0, costs.fixed + sum(depths))
+    seconds += costs.handling_s if any(depths) else 0.0
+    return float(np.log1p(gains).sum() - len(gains) * np.log(seconds))
+
+
+def costs_of(requests: int, handling_s: float) -> RoundCosts:
+    return RoundCosts(
+        verify=VERIFY,
+        draft=FOR_NOTHING,
+        call_s=0.0,
+        read=0.0,
+        fixed=float(requests),
+        waiting_s=0.0,
+        handling_s=handling_s,
+        elsewhere_s=0.0,
+        room=256,
+        weights=float(requests),
+    )
+
+
+def free(requests: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+    """Everyone's rows without SLOs and caps."""
+    rows = np.zeros((7, requests))
+    rows[1], rows[5], rows[6] = -np.inf, np.inf, 1.0
+    return rows
+
+
+def chances(
+    first: Sequence[float] | np.ndarray,
+    acceptance: Sequence[float] | np.ndarray = (0.7,) * 4,
+    found: Sequence[float] = (1.0,) * 4,
+) -> Chances:
+    count = len(first)
+    return Chances(
+        request=np.arange(count),
+        lane=np.zeros(count, np.int64),
+        first=np.array(first),
+        acceptance=np.array(acceptance),
+        trust=np.ones(count),
+        found=np.array(found),
+        unread=np.ones(count),
+        lasting=np.ones(count),
+        deepest=np.full(count, 8),
+    )

@@ -1,0 +1,92 @@
+"""Off, fixed lengths and the threshold: what they draft, and that the verifier's limit holds."""
+
+import pickle
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.protocols import Speculation
+from policies.speculation.baselines import (
+    Fixed,
+    FixedParams,
+    Off,
+    Threshold,
+    ThresholdParams,
+    ThresholdRule,
+)
+from policies.tree import DraftTree
+from tests.policies.speculation.play import plan_alone
+from tests.policies.speculation.rounds import (
+    SEEDED,
+    candidates,
+    context,
+    is_whole,
+    selected,
+    trees,
+    view,
+)
+
+
+def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    return np.array(path, np.float32)
+
+
+def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
+    policy: Speculation = Off()
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
+    assert [limit.depth for limit in plan.limits] == [0, 0]
+    masks = selected(
+        policy, candidates([DraftTree.chain([1, 2]), DraftTree.empty()]), context(), 0.0
+    )
+    assert [mask.tolist() for mask in masks] == [[False, False], []]
+
+
+def test_fixed_drafts_its_length_but_not_beyond_the_output() -> None:
+    policy: Speculation = Fixed(FixedParams(length=5))
+    batch = [view("a"), view("b", generated=97, max_tokens=100)]
+    plan = plan_alone(policy, batch, "lane", context(), 0.0)
+    assert [(limit.depth, limit.width) for limit in plan.limits] == [(5, 1), (2, 1)]
+    assert plan.rule is None
+
+
+@SEEDED
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 20))
+def test_what_does_not_fit_is_cut_from_the_deepest_level(
+    drafted: list[DraftTree], budget: int
+) -> None:
+    masks = selected(Fixed(), candidates(drafted), context(most_tokens=budget), 0.0)
+    kept = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[m]]
+    cut = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[~m]]
+    assert len(kept) == min(max(0, budget - len(drafted)), sum(map(len, drafted)))
+    assert not kept or not cut or max(kept) <= min(cut)
+    assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
+
+
+def test_threshold_stops_each_request_behind_its_first_doubtful_token() -> None:
+    policy: Speculation = Threshold(ThresholdParams(confidence=0.5, max_length=6))
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
+    assert [limit.depth for limit in plan.limits] == [6, 6]
+    assert plan.rule is not None
+    rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter
+    assert rule(0, ["a", "b"], [level(), level()]) == [True, True]
+    assert rule(1, ["a", "b"], [level(0.9), level(0.4)]) == [True, False]
+    # 0.9 · 0.6: the token's own confidence counts, not the path's.
+    assert rule(2, ["a"], [level(0.54)]) == [True]
+    assert rule(3, ["a"], [level(0.49)]) == [True]
+    assert rule(4, ["a"], [level(0.2)]) == [False]
+
+
+def test_threshold_is_blind_to_load() -> None:
+    """Why SpecServe's Fig. 12 shows it drafting 8 tokens under any load."""
+    rule = ThresholdRule(0.4)
+    for batch in (1, 64):
+        names = [str(number) for number in range(batch)]
+        assert all(rule(0, names, [level()] * batch))
+        assert all(rule(1, names, [level(0.9)] * batch))
+
+
+def test_threshold_ends_where_the_drafter_has_nothing_more() -> None:
+    rule = ThresholdRule(0.4)
+    rule(0, ["a"], [level()])
+    assert rule(1, ["a"], [level()]) == [False]

@@ -1,0 +1,121 @@
+"""Many trees at once: each becomes what it would have become alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.flat_trees import best_chains, flatten, gathered, prune_each, split
+from policies.tree import ROOT, DraftTree
+from tests.policies.many import merged_each
+from tests.policies.test_tree import by_path, token_path, trees
+
+SEEDED = settings(deadline=None, derandomize=True)
+"""No deadline: the first call may compile."""
+FORESTS = st.lists(trees(), max_size=4)
+
+
+@SEEDED
+@given(FORESTS, st.data())
+def test_prune_keeps_the_chosen_paths_and_nothing_else(
+    forest: list[DraftTree], data: st.DataObject
+) -> None:
+    keep = [
+        np.array(data.draw(st.lists(st.booleans(), min_size=len(tree), max_size=len(tree))), bool)
+        for tree in forest
+    ]
+    kept = prune_each(flatten(forest), np.concatenate([*keep, np.zeros(0, bool)]))
+    for tree, mask, pruned in zip(forest, keep, split(kept), strict=True):
+        chosen = {
+            token_path(tree, int(node))[:n]
+            for node in np.flatnonzero(mask)
+            for n in range(1, len(tree) + 1)
+        }
+        assert by_path(pruned) == {path: c for path, c in by_path(tree).items() if path in chosen}
+        # Still a tree that build accepts, with the depths that build derives.
+        rebuilt = DraftTree.build(pruned.tokens, pruned.parents, pruned.confidence)
+        assert rebuilt.depth.tolist() == pruned.depth.tolist()
+        # The drafter's order of preference among what is kept stands.
+        order = [path for path in by_path(tree) if path in chosen]
+        assert list(by_path(pruned)) == order
+
+
+@SEEDED
+@given(st.lists(FORESTS, max_size=3))
+def test_merge_is_the_union_of_paths_with_the_best_confidence(
+    proposed: list[list[DraftTree]],
+) -> None:
+    for several, (merged, sources) in zip(proposed, merged_each(proposed), strict=True):
+        expected: dict[tuple[int, ...], float] = {}
+        for tree in several:
+            for path, confidence in by_path(tree).items():
+                expected[path] = max(confidence, expected.get(path, 0.0))
+        assert len(merged) == len(expected)
+        rebuilt = DraftTree.build(merged.tokens, merged.parents, merged.confidence)
+        assert rebuilt.depth.tolist() == merged.depth.tolist()
+        for node in range(len(merged)):
+            path = token_path(merged, node)
+            beside = [c for other, c in expected.items() if other[:-1] == path[:-1]]
+            believed = expected[path] / max(1.0, sum(beside))
+            assert merged.confidence[node] == pytest.approx(believed, rel=1e-5)
+            have = [bit for bit, tree in enumerate(several) if path in by_path(tree)]
+            assert sources[node] == sum(1 << bit for bit in have)
+
+
+@SEEDED
+@given(trees())
+def test_merging_a_tree_with_itself_or_with_nothing_changes_no_path(tree: DraftTree) -> None:
+    [(merged, sources)] = merged_each([[DraftTree.empty(), tree, tree]])
+    assert merged.tokens.tolist() == tree.tokens.tolist()
+    assert merged.parents.tolist() == tree.parents.tolist()
+    assert set(sources.tolist()) <= {0b110}
+
+
+def test_two_drafters_that_are_sure_of_different_tokens_share_the_certainty() -> None:
+    one, other = DraftTree.chain([1, 2], [0.9, 0.8]), DraftTree.chain([3], [0.6])
+    [(merged, _)] = merged_each([[one, other]])
+    assert merged.parents.tolist() == [ROOT, 0, ROOT]
+    assert merged.confidence == pytest.approx([0.6, 0.8, 0.4])
+
+
+@SEEDED
+@given(st.lists(FORESTS, max_size=3))
+def test_the_chain_of_a_tree_is_the_path_that_promises_the_most_tokens(
+    proposed: list[list[DraftTree]],
+) -> None:
+    merged = [tree for tree, _ in merged_each(proposed)]
+    flat = flatten(merged)
+    for tree, chain in zip(merged, split(prune_each(flat, best_chains(flat))), strict=True):
+        assert chain.is_chain
+        assert chain.depth.tolist() == list(range(1, len(chain) + 1))
+        leaves = set(range(len(tree))) - set(tree.parents.tolist())
+        worth = {leaf: float(tree.path_confidence()[tree.path(leaf)].sum()) for leaf in leaves}
+        nodes = tree.follow(chain.tokens.tolist())
+        assert len(nodes) == len(chain)
+        assert not leaves or nodes[-1] in leaves, "a chain that ends early wastes a forward"
+        assert float(chain.path_confidence().sum()) == pytest.approx(max(worth.values(), default=0))
+        assert chain.confidence.tolist() == tree.confidence[nodes].tolist()
+
+
+def test_chains_stay_the_object_that_they_are() -> None:
+    chain, forked = DraftTree.chain([5, 6]), DraftTree.build([1, 2, 3], [ROOT, ROOT, 1], [0.5] * 3)
+    chains = flatten([chain])
+    assert prune_each(chains, best_chains(chains)) is chains
+    both = flatten([chain, forked])
+    kept = best_chains(both)
+    assert [tree.tokens.tolist() for tree in split(prune_each(both, kept))] == [[5, 6], [2, 3]]
+    assert kept.tolist() == [True, True, False, True, True]
+
+
+@SEEDED
+@given(st.lists(FORESTS, max_size=3), st.data())
+def test_gathered_are_the_trees_of_these_places(
+    sets: list[list[DraftTree]], data: st.DataObject
+) -> None:
+    flats = [flatten(trees) for trees in sets]
+    places = [(number, place) for number, trees in enumerate(sets) for place in range(len(trees))]
+    chosen = data.draw(st.permutations(places + places[:2]))
+    told = split(gathered([(flats[number], place) for number, place in chosen]))
+    for (number, place), tree in zip(chosen, told, strict=True):
+        assert by_path(tree) == by_path(sets[number][place])
+        assert tree.depth.tolist() == sets[number][place].depth.tolist()
