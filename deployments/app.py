@@ -18,7 +18,7 @@ from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import ray_nodes
 from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, plan
-from deployments.ingress.grpc import Entrance
+from deployments.ingress.grpc import GrpcIngress
 from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
@@ -50,7 +50,7 @@ def _check_room(config: AppConfig) -> None:
 def _ingress(config: AppConfig) -> serve.Deployment:
     admitted = config.limits.max_batch + config.limits.max_waiting
     return serve.deployment(
-        Entrance,
+        GrpcIngress,
         name="Ingress",
         num_replicas=1,
         ray_actor_options={"num_cpus": OWN_CPUS, "resources": {HEAD_NODE: HEAD_SHARE}},

@@ -55,7 +55,7 @@ class StreamRequest(Routed):
     speculation: SpeculationFields
 
 
-class SignOfLife(TypedDict):
+class Heartbeat(TypedDict):
     """At least once a second while an ingress has streams on a replica."""
 
     replica: str

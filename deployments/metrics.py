@@ -18,7 +18,7 @@ from actors.coordinator.events import (
     Verified,
     VerifierUp,
 )
-from deployments.replica.autoscaling_signals import kept_promises, tpot_s
+from deployments.replica.autoscaling_signals import met_slo, tpot_s
 from policies.request import RoundOutcome
 
 VERIFIER = "verifier"
@@ -141,7 +141,7 @@ class Metrics:
 
     def _left(self, event: Left) -> None:
         self._count("requests", outcome=event.finish or "cancelled")
-        if (kept := kept_promises(event)) is not None:
+        if (kept := met_slo(event)) is not None:
             self._count("promises", kept="yes" if kept else "no")
         for name, seconds in (
             ("queue_seconds", event.statistics.queue_s),

@@ -86,7 +86,7 @@ class PrefixRouter(RequestRouter):
         # Serve tries again at once, without a pause, where this is left False.
         pending_request.routing_context.should_backoff = True
         method = pending_request.metadata.call_method
-        if method == "sign_of_life":
+        if method == "heartbeat":
             name = pending_request.args[0]["replica"]
             named = [one for one in candidate_replicas if one.replica_id.unique_id == name]
             # Where it is gone, any other one takes the message and drops it, even one that drains:

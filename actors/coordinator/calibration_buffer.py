@@ -17,7 +17,7 @@ _UNKNOWN: Sequence[int] = ()
 
 
 @dataclass(slots=True)
-class _Lesson:
+class _LaneBuffer:
     """Of one lane, call by call, as its trees came: to pick them out one by one costs more than to
     learn from them."""
 
@@ -37,12 +37,12 @@ class _Lesson:
         return self.said[-1]
 
 
-class Lessons:
+class CalibrationBuffer:
     """`calibrations`: by lane."""
 
     def __init__(self, calibrations: Mapping[str, Calibration]) -> None:
         self._calibrations = calibrations
-        self._lessons = {lane: _Lesson() for lane in calibrations}
+        self._lessons = {lane: _LaneBuffer() for lane in calibrations}
 
     def learn(self, judged: Sequence[tuple[Proposal, Sequence[int]]]) -> None:
         """Proposals and the tokens that were then committed: which nodes were right."""
@@ -58,4 +58,4 @@ class Lessons:
             if lesson.told >= _TREES_PER_LESSON:
                 behind = [*chain.from_iterable(lesson.said)]
                 self._calibrations[lane].observe(joined(lesson.trees), behind)
-                self._lessons[lane] = _Lesson()
+                self._lessons[lane] = _LaneBuffer()

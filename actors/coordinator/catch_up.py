@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Batch, Knowledge
+from actors.coordinator.estimates import Batch, Estimates
 from actors.coordinator.events import CaughtUp, Event
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
-from actors.coordinator.request_state import VERIFYING, Job
+from actors.coordinator.request_state import VERIFYING, RequestState
 from actors.coordinator.settings import Policies
 from actors.hosts.protocol import HostLost
 from engine.protocol import Draft, DraftOrder, new
@@ -25,28 +25,28 @@ _SAVING_LASTS_S = 1.0
 those who come next, in their rounds."""
 
 
-class ReadingAhead:
+class CatchUp:
     """`most_tokens` at a time on a lane, so that no micro-batch waits long behind them."""
 
     def __init__(
         self,
         lanes: Lanes,
         most_tokens: int,
-        knowledge: Knowledge,
+        estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
     ) -> None:
         self._lanes = lanes
         self._most_tokens = most_tokens
-        self._knowledge = knowledge
+        self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
         self._reading_s = 0.0
         self._saved_at_s = 0.0
 
-    def start(self, running: Sequence[Job], policies: Policies, now: float) -> None:
+    def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
         """While the verifier works, lanes with nothing to do read what the requests that will
         probably come to them have committed."""
         self._save_reading_time(now)
@@ -55,7 +55,7 @@ class ReadingAhead:
             return
         verified = [job for job in running if job.stage is VERIFYING]
         forward = Batch(len(verified), sum([job.view.context for job in verified]))
-        pieces: dict[str, list[tuple[Job, DraftOrder]]] = {}
+        pieces: dict[str, list[tuple[RequestState, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._most_tokens)
         for job in verified:
             known, enough = job.served.known, len(job.served.committed.ids) - _WORTH_READING
@@ -88,7 +88,7 @@ class ReadingAhead:
     async def _read_ahead(
         self,
         state: LaneState,
-        pieces: Sequence[tuple[Job, DraftOrder]],
+        pieces: Sequence[tuple[RequestState, DraftOrder]],
         forward: Batch,
         policies: Policies,
     ) -> None:
@@ -109,7 +109,7 @@ class ReadingAhead:
                 end = order.prefix.base + len(order.prefix.delta) - job.served.prompt_len
                 covered = job.covered[end - len(answer.matched) : end]
                 view, context = state.lane.view, job.view.context
-                score = self._knowledge.score(view, context, answer.matched, covered, forward)
+                score = self._estimates.score(view, context, answer.matched, covered, forward)
                 policies.selection.observe_score(
                     job.name, state.name, score.tokens, score.seconds, score.rounds
                 )

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Drafted, Event, Switched
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.microbatches import Batches, Cutting, verified_together, waiting_with
-from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, Job
+from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, RequestState
 from actors.coordinator.settings import Policies
 from actors.hosts.protocol import HostLost
 from engine.protocol import DraftOrder, new
@@ -23,23 +23,23 @@ class Drafting:
     def __init__(
         self,
         lanes: Lanes,
-        knowledge: Knowledge,
+        estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
     ) -> None:
         self._lanes = lanes
-        self._knowledge = knowledge
+        self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
 
     def start(
-        self, running: Sequence[Job], policies: Policies, cutting: Cutting, now: float
+        self, running: Sequence[RequestState], policies: Policies, cutting: Cutting, now: float
     ) -> None:
         """Gives every ready request to its lane, or straight to the verifier."""
         ready = [job for job in running if job.stage is READY]
-        drafting: list[Job] = []
+        drafting: list[RequestState] = []
         for job in ready:
             if job.prefilled and not job.cramped and job.draft_room > 0:
                 drafting.append(job)
@@ -53,7 +53,7 @@ class Drafting:
                 self._begin(together, others, policies, now)
 
     def _chosen(
-        self, running: Sequence[Job], selection: Selection, now: float
+        self, running: Sequence[RequestState], selection: Selection, now: float
     ) -> Mapping[str, str | None]:
         """A lane for each request, or None. Who has named a drafter takes a place on its lanes;
         the selection gives out the rest."""
@@ -76,12 +76,12 @@ class Drafting:
 
     def _batches(
         self,
-        drafting: Sequence[Job],
+        drafting: Sequence[RequestState],
         chosen: Mapping[str, str | None],
         cutting: Cutting,
-    ) -> dict[str | None, list[Job]]:
+    ) -> dict[str | None, list[RequestState]]:
         """What can start now: at most one micro-batch for each idle lane."""
-        batches: dict[str | None, list[Job]] = {}
+        batches: dict[str | None, list[RequestState]] = {}
         members = Counter(chosen.values())
         idle = {None, *(state.name for state in self._lanes if state.idle)}
         barrier = cutting.barrier
@@ -99,7 +99,7 @@ class Drafting:
         return batches
 
     def _begin(
-        self, batches: Batches, others: Sequence[Job], policies: Policies, now: float
+        self, batches: Batches, others: Sequence[RequestState], policies: Policies, now: float
     ) -> None:
         """Asks the chosen lanes and every free one; no depth anywhere is plain decoding.
         `others` wait for the same verification."""
@@ -121,8 +121,8 @@ class Drafting:
 
     def _ask_for_drafts(
         self,
-        able: Mapping[str, Sequence[Job]],
-        waiting: Sequence[Job],
+        able: Mapping[str, Sequence[RequestState]],
+        waiting: Sequence[RequestState],
         policies: Policies,
         now: float,
     ) -> None:
@@ -135,7 +135,7 @@ class Drafting:
             for lane, batch in able.items()
         ]
         asks.append(Ask(None, [job.view for job in waiting]))
-        context = self._knowledge.context()
+        context = self._estimates.context()
         plans = policies.speculation.plan(asks, context, now)
         calls = []
         for (lane, batch), plan in zip(able.items(), plans, strict=False):
@@ -159,7 +159,7 @@ class Drafting:
         for call in calls:
             self._tasks.spawn(self._ask, call, calls)
 
-    def _put_on(self, job: Job, lane: str, now: float) -> None:
+    def _put_on(self, job: RequestState, lane: str, now: float) -> None:
         job.asked = lane
         job.caught_up = 0
         if job.lane != lane:
@@ -173,7 +173,7 @@ class Drafting:
         # Lookups are too short to tell from the handling around them.
         priced = (call.seconds for call in calls if not call.state.lane.free)
         seconds = max(priced, default=0.0)
-        jobs: dict[str, Job] = {}
+        jobs: dict[str, RequestState] = {}
         for call in calls:
             lane, trees = call.state.name, call.trees or NO_TREES
             sizes = trees.sizes.tolist()
@@ -182,7 +182,7 @@ class Drafting:
                 if nodes:
                     job.proposals.append((lane, trees, place))
                     job.proposers.append(lane)
-        self._knowledge.unite(jobs.values())
+        self._estimates.unite(jobs.values())
         for job in jobs.values():
             job.draft_s = seconds
             job.stage = DRAFTED
@@ -215,7 +215,7 @@ class Drafting:
             ]
         )
         call.seconds = clock() - begun
-        self._knowledge.learn_draft_cost(name, orders, trees, call.seconds)
+        self._estimates.learn_draft_cost(name, orders, trees, call.seconds)
         self._observe(Drafted(clock(), name, call.seconds, len(orders), len(trees.tokens)))
         return trees
 
@@ -225,7 +225,7 @@ class _Call:
     """What one lane is asked for in one micro-batch."""
 
     state: LaneState
-    asked: Sequence[tuple[Job, DraftLimit]]
+    asked: Sequence[tuple[RequestState, DraftLimit]]
     rule: StepRule | None
     seconds: float = 0.0
     """Until it answered."""

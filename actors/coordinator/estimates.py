@@ -9,14 +9,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from actors.coordinator.calibration_buffer import Lessons
+from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.events import Verified
-from actors.coordinator.request_state import Job
+from actors.coordinator.request_state import RequestState
 from engine.protocol import DraftOrder
 from policies.cost import CostModel
 from policies.estimates.calibration import Calibration
 from policies.estimates.online_cost import RefinedCost, RefinementParams
-from policies.estimates.overheads import Handling
+from policies.estimates.overheads import RoundOverheads
 from policies.flat_trees import (
     FlatTrees,
     Ints,
@@ -83,7 +83,7 @@ class _Taken(NamedTuple):
     depths: list[int]
 
 
-class Knowledge:
+class Estimates:
     def __init__(self, costs: Costs, lanes: Sequence[LaneView]) -> None:
         self._verify = RefinedCost(costs.verify)
         self._draft = {lane: RefinedCost(cost, _CALLS) for lane, cost in costs.draft.items()}
@@ -94,10 +94,10 @@ class Knowledge:
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
-        self.lessons = Lessons(self.calibrations)
+        self.calibration_buffer = CalibrationBuffer(self.calibrations)
         self._queueing_s = 0.0
         """A running mean of waiting while the verifier worked for others."""
-        self._handling = Handling()
+        self._handling = RoundOverheads()
         """What rounds take beyond that."""
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
@@ -114,7 +114,7 @@ class Knowledge:
             call_s={lane: self._call_s(lane) for lane in self._draft},
         )
 
-    def unite(self, jobs: Collection[Job]) -> None:
+    def unite(self, jobs: Collection[RequestState]) -> None:
         """Each one's proposals become one tree, with probabilities for confidences; where the
         verifier takes chains only, the best one of that tree."""
         told: dict[int, FlatTrees] = {}
@@ -123,7 +123,7 @@ class Knowledge:
                 if id(trees) not in told:
                     told[id(trees)] = self.calibrations[lane].calibrate(trees)
         alone = {number: self._taken(trees) for number, trees in told.items()}
-        several: list[Job] = []
+        several: list[RequestState] = []
         for job in jobs:
             if len(job.proposals) == 1:
                 _, trees, place = job.proposals[0]
@@ -219,7 +219,7 @@ class Knowledge:
                 best = Score(count, tokens, seconds)
         return best
 
-    def load(self, lane: str | None, jobs: Sequence[Job]) -> LaneLoad:
+    def load(self, lane: str | None, jobs: Sequence[RequestState]) -> LaneLoad:
         """What a round of these requests is like, as far as is known."""
         rounds = max(1, sum(job.statistics.rounds for job in jobs))
         drafted = sum(job.statistics.drafted for job in jobs)

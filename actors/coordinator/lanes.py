@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.events import Event, LaneDown, LaneUp
-from actors.coordinator.request_state import Job
+from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
@@ -104,7 +104,7 @@ class Lanes:
 
 
 def take_answer(
-    job: Job, lane: str, answer: Draft | Missing | NoRoom, upto: int | None = None
+    job: RequestState, lane: str, answer: Draft | Missing | NoRoom, upto: int | None = None
 ) -> DraftTree:
     """Notes what the lane has now; its tree, where it gave one."""
     if isinstance(answer, Draft):

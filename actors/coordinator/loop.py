@@ -14,19 +14,19 @@ import logging
 from collections.abc import Callable, Sequence
 
 from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.catch_up import ReadingAhead
+from actors.coordinator.catch_up import CatchUp
 from actors.coordinator.drafting import Drafting
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Arrived, Event, Left, Preempted
 from actors.coordinator.lanes import Lanes
-from actors.coordinator.microbatches import Pipelining
+from actors.coordinator.microbatches import MicroBatches
 from actors.coordinator.request_state import (
     GONE,
     READY,
     WAITING,
     Cancelled,
-    Job,
     Overloaded,
+    RequestState,
     Statistics,
     Stream,
 )
@@ -56,7 +56,7 @@ class Coordinator:
         verifier: VerifierHost,
         lanes: Sequence[Lane],
         policies: Policies,
-        knowledge: Knowledge,
+        estimates: Estimates,
         limits: Limits = _DEFAULT_LIMITS,
         pipeline: MicroBatchParams = _DEFAULT_PIPELINE,
         observe: Callable[[Event], None] = lambda _event: None,
@@ -72,8 +72,8 @@ class Coordinator:
         self._limits = limits
         self._observe = observe
         self._loop = asyncio.get_running_loop()
-        self._jobs: dict[str, Job] = {}
-        self._running: dict[str, Job] = {}
+        self._jobs: dict[str, RequestState] = {}
+        self._running: dict[str, RequestState] = {}
         """Those with a batch slot, in the order in which they got it."""
         self._stalls: dict[str, asyncio.TimerHandle] = {}
         self._kv_room = limits.kv_tokens
@@ -81,13 +81,13 @@ class Coordinator:
         self._failure: SpindleError | None = None
         self._pass_is_due = False
         self._tasks = Tasks(self._stop)
-        self._pipelining = Pipelining(pipeline, knowledge)
+        self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, observe, self._tasks, self._wake)
-        self._drafting = Drafting(self._lanes, knowledge, observe, self._tasks, self._wake)
-        self._reading = ReadingAhead(
+        self._drafting = Drafting(self._lanes, estimates, observe, self._tasks, self._wake)
+        self._reading = CatchUp(
             self._lanes,
             limits.catch_up_tokens,
-            knowledge,
+            estimates,
             observe,
             self._tasks,
             self._wake,
@@ -95,7 +95,7 @@ class Coordinator:
         self._verifying = Verifying(
             verifier,
             limits,
-            knowledge,
+            estimates,
             observe,
             self._tasks,
             self._wake,
@@ -151,7 +151,7 @@ class Coordinator:
         statistics = Statistics()
         stream = Stream(name, statistics, lambda: self._cancel(job), lambda: self._hear(name))
         stream.acknowledge(len(output))
-        job = self._jobs[name] = Job(
+        job = self._jobs[name] = RequestState(
             served,
             view,
             stream,
@@ -205,7 +205,7 @@ class Coordinator:
                 if not job.internal:
                     policies.schedule.arrive(job.view, now)
         self._policies = policies
-        self._pipelining.use(pipeline)
+        self._microbatches.use(pipeline)
         self._wake()
 
     async def close(self) -> None:
@@ -241,7 +241,7 @@ class Coordinator:
             self._leave(job, now)
         self._choose_who_runs(now)
         running = list(self._running.values())
-        cutting = self._pipelining.cutting(running)
+        cutting = self._microbatches.cutting(running)
         if cutting.barrier:
             _form_cohorts(running, cutting.cohorts)
         self._drafting.start(running, self._policies, cutting, now)
@@ -266,7 +266,7 @@ class Coordinator:
         all_fit = sum(map(_kv_need, between)) <= room
         if not paused and (slots == 0 or (all_fit and not some_wait)):
             return
-        kept: list[Job] = []
+        kept: list[RequestState] = []
         for job in self._in_order(now):
             if job.in_flight or job.name in paused:
                 continue
@@ -287,7 +287,7 @@ class Coordinator:
                     job.statistics.queue_s = now - job.view.arrival_s
                 self._running[job.name] = job
 
-    def _paused(self, between: Sequence[Job]) -> set[str]:
+    def _paused(self, between: Sequence[RequestState]) -> set[str]:
         """Requests too far ahead of their readers; in the end they are cancelled."""
         most = self._limits.unread_tokens
         for job in between:
@@ -299,7 +299,7 @@ class Coordinator:
                 self._unstall(name)
         return set(self._stalls)
 
-    def _in_order(self, now: float) -> list[Job]:
+    def _in_order(self, now: float) -> list[RequestState]:
         """The system's own requests, then users' as the schedule prefers them."""
         internal = [job for job in self._jobs.values() if job.internal]
         users = [job for job in self._jobs.values() if not job.internal]
@@ -313,14 +313,14 @@ class Coordinator:
         )
         return [*internal, *(self._jobs[name] for name in names)]
 
-    def _preempt(self, job: Job, now: float) -> None:
+    def _preempt(self, job: RequestState, now: float) -> None:
         """Its KV stays until the verifier needs the room, then moves to host memory or goes."""
         job.stage = WAITING
         job.cohort = -1
         del self._running[job.name]
         self._observe(Preempted(now, job.name))
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: RequestState) -> None:
         if self._jobs.get(job.name) is not job:
             return
         job.ends = True
@@ -328,7 +328,7 @@ class Coordinator:
             self._leave(job, self._loop.time())
         self._wake()
 
-    def _leave(self, job: Job, now: float) -> None:
+    def _leave(self, job: RequestState, now: float) -> None:
         """Finished or cancelled: nothing of it stays anywhere."""
         if job.finish is None:
             job.stream.fail(Cancelled(f"request {job.name!r} was cancelled"))
@@ -365,7 +365,7 @@ class Coordinator:
             self._jobs.clear()
 
 
-def _form_cohorts(running: Sequence[Job], count: int) -> None:
+def _form_cohorts(running: Sequence[RequestState], count: int) -> None:
     """Micro-batches of equal size; a request changes over only between its rounds."""
     if count == 1:
         for job in running:
@@ -386,5 +386,5 @@ def _form_cohorts(running: Sequence[Job], count: int) -> None:
         members[job.cohort] += 1
 
 
-def _kv_need(job: Job) -> int:
+def _kv_need(job: RequestState) -> int:
     return -(-job.view.context // _KV_BLOCK) * _KV_BLOCK + _KV_BLOCK

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.coordinator.estimates import Knowledge
-from actors.coordinator.request_state import Job
+from actors.coordinator.estimates import Estimates
+from actors.coordinator.request_state import RequestState
 from policies.microbatch import MicroBatchParams, Mode, split
 
-Batches = Mapping[str | None, Sequence[Job]]
+Batches = Mapping[str | None, Sequence[RequestState]]
 """Who may draft now, by the chosen lane."""
 _REVISED_EVERY = 32
 """Passes for which a plan stays, although requests move: planning costs more than a round may."""
@@ -30,10 +30,10 @@ class Cutting:
         return max(self.parts.values(), default=1)
 
 
-class Pipelining:
-    def __init__(self, params: MicroBatchParams, knowledge: Knowledge) -> None:
+class MicroBatches:
+    def __init__(self, params: MicroBatchParams, estimates: Estimates) -> None:
         self._params = params
-        self._knowledge = knowledge
+        self._estimates = estimates
         self._cutting = Cutting()
         self._members: dict[str | None, int] = {}
         self._passes = _REVISED_EVERY
@@ -44,7 +44,7 @@ class Pipelining:
         self._members = {}
         self._passes = _REVISED_EVERY
 
-    def cutting(self, running: Sequence[Job]) -> Cutting:
+    def cutting(self, running: Sequence[RequestState]) -> Cutting:
         self._passes += 1
         if self._passes >= _REVISED_EVERY:
             lanes = [job.lane for job in running]
@@ -55,12 +55,12 @@ class Pipelining:
                 self._cutting = self._plan(running)
         return self._cutting
 
-    def _plan(self, running: Sequence[Job]) -> Cutting:
-        by_lane: dict[str | None, list[Job]] = {}
+    def _plan(self, running: Sequence[RequestState]) -> Cutting:
+        by_lane: dict[str | None, list[RequestState]] = {}
         for job in running:
             by_lane.setdefault(job.lane, []).append(job)
-        loads = [self._knowledge.load(lane, jobs) for lane, jobs in by_lane.items()]
-        best = split(loads, self._knowledge.context().verify, self._params)
+        loads = [self._estimates.load(lane, jobs) for lane, jobs in by_lane.items()]
+        best = split(loads, self._estimates.context().verify, self._params)
         return Cutting(best.mode, dict(zip(by_lane, best.parts, strict=True)))
 
 
@@ -68,13 +68,15 @@ def verified_together(batches: Batches, cutting: Cutting) -> Iterable[Batches]:
     """With Spin's barrier the lanes of one micro-batch are planned as one, and else each alone."""
     if not cutting.barrier:
         return [{lane: batch} for lane, batch in batches.items()]
-    by_cohort: dict[int, dict[str | None, Sequence[Job]]] = {}
+    by_cohort: dict[int, dict[str | None, Sequence[RequestState]]] = {}
     for lane, batch in batches.items():
         by_cohort.setdefault(batch[0].cohort, {})[lane] = batch
     return by_cohort.values()
 
 
-def waiting_with(batches: Batches, running: Sequence[Job], cutting: Cutting) -> list[Job]:
+def waiting_with(
+    batches: Batches, running: Sequence[RequestState], cutting: Cutting
+) -> list[RequestState]:
     """Others that the barrier makes wait for these drafts."""
     if not cutting.barrier:
         return []

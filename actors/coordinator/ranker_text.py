@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from policies.scheduling.rank_prompts import Message
 
 
-class TokenizerText:
+class RankerText:
     def __init__(self, checkpoint: Path) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
 

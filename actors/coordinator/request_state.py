@@ -72,7 +72,7 @@ _NO_DRAFT: Place = (NO_TREES, 0)
 
 
 @dataclass(slots=True)
-class Job:
+class RequestState:
     served: ServedRequest
     view: RequestView
     stream: "Stream"

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 
 from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
 from actors.coordinator.microbatches import Cutting
-from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, Job
+from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder, new
@@ -29,7 +29,7 @@ class Verifying:
         self,
         host: VerifierHost,
         limits: Limits,
-        knowledge: Knowledge,
+        estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
@@ -37,7 +37,7 @@ class Verifying:
     ) -> None:
         self._host = host
         self._limits = limits
-        self._knowledge = knowledge
+        self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
@@ -46,7 +46,7 @@ class Verifying:
         self._free_since = 0.0
 
     def start(
-        self, running: Sequence[Job], policies: Policies, cutting: Cutting, now: float
+        self, running: Sequence[RequestState], policies: Policies, cutting: Cutting, now: float
     ) -> bool:
         """One forward over what is ready, unless one is on its way or the pipeline waits."""
         if self._busy:
@@ -84,7 +84,7 @@ class Verifying:
         return True
 
     def _selected(
-        self, jobs: Sequence[Job], policies: Policies, prefill_tokens: int, now: float
+        self, jobs: Sequence[RequestState], policies: Policies, prefill_tokens: int, now: float
     ) -> list[DraftTree]:
         """The trees cut down to what the speculation policy has verified."""
         if not any([job.nodes for job in jobs]):
@@ -98,7 +98,7 @@ class Verifying:
                 [job.proposers for job in jobs],
                 sources,
             ),
-            self._knowledge.context(prefill_tokens),
+            self._estimates.context(prefill_tokens),
             now,
         )
         if sources is not None:
@@ -109,7 +109,7 @@ class Verifying:
 
     async def _verify(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[RequestState],
         orders: Sequence[VerifyOrder],
         policies: Policies,
         prefill_tokens: int,
@@ -126,7 +126,7 @@ class Verifying:
         # Roots and nodes: prompt chunks come without a tree.
         roots = sum([job.prefilled for job in jobs])
         tokens = prefill_tokens + roots + sum([len(order.tree.tokens) for order in orders])
-        self._knowledge.lessons.learn(
+        self._estimates.calibration_buffer.learn(
             [
                 (proposal, answer.tokens)
                 for job, answer in zip(jobs, answers, strict=True)
@@ -135,7 +135,7 @@ class Verifying:
             ]
         )
         verify_s = now - begun
-        prompts_s = verify_s * self._knowledge.share_of_prompts(context, tokens, prefill_tokens)
+        prompts_s = verify_s * self._estimates.share_of_prompts(context, tokens, prefill_tokens)
         outcomes = [
             outcome
             for job, order, answer in zip(jobs, orders, answers, strict=True)
@@ -150,13 +150,13 @@ class Verifying:
         policies.selection.observe(outcomes)
         policies.schedule.observe(outcomes, now)
         verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
-        self._knowledge.learn_verify(verified)
+        self._estimates.learn_verify(verified)
         self._observe(verified)
         self._changed()
 
     def _conclude(
         self,
-        job: Job,
+        job: RequestState,
         order: VerifyOrder,
         answer: Verdict | Missing | NoRoom,
         now: float,
@@ -223,7 +223,7 @@ class Verifying:
         job.stream.deliver(commit)
         return outcome
 
-    def _accepted_free(self, job: Job, accepted: Sequence[int]) -> int:
+    def _accepted_free(self, job: RequestState, accepted: Sequence[int]) -> int:
         """How many of the accepted nodes, from the root down, free lanes have proposed."""
         proposers = enumerate(job.proposers)
         free = sum(1 << bit for bit, lane in proposers if lane in self._free_lanes)
@@ -232,7 +232,7 @@ class Verifying:
         found = (job.sources[list(accepted)] & free).tolist()
         return found.index(0) if 0 in found else len(found)
 
-    async def _recover(self, jobs: Sequence[Job], error: HostLost) -> None:
+    async def _recover(self, jobs: Sequence[RequestState], error: HostLost) -> None:
         """The new verifier is empty: it answers Missing and gets the committed tokens again.
         Where there will be none, HostLost ends the coordinator."""
         clock = asyncio.get_running_loop().time
@@ -266,7 +266,7 @@ class Verifying:
             """It has forgotten everything; the next verification brings it back."""
 
 
-def _ready(running: Sequence[Job], cutting: Cutting) -> list[Job]:
+def _ready(running: Sequence[RequestState], cutting: Cutting) -> list[RequestState]:
     """Spin's barrier: one whole micro-batch of all lanes. Otherwise everything that is ready
     from any lane, never one forward per lane."""
     ready = [job for job in running if job.stage is DRAFTED]
@@ -277,7 +277,7 @@ def _ready(running: Sequence[Job], cutting: Cutting) -> list[Job]:
     return [job for job in ready if job.cohort == first]
 
 
-def _sources(jobs: Sequence[Job]) -> Ints | None:
+def _sources(jobs: Sequence[RequestState]) -> Ints | None:
     """Of the nodes of all drafts."""
     if all([job.sources is None for job in jobs]):
         return None
@@ -291,7 +291,7 @@ def _sources(jobs: Sequence[Job]) -> Ints | None:
     )
 
 
-def _chunks(prefilling: Sequence[Job], room: int) -> list[tuple[Job, int]]:
+def _chunks(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
     """Prompt tokens for this forward, in the schedule's order."""
     chunks = []
     for job in prefilling:

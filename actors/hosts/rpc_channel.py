@@ -75,7 +75,7 @@ class Listener:
                 connection.close()
 
 
-class Line(asyncio.Protocol):
+class RpcChannel(asyncio.Protocol):
     """The caller's end. Made by `connect`."""
 
     _transport: asyncio.Transport
@@ -130,12 +130,12 @@ class Line(asyncio.Protocol):
         self.close(HostLost(f"the connection to it ended ({exc or 'closed by it'})"))
 
 
-async def connect(address: Address) -> Line:
+async def connect(address: Address) -> RpcChannel:
     """Raises HostLost where there is no way to the address."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_GREETING_S):
-            transport, line = await loop.create_connection(Line, address.host, address.port)
+            transport, line = await loop.create_connection(RpcChannel, address.host, address.port)
     except OSError as error:  # TimeoutError is one
         raise HostLost(
             f"no connection to {address.host}:{address.port} ({error!r}): the nodes of a cluster "

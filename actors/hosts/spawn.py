@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.hosts.protocol import HostLost
-from actors.hosts.rpc_channel import Address, Line, Listener, WorkerFailed, connect
+from actors.hosts.rpc_channel import Address, Listener, RpcChannel, WorkerFailed, connect
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.workers import DrafterWorker, FollowerWorker, VerifierWorker
 from engine.errors import SpindleError
@@ -62,7 +62,7 @@ class Actors:
 
     def __init__(self, handles: Sequence[ActorHandle]) -> None:
         self._handles = handles
-        self._lines: list[Line] = []
+        self._lines: list[RpcChannel] = []
         self._watching: list[asyncio.Task[None]] = []
 
     async def call(self, method: str, *arguments: object) -> Any:
@@ -180,7 +180,7 @@ def _environment(spec: DrafterSpec | TargetSpec) -> dict[str, str]:
     return environment
 
 
-async def _watch(serving: Awaitable[None], line: Line) -> None:
+async def _watch(serving: Awaitable[None], line: RpcChannel) -> None:
     """Ray hears of a node's death, which ends no connection."""
     try:
         await _answer(serving)

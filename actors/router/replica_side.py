@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.settings import Policies
 from actors.router.router import Answer, Report
 from policies.pooling import Pooled, Statistics, apart, scaled, together
@@ -81,11 +81,11 @@ class Pooling:
 
 
 def learners_of(
-    policies: Policies, knowledge: Knowledge, lanes: Iterable[LaneView]
+    policies: Policies, estimates: Estimates, lanes: Iterable[LaneView]
 ) -> dict[str, Pooled]:
     """What a replica pools: its selection, if that learns, and each drafter's calibration."""
     learners: dict[str, Pooled] = {
-        f"calibration/{lane.drafter}": knowledge.calibrations[lane.name] for lane in lanes
+        f"calibration/{lane.drafter}": estimates.calibrations[lane.name] for lane in lanes
     }
     if isinstance(policies.selection, Pooled):
         learners[type(policies.selection).__name__] = policies.selection

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
@@ -133,16 +133,16 @@ async def own_ms(draft: str, requests: int, speculation: str) -> float:
         draft_budget=2048,
         most_tokens=2048,
     )
-    knowledge = Knowledge(costs, [lane.view for lane in lanes])
+    estimates = Estimates(costs, [lane.view for lane in lanes])
     coordinator = Coordinator(
         TableVerifier(clock),
         lanes,
         Policies(
             fair(make_schedule("default")),
             make_selection("hedge"),
-            make_speculation(speculation, calibrations=knowledge.calibrations),
+            make_speculation(speculation, calibrations=estimates.calibrations),
         ),
-        knowledge,
+        estimates,
         Limits(
             max_batch=requests, kv_tokens=1 << 30, forward_tokens=1 << 14, unread_tokens=1 << 20
         ),

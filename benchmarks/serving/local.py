@@ -17,7 +17,7 @@ from statistics import mean, median
 
 import torch
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
@@ -112,11 +112,11 @@ async def compare(
     events: list[Event] = []
     names = itertools.count()
     largest = max(chosen.clients)
-    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     schedule = make_schedule(chosen.schedule)
 
     def policies(**options: str) -> Policies:
-        calibrations = knowledge.calibrations
+        calibrations = estimates.calibrations
         speculation = make_speculation(chosen.speculation, options, calibrations)
         return Policies(schedule, make_selection(chosen.selection), speculation)
 
@@ -127,7 +127,7 @@ async def compare(
         fleet.verifier,
         fleet.lanes,
         drafting[DRAFTED],
-        knowledge,
+        estimates,
         Limits(max_batch=largest, max_waiting=largest, kv_tokens=KV_TOKENS),
         observe=events.append,
     )

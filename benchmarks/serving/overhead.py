@@ -24,7 +24,7 @@ from ray import serve
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.fleet import Fleet, raise_fleet
@@ -168,14 +168,14 @@ async def transport() -> list[Record]:
 async def in_process() -> Coordinator:
     """With the application's target, drafter and policies."""
     fleet = await hosts("inline")
-    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     policies = Policies(
         make_schedule("default"),
         make_selection("fixed"),
-        make_speculation("fixed", calibrations=knowledge.calibrations),
+        make_speculation("fixed", calibrations=estimates.calibrations),
     )
     limits = Limits(kv_tokens=KV_TOKENS)
-    return Coordinator(fleet.verifier, fleet.lanes, policies, knowledge, limits)
+    return Coordinator(fleet.verifier, fleet.lanes, policies, estimates, limits)
 
 
 async def hosts(drafter: Where) -> Fleet:

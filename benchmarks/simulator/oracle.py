@@ -18,7 +18,7 @@ from policies.flat_trees import split
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.forest import room
-from policies.speculation.stateless import Memoryless
+from policies.speculation.stateless import Stateless
 
 DEEPEST = 16
 """Draft levels that an oracle looks ahead."""
@@ -96,7 +96,7 @@ def _rounds(right: Sequence[int], tokens: int, depth: int) -> int:
     return rounds
 
 
-class Clairvoyant(Memoryless):
+class Clairvoyant(Stateless):
     """Speculation for the throughput of the round at hand; chains only."""
 
     def __init__(self, foresight: Foresight, cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ from statistics import mean
 
 import torch
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
@@ -63,7 +63,7 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Serving:
     make_policies: MakePolicies
-    knowledge: Knowledge
+    estimates: Estimates
     clients: int
 
 
@@ -101,8 +101,8 @@ async def run_for_real(
     coordinator = Coordinator(
         fleet.verifier,
         lanes,
-        serving.make_policies(serving.knowledge.calibrations),
-        serving.knowledge,
+        serving.make_policies(serving.estimates.calibrations),
+        serving.estimates,
         limits(serving.clients),
         observe=observe,
     )
@@ -137,11 +137,11 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acc
         )
         for lane in fleet.lanes
     ]
-    knowledge = Knowledge(fleet.costs, [lane.view for lane in lanes])
+    estimates = Estimates(fleet.costs, [lane.view for lane in lanes])
     for lane in lanes:
         if not lane.free:
             make = policies("fixed", "fixed", lane.view.drafter)
-            await run_for_real(fleet, lanes, requests, Serving(make, knowledge, clients))
+            await run_for_real(fleet, lanes, requests, Serving(make, estimates, clients))
     return fit_acceptance(traces)
 
 
@@ -167,10 +167,10 @@ def own_time(forwards: Sequence[Verified], cost: CostModel) -> OwnTime:
 
 
 def modelled(
-    fleet: Fleet, acceptance: Acceptance, knowledge: Knowledge, learned_in: Run
+    fleet: Fleet, acceptance: Acceptance, estimates: Estimates, learned_in: Run
 ) -> Cluster:
     """The fleet, with what was recorded of its drafters and learned of its costs."""
-    learned = knowledge.context()
+    learned = estimates.context()
     return Cluster(
         learned.verify,
         KvMemory(KV_TOKENS),
@@ -235,7 +235,7 @@ def compare(
         pauses = 1.0
         for name, make in served.items():
             # A forward's pace depends on what else the cores do: learn it under these policies.
-            learning = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+            learning = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
             serving = Serving(make, learning, count)
             learned = asyncio.run(run_for_real(fleet, fleet.lanes, recorded, serving))
             cluster = modelled(fleet, acceptance, learning, learned)
@@ -245,8 +245,8 @@ def compare(
                 # them.
                 report = simulated(cluster, recorded, learned, count, make)
                 pauses = learned.mean_latency_s / report.mean_latency_s
-            knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
-            serving = Serving(make, knowledge, count)
+            estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
+            serving = Serving(make, estimates, count)
             real = asyncio.run(run_for_real(fleet, fleet.lanes, requests, serving))
             report = simulated(cluster, requests, real, count, make)
             goodput, latency_s = report.throughput / pauses, report.mean_latency_s * pauses

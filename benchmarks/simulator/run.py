@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request_state import Overloaded
@@ -123,12 +123,12 @@ def simulate(
     target = Target({arrival.name: arrival.output_tokens for arrival in arrivals})
 
     async def serve() -> list[Served | None]:
-        knowledge = _knowledge(cluster)
+        estimates = _estimates(cluster)
         coordinator = Coordinator(
             _verifier(cluster, target, arrivals, seed),
             _lanes(cluster, target, arrivals, seed),
-            make_policies(knowledge.calibrations),
-            knowledge,
+            make_policies(estimates.calibrations),
+            estimates,
             limits,
             pipeline,
             observe_all,
@@ -241,7 +241,7 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
     ]
 
 
-def _knowledge(cluster: Cluster) -> Knowledge:
+def _estimates(cluster: Cluster) -> Estimates:
     """Policies are told the true costs, as a perfect profile would."""
     draft = {spec.lane: spec.cost for spec in cluster.drafters if spec.cost is not None}
     costs = Costs(
@@ -252,4 +252,4 @@ def _knowledge(cluster: Cluster) -> Knowledge:
         cluster.most_tokens,
         cluster.trees,
     )
-    return Knowledge(costs, [spec.view for spec in cluster.drafters])
+    return Estimates(costs, [spec.view for spec in cluster.drafters])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.lane_capacity import Seats
-from policies.selection.membership import Roster
+from policies.selection.lane_capacity import LaneCapacity
+from policies.selection.membership import Membership
 from policies.selection.switching import after_switch, tokens_left
 
 Goodput = Callable[[str, str | None], float]
@@ -26,7 +26,7 @@ class Oracle:
     def __init__(self, goodput: Goodput, params: OracleParams = OracleParams()) -> None:
         self._true_goodput = goodput
         self._params = params
-        self._roster = Roster()
+        self._roster = Membership()
         self._mapping: dict[str, str | None] = {}
         self._slots = 0
 
@@ -65,7 +65,7 @@ class Oracle:
         ).reshape(len(requests), len(lanes))
         plain = np.array([self._true_goodput(request.name, None) for request in requests])
         names = [request.name for request in requests]
-        return Seats(lanes).match(names, values, plain, self._mapping)
+        return LaneCapacity(lanes).match(names, values, plain, self._mapping)
 
     def _value(self, request: RequestView, lane: LaneView) -> float:
         moves = self._mapping.get(request.name) != lane.name

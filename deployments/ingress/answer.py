@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from deployments.ingress.failover import Conversation
-from deployments.ingress.heartbeat_sender import SignsOfLife
+from deployments.ingress.failover import FailoverStream
+from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import AnswerText, Echo
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
@@ -13,7 +13,7 @@ from engine.protocol import Finish
 
 
 @dataclass(frozen=True, slots=True)
-class SaidToken:
+class OutputToken:
     """One token as log-probabilities show it."""
 
     token: int
@@ -29,7 +29,7 @@ class Piece:
 
     text: str
     token_ids: tuple[int, ...]
-    tokens: tuple[SaidToken, ...]
+    tokens: tuple[OutputToken, ...]
     """Empty unless log-probabilities were asked for."""
     produced: int
     """Output tokens up to here."""
@@ -40,7 +40,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        conversation: Conversation,
+        failover_stream: FailoverStream,
         stops: Sequence[str],
         tokens: Tokens,
         echo: Echo | None = None,
@@ -48,10 +48,10 @@ class Choice:
     ) -> None:
         """`echo`: what it begins with. `echo_only`: and nothing follows."""
         self.index = index
-        self.conversation = conversation
+        self.failover_stream = failover_stream
         self.produced = 0
         """Output tokens, those behind a stop string not counted."""
-        min_tokens = conversation.request["params"]["min_tokens"]
+        min_tokens = failover_stream.request["params"]["min_tokens"]
         self._echo = echo
         self._echo_only = echo_only
         begins_at = 0 if echo is None else len(echo.text)
@@ -63,7 +63,7 @@ class Choice:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Up to the one with a finish."""
-        async for commit in self.conversation.commits():
+        async for commit in self.failover_stream.commits():
             if self._echo_only:
                 said = self._text.take([], "length")
             else:
@@ -77,7 +77,7 @@ class Choice:
                 text=said.text,
                 token_ids=tuple(commit["token_ids"][: said.tokens]),
                 tokens=tuple(
-                    SaidToken(*one)
+                    OutputToken(*one)
                     for one in zip(commit["token_ids"], logprobs, said.offsets, strict=False)
                 ),
                 produced=self.produced,
@@ -90,7 +90,7 @@ class Choice:
     @property
     def statistics(self) -> dict[str, object]:
         """Told to the client under `spindle`; docs/api.md explains each."""
-        told = self.conversation.statistics
+        told = self.failover_stream.statistics
         first = self._last if self._first is None else self._first
         between = self.produced - 1
         return {
@@ -101,9 +101,9 @@ class Choice:
             "queue_s": told["queue_s"],
             "ttft_s": first - self._arrived,
             "tpot_s": (self._last - first) / between if between > 0 else None,
-            "seed": self.conversation.request["seed"],
-            "replica": self.conversation.replica,
-            "attempts": self.conversation.attempt + 1,
+            "seed": self.failover_stream.request["seed"],
+            "replica": self.failover_stream.replica,
+            "attempts": self.failover_stream.attempt + 1,
         }
 
 
@@ -113,7 +113,7 @@ def _behind(echo: Echo, logprobs: Sequence[Logprob] | None, piece: Piece) -> Pie
     if logprobs is None:
         return replace(piece, text=text)
     told = zip(echo.token_ids, [None, *logprobs], echo.offsets, strict=True)
-    return replace(piece, text=text, tokens=(*(SaidToken(*one) for one in told), *piece.tokens))
+    return replace(piece, text=text, tokens=(*(OutputToken(*one) for one in told), *piece.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,12 @@ class Answer:
     """Choices that are admitted together or not at all, merged in the order of their verdicts."""
 
     def __init__(
-        self, name: str, choices: Sequence[Choice], prompt_tokens: int, signs: SignsOfLife
+        self, name: str, choices: Sequence[Choice], prompt_tokens: int, signs: HeartbeatSender
     ) -> None:
         self.name = name
         self.choices = choices
         self.prompt_tokens = prompt_tokens
-        self._signs = signs
+        self._heartbeats = signs
         self._pumps: list[asyncio.Task[None]] = []
         # One: a client that does not read holds up its own choices, and nothing piles up here.
         self._queue: asyncio.Queue[tuple[Choice, Piece | _Broken]] = asyncio.Queue(1)
@@ -138,8 +138,8 @@ class Answer:
     async def open(self) -> None:
         """ApiError when one choice is refused; the others are then cancelled."""
         for choice in self.choices:
-            self._signs.join(choice.conversation)
-        openings = [asyncio.create_task(one.conversation.open()) for one in self.choices]
+            self._heartbeats.join(choice.failover_stream)
+        openings = [asyncio.create_task(one.failover_stream.open()) for one in self.choices]
         try:
             await asyncio.gather(*openings)
         except BaseException:
@@ -158,7 +158,7 @@ class Answer:
             if isinstance(piece, _Broken):
                 raise piece.error
             yield choice, piece
-            self._signs.wrote(choice.conversation, piece.produced)
+            self._heartbeats.wrote(choice.failover_stream, piece.produced)
             if piece.finish is not None:
                 unfinished -= 1
                 self._leave(choice)
@@ -171,8 +171,8 @@ class Answer:
             await self._queue.put((choice, _Broken(error)))
 
     def _leave(self, choice: Choice) -> None:
-        choice.conversation.close()
-        self._signs.leave(choice.conversation)
+        choice.failover_stream.close()
+        self._heartbeats.leave(choice.failover_stream)
 
     def close(self) -> None:
         """Cancels what is not finished, at the replicas too. Always to be called."""

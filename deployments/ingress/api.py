@@ -19,8 +19,8 @@ from deployments.ingress.admission import Admission
 from deployments.ingress.answer import Answer, Choice
 from deployments.ingress.api_keys import Keys
 from deployments.ingress.errors import ApiError
-from deployments.ingress.failover import Conversation
-from deployments.ingress.heartbeat_sender import SignsOfLife
+from deployments.ingress.failover import FailoverStream
+from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.readiness import Readiness
 from deployments.ingress.requests import (
@@ -53,13 +53,13 @@ class Api:
         self._tokens = Tokens(config.target.path())
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
-        self._signs = SignsOfLife(ingress, replicas, config.limits)
-        self._readiness = Readiness(replicas, self._signs)
+        self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
+        self._readiness = Readiness(replicas, self._heartbeats)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
     def close(self) -> None:
-        self._signs.close()
+        self._heartbeats.close()
 
     async def ready(self) -> TargetLimits:
         """ApiError 503 while no replica would serve at once."""
@@ -102,7 +102,7 @@ class Api:
         choices = [
             Choice(
                 index,
-                Conversation(one, self._streaming, self._signs.silent, self.config.limits),
+                FailoverStream(one, self._streaming, self._heartbeats.silent, self.config.limits),
                 request.stops,
                 self._tokens,
                 echoed[index // request.n],
@@ -110,7 +110,7 @@ class Api:
             )
             for index, one in enumerate(asked)
         ]
-        answer = Answer(name, choices, sum(map(len, prompts)), self._signs)
+        answer = Answer(name, choices, sum(map(len, prompts)), self._heartbeats)
         await answer.open()
         return answer
 

@@ -15,7 +15,7 @@ from deployments.proxy import TELLS, TOLD_EVERY, WRITTEN
 MOST_MESSAGES = 4 * TOLD_EVERY
 
 
-class Window:
+class BackpressureWindow:
     def __init__(self, scope: Scope) -> None:
         """Without end where nobody tells what is taken: there, to write is to wait."""
         self._told = bool(scope.get(TELLS))

@@ -28,7 +28,7 @@ class _Lost(Exception):
     """The replica cannot go on with the request; another one may."""
 
 
-class Conversation:
+class FailoverStream:
     def __init__(
         self,
         request: StreamRequest,

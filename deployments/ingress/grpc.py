@@ -22,7 +22,7 @@ _CODES = {
 }
 
 
-class Entrance(Ingress):
+class GrpcIngress(Ingress):
     """Serve calls its methods by their names in spindle.proto."""
 
     async def Generate(  # noqa: N802 - the name on the wire

@@ -11,7 +11,7 @@ from contextvars import Context
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import LimitsConfig
-from deployments.ingress.failover import Conversation
+from deployments.ingress.failover import FailoverStream
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ PERIOD_S = 1.0
 """At most between two signs of life to a replica that has streams of ours, or was sent one."""
 
 
-class SignsOfLife:
-    """One loop for all conversations; made on the event loop that it lives on."""
+class HeartbeatSender:
+    """One loop for all failover_streams; made on the event loop that it lives on."""
 
     def __init__(self, ingress: str, replicas: DeploymentHandle, limits: LimitsConfig) -> None:
         self._ingress = ingress
@@ -31,7 +31,7 @@ class SignsOfLife:
         self._silent_s = limits.silent_replica_s
         self.silent: set[str] = set()
         """Replicas that have not answered for so long, until they do or their end is known."""
-        self._conversations: dict[str, Conversation] = {}
+        self._failover_streams: dict[str, FailoverStream] = {}
         self._told: dict[str, int] = {}
         self._left: dict[str, list[str]] = {}
         """By replica: streams of which it is to hear that nobody reads them."""
@@ -45,16 +45,16 @@ class SignsOfLife:
     def close(self) -> None:
         self._task.cancel()
 
-    def join(self, conversation: Conversation) -> None:
-        self._conversations[conversation.name] = conversation
-        self._told[conversation.name] = 0
+    def join(self, failover_stream: FailoverStream) -> None:
+        self._failover_streams[failover_stream.name] = failover_stream
+        self._told[failover_stream.name] = 0
 
-    def leave(self, conversation: Conversation) -> None:
-        if self._conversations.pop(conversation.name, None) is None:
+    def leave(self, failover_stream: FailoverStream) -> None:
+        if self._failover_streams.pop(failover_stream.name, None) is None:
             return
-        del self._told[conversation.name]
-        if conversation.replica is not None and not conversation.finished:
-            self._left.setdefault(conversation.replica, []).append(conversation.name)
+        del self._told[failover_stream.name]
+        if failover_stream.replica is not None and not failover_stream.finished:
+            self._left.setdefault(failover_stream.replica, []).append(failover_stream.name)
             self._due.set()
 
     def doubt(self, replica: str) -> None:
@@ -62,14 +62,14 @@ class SignsOfLife:
         if replica not in self._calls:
             self._begin_call(replica, {})
 
-    def wrote(self, conversation: Conversation, tokens: int) -> None:
+    def wrote(self, failover_stream: FailoverStream, tokens: int) -> None:
         """So many output tokens of it have reached the client."""
-        conversation.written = tokens
-        if conversation.name in self._told and self._hurries(conversation):
+        failover_stream.written = tokens
+        if failover_stream.name in self._told and self._hurries(failover_stream):
             self._due.set()
 
-    def _hurries(self, conversation: Conversation) -> bool:
-        return conversation.written - self._told[conversation.name] >= self._hurry_tokens
+    def _hurries(self, failover_stream: FailoverStream) -> bool:
+        return failover_stream.written - self._told[failover_stream.name] >= self._hurry_tokens
 
     async def _run(self) -> None:
         while True:
@@ -91,15 +91,17 @@ class SignsOfLife:
 
     def _read_by_replica(self) -> dict[str, dict[str, int]]:
         read: dict[str, dict[str, int]] = {}
-        for conversation in self._conversations.values():
-            if conversation.replica is not None:
-                read.setdefault(conversation.replica, {})[conversation.name] = conversation.written
+        for failover_stream in self._failover_streams.values():
+            if failover_stream.replica is not None:
+                read.setdefault(failover_stream.replica, {})[failover_stream.name] = (
+                    failover_stream.written
+                )
         return read
 
     async def _call(self, replica: str, read: dict[str, int], left: list[str]) -> None:
         silence = self._loop.call_later(self._silent_s, self._give_up, replica)
         try:
-            await self._replicas.sign_of_life.remote(
+            await self._replicas.heartbeat.remote(
                 {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
         except Exception as error:  # that replica is gone; its streams say so themselves
@@ -108,12 +110,12 @@ class SignsOfLife:
             silence.cancel()
             self.silent.discard(replica)
             del self._calls[replica]
-        if replica in self._left or any(map(self._hurries, self._conversations.values())):
+        if replica in self._left or any(map(self._hurries, self._failover_streams.values())):
             self._due.set()
 
     def _give_up(self, replica: str) -> None:
         _LOG.warning("%s has not answered for %g s", replica, self._silent_s)
         self.silent.add(replica)
-        for conversation in self._conversations.values():
-            if conversation.replica == replica:
-                conversation.give_up_replica()
+        for failover_stream in self._failover_streams.values():
+            if failover_stream.replica == replica:
+                failover_stream.give_up_replica()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.ingress.answer import Answer
 from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Keys
-from deployments.ingress.backpressure import Window
+from deployments.ingress.backpressure import BackpressureWindow
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests import (
     ChatRequest,
@@ -75,7 +75,7 @@ def make_http(api: Api) -> FastAPI:
 async def _respond(api: Api, asked: GenerationRequest, request: Request) -> Response:
     answer = await api.open(asked, request.state.tenant)
     if asked.stream:
-        return EventStream(answer, api.chunks(asked, answer), Window(request.scope))
+        return EventStream(answer, api.chunks(asked, answer), BackpressureWindow(request.scope))
     try:
         return JSONResponse(await unless_left(request.receive, api.whole(asked, answer)))
     finally:
@@ -107,7 +107,9 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, chunks: AsyncGenerator[Body, None], window: Window) -> None:
+    def __init__(
+        self, answer: Answer, chunks: AsyncGenerator[Body, None], window: BackpressureWindow
+    ) -> None:
         super().__init__(window.limited(_events(chunks)))
         self._answer = answer
         self._window = window

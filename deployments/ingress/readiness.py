@@ -5,7 +5,7 @@ import asyncio
 from ray.serve.handle import DeploymentHandle
 
 from deployments.ingress.errors import ApiError
-from deployments.ingress.heartbeat_sender import SignsOfLife
+from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.messages import Routed
 from engine.request import TargetLimits
 
@@ -16,9 +16,9 @@ _QUESTIONS = 8
 
 
 class Readiness:
-    def __init__(self, replicas: DeploymentHandle, signs: SignsOfLife) -> None:
+    def __init__(self, replicas: DeploymentHandle, signs: HeartbeatSender) -> None:
         self._replicas = replicas
-        self._signs = signs
+        self._heartbeats = signs
 
     async def ask(self) -> TargetLimits:
         """Of the replica that answers first; ApiError 503 when none does."""
@@ -43,13 +43,13 @@ class Readiness:
             for call, question in waiting.items():
                 call.cancel()
                 if question["routed_to"] is not None:
-                    self._signs.doubt(question["routed_to"])
+                    self._heartbeats.doubt(question["routed_to"])
         raise ApiError(503, problem)
 
     def _question(self, before: list[Routed]) -> Routed:
         """For a replica that neither is silent nor has been asked, if there is one."""
         asked = [to for question in before if (to := question["routed_to"]) is not None]
-        return {"avoid": [*asked, *self._signs.silent], "routed_to": None}
+        return {"avoid": [*asked, *self._heartbeats.silent], "routed_to": None}
 
     async def _describe(self, question: Routed) -> TargetLimits:
         call = self._replicas.describe.remote(question)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from deployments.ingress.answer import Choice, Piece, SaidToken
+from deployments.ingress.answer import Choice, OutputToken, Piece
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
@@ -19,7 +19,7 @@ class Whole:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    tokens: list[SaidToken] = field(default_factory=list)
+    tokens: list[OutputToken] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, piece: Piece) -> None:
@@ -78,7 +78,7 @@ class CompletionShape:
         }
         return _with_statistics(body, choice, piece)
 
-    def _logprobs(self, tokens: Sequence[SaidToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
             return None
         return {
@@ -133,7 +133,7 @@ class ChatShape:
         }
         return _with_statistics(body, choice, piece)
 
-    def _logprobs(self, tokens: Sequence[SaidToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
             return None
         content = [

@@ -12,7 +12,7 @@ _JUDGED = 64
 """Requests whose promises count: the latest."""
 
 
-class Signals:
+class AutoscalingSignals:
     def __init__(self) -> None:
         self._commits: deque[tuple[float, int]] = deque()
         self._kept: deque[bool] = deque(maxlen=_JUDGED)
@@ -22,7 +22,7 @@ class Signals:
             tokens = sum(outcome.committed for outcome in event.outcomes)
             self._commits.append((event.at_s, tokens))
             self._trim(event.at_s)
-        elif isinstance(event, Left) and (kept := kept_promises(event)) is not None:
+        elif isinstance(event, Left) and (kept := met_slo(event)) is not None:
             self._kept.append(kept)
 
     def read(self, served: Iterable[Statistics], now: float) -> dict[str, float]:
@@ -48,7 +48,7 @@ def tpot_s(left: Left) -> float | None:
     return None if first_s is None or tokens < 1 else (left.at_s - first_s) / tokens
 
 
-def kept_promises(left: Left) -> bool | None:
+def met_slo(left: Left) -> bool | None:
     """None: nothing was promised, or the client went away first."""
     slo = left.view.slo
     if left.finish is None or left.internal or (slo.ttft_s is None and slo.tpot_s is None):

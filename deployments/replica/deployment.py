@@ -13,10 +13,10 @@ from actors.coordinator.events import Event, Verified
 from actors.coordinator.request_state import Cancelled, Overloaded, Stream
 from cluster.config import AppConfig
 from deployments import messages
-from deployments.messages import Message, Refused, Routed, SignOfLife, StreamRequest
+from deployments.messages import Heartbeat, Message, Refused, Routed, StreamRequest
 from deployments.metrics import Metrics
-from deployments.replica.autoscaling_signals import Signals
-from deployments.replica.heartbeat_monitor import Silence
+from deployments.replica.autoscaling_signals import AutoscalingSignals
+from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.router_actor import exchange
 from deployments.start_report import announce, tell
 from engine.errors import InvalidRequest, SpindleError
@@ -35,9 +35,9 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._streams: dict[str, Stream] = {}
         """Those being read, by the name that their ingress gave them."""
-        self._silence = Silence(config.limits.silent_ingress_s, self._give_up)
+        self._silence = HeartbeatMonitor(config.limits.silent_ingress_s, self._give_up)
         self._given_up: set[str] = set()
-        self._signals = Signals()
+        self._signals = AutoscalingSignals()
         # Here, in nobody's request: what a request starts is cancelled with it.
         loop = asyncio.get_running_loop()
         self._starting = loop.create_task(self._start())
@@ -102,11 +102,11 @@ class Replica:
                 self._silence.leave(name, ingress)
             self._show_load()
 
-    async def sign_of_life(self, sign: SignOfLife) -> None:
+    async def heartbeat(self, sign: Heartbeat) -> None:
         """One that was meant for another replica, which is gone, comes here and is dropped."""
         if sign["replica"] != self._name:
             return
-        self._silence.broken_by(sign["ingress"])
+        self._silence.record_heartbeat(sign["ingress"])
         for name, tokens in sign["read"].items():
             if name in self._streams:
                 self._streams[name].acknowledge(tokens)

@@ -12,7 +12,7 @@ class _Ingress:
     streams: set[str] = field(default_factory=set)
 
 
-class Silence:
+class HeartbeatMonitor:
     """Lives on an event loop, whose time is the only clock."""
 
     def __init__(self, bound_s: float, end: Callable[[str], None]) -> None:
@@ -25,9 +25,9 @@ class Silence:
         if ingress not in self._ingresses:
             self._ingresses[ingress] = _Ingress(self._timer(ingress))
         self._ingresses[ingress].streams.add(stream)
-        self.broken_by(ingress)
+        self.record_heartbeat(ingress)
 
-    def broken_by(self, ingress: str) -> None:
+    def record_heartbeat(self, ingress: str) -> None:
         """A sign of life; one of an ingress without streams here is no error."""
         known = self._ingresses.get(ingress)
         if known is not None:

@@ -5,11 +5,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.length_ranker import LengthPredictor, Ranked, Ranker
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.ranker_text import TokenizerText
+from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
 from actors.router.replica_side import Exchange, Pooling, learners_of
@@ -39,18 +39,18 @@ class Service:
         self._fleet = fleet
         self._chosen = config.policies
         self._observers: list[Callable[[Event], None]] = []
-        self._knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+        self._estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
         self._policies, schedule = self._make(config.policies)
         self.coordinator = Coordinator(
             fleet.verifier,
             fleet.lanes,
             self._policies,
-            self._knowledge,
+            self._estimates,
             limits_of(config),
             config.policies.pipeline,
             self._observe,
         )
-        self._text = TokenizerText(config.target.path())
+        self._text = RankerText(config.target.path())
         self._ranker = Ranker(None, fleet.verifier, self._text, config.policies.lengths.timeout_s)
         self._observers.append(self._ranker.observe)
         self._ask_for_lengths(config.policies, schedule)
@@ -94,7 +94,7 @@ class Service:
         await Pooling(replica, 0, exchange, self._learners).run()
 
     def _learners(self) -> dict[str, Pooled]:
-        return learners_of(self._policies, self._knowledge, self.lanes)
+        return learners_of(self._policies, self._estimates, self.lanes)
 
     @property
     def limits(self) -> TargetLimits:
@@ -113,7 +113,7 @@ class Service:
         schedule = make_schedule(chosen.schedule.name, chosen.schedule.options)
         selection = make_selection(chosen.selection.name, chosen.selection.options, chosen.seed)
         speculation = make_speculation(
-            chosen.speculation.name, chosen.speculation.options, self._knowledge.calibrations
+            chosen.speculation.name, chosen.speculation.options, self._estimates.calibrations
         )
         return Policies(fair(schedule, chosen.fairness), selection, speculation), schedule
 

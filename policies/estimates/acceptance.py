@@ -70,7 +70,7 @@ class Proposals(NamedTuple):
     proposed all of theirs."""
 
 
-class Beliefs:
+class AcceptanceEstimates:
     def __init__(self, prior: float, weight: float) -> None:
         """`prior`: of an unknown lane's levels; `weight`: levels that the pool counts for."""
         self._prior, self._weight = prior, weight

@@ -22,7 +22,7 @@ only drafting could tell that it is over. Slow, or where few rounds pay for draf
 make them look cheap."""
 
 
-class Handling:
+class RoundOverheads:
     def __init__(self) -> None:
         self._plain = _Mean()
         self._drafted = _Mean()

@@ -7,9 +7,9 @@ import numpy as np
 
 from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.lane_capacity import Seats, as_many_as_fit
+from policies.selection.lane_capacity import LaneCapacity, as_many_as_fit
 from policies.selection.mean_goodput import MeanGoodput
-from policies.selection.membership import Roster
+from policies.selection.membership import Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Fixed:
 
     def __init__(self, params: FixedParams = FixedParams()) -> None:
         self._drafter = params.drafter
-        self._roster = Roster()
+        self._roster = Membership()
         self._mapping: dict[str, str | None] = {}
 
     def assign(
@@ -51,7 +51,7 @@ class Fixed:
     def _seat(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
     ) -> dict[str, str | None]:
-        seats = Seats(lanes)
+        seats = LaneCapacity(lanes)
         drafter = self._drafter or (lanes[0].drafter if lanes else "")
         mapping: dict[str, str | None] = {}
         for request in requests:
@@ -68,7 +68,7 @@ class Greedy:
     """Shorter prompts to smaller SSMs, each filled to its B_j before the next (Spin, VI-B2)."""
 
     def __init__(self) -> None:
-        self._roster = Roster()
+        self._roster = Membership()
         self._mapping: dict[str, str | None] = {}
 
     def assign(
@@ -129,7 +129,7 @@ class EpsilonGreedy:
             raise ValueError(f"epsilon is a probability, not {params.epsilon}")
         self._explore = params.explore
         self._rng = np.random.default_rng(seed)
-        self._roster = Roster()
+        self._roster = Membership()
         self._goodput = MeanGoodput()
         self._mapping: dict[str, str | None] = {}
         self._due: set[str] = set()
@@ -180,7 +180,7 @@ class EpsilonGreedy:
 
     def _decide(self, lanes: Sequence[LaneView]) -> dict[str, str | None]:
         """Requests in the middle of a slot stay; then the explorers, then the others."""
-        seats = Seats(lanes)
+        seats = LaneCapacity(lanes)
         mapping: dict[str, str | None] = {}
         deciding: list[str] = []
         for name in self._roster.requests:

@@ -16,9 +16,9 @@ from numba import njit
 from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.rows import Floats, Ints, Rows, with_rows
-from policies.selection.lane_capacity import Seats
+from policies.selection.lane_capacity import LaneCapacity
 from policies.selection.lane_evidence import PLAIN, Evidence
-from policies.selection.membership import Roster
+from policies.selection.membership import Membership
 from policies.selection.switching import after_switch, tokens_left
 
 _NOWHERE = -1
@@ -65,7 +65,7 @@ class Hedge:
     def __init__(self, params: HedgeParams = HedgeParams(), seed: int = 0) -> None:
         self._params = params
         self._rng = np.random.default_rng(seed)
-        self._roster = Roster()
+        self._roster = Membership()
         self._rows = Rows()
         self._evidence = Evidence(params.prior_slots, params.own_decay, params.pool_decay)
         self._draws = np.zeros((0, 1))
@@ -179,7 +179,7 @@ class Hedge:
         here = self._columns(before)
         staying = np.flatnonzero(here != _NOWHERE)
         values[staying, here[staying]] *= loyal
-        return Seats(lanes).match(names, values, plain, self._mapping)
+        return LaneCapacity(lanes).match(names, values, plain, self._mapping)
 
     def _rows_of(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Ints:
         """Of all who are here, with a place for everything that may be learned of them."""

@@ -12,7 +12,7 @@ _STAY = 1e-6
 """Of the largest value: between equal lanes a request stays where it is."""
 
 
-class Seats:
+class LaneCapacity:
     def __init__(self, lanes: Sequence[LaneView]) -> None:
         self._lanes = lanes
         self._left = {lane.name: lane.capacity for lane in lanes}

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.lane_capacity import Seats, as_many_as_fit
+from policies.selection.lane_capacity import LaneCapacity, as_many_as_fit
 from policies.selection.mean_goodput import MeanGoodput
-from policies.selection.membership import Roster
+from policies.selection.membership import Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Lbss:
     def __init__(self, params: LbssParams = LbssParams(), seed: int = 0) -> None:
         self._params = params
         self._rng = np.random.default_rng(seed)
-        self._roster = Roster()
+        self._roster = Membership()
         self._goodput = MeanGoodput()
         self._epochs: dict[str, _Epoch] = {}
         self._mapping: dict[str, str | None] = {}
@@ -140,7 +140,7 @@ class Lbss:
         if not lanes:
             self._mapping = dict.fromkeys(here)
             return
-        seats = Seats(lanes)
+        seats = LaneCapacity(lanes)
         exploring = {name: epoch for name, epoch in here.items() if self._explores(epoch)}
         exploiting = {name: epoch for name, epoch in here.items() if name not in exploring}
         self._mapping = {}
@@ -156,7 +156,7 @@ class Lbss:
             self._exploit(exploiting, seats, lanes)
 
     def _start_chunks(
-        self, starting: Mapping[str, _Epoch], seats: Seats, lanes: Sequence[LaneView]
+        self, starting: Mapping[str, _Epoch], seats: LaneCapacity, lanes: Sequence[LaneView]
     ) -> None:
         wishes: dict[str, str] = {}
         for name, epoch in starting.items():
@@ -171,7 +171,7 @@ class Lbss:
         return lanes[int(self._rng.integers(len(lanes)))].name
 
     def _exploit(
-        self, exploiting: Mapping[str, _Epoch], seats: Seats, lanes: Sequence[LaneView]
+        self, exploiting: Mapping[str, _Epoch], seats: LaneCapacity, lanes: Sequence[LaneView]
     ) -> None:
         names = list(exploiting)
         due = {name for name, epoch in exploiting.items() if epoch.slot >= epoch.decided_until}

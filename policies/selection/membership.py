@@ -6,7 +6,7 @@ from operator import is_
 from policies.request import LaneView, RequestView, RoundOutcome
 
 
-class Roster:
+class Membership:
     """The requests and lanes of the last look."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from policies.speculation.forest import (
     tokens_read,
 )
 from policies.speculation.slo import Standing, terms_of
-from policies.speculation.stateless import Memoryless
+from policies.speculation.stateless import Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AdaServeParams:
     """Off: SLO-customised selection alone, the second bar of AdaServe's Fig. 16."""
 
 
-class AdaServe(Memoryless):
+class AdaServe(Stateless):
     def __init__(self, params: AdaServeParams | None = None) -> None:
         self._params = params or AdaServeParams()
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.speculation.forest import depth_left, forest_of, room
-from policies.speculation.stateless import Memoryless
+from policies.speculation.stateless import Stateless
 
 
 def keep_what_fits(candidates: Candidates, context: RoundContext) -> Mask:
@@ -20,7 +20,7 @@ def keep_what_fits(candidates: Candidates, context: RoundContext) -> Mask:
     return forest.mask(forest.shallow_first()[:space])
 
 
-class Off(Memoryless):
+class Off(Stateless):
     """Decodes plainly."""
 
     def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
@@ -36,7 +36,7 @@ class FixedParams:
     """Draft tokens per request and round (SpecServe and AdaServe compare with 1, 3 and 5)."""
 
 
-class Fixed(Memoryless):
+class Fixed(Stateless):
     """Vanilla speculative decoding: a chain of one length for everyone."""
 
     def __init__(self, params: FixedParams | None = None) -> None:
@@ -88,7 +88,7 @@ class ThresholdRule:
         return path >= self.confidence * before
 
 
-class Threshold(Memoryless):
+class Threshold(Stateless):
     """Dynamic lengths as in transformers' assisted generation."""
 
     def __init__(self, params: ThresholdParams | None = None) -> None:

@@ -7,7 +7,7 @@ from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
 from policies.speculation.forest import budgeted_room, forest_of
 from policies.speculation.specinfer import best_of_each
-from policies.speculation.stateless import Memoryless
+from policies.speculation.stateless import Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class EqualParams:
     shape: TreeShape = field(default_factory=TreeShape)
 
 
-class Equal(Memoryless):
+class Equal(Stateless):
     """The budget evenly over the requests, SLO or not; each tree greedily by path confidence."""
 
     def __init__(self, params: EqualParams | None = None) -> None:

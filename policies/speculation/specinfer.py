@@ -7,7 +7,7 @@ import numpy as np
 
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.speculation.forest import Forest, Ints, depth_left, forest_of, room
-from policies.speculation.stateless import Memoryless
+from policies.speculation.stateless import Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class SpecInferParams:
     confidence of a beam of `width` and `depth`."""
 
 
-class SpecInfer(Memoryless):
+class SpecInfer(Stateless):
     """No budget shapes the trees; the verifier's own limit still holds, shallow nodes first."""
 
     def __init__(self, params: SpecInferParams | None = None) -> None:

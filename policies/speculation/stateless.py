@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from policies.request import RoundOutcome
 
 
-class Memoryless:
+class Stateless:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         """Learns nothing."""
 

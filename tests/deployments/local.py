@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from ray.exceptions import RayActorError
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request_state import Stream
 from actors.coordinator.settings import Lane, Limits, Policies
@@ -19,7 +19,7 @@ from cluster.config import AppConfig
 from deployments import messages
 from deployments.ingress.api import Api
 from deployments.ingress.http import make_http
-from deployments.messages import Message, Routed, SignOfLife, StreamRequest
+from deployments.messages import Heartbeat, Message, Routed, StreamRequest
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import SpindleError
@@ -73,7 +73,7 @@ def make_coordinator(config: AppConfig, seconds: float) -> Coordinator:
         PacedVerifier(make_verifier, seconds),
         lanes,
         Policies(fcfs(), Touring(1000), Fixed()),
-        Knowledge(costs, [lane.view for lane in lanes]),
+        Estimates(costs, [lane.view for lane in lanes]),
         Limits(
             max_batch=limits.max_batch,
             max_waiting=limits.max_waiting,
@@ -91,7 +91,7 @@ class LocalReplicas:
     coordinator: Coordinator
     dies: Dies = immortal
     requests: list[StreamRequest] = field(default_factory=list)
-    signs: list[SignOfLife] = field(default_factory=list)
+    signs: list[Heartbeat] = field(default_factory=list)
     streams: dict[str, Stream] = field(default_factory=dict)
     """Those being read, by the names that their ingress gave them."""
 
@@ -103,7 +103,7 @@ class LocalReplicas:
         return Method(lambda request: Response(self._stream(request)))
 
     @property
-    def sign_of_life(self) -> "Method":
+    def heartbeat(self) -> "Method":
         return Method(self._sign_of_life)
 
     @property
@@ -142,7 +142,7 @@ class LocalReplicas:
             if self.streams.get(request["name"]) is stream:
                 del self.streams[request["name"]]
 
-    async def _sign_of_life(self, sign: SignOfLife) -> None:
+    async def _sign_of_life(self, sign: Heartbeat) -> None:
         self.signs.append(sign)
         for name, tokens in sign["read"].items():
             if name in self.streams:

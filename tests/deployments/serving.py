@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.processes import environment
 from benchmarks.serving.app import ray_environment
 from cluster.zoo import TARGET, model_path
-from deployments.messages import SignOfLife, StreamRequest
+from deployments.messages import Heartbeat, StreamRequest
 from engine.sampling.params import SamplingParams
 from tests import reference
 from tests.actors.hosts.cluster import start_ray
@@ -153,7 +153,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
     return plain | changes  # type: ignore[return-value]  # the changes are of its fields
 
 
-def sign_of(name: str, replica: str, read: Mapping[str, int], *left: str) -> SignOfLife:
+def sign_of(name: str, replica: str, read: Mapping[str, int], *left: str) -> Heartbeat:
     ingress = f"ingress of {name}"
     return {"replica": replica, "ingress": ingress, "read": dict(read), "left": left}
 
@@ -166,7 +166,7 @@ def signs_of_life(streams: dict[str, str], read: dict[str, int]) -> Iterator[Non
     def tell() -> None:
         while not over.wait(0.2):
             for name, replica in streams.items():
-                replicas().sign_of_life.remote(sign_of(name, replica, read))
+                replicas().heartbeat.remote(sign_of(name, replica, read))
 
     teller = threading.Thread(target=tell)
     teller.start()

@@ -7,7 +7,7 @@ from ray.serve.config import AutoscalingContext
 
 from actors.coordinator.events import Left, Verified
 from actors.coordinator.request_state import Statistics
-from deployments.replica.autoscaling_signals import Signals
+from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.scaling import QueueGoodputAttainment
 from policies.request import RequestView, RoundOutcome, Slo
 from tests.deployments.serving import (
@@ -102,7 +102,7 @@ def test_without_signals_nothing_changes() -> None:
 
 
 def test_a_replica_signals_its_queue_its_goodput_and_promises_kept() -> None:
-    told = Signals()
+    told = AutoscalingSignals()
     outcome = RoundOutcome("a", None, 3, 3, 3, 4, 0.1)
     for at_s in (1.0, 12.0, 14.0):
         told.observe(Verified(at_s, 0.1, 0.0, 10, 4, 0, (outcome,)))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimates.acceptance import Beliefs
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.protocols import Ask, Mask
 from policies.rows import Rows
 from policies.speculation.forest import Ints
-from policies.speculation.planner.step_rule import GrowthRule
+from policies.speculation.planner.step_rule import PlannerStepRule
 
 _LONGEST_REST = 12
 """Rounds for which a lane that did not pay is not thought about: to think costs time as well. Not
@@ -24,13 +24,13 @@ class _Rest:
     left: int = 1
 
 
-class IdleLanes:
+class LaneBackoff:
     """`explore`: the share of the time that may go into drafts that are not expected to pay, on
     all lanes."""
 
-    def __init__(self, explore: float, beliefs: Beliefs) -> None:
+    def __init__(self, explore: float, beliefs: AcceptanceEstimates) -> None:
         self._explore = explore
-        self._beliefs = beliefs
+        self._acceptance = beliefs
         self._saved_s: dict[str, float] = {}
         """By lane: seconds that may be spent on finding out."""
         self._rests: dict[str, _Rest] = {}
@@ -73,7 +73,7 @@ class IdleLanes:
         rows: Ints,
         able: Mask,
         begins: Mask,
-        rule: GrowthRule,
+        rule: PlannerStepRule,
     ) -> Mask:
         """Who drafts although it is not expected to pay: those known least, as far as the
         seconds set aside for it go. Without it a drafter that once looked bad stays so."""
@@ -82,7 +82,7 @@ class IdleLanes:
         idle = np.flatnonzero(able & ~begins)
         if not len(idle):
             return chosen
-        known = self._beliefs.evidence(rows[at[idle]], lane)
+        known = self._acceptance.evidence(rows[at[idle]], lane)
         idle = idle[np.argsort(known, kind="stable")]
         begun = np.flatnonzero(begins)
         idle = idle[: max(0, rule.at_most(int(able.sum())) - len(begun))]

@@ -70,7 +70,7 @@ class Accounts(NamedTuple):
     """To keep the promise, even with the least care."""
 
 
-class Ledger:
+class NoHarmAccounts:
     """One account per request, a row: tokens gained minus rounds of plain decoding."""
 
     def __init__(

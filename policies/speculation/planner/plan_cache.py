@@ -16,7 +16,7 @@ _ROUNDS = 3
 
 
 @dataclass(slots=True)
-class KeptPlan:
+class CachedPlan:
     asks: Sequence[tuple[str | None, Sequence[RequestView]]]
     """That it answers."""
     plans: list[DraftPlan]

@@ -12,7 +12,7 @@ from policies.protocols import Ask, RoundContext
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.plan import Thought
 from policies.speculation.planner.round_inputs import RoundCosts
-from policies.speculation.planner.step_rule import GrowthRule
+from policies.speculation.planner.step_rule import PlannerStepRule
 
 
 class Lanes(NamedTuple):
@@ -52,7 +52,7 @@ def rules_of(
     thought: Thought,
     costs: RoundCosts,
     calibrations: Mapping[str, Calibration],
-) -> list[GrowthRule]:
+) -> list[PlannerStepRule]:
     """One for each lane. What other lanes are about to do stands for what they will have done.
     `names`: of everyone."""
     nodes, drafting_s, widths, _ = thought.lanes.tolist()
@@ -62,7 +62,7 @@ def rules_of(
         handled = others > 0.0
         calibration = calibrations.get(name)
         rules.append(
-            GrowthRule(
+            PlannerStepRule(
                 costs=RoundCosts(
                     verify=costs.verify,
                     draft=lanes.steps[lane],

@@ -2,7 +2,7 @@
 
 Precedence: what a forward takes; needs of SLO requests, the greatest A(r) first; SLOs; no harm to
 the others; then the objective, proportionally fair or throughput. `plan` decides for all lanes who
-begins to draft and how wide (draft_depths.py), `GrowthRule` how deep while drafting goes on,
+begins to draft and how wide (draft_depths.py), `PlannerStepRule` how deep while drafting goes on,
 `select` what is verified of it.
 """
 
@@ -13,21 +13,21 @@ from itertools import compress
 import numpy as np
 
 from policies.cost import FOR_NOTHING
-from policies.estimates.acceptance import Beliefs
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import NO_RANKS, Calibration
 from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows, with_rows
 from policies.speculation.forest import Floats, Ints, room
-from policies.speculation.planner.lane_backoff import IdleLanes
-from policies.speculation.planner.no_harm import Ledger, Trust
+from policies.speculation.planner.lane_backoff import LaneBackoff
+from policies.speculation.planner.no_harm import NoHarmAccounts, Trust
 from policies.speculation.planner.objective import Objective
 from policies.speculation.planner.plan import WANTED, Aims, Asked, Thought, think
-from policies.speculation.planner.plan_cache import KeptPlan, keys_of
+from policies.speculation.planner.plan_cache import CachedPlan, keys_of
 from policies.speculation.planner.plan_lanes import Lanes, rules_of
 from policies.speculation.planner.round_inputs import RoundCosts, call_rows
 from policies.speculation.planner.select import Around, Wish, choose
-from policies.speculation.planner.step_rule import GrowthRule
+from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.speculation.slo import Standing, terms_of
 
 _USUAL_STEP = 0.2
@@ -78,8 +78,10 @@ class Planner:
     ) -> None:
         self._params = params or PlannerParams()
         self._calibrations = calibrations or {}
-        self._beliefs = Beliefs(self._params.prior_acceptance, self._params.prior_weight)
-        self._ledger = Ledger(
+        self._acceptance = AcceptanceEstimates(
+            self._params.prior_acceptance, self._params.prior_weight
+        )
+        self._no_harm = NoHarmAccounts(
             self._params.no_harm,
             self._params.window,
             self._params.repay,
@@ -87,7 +89,7 @@ class Planner:
             self._params.most_price,
         )
         self._trust = Trust()
-        self._idle = IdleLanes(self._params.explore, self._beliefs)
+        self._idle = LaneBackoff(self._params.explore, self._acceptance)
         self._rows = Rows()
         self._terms = terms_of([])
         """By row."""
@@ -96,7 +98,7 @@ class Planner:
         self._usual_s = 0.0
         """A running mean of T: how long a request of the batch waits for its next verdict."""
         self._plans = 0
-        self._kept: KeptPlan | None = None
+        self._kept: CachedPlan | None = None
         self.needs_over_harm = 0
         """Rounds in which a need was served at the price of a no-harm cap."""
 
@@ -111,7 +113,7 @@ class Planner:
             return self._once_more(kept, context)
         if not awake:
             if priced:
-                self._ledger.learn_price(0.0)
+                self._no_harm.learn_price(0.0)
             return [DraftPlan.plain(ask) for ask in asks]
         by_name = {one.name: one for ask in asks for one in ask.batch}
         names, requests = tuple(by_name), list(by_name.values())
@@ -142,14 +144,14 @@ class Planner:
             rows,
             Standing.of(requests, self._terms[rows]),
             self._asked_of(lanes),
-            self._beliefs.tables,
+            self._acceptance.tables,
             self._trust.trusted,
-            self._ledger.accounts,
+            self._no_harm.accounts,
             costs,
             aims,
         )
         if priced:
-            self._ledger.learn_price(thought.price)
+            self._no_harm.learn_price(thought.price)
         rules = rules_of(lanes, names, thought, costs, self._calibrations)
         depth, explored = self._depths(lanes, rows, thought, rules)
         row_of = rows[lanes.request].tolist()
@@ -171,11 +173,11 @@ class Planner:
         lookups_only = asked.keys().isdisjoint(context.draft)
         if asked and lookups_only and not explored and self._at_ease(requests, rows):
             awake_lanes, plain_s = set(lanes.names), thought.plain_s
-            self._kept = KeptPlan(keys_of(asks), planned, awake_lanes, rows, asked, plain_s)
+            self._kept = CachedPlan(keys_of(asks), planned, awake_lanes, rows, asked, plain_s)
         return planned
 
     def _depths(
-        self, lanes: Lanes, rows: Ints, thought: Thought, rules: Sequence[GrowthRule]
+        self, lanes: Lanes, rows: Ints, thought: Thought, rules: Sequence[PlannerStepRule]
     ) -> tuple[list[int], bool]:
         """Of each pair; and whether anybody drafts only to find out whether it pays."""
         deepest, explored = thought.deepest.copy(), False
@@ -194,9 +196,9 @@ class Planner:
         """Nobody has needs that change with every round, or is near its no-harm line."""
         if any([one.slo.tpot_s is not None for one in requests]):
             return False
-        return self._params.objective == "throughput" or self._ledger.at_ease(rows)
+        return self._params.objective == "throughput" or self._no_harm.at_ease(rows)
 
-    def _once_more(self, kept: KeptPlan, context: RoundContext) -> list[DraftPlan]:
+    def _once_more(self, kept: CachedPlan, context: RoundContext) -> list[DraftPlan]:
         kept.left -= 1
         for lane in kept.awake:
             self._idle.save(lane, kept.plain_s)
@@ -208,14 +210,14 @@ class Planner:
         for lane, drafting in asked.items():
             self._asked.setdefault(lane, set()).update(drafting)
         if asked:
-            self._ledger.expect_nothing(rows, context.waiting_s, context.handling_s)
+            self._no_harm.expect_nothing(rows, context.waiting_s, context.handling_s)
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         requests, asked = candidates.requests, self._asked
         if not requests:
             return np.zeros(0, np.bool_)
         rows = self._rows_of(requests)
-        proposals = self._beliefs.proposals(candidates, context.draft.keys())
+        proposals = self._acceptance.proposals(candidates, context.draft.keys())
         for row, proposers in zip(rows.tolist(), candidates.lanes, strict=True):
             for lane in proposers:
                 if lane in asked:
@@ -226,9 +228,9 @@ class Planner:
             Standing.of(requests, self._terms[rows]),
             candidates.trees,
             proposals,
-            self._beliefs.tables,
+            self._acceptance.tables,
             self._trust.trusted,
-            self._ledger.accounts,
+            self._no_harm.accounts,
             Around(
                 context.verify.bent,
                 context.other_tokens,
@@ -251,7 +253,7 @@ class Planner:
             rows = np.array([row for row in places if row is not None], np.int64)
             self._note_silence(rows)
             self._trust.settle(rows, np.array([float(one.accepted) for one in known]))
-            self._ledger.settle(
+            self._no_harm.settle(
                 rows,
                 np.array([one.seconds for one in known]),
                 np.array([one.verify_s for one in known]),
@@ -264,16 +266,16 @@ class Planner:
     ) -> None:
         row = self._rows.get(request)
         if row is not None:
-            self._beliefs.read(row, lane, np.array(matched), np.array(covered))
+            self._acceptance.read(row, lane, np.array(matched), np.array(covered))
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
         self._kept = None
         if row is not None:
-            self._beliefs.forget(row)
+            self._acceptance.forget(row)
             for asked in self._asked.values():
                 asked.discard(row)
-            self._ledger.forget(row)
+            self._no_harm.forget(row)
             self._trust.forget(row)
 
     def _note_silence(self, rows: Ints) -> None:
@@ -283,7 +285,7 @@ class Planner:
             silent = asked & here
             if silent:
                 asked -= silent
-                self._beliefs.miss(np.array(sorted(silent), np.int64), lane)
+                self._acceptance.miss(np.array(sorted(silent), np.int64), lane)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
         names = [request.name for request in requests]
@@ -291,7 +293,7 @@ class Planner:
         if known is not None:
             return known
         rows = self._rows.of(names)
-        for accounts in (self._beliefs, self._ledger, self._trust):
+        for accounts in (self._acceptance, self._no_harm, self._trust):
             accounts.reserve(len(self._rows))
         self._terms = with_rows(self._terms, len(self._rows))
         self._terms[rows] = terms_of(requests)
@@ -303,7 +305,7 @@ class Planner:
             lanes.request,
             lanes.unread,
             call_rows(lanes.steps, lanes.call_s),
-            self._beliefs.numbers(lanes.names),
+            self._acceptance.numbers(lanes.names),
             np.array([self._ranks_of(lane) for lane in lanes.names]),
         )
 
@@ -312,6 +314,6 @@ class Planner:
         return NO_RANKS if calibration is None else calibration.ranks
 
 
-def _plan_of(depths: Sequence[int], width: int, rule: GrowthRule | None) -> DraftPlan:
+def _plan_of(depths: Sequence[int], width: int, rule: PlannerStepRule | None) -> DraftPlan:
     limit = {depth: DraftLimit(depth, width) for depth in set(depths)}
     return DraftPlan([limit[depth] for depth in depths], rule)

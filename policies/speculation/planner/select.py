@@ -50,7 +50,7 @@ class Around(NamedTuple):
     """Draft tokens that the verification has room for."""
     now: float
     drafting_s: float
-    """Handling included."""
+    """RoundOverheads included."""
     waiting_s: float
     handling_s: float
 
@@ -81,7 +81,8 @@ def choose(
     around: Around,
     wish: Wish,
 ) -> Chosen:
-    """Beliefs learn from the drafts; trust and accounts are told what the chosen ones promise."""
+    """AcceptanceEstimates learn from the drafts; trust and accounts are told what the chosen ones
+    promise."""
     promised = forest_of(flat)
     credit(rows, proposals, promised, beliefs)
     trust = trust_of(rows, trusted)

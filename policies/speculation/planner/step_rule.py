@@ -44,7 +44,7 @@ def _drafted_in(rows: Floats) -> Drafted:
 
 
 @dataclass(slots=True, eq=False)
-class GrowthRule:
+class PlannerStepRule:
     """A StepRule of one lane. Columns of its arrays are by position in `names`."""
 
     costs: RoundCosts

@@ -2,7 +2,7 @@
 
 import random
 
-from actors.coordinator.calibration_buffer import Lessons
+from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.request_state import Proposal
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import flatten
@@ -33,11 +33,11 @@ def test_verdicts_in_any_pieces_and_order_teach_what_all_at_once_do() -> None:
     at_once.observe(flatten(first + second), [said for call in verdicts for _, said in call])
 
     learning = Calibration()
-    lessons = Lessons({"small": learning})
+    calibration_buffer = CalibrationBuffer({"small": learning})
     mixed = [one for call in verdicts for one in call]
     random.Random(4).shuffle(mixed)
     for begin in range(0, len(mixed), 7):
-        lessons.learn(mixed[begin : begin + 7])
+        calibration_buffer.learn(mixed[begin : begin + 7])
 
     assert sum(at_once.export()["seen"]) > 64
     for name, told in at_once.export().items():
@@ -48,7 +48,7 @@ def test_verdicts_in_any_pieces_and_order_teach_what_all_at_once_do() -> None:
 def test_trees_that_nobody_judged_teach_nothing() -> None:
     call = judged("small", trees(80, 0), 1)
     learning, expected = Calibration(), Calibration()
-    Lessons({"small": learning}).learn(call[:64])
+    CalibrationBuffer({"small": learning}).learn(call[:64])
     [(_, drafted, _), _] = call[0]
     expected.observe(drafted, [*(said for _, said in call[:64]), *[()] * 16])
     assert learning.export() == expected.export()
@@ -57,9 +57,9 @@ def test_trees_that_nobody_judged_teach_nothing() -> None:
 
 def test_each_lane_waits_until_it_has_a_lesson_of_its_own() -> None:
     small, large = Calibration(), Calibration()
-    lessons = Lessons({"small": small, "large": large})
-    lessons.learn(judged("small", trees(63, 0), 1) + judged("large", trees(64, 2), 3))
+    calibration_buffer = CalibrationBuffer({"small": small, "large": large})
+    calibration_buffer.learn(judged("small", trees(63, 0), 1) + judged("large", trees(64, 2), 3))
     assert sum(small.export()["seen"]) == 0
     assert sum(large.export()["seen"]) > 0
-    lessons.learn(judged("small", trees(1, 4), 5))
+    calibration_buffer.learn(judged("small", trees(1, 4), 5))
     assert sum(small.export()["seen"]) > 0

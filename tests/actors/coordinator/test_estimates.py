@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Verified
 from engine.protocol import DraftOrder, Prefix
 from policies.cost import LinearCost
@@ -14,15 +14,15 @@ FORWARD_S = 0.01
 DRAFTS = {"lane": LinearCost(0, 0, 0.001), "other": LinearCost(0, 0, 0.001)}
 
 
-def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Knowledge:
+def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Estimates:
     """After rounds of two requests, one of which drafts for 4 ms, or none."""
-    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), DRAFTS, 64, 64, 64), [])
-    learn(knowledge, drafted, extra_s, queueing_s, count)
-    return knowledge
+    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), DRAFTS, 64, 64, 64), [])
+    learn(estimates, drafted, extra_s, queueing_s, count)
+    return estimates
 
 
 def learn(
-    knowledge: Knowledge,
+    estimates: Estimates,
     drafted: bool,
     extra_s: float,
     queueing_s: float = 0.0,
@@ -39,7 +39,7 @@ def learn(
     )
     outcomes = (asked, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
     for _ in range(count):
-        knowledge.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
+        estimates.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
 
 
 def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> None:
@@ -50,10 +50,10 @@ def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> No
 
 @pytest.mark.parametrize("depth", [2, 0], ids=["found", "in vain"])
 def test_handling_is_what_only_rounds_take_in_which_drafters_are_asked(depth: int) -> None:
-    knowledge = rounds(drafted=False, extra_s=0.0005)
-    learn(knowledge, drafted=True, extra_s=0.002, depth=depth)
-    assert knowledge.context().handling_s == pytest.approx(0.0015, rel=0.05)
-    assert knowledge.context().waiting_s == pytest.approx(0.0005, rel=0.05)
+    estimates = rounds(drafted=False, extra_s=0.0005)
+    learn(estimates, drafted=True, extra_s=0.002, depth=depth)
+    assert estimates.context().handling_s == pytest.approx(0.0015, rel=0.05)
+    assert estimates.context().waiting_s == pytest.approx(0.0005, rel=0.05)
 
 
 def test_time_in_which_the_verifier_works_for_others_is_waiting() -> None:
@@ -63,22 +63,22 @@ def test_time_in_which_the_verifier_works_for_others_is_waiting() -> None:
 
 
 def test_one_long_pause_does_not_end_drafting() -> None:
-    knowledge = rounds(drafted=True, extra_s=0.001)
-    learn(knowledge, drafted=True, extra_s=30.0, count=1)
-    assert knowledge.context().handling_s < 0.002
+    estimates = rounds(drafted=True, extra_s=0.001)
+    learn(estimates, drafted=True, extra_s=30.0, count=1)
+    assert estimates.context().handling_s < 0.002
 
 
 def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
-    knowledge = rounds(drafted=True, extra_s=0.005)
-    assert knowledge.context().handling_s > 0.004
-    learn(knowledge, drafted=False, extra_s=0.0, count=1000)
-    assert knowledge.context().handling_s < 0.001
+    estimates = rounds(drafted=True, extra_s=0.005)
+    assert estimates.context().handling_s > 0.004
+    learn(estimates, drafted=False, extra_s=0.0, count=1000)
+    assert estimates.context().handling_s < 0.001
 
 
 def test_what_a_lanes_calls_leave_behind_is_part_of_what_they_take() -> None:
-    knowledge = rounds(drafted=True, extra_s=0.0)
-    learn(knowledge, drafted=True, extra_s=0.001, lane="lane")
-    context = knowledge.context()
+    estimates = rounds(drafted=True, extra_s=0.0)
+    learn(estimates, drafted=True, extra_s=0.001, lane="lane")
+    context = estimates.context()
     assert context.call_s["lane"] == pytest.approx(0.001, rel=0.3)
     assert context.call_s["other"] == 0.0
     assert context.handling_s < 0.0004
@@ -88,19 +88,19 @@ def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
     """Short calls of 2 ms and 0.1 ms per level: six levels cost 2.6 ms, not six times 2.1."""
     step = LinearCost(0.0, 0.0, 1e-4)
     lane = LaneView("near", "near", capacity=8)
-    knowledge = Knowledge(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64, 64), [lane])
+    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64, 64), [lane])
     order = DraftOrder(Prefix("r", 0, 0, 10, 0, (1,)), 6)
     drafted = flatten([DraftTree.chain([5], [0.5])])
     for _ in range(100):
-        knowledge.learn_draft_cost("near", [order], drafted, 2.1e-3)
-    context = knowledge.context()
+        estimates.learn_draft_cost("near", [order], drafted, 2.1e-3)
+    context = estimates.context()
     six_s = context.call_s["near"] + 6 * context.draft["near"].predict(10, 1)
     assert six_s == pytest.approx(2.6e-3, rel=0.1)
 
 
 def test_the_share_of_prompts_is_what_their_tokens_cost() -> None:
-    knowledge = Knowledge(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64, 64), [])
-    assert knowledge.share_of_prompts(0, 10, 0) == 0.0
-    assert knowledge.share_of_prompts(0, 10, 5) == pytest.approx(0.25)
-    free = Knowledge(Costs(LinearCost(0, 0, 0), {}, 64, 64, 64), [])
+    estimates = Estimates(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64, 64), [])
+    assert estimates.share_of_prompts(0, 10, 0) == 0.0
+    assert estimates.share_of_prompts(0, 10, 5) == pytest.approx(0.25)
+    free = Estimates(Costs(LinearCost(0, 0, 0), {}, 64, 64, 64), [])
     assert free.share_of_prompts(0, 10, 5) == 0.0

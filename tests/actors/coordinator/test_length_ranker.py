@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.length_ranker import LengthPredictor, Ranked, Ranker
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.ranker_text import TokenizerText
+from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.clock import run
 from cluster.zoo.paths import TARGET, model_path
@@ -37,7 +37,7 @@ def make_verifier() -> NativeVerifier:
     )
 
 
-async def serve(text: TokenizerText, ranker_for: str) -> tuple[list[list[int]], Ranker, list[Left]]:
+async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ranker, list[Left]]:
     """All requests at once, two at a time, while the target is asked about them."""
     verifier = PacedVerifier(make_verifier)
     left: list[Left] = []
@@ -57,7 +57,7 @@ async def serve(text: TokenizerText, ranker_for: str) -> tuple[list[list[int]], 
         verifier,
         [],
         Policies(schedule, make_selection("fixed"), make_speculation("off")),
-        Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
+        Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
         Limits(max_batch=2, kv_tokens=8192),
         observe=observe,
     )
@@ -85,7 +85,7 @@ async def serve(text: TokenizerText, ranker_for: str) -> tuple[list[list[int]], 
 
 @pytest.mark.parametrize("ranker_for", ["lengths", "length_only", "prefill_only"])
 def test_the_target_is_asked_and_only_the_order_depends_on_what_it_says(ranker_for: str) -> None:
-    text = TokenizerText(model_path(TARGET))
+    text = RankerText(model_path(TARGET))
     streams, ranker, left = run(serve(text, ranker_for))
     prompts = [text.encode_chat([{"role": "user", "content": one}]) for one in REQUESTS]
     plainly: list[list[int]] = [[] for _ in prompts]
@@ -102,7 +102,7 @@ def test_the_target_is_asked_and_only_the_order_depends_on_what_it_says(ranker_f
 
 def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> None:
     """As when a running replica is given a schedule that orders by length."""
-    text = TokenizerText(model_path(TARGET))
+    text = RankerText(model_path(TARGET))
     left: list[Left] = []
     observers: list[Callable[[Event], None]] = []
 
@@ -118,7 +118,7 @@ def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> Non
             verifier,
             [],
             Policies(lp_sjf(), make_selection("fixed"), make_speculation("off")),
-            Knowledge(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
+            Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
             Limits(max_batch=2, kv_tokens=8192),
             observe=observe,
         )

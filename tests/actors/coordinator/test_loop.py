@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import (
     CaughtUp,
     Event,
@@ -93,7 +93,7 @@ class Service:
             self.verifier,
             lanes,
             Policies(self.schedule, self.selection, Fixed()),
-            Knowledge(
+            Estimates(
                 Costs(LinearCost(0, 1e-5, 0.01), draft, 64, 64, 64), [lane.view for lane in lanes]
             ),
             self.limits,

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request_state import Cancelled, Overloaded, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
@@ -128,20 +128,20 @@ class Scenarios(RuleBasedStateMachine):
         costs = Costs(
             LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16, most_tokens=24
         )
-        self.knowledge = Knowledge(costs, [lane.view for lane in self.lanes])
+        self.estimates = Estimates(costs, [lane.view for lane in self.lanes])
         self.loop.run_until_complete(self._start(MicroBatchParams(mode)))
 
     async def _start(self, pipeline: MicroBatchParams) -> None:
         policies = self._policies("default", "hedge", "planner")
         self.coordinator = Coordinator(
-            self.verifier, self.lanes, policies, self.knowledge, self.limits, pipeline
+            self.verifier, self.lanes, policies, self.estimates, self.limits, pipeline
         )
 
     def _policies(self, schedule: str, selection: str, speculation: str) -> Policies:
         return Policies(
             fair(make_schedule(schedule)),
             make_selection(selection),
-            make_speculation(speculation, calibrations=self.knowledge.calibrations),
+            make_speculation(speculation, calibrations=self.estimates.calibrations),
         )
 
     @rule(

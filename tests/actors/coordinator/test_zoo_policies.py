@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
@@ -110,16 +110,16 @@ _names = itertools.count()
 
 async def served(fleet: Fleet, case: Case, prompts: list[list[int]]) -> tuple[Streams, list[Event]]:
     events: list[Event] = []
-    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
+    estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     coordinator = Coordinator(
         fleet.verifier,
         fleet.lanes,
         Policies(
             fair(make_schedule(case["schedule"])),
             make_selection(case["selection"], seed=1),
-            make_speculation(case["speculation"], calibrations=knowledge.calibrations),
+            make_speculation(case["speculation"], calibrations=estimates.calibrations),
         ),
-        knowledge,
+        estimates,
         LIMITS,
         PIPELINES[case["pipeline"]],
         events.append,

@@ -14,7 +14,7 @@ import pytest
 import ray
 import torch
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, LaneDown, LaneUp, Verified, VerifierDown, VerifierUp
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request_state import Stream
@@ -61,7 +61,7 @@ class Served:
             self.fleet.verifier,
             self.fleet.lanes,
             Policies(fcfs(), Touring(), Fixed()),
-            Knowledge(self.fleet.costs, views),
+            Estimates(self.fleet.costs, views),
             LIMITS,
             observe=self.events.append,
         )

@@ -12,7 +12,7 @@ import pytest
 
 from actors.hosts import rpc_channel as line
 from actors.hosts.protocol import HostLost
-from actors.hosts.rpc_channel import Line, Listener, WorkerFailed, connect
+from actors.hosts.rpc_channel import Listener, RpcChannel, WorkerFailed, connect
 from engine.errors import IncompatibleDrafter
 from engine.parallel.ranks import RankLost
 
@@ -44,7 +44,7 @@ def serving(worker: object) -> tuple[Listener, threading.Thread]:
 
 
 @asynccontextmanager
-async def connected(worker: object) -> AsyncIterator[Line]:
+async def connected(worker: object) -> AsyncIterator[RpcChannel]:
     listener, thread = serving(worker)
     caller = await connect(listener.address)
     yield caller

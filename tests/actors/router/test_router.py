@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from actors.coordinator.estimates import Costs, Knowledge
+from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
@@ -263,18 +263,18 @@ class Replica:
         views = [lane.view for lane in lanes]
         cost = LinearCost(0, 0, 0.0003)
         costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, 64, 64)
-        knowledge = Knowledge(costs, views)
+        estimates = Estimates(costs, views)
         # Sure of itself: only what it knows decides.
         policies = Policies(fcfs(), Hedge(HedgeParams(doubt=0.0)), Fixed())
         self.coordinator = Coordinator(
             PacedVerifier(make_verifier),
             lanes,
             policies,
-            knowledge,
+            estimates,
             Limits(max_batch=4, kv_tokens=1024),
             observe=self.observe,
         )
-        self.learners = learners_of(policies, knowledge, views)
+        self.learners = learners_of(policies, estimates, views)
         pooling = Pooling(name, 1, line.exchange, lambda: self.learners, PoolingParams(0.1))
         self.task = asyncio.create_task(pooling.run())
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from actors.coordinator.estimates import Knowledge
+from actors.coordinator.estimates import Estimates
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.specs import TargetSpec
 from benchmarks.serving.local import KV_TOKENS, drafter
@@ -35,17 +35,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     return load(target, [drafter("tiny"), drafter("ngram")], tmp_path_factory.mktemp("profiles"))
 
 
-def serve(fleet: Fleet, speculation: str, drafter: str) -> tuple[Run, Knowledge]:
-    knowledge = Knowledge(fleet.costs, [lane.view for lane in fleet.lanes])
-    serving = Serving(policies(speculation, "fixed", drafter), knowledge, CLIENTS)
-    return asyncio.run(run_for_real(fleet, fleet.lanes, REQUESTS, serving)), knowledge
+def serve(fleet: Fleet, speculation: str, drafter: str) -> tuple[Run, Estimates]:
+    estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
+    serving = Serving(policies(speculation, "fixed", drafter), estimates, CLIENTS)
+    return asyncio.run(run_for_real(fleet, fleet.lanes, REQUESTS, serving)), estimates
 
 
 def test_tokens_per_round_of_fixed_drafts_are_predicted(fleet: Fleet) -> None:
     """No clock is in this: how much of what was recorded for some is accepted from others."""
     acceptance = asyncio.run(record(fleet, RECORDED, CLIENTS))
-    real, knowledge = serve(fleet, "fixed", "tiny")
-    cluster = modelled(fleet, acceptance, knowledge, real)
+    real, estimates = serve(fleet, "fixed", "tiny")
+    cluster = modelled(fleet, acceptance, estimates, real)
     report = simulated(cluster, REQUESTS, real, CLIENTS, policies("fixed", "fixed", "tiny"))
     assert real.tally.tokens_per_round > 1.5, "the drafter is of use"
     assert report.tokens_per_round == pytest.approx(real.tally.tokens_per_round, rel=MOST_OFF)

@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 from deployments.ingress import failover as failover_module
 from deployments.ingress.api import Api
 from deployments.ingress.errors import ApiError
-from deployments.ingress.failover import Conversation
+from deployments.ingress.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
 from tests.deployments.local import LocalReplicas, Method, Response, local_api, make_config
 
@@ -256,17 +256,17 @@ def converse(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception |
     replicas = ScriptedReplicas(*scripts)
 
     async def read() -> tuple[list[int], Exception | None]:
-        conversation = Conversation(REQUEST, replicas, (), make_config().limits)
+        failover_stream = FailoverStream(REQUEST, replicas, (), make_config().limits)
         tokens: list[int] = []
         try:
-            await conversation.open()
-            async for one in conversation.commits():
+            await failover_stream.open()
+            async for one in failover_stream.commits():
                 assert one["first_index"] == len(tokens)
                 tokens += one["token_ids"]
         except ApiError as error:
             return tokens, error
         finally:
-            conversation.close()
+            failover_stream.close()
         return tokens, None
 
     tokens, error = asyncio.run(read())
@@ -332,12 +332,14 @@ def test_statistics_add_up_over_attempts() -> None:
     ]
 
     async def read() -> list[int]:
-        conversation = Conversation(REQUEST, ScriptedReplicas(*scripts), (), make_config().limits)
-        await conversation.open()
+        failover_stream = FailoverStream(
+            REQUEST, ScriptedReplicas(*scripts), (), make_config().limits
+        )
+        await failover_stream.open()
         rounds = []
-        async for _ in conversation.commits():
-            rounds.append(conversation.statistics["rounds"])
-        assert conversation.statistics == {
+        async for _ in failover_stream.commits():
+            rounds.append(failover_stream.statistics["rounds"])
+        assert failover_stream.statistics == {
             "rounds": 5,
             "drafted": 15,
             "accepted": 10,

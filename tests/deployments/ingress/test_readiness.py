@@ -10,9 +10,9 @@ from ray.exceptions import RayActorError
 
 from deployments.ingress import readiness
 from deployments.ingress.errors import ApiError
-from deployments.ingress.heartbeat_sender import SignsOfLife
+from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.readiness import Readiness
-from deployments.messages import Routed, SignOfLife
+from deployments.messages import Heartbeat, Routed
 from engine.request import TargetLimits
 from tests.deployments.local import Method, make_config
 
@@ -33,7 +33,7 @@ class Replicas:
         return Method(lambda asked: asyncio.create_task(self._describe(asked)))
 
     @property
-    def sign_of_life(self) -> Method:
+    def heartbeat(self) -> Method:
         return Method(self._sign_of_life)
 
     async def _describe(self, asked: Routed) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Replicas:
         await self.answers[name]()
         return {"vocab_size": LIMITS.vocab_size, "max_context": LIMITS.max_context}
 
-    async def _sign_of_life(self, sign: SignOfLife) -> None:
+    async def _sign_of_life(self, sign: Heartbeat) -> None:
         await self.answers[sign["replica"]]()
 
 
@@ -74,9 +74,9 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def signs_to(replicas: Replicas) -> AsyncIterator[SignsOfLife]:
+async def signs_to(replicas: Replicas) -> AsyncIterator[HeartbeatSender]:
     limits = make_config(limits={"silent_replica_s": 0.1}).limits
-    signs = SignsOfLife("ingress", replicas, limits)
+    signs = HeartbeatSender("ingress", replicas, limits)
     try:
         yield signs
     finally:

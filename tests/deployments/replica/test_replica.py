@@ -173,7 +173,7 @@ def test_streams_of_a_silent_ingress_are_cancelled_and_could_be_tried_again() ->
 def test_a_stream_that_nobody_reads_any_more_ends_although_its_call_goes_on() -> None:
     stream = begin("left", params={"max_tokens": 1500, "ignore_eos": True})
     replica = next(stream)["replica"]
-    replicas().sign_of_life.remote(sign_of("left", replica, {}, "left", "unknown"))
+    replicas().heartbeat.remote(sign_of("left", replica, {}, "left", "unknown"))
     last = list(stream)[-1]
     assert last["kind"] == "failed"
     assert not last["retry"], "before its ingress counts as silent"
@@ -223,7 +223,7 @@ def test_a_client_that_reads_nothing_through_serves_proxy_is_given_up() -> None:
 
 def test_a_sign_of_life_for_a_replica_that_is_gone_is_dropped() -> None:
     sign = sign_of("whatever", "gone", {"whatever": 5}, "whatever")
-    assert replicas().sign_of_life.remote(sign).result(timeout_s=10) is None
+    assert replicas().heartbeat.remote(sign).result(timeout_s=10) is None
 
 
 def test_an_idle_drafter_that_dies_is_replaced_before_anyone_asks_for_it() -> None:

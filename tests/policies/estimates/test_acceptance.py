@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from policies.cost import LinearCost
-from policies.estimates.acceptance import Belief, Beliefs, believed, credit, level_accepted
+from policies.estimates.acceptance import (
+    AcceptanceEstimates,
+    Belief,
+    believed,
+    credit,
+    level_accepted,
+)
 from policies.protocols import Ask, DraftPlan, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.forest import forest_of
@@ -32,7 +38,9 @@ def merged(request: RequestView, *proposals: tuple[str, DraftTree]) -> Candidate
     return Candidate(request, tree, lanes=[lane for lane, _ in proposals], sources=sources)
 
 
-def teach(beliefs: Beliefs, drafted: Sequence[Candidate], costly: Collection[str]) -> None:
+def teach(
+    beliefs: AcceptanceEstimates, drafted: Sequence[Candidate], costly: Collection[str]
+) -> None:
     credit(
         ROW,
         beliefs.proposals(together(drafted), costly),
@@ -41,18 +49,18 @@ def teach(beliefs: Beliefs, drafted: Sequence[Candidate], costly: Collection[str
     )
 
 
-def of(beliefs: Beliefs, lane: str, row: int = 0) -> Belief:
+def of(beliefs: AcceptanceEstimates, lane: str, row: int = 0) -> Belief:
     first = np.array([0])
     return believed(beliefs.tables, np.array([row]), first, first, beliefs.numbers([lane]))
 
 
-def of_lane(beliefs: Beliefs, lane: str) -> float:
+def of_lane(beliefs: AcceptanceEstimates, lane: str) -> float:
     return level_accepted(beliefs.tables, beliefs.numbers([lane])[0])
 
 
-def taught(*proposals: tuple[str, DraftTree]) -> Beliefs:
+def taught(*proposals: tuple[str, DraftTree]) -> AcceptanceEstimates:
     """After many rounds with these proposals."""
-    beliefs = Beliefs(prior=0.5, weight=1.0)
+    beliefs = AcceptanceEstimates(prior=0.5, weight=1.0)
     beliefs.reserve(1)
     chosen = [merged(view("r"), *proposals)]
     for _ in range(200):
@@ -159,7 +167,7 @@ def test_without_lookup_the_same_lane_is_drafted_with() -> None:
 
 def test_reading_tells_what_the_lane_would_have_drafted() -> None:
     """Right three times, wrong, right, wrong, wrong: three drafts, of which one went on twice."""
-    beliefs = Beliefs(prior=0.5, weight=1e-9)
+    beliefs = AcceptanceEstimates(prior=0.5, weight=1e-9)
     beliefs.reserve(1)
     matched = np.array([True, True, True, False, True, False, False])
     beliefs.read(0, "ssm", matched, np.zeros(7, np.bool_))
@@ -172,7 +180,7 @@ def test_reading_tells_what_the_lane_would_have_drafted() -> None:
 
 
 def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> None:
-    beliefs = Beliefs(prior=0.5, weight=1.0)
+    beliefs = AcceptanceEstimates(prior=0.5, weight=1.0)
     beliefs.reserve(1)
     for _ in range(50):
         beliefs.read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))

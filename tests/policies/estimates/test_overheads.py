@@ -4,17 +4,17 @@ import random
 
 import pytest
 
-from policies.estimates.overheads import Handling
+from policies.estimates.overheads import RoundOverheads
 
 FORWARD_S = 0.01
 
 
 def learned(
     *rounds: tuple[float, bool, set[str]], plain_s: float = 0.0, times: int = 600
-) -> Handling:
+) -> RoundOverheads:
     """Behind plain rounds, over and over: what a round took beyond, whether drafters were asked,
     and whose lanes were called."""
-    handling = Handling()
+    handling = RoundOverheads()
     for _ in range(times):
         handling.learn(plain_s, FORWARD_S, False, ())
     for _ in range(times):
@@ -54,7 +54,7 @@ def test_forwards_that_scatter_do_not_look_like_handling() -> None:
     comes near a tenth of a forward, which would end drafts that pay. (Means of the last ten rounds
     found 0.2 at worst.)"""
     chance = random.Random(0)
-    handling, worst_s = Handling(), 0.0
+    handling, worst_s = RoundOverheads(), 0.0
     for number in range(4000):
         handling.learn(chance.gauss(0.0, FORWARD_S / 5), FORWARD_S, number % 4 > 0, ())
         if number >= 100:

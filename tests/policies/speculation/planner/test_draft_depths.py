@@ -105,7 +105,8 @@ def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
 
 @pytest.mark.parametrize("found", [0.1, 1.0])
 def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
-    """Handling is what rounds take in which drafters are asked, whether they find anything."""
+    """RoundOverheads is what rounds take in which drafters are asked, whether they find
+    anything."""
     asked = chances(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (
         begin(asked, alike(FOR_NOTHING), free(4), costs_of(4, handling_s), FAIR)

@@ -5,7 +5,13 @@ import pytest
 
 from policies.speculation.forest import Floats
 from policies.speculation.planner.best_prefix import caps_at
-from policies.speculation.planner.no_harm import Ledger, caps_of, expect, power_of, weights_of
+from policies.speculation.planner.no_harm import (
+    NoHarmAccounts,
+    caps_of,
+    expect,
+    power_of,
+    weights_of,
+)
 
 WINDOW, PROMISE, EXCEPTIONS, MOST_PRICE = 100, 0.97, 0.12, 0.05
 FORWARD_S, WAITING_S, DRAFTING_S = 10e-3, 1e-3, 3e-3
@@ -13,15 +19,15 @@ PLAIN_S = FORWARD_S + WAITING_S
 ALL = np.array([0])
 
 
-def ledger() -> Ledger:
-    made = Ledger(PROMISE, WINDOW, repay=0.25, exceptions=EXCEPTIONS, most_price=MOST_PRICE)
+def ledger() -> NoHarmAccounts:
+    made = NoHarmAccounts(PROMISE, WINDOW, repay=0.25, exceptions=EXCEPTIONS, most_price=MOST_PRICE)
     made.reserve(1)
     caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
     return made
 
 
 def drafted(
-    made: Ledger,
+    made: NoHarmAccounts,
     gain: float,
     handling_s: float,
     share: float = 0.0,
@@ -39,7 +45,7 @@ def drafted(
     made.settle(ALL, each(seconds), each(forward_s), each(prompts_s), DRAFTING_S)
 
 
-def plain(made: Ledger, seconds: float = PLAIN_S) -> None:
+def plain(made: NoHarmAccounts, seconds: float = PLAIN_S) -> None:
     made.settle(ALL, each(seconds), each(FORWARD_S), each(0.0), 0.0)
 
 
@@ -47,7 +53,7 @@ def each(seconds: float) -> Floats:
     return np.array([seconds])
 
 
-def allowed(made: Ledger) -> float:
+def allowed(made: NoHarmAccounts) -> float:
     """Rounds of plain decoding that one round may take."""
     caps = caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
     return float(caps_at(caps, np.zeros(1))[0]) / PLAIN_S
@@ -109,7 +115,7 @@ def test_chance_does_not_raise_the_care() -> None:
     assert np.mean(cares) < 2.0
 
 
-def end(made: Ledger, speed: float, rounds: int = 20) -> None:
+def end(made: NoHarmAccounts, speed: float, rounds: int = 20) -> None:
     """A request comes, is given so much of plain decoding's speed, and goes."""
     caps_of(ALL, np.array([True]), PLAIN_S, made.accounts)
     for _ in range(rounds):

@@ -15,7 +15,7 @@ from policies.protocols import DraftLimit, Mask, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.planner.objective import Objective
 from policies.speculation.planner.policy import Planner, PlannerParams
-from policies.speculation.planner.step_rule import GrowthRule
+from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.tree import ROOT, DraftTree
 from tests.policies.many import learn
 from tests.policies.speculation.play import plan_alone, play
@@ -401,12 +401,12 @@ def test_what_drafts_for_a_need_anyway_drafts_for_all_who_gain() -> None:
 
 def rule_for(
     around: RoundContext, calibrations: dict[str, Calibration] | None = None, unread: int = 1
-) -> GrowthRule:
+) -> PlannerStepRule:
     planner = Planner(PlannerParams(max_width=1), calibrations)
     plan = plan_alone(planner, [view("a")], "lane", around, 0.0, [unread])
     assert plan.rule is not None
     rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter
-    assert isinstance(rule, GrowthRule)
+    assert isinstance(rule, PlannerStepRule)
     return rule
 
 
