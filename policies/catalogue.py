@@ -1,6 +1,6 @@
-"""Policies by the names under which a config chooses them, with their options.
+"""Creates policies by the names and options of the config.
 
-Each option is a field of the policy's parameter dataclass, documented there.
+Each option is a field of the policy's parameter dataclass, which documents it.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from policies.selection.baselines import (
 )
 from policies.selection.hedge import Hedge, HedgeParams
 from policies.selection.lbss import Lbss, LbssParams
-from policies.speculation import baselines as simple
+from policies.speculation import baselines
 from policies.speculation.adaserve import AdaServe, AdaServeParams
 from policies.speculation.equal import Equal, EqualParams
 from policies.speculation.planner.policy import Planner, PlannerParams
@@ -33,13 +33,13 @@ from policies.speculation.specserve import SpecServe, SpecServeParams
 
 Options = Mapping[str, Any]
 Calibrations = Mapping[str, Calibration]
-"""By lane; the coordinator's own, which go on learning."""
+"""By lane. The coordinator goes on updating these objects."""
 Make = TypeVar("Make", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
 class NoParams:
-    """Of a policy without options."""
+    """For policies without options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ SELECTIONS: Mapping[str, Entry[Callable[[Any, int], Selection]]] = {
 }
 
 SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = {
-    "off": Entry(NoParams, lambda params, calibrations: simple.Off()),
-    "fixed": Entry(simple.FixedParams, lambda params, calibrations: simple.Fixed(params)),
+    "off": Entry(NoParams, lambda params, calibrations: baselines.Off()),
+    "fixed": Entry(baselines.FixedParams, lambda params, calibrations: baselines.Fixed(params)),
     "threshold": Entry(
-        simple.ThresholdParams, lambda params, calibrations: simple.Threshold(params)
+        baselines.ThresholdParams, lambda params, calibrations: baselines.Threshold(params)
     ),
     "specserve": Entry(SpecServeParams, lambda params, calibrations: SpecServe(params)),
     "adaserve": Entry(AdaServeParams, lambda params, calibrations: AdaServe(params)),
@@ -95,7 +95,7 @@ def make_speculation(
 
 
 def make_schedule(name: str, options: Options | None = None) -> Schedule:
-    """Bare: `fair` below adds priorities, tenants and the bound on waiting."""
+    """The schedule alone; `fair` adds priorities, tenants and the bound on waiting."""
     entry = _entry("schedule", SCHEDULES, name)
     return entry.make(_params(f"schedule.{name}", entry.params, options or {}))
 
@@ -117,7 +117,7 @@ _Params = TypeVar("_Params")
 
 
 def _params(where: str, kind: type[_Params], options: Options) -> _Params:
-    """The parameter dataclass with these options, nested ones as mappings."""
+    """The parameter dataclass with these options; nested dataclasses are given as mappings."""
     hints = get_type_hints(kind)
     known = list(hints)
     values = {}

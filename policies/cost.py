@@ -1,7 +1,7 @@
-"""What a forward costs: SpecServe's linear model (eq. 2) and a roofline with a knee.
+"""Cost models of a forward pass: SpecServe's linear one (eq. 2) and a roofline with a knee.
 
-`context` is the number of KV tokens that a forward reads (over its requests, the committed
-tokens of each), `tokens` the number of new rows in it: one definition, in fits and in use.
+In fits and in predictions alike, `context` is the number of KV tokens that a forward reads (the sum
+of its requests' committed tokens), and `tokens` the number of new rows that it computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,46 +18,51 @@ KNEE_CANDIDATES = 256
 Floats = NDArray[np.float64]
 
 
-class Bent(NamedTuple):
-    """The one shape of all our cost models, as compiled loops take it: a line in context and
-    tokens, with more for each token beyond the knee, and perhaps a step in it."""
+class PiecewiseLinear(NamedTuple):
+    """The form that all cost models share and that compiled loops take: linear in context and
+    tokens, with a steeper slope beyond the knee, and optionally a step."""
 
     alpha: float
+    """Seconds per context token."""
     gamma: float
+    """Seconds per token."""
     delta: float
+    """Seconds of every forward."""
     knee: float = 0.0
     gamma_more: float = 0.0
+    """Additional seconds per token beyond the knee."""
     step_from: float = 0.0
-    """More tokens than these take at least as long as `step_to`."""
+    """Above so many tokens, a forward takes at least as long as one of `step_to`."""
     step_to: float = 0.0
 
     def predict(self, context: float, tokens: float) -> float:
-        # As Python: for one number, the way into compiled code takes longer than the sum.
-        return bent_seconds.py_func(self, float(context), float(tokens))
+        # Not compiled: for a single value the call into compiled code takes longer than the sum.
+        return forward_seconds.py_func(self, float(context), float(tokens))
 
 
-FOR_NOTHING = Bent(0.0, 0.0, 0.0)
+FREE = PiecewiseLinear(0.0, 0.0, 0.0)
+"""Of drafters without cost."""
 
 
-class Predicts(Protocol):
+class TimePredictor(Protocol):
     def predict(self, context: float, tokens: float) -> float:
         """Seconds of one forward."""
         ...
 
 
-class CostModel(Predicts, Protocol):
+class CostModel(TimePredictor, Protocol):
     @property
-    def bent(self) -> Bent:
-        """The same."""
+    def piecewise(self) -> PiecewiseLinear:
+        """The same model, for compiled loops."""
         ...
 
 
-Cost = TypeVar("Cost", bound=Predicts)
+Cost = TypeVar("Cost", bound=TimePredictor)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardSample:
-    """One point of a profile."""
+    """One measurement of a profile."""
 
     context: int
     tokens: int
@@ -76,15 +81,18 @@ class LinearCost:
         return self.alpha * context + self.gamma * tokens + self.delta
 
     @property
-    def bent(self) -> Bent:
-        return Bent(float(self.alpha), float(self.gamma), float(self.delta))
+    def piecewise(self) -> PiecewiseLinear:
+        return PiecewiseLinear(float(self.alpha), float(self.gamma), float(self.delta))
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """As LinearCost up to the knee, where weights are what a forward waits for; behind it,
-    where it computes, each token costs `gamma_more` on top. Convex in tokens, but for the step of
-    a device that computes more than `step_from` tokens as `step_to` at least."""
+    """As LinearCost up to the knee, where a forward is bound by reading weights; beyond it, where
+    it is bound by computing, each token costs `gamma_more` on top.
+
+    Convex in tokens, except for the optional step of a device that computes any number of tokens
+    above `step_from` as at least `step_to`.
+    """
 
     alpha: float
     gamma: float
@@ -95,17 +103,17 @@ class RooflineCost:
     step_to: int = 0
 
     def predict(self, context: float, tokens: float) -> float:
-        return self.bent.predict(context, tokens)
+        return self.piecewise.predict(context, tokens)
 
     @property
-    def bent(self) -> Bent:
+    def piecewise(self) -> PiecewiseLinear:
         line = (float(self.alpha), float(self.gamma), float(self.delta))
         bend = (float(self.knee), float(self.gamma_more))
-        return Bent(*line, *bend, float(self.step_from), float(self.step_to))
+        return PiecewiseLinear(*line, *bend, float(self.step_from), float(self.step_to))
 
 
 @njit(cache=True)
-def bent_seconds(cost: Bent, context: float, tokens: float) -> float:
+def forward_seconds(cost: PiecewiseLinear, context: float, tokens: float) -> float:
     if tokens > cost.step_from:
         tokens = max(tokens, cost.step_to)
     beyond = max(0.0, tokens - cost.knee)
@@ -113,7 +121,8 @@ def bent_seconds(cost: Bent, context: float, tokens: float) -> float:
 
 
 def fit_linear(samples: Sequence[ForwardSample]) -> LinearCost:
-    """Non-negative least squares of relative errors, so that short forwards count as well."""
+    """Non-negative least squares of relative errors, so that short forwards count as much as long
+    ones."""
     context, tokens = _axes(samples)
     (alpha, gamma, delta), _ = _fit_relative([context, tokens, np.ones_like(tokens)], samples)
     return LinearCost(alpha, gamma, delta)
@@ -122,7 +131,7 @@ def fit_linear(samples: Sequence[ForwardSample]) -> LinearCost:
 def fit_roofline(
     samples: Sequence[ForwardSample], step_from: int = 0, step_to: int = 0
 ) -> RooflineCost:
-    """The knee with the least residual, among the token counts strictly inside the samples."""
+    """The roofline with the least residual over all knees inside the range of the samples."""
     context, tokens = _axes(samples)
     tokens = np.where(tokens > step_from, np.maximum(tokens, step_to), tokens)
     inside = np.geomspace(
@@ -142,10 +151,11 @@ def fit_roofline(
 
 
 def token_budget(cost: RooflineCost, largest: int) -> int:
-    """AdaServe's budget of tokens per forward: what fits before the knee, at most `largest`.
+    """AdaServe's budget of tokens per forward: those up to the knee, at most `largest`.
 
-    At least so many that at the slope behind the knee they cost as much as the forward's fixed
-    part, which is where a true roofline has its knee: a fit may bend wherever noise does.
+    A fitted knee may be an artefact of noise, so the budget is at least the number of tokens that,
+    at the slope beyond the knee, cost as much as the fixed part of a forward: a true roofline has
+    its knee there.
     """
     slope = cost.gamma + cost.gamma_more
     budget = cost.delta / slope if slope > 0 else float(largest)
@@ -160,31 +170,33 @@ class FitErrors:
 
     in_sample: float
     below_knee: float | None
-    """Of points that the fit did not see, up to the knee; None without such points."""
+    """Of held-out samples up to the knee; None where there are none."""
     above_knee: float | None
+    """Of held-out samples beyond the knee; None where there are none."""
 
 
 def fit_errors(
     fit: Callable[[Sequence[ForwardSample]], Cost], samples: Sequence[ForwardSample], knee: float
 ) -> FitErrors:
-    """Fits twice, each time on one half of a checkerboard over the grid, judged on the other."""
+    """Held-out errors come from two fits, each on one half of a checkerboard over the grid of
+    samples and evaluated on the other half."""
     black, white = _checkerboard(samples)
     below: list[float] = []
     above: list[float] = []
-    for seen, unseen in ((black, white), (white, black)):
-        cost = fit(seen)
-        for sample in unseen:
+    for fitted, held_out in ((black, white), (white, black)):
+        cost = fit(fitted)
+        for sample in held_out:
             side = below if sample.tokens <= knee else above
             side.append(_relative_error(cost, sample))
-    known = fit(samples)
+    fit_to_all = fit(samples)
     return FitErrors(
-        in_sample=float(np.mean([_relative_error(known, sample) for sample in samples])),
+        in_sample=float(np.mean([_relative_error(fit_to_all, sample) for sample in samples])),
         below_knee=float(np.mean(below)) if below else None,
         above_knee=float(np.mean(above)) if above else None,
     )
 
 
-def _relative_error(cost: Predicts, sample: ForwardSample) -> float:
+def _relative_error(cost: TimePredictor, sample: ForwardSample) -> float:
     return abs(cost.predict(sample.context, sample.tokens) / sample.seconds - 1)
 
 
@@ -200,7 +212,7 @@ def _fit_relative(
 ) -> tuple[list[float], float]:
     seconds = np.array([sample.seconds for sample in samples], np.float64)
     relative = np.stack(columns, axis=1) / seconds[:, None]
-    # Columns of one scale: context runs to thousands beside the constant's 1.
+    # Scaled for conditioning: context reaches thousands, the constant is 1.
     scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
     coefficients, residual = nnls(relative / scale, np.ones_like(seconds))
     return (coefficients / scale).tolist(), float(residual)
@@ -209,7 +221,7 @@ def _fit_relative(
 def _checkerboard(
     samples: Sequence[ForwardSample],
 ) -> tuple[list[ForwardSample], list[ForwardSample]]:
-    """Neighbours along either axis fall to different halves."""
+    """Two halves of the grid, such that neighbours along either axis are in different halves."""
     token_rank = {value: rank for rank, value in enumerate(sorted({s.tokens for s in samples}))}
     halves: tuple[list[ForwardSample], list[ForwardSample]] = ([], [])
     by_tokens: dict[int, list[ForwardSample]] = {}

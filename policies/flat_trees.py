@@ -1,5 +1,5 @@
-"""All the draft trees of a round at once: in Python, a loop over their nodes would cost more than
-the round may."""
+"""All draft trees of a round in one set of arrays, for compiled loops: a Python loop over their
+nodes would take too long for a round."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -16,57 +16,57 @@ Mask = NDArray[np.bool_]
 
 
 class FlatTrees(NamedTuple):
-    """The nodes of many trees, tree behind tree, each in its own topological order."""
+    """The nodes of many trees, one tree after the other, each in its own topological order."""
 
     starts: Ints
     """Tree t has the nodes from starts[t] up to starts[t + 1]."""
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
-    """Within their tree."""
+    """Numbered within the tree."""
     depth: NDArray[np.int32]
     confidence: NDArray[np.float32]
 
     @property
     def sizes(self) -> Ints:
-        """np.diff takes four times as long for so few."""
+        # np.diff takes four times as long for so few.
         return self.starts[1:] - self.starts[:-1]
 
 
 def starts_of(trees: Sequence[DraftTree]) -> Ints:
-    """Where each tree begins among the nodes of all, and where the last one ends."""
+    """`FlatTrees.starts` of these trees."""
     return np.array([*accumulate([len(tree.tokens) for tree in trees], initial=0)], np.int64)
 
 
 def flatten(trees: Sequence[DraftTree]) -> FlatTrees:
-    several = trees or [DraftTree.empty()]
+    at_least_one = trees or [DraftTree.empty()]
     return FlatTrees(
         starts_of(trees),
-        np.concatenate([tree.tokens for tree in several]),
-        np.concatenate([tree.parents for tree in several]),
-        np.concatenate([tree.depth for tree in several]),
-        np.concatenate([tree.confidence for tree in several]),
+        np.concatenate([tree.tokens for tree in at_least_one]),
+        np.concatenate([tree.parents for tree in at_least_one]),
+        np.concatenate([tree.depth for tree in at_least_one]),
+        np.concatenate([tree.confidence for tree in at_least_one]),
     )
 
 
 NO_TREES = flatten([DraftTree.empty()])
-"""One tree, which is empty: who proposes nothing has it."""
+"""A set of one empty tree: the draft of a request for which nothing is proposed."""
 
-Place = tuple[FlatTrees, int]
-"""A tree, by its number among others."""
+TreeRef = tuple[FlatTrees, int]
+"""A set of trees, and the number of one tree in it."""
 
 
-def gathered(places: Sequence[Place]) -> FlatTrees:
-    """The trees at these places, of whichever sets, as one set in this order."""
-    sets = {id(flat): flat for flat, _ in places}
+def gather_trees(refs: Sequence[TreeRef]) -> FlatTrees:
+    """The referenced trees, which may be of different sets, as one set in this order."""
+    sets = {id(flat): flat for flat, _ in refs}
     flats = list(sets.values()) or [NO_TREES]
     trees = accumulate([len(flat.starts) - 1 for flat in flats], initial=0)
     first = dict(zip(sets, trees, strict=False))
-    chosen = np.array([first[id(flat)] + place for flat, place in places], np.int64)
-    return FlatTrees(*_gathered(chosen, *joined(flats)))
+    chosen = np.array([first[id(flat)] + number for flat, number in refs], np.int64)
+    return FlatTrees(*_gather_trees(chosen, *concatenate_trees(flats)))
 
 
-def joined(flats: Sequence[FlatTrees]) -> FlatTrees:
-    """One set behind the other; at least one."""
+def concatenate_trees(flats: Sequence[FlatTrees]) -> FlatTrees:
+    """The trees of all sets, at least one set, as one."""
     if len(flats) == 1:
         return flats[0]
     nodes = accumulate([len(flat.tokens) for flat in flats], initial=0)
@@ -94,31 +94,31 @@ def split(flat: FlatTrees) -> list[DraftTree]:
 
 
 def prune_each(flat: FlatTrees, keep: Mask) -> FlatTrees:
-    """Of each tree the nodes to keep and every ancestor that they stand on, in the old order."""
+    """Each tree reduced to the nodes in `keep` and all their ancestors, in the old order."""
     return flat if np.count_nonzero(keep) == len(keep) else FlatTrees(*_prune(flat, keep.copy()))
 
 
 class Merged(NamedTuple):
-    """Trees of several drafters as one, for each request."""
+    """The trees of several drafters, merged into one tree for each request."""
 
     trees: FlatTrees
     sources: Ints
-    """Of each node: bit i is set where the i-th of the request's trees has it."""
+    """For each node, bit i is set where the i-th of the request's trees has it."""
 
 
 def merge_each(parts: Sequence[int], flat: FlatTrees) -> Merged:
-    """Unites the trees of each request by token path; a shared node keeps the best confidence.
-    `parts`: how many trees each has, one request's behind another's.
+    """Merges the trees of each request by token path. `parts`: each request's number of trees;
+    `flat` has them one request after the other.
 
-    The best, because each drafter's confidence is a lower bound on what is known of the node.
-    Siblings that together exceed certainty are scaled down to it.
+    A shared node keeps the largest of its confidences, since further drafters that propose a token
+    make it no less likely. Siblings that then sum to more than 1 are scaled down to 1.
     """
     *merged, sources = _merge(np.array(parts, np.int64), flat)
     return Merged(FlatTrees(*merged), sources)
 
 
-# Compiled loops take NamedTuples, but give plain tuples back to Python, and few arrays: numba looks
-# up the class of each object that it makes, which costs more than such a loop.
+# Compiled loops take NamedTuples but return plain tuples of few arrays: for each object that numba
+# returns to Python it looks up the class, which takes longer than such a loop.
 
 
 @njit(cache=True)
@@ -150,7 +150,7 @@ def _prune(flat: FlatTrees, kept: Mask) -> tuple[NDArray[Any], ...]:
 
 @njit(cache=True)
 def deepest_of(starts: Ints, depth: NDArray[np.int32]) -> Ints:
-    """Of each tree."""
+    """The depth of each tree."""
     deepest = np.zeros(len(starts) - 1, np.int64)
     for tree in range(len(deepest)):
         for node in range(starts[tree], starts[tree + 1]):
@@ -159,7 +159,7 @@ def deepest_of(starts: Ints, depth: NDArray[np.int32]) -> Ints:
 
 
 @njit(cache=True)
-def _gathered(
+def _gather_trees(
     chosen: Ints,
     starts: Ints,
     tokens: NDArray[np.int32],
@@ -174,19 +174,19 @@ def _gathered(
     all_tokens, all_parents = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
     all_depth, all_confidence = np.empty(nodes, np.int32), np.empty(nodes, np.float32)
     for place, tree in enumerate(chosen):
-        further = starts[tree] - begins[place]
+        offset = starts[tree] - begins[place]
         for node in range(begins[place], begins[place + 1]):
-            from_ = node + further
-            all_tokens[node], all_parents[node] = tokens[from_], parents[from_]
-            all_depth[node], all_confidence[node] = depth[from_], confidence[from_]
+            source = node + offset
+            all_tokens[node], all_parents[node] = tokens[source], parents[source]
+            all_depth[node], all_confidence[node] = depth[source], confidence[source]
     return begins, all_tokens, all_parents, all_depth, all_confidence
 
 
 @njit(cache=True)
 def best_chains(flat: FlatTrees) -> Mask:
-    """Of each tree the path from the root to a leaf with the largest sum of path confidences:
-    of all chains the one of which the most tokens are expected to be accepted. Of equally good
-    ones the first: siblings stand in the order of preference."""
+    """For each tree the path from the root to a leaf with the largest sum of path confidences: the
+    chain with the most expected accepted tokens. Ties go to the first, as siblings are in the
+    drafter's order of preference."""
     nodes = len(flat.tokens)
     path, total = np.empty(nodes), np.empty(nodes)
     is_leaf, kept = np.ones(nodes, np.bool_), np.zeros(nodes, np.bool_)
@@ -245,9 +245,9 @@ def _merge(parts: Ints, flat: FlatTrees) -> tuple[NDArray[Any], ...]:
 
 @njit(cache=True)
 def cap_siblings(parents: NDArray[np.int32], confidence: NDArray[np.float32]) -> None:
-    """Of one tree, in place: siblings sum to at most 1."""
+    """Scales the confidences of one tree in place, so that siblings sum to at most 1."""
     if _is_chain(parents):
-        return  # nobody has a sibling
+        return
     total = np.zeros(len(parents) + 1)
     for node in range(len(parents)):
         total[parents[node] + 1] += confidence[node]

@@ -1,10 +1,10 @@
-"""Requests to lanes: a maximum-weight matching in which lane j has B_j places (Spin, eq. 10-12).
+"""Maximum-weight matching of requests to lanes, where lane j has B_j places (Spin, eq. 10-12).
 
-The paper's KM algorithm runs on the matrix with B_j copies of lane j. Copies are ties, which KM
-walks one by one: 1,024 requests that like the same lanes take it half a second. So above `KM_ROWS`
-we price the lanes first (the dual of eq. 10), seat requests by these prices, and let KM re-seat
-only those that an exchange could be made of, until no exchange is left that gains. Both ways end
-in an optimum.
+The paper runs the KM algorithm on the matrix with B_j copies of lane j. It walks these copies,
+which are ties, one by one: 1,024 requests with the same preferences take half a second. So above
+`KM_ROWS` requests lanes are priced first (the dual of eq. 10) and requests assigned by these
+prices; then KM re-assigns only the requests that could take part in an exchange with gain, until
+there is no such exchange. Both ways end in an optimum.
 """
 
 import numpy as np
@@ -15,29 +15,31 @@ UNMATCHED = -1
 KM_ROWS = 128
 """Up to so many requests KM alone is fast."""
 _COOLING = 0.3
+"""Factor between two temperatures."""
 _COLDEST = 1e-3
-"""Temperature of the last prices, of the spread of values: their error is about as large."""
+"""The last temperature as a share of the spread of values; prices are about as inexact."""
 _DISCOUNT = 3.0
-"""In last temperatures: at equal values a softmax shares out in the ratio of two loads only where
-their prices differ by its logarithm."""
+"""What is taken off prices, in last temperatures: between lanes of equal value a softmax reaches
+two loads only where the prices differ by the logarithm of their ratio."""
 _NEWTON_STEPS = 3
+"""At each temperature."""
 _TOLERANCE = 1e-9
-"""Of the spread of values: what counts as no gain."""
+"""Gains below this share of the spread of values count as rounding errors."""
 
 Values = NDArray[np.float64]
 Choice = NDArray[np.intp]
 
 
 def match(values: Values, capacities: Choice, unmatched: Values) -> Choice:
-    """The lane of each request (a row of `values`), or UNMATCHED, of the greatest total value.
+    """The lane of each request (a row of `values`), or UNMATCHED, for the greatest total value.
 
-    `unmatched[i]` is the value of no lane for request i: far below all values, it makes as many
-    requests matched as there are places.
+    `unmatched[i]` is the value of request i without a lane: if it is far below all values, as many
+    requests are matched as there are places.
     """
     requests, lanes = values.shape
     if not requests:
         return np.empty(0, np.intp)
-    # No lane is one more column, with room for everyone.
+    # The last column is "no lane", with room for all requests.
     options = np.empty((requests, lanes + 1))
     options[:, :lanes], options[:, lanes] = values, unmatched
     rooms = np.full(lanes + 1, requests)
@@ -49,8 +51,8 @@ def match(values: Values, capacities: Choice, unmatched: Values) -> Choice:
 
 
 def _km(options: Values, rooms: Choice) -> Choice:
-    """KM on the expanded matrix. Lanes with room for everyone need no copies: only the best of
-    them matters to a request, and that is one column of its own."""
+    """KM on the expanded matrix. Lanes with room for all requests need no copies: of these only the
+    best one matters to a request, which is one column of its own."""
     requests = len(options)
     roomy = np.flatnonzero(rooms >= requests)
     tight = np.flatnonzero(rooms < requests)
@@ -69,25 +71,25 @@ def _km(options: Values, rooms: Choice) -> Choice:
 
 def _match_many(options: Values, rooms: Choice) -> Choice:
     rows = np.arange(len(options))
-    chosen = _seat(options - _prices(options, rooms), rooms)
+    chosen = _assign_greedily(options - _prices(options, rooms), rooms)
     while len(movers := _exchanges(options, rooms, chosen)):
         staying = np.delete(rows, movers)
         left = rooms - _loads(chosen[staying], len(rooms))
         moved = _km(options[movers], left)
         if options[movers, moved].sum() <= options[movers, chosen[movers]].sum():
-            break  # what looked like a gain was rounding
+            break  # the gain was a rounding error
         chosen[movers] = moved
     return chosen
 
 
 def _prices(options: Values, rooms: Choice) -> Values:
-    """What a place on each lane is worth, nearly: Newton's method on the dual of eq. 10, smoothed
-    by a temperature that falls. At temperature τ a request spreads over its options as
+    """Approximate prices of a place on each lane: Newton's method on the dual of eq. 10, smoothed
+    by a falling temperature. At temperature τ a request spreads over its options as
     softmax((value - price) / τ), and a price moves until its lane is just full."""
     lanes = options.shape[1]
     prices = np.zeros(lanes)
     last = temperature = float(np.ptp(options))
-    # Values all alike have no spread, and need no exact price.
+    # If all values are equal they have no spread, and prices need not be exact.
     coldest = _COLDEST * max(float(np.ptp(options[:, :-1])), _COLDEST * temperature)
     while temperature > coldest:
         for _ in range(_NEWTON_STEPS):
@@ -97,7 +99,7 @@ def _prices(options: Values, rooms: Choice) -> Values:
             load = share.sum(axis=0)
             excess = load - rooms
             moving = (prices > 0) | (excess > 0)
-            moving[-1] = False  # there is always room for no lane
+            moving[-1] = False  # "no lane" always has room
             if not moving.any():
                 break
             curvature = (np.diag(load) - share.T @ share)[np.ix_(moving, moving)]
@@ -106,51 +108,52 @@ def _prices(options: Values, rooms: Choice) -> Values:
             trusted = 4 * temperature
             prices[moving] = np.maximum(0, prices[moving] + np.clip(step, -trusted, trusted))
         last, temperature = temperature, temperature * _COOLING
-    # Rather a little too cheap: then no place that is worth something stays empty.
+    # Slightly too low rather than too high, so that no place of any value stays empty.
     return np.maximum(0, prices - _DISCOUNT * last)
 
 
-def _seat(priced: Values, rooms: Choice) -> Choice:
-    """Everyone to their best option with room; where it runs out, those who lose most by the
-    next best go first."""
+def _assign_greedily(priced: Values, rooms: Choice) -> Choice:
+    """Each request to its best option with room; where room runs out, the requests that would lose
+    most by their second-best option come first."""
     priced = priced.copy()
     left = rooms.copy()
     chosen = np.full(len(priced), UNMATCHED)
-    standing = np.arange(len(priced))
-    while len(standing):
+    unassigned = np.arange(len(priced))
+    while len(unassigned):
         priced[:, left == 0] = -np.inf
-        wish = priced[standing].argmax(axis=1)
-        best = np.partition(priced[standing], -2, axis=1)
-        eager = np.argsort(best[:, -2] - best[:, -1], kind="stable")
-        for lane in np.flatnonzero(_loads(wish, len(left))):
-            first = standing[eager[wish[eager] == lane][: left[lane]]]
+        preferred = priced[unassigned].argmax(axis=1)
+        best_two = np.partition(priced[unassigned], -2, axis=1)
+        by_loss = np.argsort(best_two[:, -2] - best_two[:, -1], kind="stable")
+        for lane in np.flatnonzero(_loads(preferred, len(left))):
+            first = unassigned[by_loss[preferred[by_loss] == lane][: left[lane]]]
             chosen[first] = lane
             left[lane] -= len(first)
-        standing = np.flatnonzero(chosen == UNMATCHED)
+        unassigned = np.flatnonzero(chosen == UNMATCHED)
     return chosen
 
 
 def _exchanges(options: Values, rooms: Choice, chosen: Choice) -> Choice:
-    """The requests that an exchange with gain could be made of; none where the matching is
-    optimal. An exchange is a ring of lanes along which each passes one request on to the next, or
-    a free place in its stead, at no cost. As in any transport problem, where no ring gains,
-    nothing does."""
+    """The requests that could take part in an exchange with gain; none if the matching is optimal.
+
+    An exchange is a cycle of lanes along which each lane passes one request on to the next or, at
+    no cost, a free place. As in any transport problem, a matching is optimal if no cycle gains.
+    """
     lanes = options.shape[1]
     gain = np.full((lanes, lanes), -np.inf)
-    passed_on = np.full((lanes, lanes), UNMATCHED)
+    mover = np.full((lanes, lanes), UNMATCHED)
     for lane in range(lanes):
         on_lane = np.flatnonzero(chosen == lane)
         if len(on_lane):
             gains = options[on_lane] - options[on_lane, lane, None]
             gain[lane] = gains.max(axis=0)
-            passed_on[lane] = on_lane[gains.argmax(axis=0)]
+            mover[lane] = on_lane[gains.argmax(axis=0)]
     spare = _loads(chosen, lanes) < rooms
     gain[spare] = np.maximum(gain[spare], 0)
-    best_way = gain.copy()
+    best_path = gain.copy()
     for via in range(lanes):
-        best_way = np.maximum(best_way, best_way[:, via, None] + best_way[None, via, :])
-    closes_ring = gain + best_way.T > _TOLERANCE * np.ptp(options)
-    movers = np.unique(passed_on[closes_ring])
+        best_path = np.maximum(best_path, best_path[:, via, None] + best_path[None, via, :])
+    closes_cycle = gain + best_path.T > _TOLERANCE * np.ptp(options)
+    movers = np.unique(mover[closes_cycle])
     return movers[movers != UNMATCHED]
 
 

@@ -1,13 +1,14 @@
-"""Into how many micro-batches each lane's batch is cut, so that drafting and verifying overlap.
+"""How many micro-batches to cut each lane's batch into, so that drafting overlaps verification.
 
-More micro-batches keep lanes and verifier busy at once; each costs one forward more, whose weights
-are read anew. Spin (section V-B) splits on until the predicted throughput falls. Two modes:
+More micro-batches keep drafters and verifier busy at the same time, but each costs another forward,
+which reads all weights again. Spin (section V-B) adds micro-batches until the predicted throughput
+falls. There are two modes:
 
 - `barrier`, Spin's Fig. 6(b): micro-batch p of all lanes is verified in one forward;
-- `asynchronous`, ours: the verifier takes whatever is ready, of any lane, in one forward, and
-  each lane is cut on its own.
+- `asynchronous`, ours: the verifier takes whatever any lane has drafted in one forward, and each
+  lane has its own number of micro-batches.
 
-Throughput is predicted by playing the pipeline over the profiled costs.
+Throughput is predicted by simulating the pipeline with the profiled costs.
 """
 
 import heapq
@@ -23,46 +24,46 @@ Mode = Literal["asynchronous", "barrier"]
 Item = TypeVar("Item")
 
 _ROUNDS = 12
-_FILLING = 4
-"""Rounds that are played for a prediction, and how many of them fill the pipeline first."""
+"""Simulated rounds, including the first ones, which fill the pipeline and are not counted."""
+_FILLING_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchParams:
     mode: Literal["faster", "asynchronous", "barrier"] = "barrier"
-    """`faster`: the one of the two that is predicted to be. The default beat or equalled both
-    in most simulated settings (docs/policies/microbatch.md)."""
+    """`faster`: whichever of the two is predicted to be faster. The default beat or equalled both
+    others in most simulated settings (docs/policies/microbatch.md)."""
     epsilon: float = 0.03
     """Splitting ends where the predicted throughput falls by more than this share."""
     max_parts: int = 8
-    """Micro-batches of a lane at most."""
+    """The most micro-batches of a lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     mode: Mode
     parts: Sequence[int]
-    """The number of micro-batches of each lane; fewer where it has fewer requests (`cut`)."""
+    """The number of micro-batches of each lane; a lane with fewer requests has fewer (`cut`)."""
     tokens_per_s: float
-    """As predicted."""
+    """The predicted throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLoad:
-    """What a lane does in one round of its whole batch; its requests count as equal."""
+    """The work of a lane in one round of its whole batch, whose requests are taken as equal."""
 
     requests: int
     context: int
-    """Their committed tokens together."""
+    """Committed tokens of all requests."""
     depth: int
-    """Draft steps; 0 for requests that decode plainly."""
+    """Draft steps; 0 for plain decoding."""
     gain: float
-    """Tokens that each is expected to gain, the target's own included."""
+    """Tokens that each request is expected to gain, the target's own included."""
     draft: CostModel | None = None
-    """Of one draft step. None: drafts for nothing."""
+    """Of one draft step. None: drafting costs nothing."""
     width: int = 1
     call_s: float = 0.0
-    """Of drafting, besides its steps."""
+    """What a draft call takes besides its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class _Part:
 
 
 def cut(batch: Sequence[Item], parts: int) -> list[list[Item]]:
-    """Into runs whose sizes differ by one at most; into fewer where items run out."""
+    """Consecutive parts whose sizes differ by one at most; fewer where there are fewer items."""
     parts = min(parts, len(batch))
     bounds = [-(-len(batch) * part // max(1, parts)) for part in range(parts + 1)]
     return [list(batch[begin:end]) for begin, end in pairwise(bounds)]
@@ -87,29 +88,30 @@ def split(
     loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams = MicroBatchParams()
 ) -> Split:
     if params.mode == "barrier":
-        return _split_together(loads, verify, params)
+        return _split_barrier(loads, verify, params)
     if params.mode == "asynchronous":
-        return _split_each(loads, verify, params)
-    together, each = _split_together(loads, verify, params), _split_each(loads, verify, params)
-    return each if each.tokens_per_s > together.tokens_per_s else together
+        return _split_asynchronous(loads, verify, params)
+    barrier = _split_barrier(loads, verify, params)
+    asynchronous = _split_asynchronous(loads, verify, params)
+    return asynchronous if asynchronous.tokens_per_s > barrier.tokens_per_s else barrier
 
 
-def _split_together(
-    loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams
-) -> Split:
-    """Spin's heuristic: one number for all lanes, the last one before the fall."""
+def _split_barrier(loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams) -> Split:
+    """Spin's heuristic: one number for all lanes, the last one before throughput falls."""
 
     def predict(count: int) -> float:
         return throughput(loads, [count] * len(loads), verify, "barrier")
 
     most = min(params.max_parts, max((load.requests for load in loads), default=1))
-    tried = _until_it_falls(predict, most, params.epsilon)
-    return Split("barrier", [len(tried)] * len(loads), tried[-1])
+    predictions = _predictions_until_fall(predict, most, params.epsilon)
+    return Split("barrier", [len(predictions)] * len(loads), predictions[-1])
 
 
-def _split_each(loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams) -> Split:
-    """One lane after the other by the same rule, and of the tried numbers the best one: here a
-    number within epsilon of the best would be a loss that the next lane builds on."""
+def _split_asynchronous(
+    loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams
+) -> Split:
+    """One lane after the other by the same rule, but with the best of the numbers tried instead of
+    the last: the losses within epsilon of several lanes would add up."""
     parts = [1] * len(loads)
     best = 0.0
     for lane, load in enumerate(loads):
@@ -118,33 +120,37 @@ def _split_each(loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatch
             changed = [*parts[:lane], count, *parts[lane + 1 :]]
             return throughput(loads, changed, verify, "asynchronous")
 
-        tried = _until_it_falls(predict, min(params.max_parts, load.requests), params.epsilon)
-        best = max(tried)
-        parts[lane] = 1 + tried.index(best)
+        most = min(params.max_parts, load.requests)
+        predictions = _predictions_until_fall(predict, most, params.epsilon)
+        best = max(predictions)
+        parts[lane] = 1 + predictions.index(best)
     return Split("asynchronous", parts, best)
 
 
-def _until_it_falls(predict: Callable[[int], float], most: int, epsilon: float) -> list[float]:
-    """Predictions for 1, 2, ... micro-batches up to the last number before one that falls by
+def _predictions_until_fall(
+    predict: Callable[[int], float], most: int, epsilon: float
+) -> list[float]:
+    """Throughputs with 1, 2, ... up to `most` micro-batches, ending before the first that falls by
     more than `epsilon` below the best so far."""
-    tried = [predict(1)]
+    predictions = [predict(1)]
     for count in range(2, most + 1):
         predicted = predict(count)
-        if predicted < (1 - epsilon) * max(tried):
+        if predicted < (1 - epsilon) * max(predictions):
             break
-        tried.append(predicted)
-    return tried
+        predictions.append(predicted)
+    return predictions
 
 
 def throughput(
     loads: Sequence[LaneLoad], parts: Sequence[int], verify: CostModel, mode: Mode
 ) -> float:
-    """Predicted tokens per second, lane by lane cut into so many micro-batches."""
+    """Predicted tokens per second, with each lane's batch cut into its number of `parts`."""
     lanes = [_cut_load(lane, load, parts[lane]) for lane, load in enumerate(loads)]
     lanes = [lane for lane in lanes if lane]
     if not lanes:
         return 0.0
-    return _play_barrier(lanes, verify) if mode == "barrier" else _play_asynchronous(lanes, verify)
+    simulate = _simulate_barrier if mode == "barrier" else _simulate_asynchronous
+    return simulate(lanes, verify)
 
 
 def _cut_load(lane: int, load: LaneLoad, parts: int) -> list[_Part]:
@@ -162,8 +168,8 @@ def _verify_s(parts: Sequence[_Part], verify: CostModel) -> float:
     return verify.predict(sum(part.context for part in parts), sum(part.rows for part in parts))
 
 
-def _play_barrier(lanes: Sequence[Sequence[_Part]], verify: CostModel) -> float:
-    """Forward p waits until every lane has drafted its micro-batch p."""
+def _simulate_barrier(lanes: Sequence[Sequence[_Part]], verify: CostModel) -> float:
+    """Throughput where forward p waits until every lane has drafted its micro-batch p."""
     steps = [
         [lane[step] for lane in lanes if step < len(lane)] for step in range(max(map(len, lanes)))
     ]
@@ -171,24 +177,24 @@ def _play_barrier(lanes: Sequence[Sequence[_Part]], verify: CostModel) -> float:
     verdict_s = [0.0] * len(steps)
     drafted_s = dict.fromkeys((lane[0].lane for lane in lanes), 0.0)
     verified_s = filled_s = 0.0
-    for played in range(_ROUNDS):
-        if played == _FILLING:
+    for round_ in range(_ROUNDS):
+        if round_ == _FILLING_ROUNDS:
             filled_s = verified_s
         for index, step in enumerate(steps):
             for part in step:
-                begin_s = max(drafted_s[part.lane], verdict_s[index])
-                drafted_s[part.lane] = begin_s + part.draft_s
+                start_s = max(drafted_s[part.lane], verdict_s[index])
+                drafted_s[part.lane] = start_s + part.draft_s
             ready_s = max(drafted_s[part.lane] for part in step)
             verified_s = verdict_s[index] = max(verified_s, ready_s) + costs[index]
     gain = sum(part.gain for lane in lanes for part in lane)
-    return gain * (_ROUNDS - _FILLING) / (verified_s - filled_s)
+    return gain * (_ROUNDS - _FILLING_ROUNDS) / (verified_s - filled_s)
 
 
-def _play_asynchronous(lanes: Sequence[Sequence[_Part]], verify: CostModel) -> float:
-    """The verifier, whenever it is free, takes all that is drafted by then."""
+def _simulate_asynchronous(lanes: Sequence[Sequence[_Part]], verify: CostModel) -> float:
+    """Throughput where the verifier, whenever it is free, takes all that is drafted by then."""
     queues = {lane[0].lane: deque(lane) for lane in lanes}
     drafting: list[tuple[float, int]] = []
-    """When each busy lane will have drafted the first of its queue."""
+    """For each busy lane, when it will have drafted the first part of its queue."""
     for lane, queue in queues.items():
         heapq.heappush(drafting, (queue[0].draft_s, lane))
     count = sum(map(len, lanes))
@@ -209,6 +215,6 @@ def _play_asynchronous(lanes: Sequence[Sequence[_Part]], verify: CostModel) -> f
             queues[part.lane].append(part)
         verdicts += len(ready)
         gained += sum(part.gain for part in ready)
-        if verdicts < _FILLING * count:
+        if verdicts < _FILLING_ROUNDS * count:
             filled_s, filled_gain = now, gained
     return (gained - filled_gain) / (now - filled_s)

@@ -1,8 +1,8 @@
-"""What replicas tell each other of what they have learned: sums over what each has seen itself.
+"""Statistics that replicas share: each exports sums over its own observations and gets the others'.
 
-Statistics are vectors of numbers by name. So they travel as plain built-ins, and those of several
-replicas add up. A learner exports its own alone, whatever it was told of others: what comes back
-from the pool is never counted again.
+Statistics are vectors of numbers by name, so they are sent as plain built-ins and those of several
+replicas can be added. A learner exports only its own observations, so that nothing it gets from the
+pool is counted twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,58 +15,58 @@ Statistics = Mapping[str, Sequence[float]]
 Vectors = Mapping[str, NDArray[np.float64]]
 
 DRAFTER = "drafter/"
-"""Before a drafter's name, in what a selection exports: its tokens, seconds and slots."""
-_OF = ":"
-"""Between a learner and its statistics, where those of several learners are together."""
+"""Prefix of a drafter's name in a selection's statistics: its tokens, seconds and slots."""
+_SEPARATOR = ":"
+"""Between the names of a learner and of its statistic, where those of several are combined."""
 
 
 @runtime_checkable
 class Pooled(Protocol):
-    """A learner that shares what it has learned."""
+    """A learner whose statistics are shared between replicas."""
 
     def export(self) -> Statistics:
-        """What was seen here."""
+        """This replica's own observations."""
         ...
 
     def pool(self, others: Statistics) -> None:
-        """What all others have seen, instead of what was told before."""
+        """Takes the observations of all other replicas, which replace those of the last call."""
         ...
 
 
-def together(parts: Mapping[str, Statistics]) -> dict[str, list[float]]:
-    """Those of several learners, by the learners' names, as one."""
+def combine(parts: Mapping[str, Statistics]) -> dict[str, list[float]]:
+    """The statistics of several learners, given by learner name, as one mapping."""
     return {
-        f"{learner}{_OF}{name}": list(vector)
+        f"{learner}{_SEPARATOR}{name}": list(vector)
         for learner, part in parts.items()
         for name, vector in part.items()
     }
 
 
-def split(name: str) -> tuple[str, str]:
-    """The learner, and its own name for the vector."""
-    learner, _, own = name.partition(_OF)
-    return learner, own
+def split_name(name: str) -> tuple[str, str]:
+    """The learner's name, and the name that the learner gives to the statistic."""
+    learner, _, statistic = name.partition(_SEPARATOR)
+    return learner, statistic
 
 
-def apart(statistics: Statistics, learner: str) -> Statistics:
-    """What `together` has taken from that learner."""
-    parts = ((*split(name), vector) for name, vector in statistics.items())
+def extract(statistics: Statistics, learner: str) -> Statistics:
+    """The part of the combined statistics that belongs to this learner."""
+    parts = ((*split_name(name), vector) for name, vector in statistics.items())
     return {name: vector for owner, name, vector in parts if owner == learner}
 
 
-def vectors(statistics: Statistics) -> Vectors | None:
-    """None where a number is not finite: it would spoil every sum that it enters."""
+def finite_vectors(statistics: Statistics) -> Vectors | None:
+    """As arrays; None if any number is not finite, as it would spoil every sum that it enters."""
     arrays = {name: np.asarray(vector, np.float64) for name, vector in statistics.items()}
     return arrays if all(np.isfinite(array).all() for array in arrays.values()) else None
 
 
-def total(parts: Iterable[tuple[Vectors, float]]) -> dict[str, list[float]]:
-    """The weighted sum, name by name."""
+def weighted_sum(parts: Iterable[tuple[Vectors, float]]) -> dict[str, list[float]]:
+    """The weighted sum of each statistic."""
     sums: dict[str, NDArray[np.float64]] = {}
     for part, weight in parts:
         for name, vector in part.items():
             so_far = sums.setdefault(name, np.zeros_like(vector))
-            # Replicas of two versions may count in bins of their own: the first ones' stand.
+            # Replicas of another version may use other bins; the first vector's are kept.
             if so_far.shape == vector.shape:
                 so_far += weight * vector
     return {name: vector.tolist() for name, vector in sums.items()}

@@ -1,20 +1,26 @@
-"""Compiled loops are compiled, or read from the disk, at their first call: better before a request
-waits for it."""
+"""Compiles the policies' numba loops, or loads them from disk, before any request waits for it."""
 
 from functools import cache
 
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import LinearCost
 from policies.estimates.calibration import Calibration
-from policies.flat_trees import best_chains, deepest_of, flatten, gathered, merge_each, prune_each
-from policies.protocols import Ask, Candidates, RoundContext
+from policies.flat_trees import (
+    best_chains,
+    deepest_of,
+    flatten,
+    gather_trees,
+    merge_each,
+    prune_each,
+)
+from policies.protocols import Candidates, LaneBatch, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
 
 
 @cache
 def warm_up() -> None:
-    """Plays rounds with the default policies, once in a process."""
+    """Runs two rounds with the default policies; once per process."""
     verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
     context = RoundContext(verify, {"costly": draft}, 64, 64, most_tokens=64)
     lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
@@ -36,16 +42,17 @@ def warm_up() -> None:
     free, costly = DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.build([1, 3], [-1, 0], [0.9, 0.4])
     for now in (1.0, 2.0):
         hedge.assign(requests, lanes, now)
-        asks = [Ask("costly", requests), Ask("lookup", requests)]
-        [plan, _] = planner.plan(asks, context, now)
+        batches = [LaneBatch("costly", requests), LaneBatch("lookup", requests)]
+        [plan, _] = planner.plan(batches, context, now)
         if plan.rule is not None:
             names = [request.name for request in requests]
             for depth in range(3):
                 level = costly.confidence[max(0, depth - 1) : depth]
                 plan.rule(depth, names, [level] * len(names))
-        told = calibration.calibrate(flatten([free, costly]))
-        calibration.observe(told, [(1, 3, 4)] * 2)
-        trees, sources = merge_each([2, 2], gathered([(told, place) for place in (0, 1, 1, 0)]))
+        drafted = calibration.calibrate(flatten([free, costly]))
+        calibration.observe(drafted, [(1, 3, 4)] * 2)
+        refs = [(drafted, number) for number in (0, 1, 1, 0)]
+        trees, sources = merge_each([2, 2], gather_trees(refs))
         deepest_of(trees.starts, trees.depth)
         proposers = [("lookup", "costly")] * 2
         candidates = Candidates(requests, trees, [0.001] * 2, proposers, sources)

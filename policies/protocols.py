@@ -1,6 +1,7 @@
-"""What the coordinator asks of its policies. Each has several real implementations here.
+"""The interfaces of the coordinator's policies: selection, speculation and schedule.
 
-Time is an argument everywhere: seconds on the coordinator's clock, real or virtual.
+Policies read no clock: `now` is in seconds of the coordinator's clock, which the simulator replaces
+by virtual time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,12 @@ class Selection(Protocol):
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
-        """A lane for each request, or None: decode plainly. No lane beyond its capacity."""
+        """A lane for each request, never more of them than its capacity; None: plain decoding."""
         ...
 
     def likely_next(self, request: str) -> str | None:
-        """Where the request will probably go next, to catch up there in idle time."""
+        """The lane whose drafter should catch up on the request in idle time, because the request
+        will probably switch to it."""
         ...
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
@@ -36,98 +38,101 @@ class Selection(Protocol):
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
     ) -> None:
-        """Counterfactual: in `seconds` of drafting and verifying, `lane` would have gained
-        `tokens` per round on tokens that another source has committed meanwhile; they would have
-        taken it so many `slots`."""
+        """A counterfactual score of a lane that has caught up on tokens committed without it.
+
+        Had it drafted them, it would have taken `slots` rounds, each of `seconds` of drafting and
+        verification and with a gain of `tokens`.
+        """
         ...
 
     def forget(self, request: str) -> None: ...
 
 
 class RoundContext(NamedTuple):
-    """What a round of one micro-batch costs."""
+    """The costs and limits of a round of one micro-batch."""
 
     verify: CostModel
+    """Of one verification."""
     draft: Mapping[str, CostModel]
-    """By lane: one draft step. Lanes without a cost (lookup) draft for nothing."""
+    """Of one draft step, by lane. Lanes that are missing here (lookup) draft at no cost."""
     verify_budget: int
-    """B_1 of AdaServe, and its alone: the tokens up to which a verification's time hardly grows,
-    roots included."""
+    """B_1 of AdaServe, roots included: the tokens up to which the time of a verification hardly
+    grows. Only AdaServe's policies keep to it."""
     draft_budget: int
-    """B_2: those of a draft step."""
+    """B_2 of AdaServe: the same for a draft step."""
     most_tokens: int
-    """That one forward takes at all, of whichever model."""
-    other_tokens: int = 0
-    """Prefill chunks that ride in the same verification."""
+    """The most tokens that one forward of any model takes."""
+    prefill_tokens: int = 0
+    """Tokens of prefill chunks in the same verification."""
     trees: bool = True
-    """Whether the verifier takes trees; where it takes chains only, whatever is drafted becomes
-    one."""
+    """Whether the verifier takes trees; otherwise each draft tree is cut down to a chain."""
     waiting_s: float = 0.0
-    """Between two verdicts of a request, besides its own drafting and verification: queueing
-    behind other micro-batches, and transport."""
+    """Time between two verdicts of a request besides drafting and verification: queueing behind
+    other micro-batches, and transport."""
     handling_s: float = 0.0
-    """What a round that drafts takes on top of drafting and verification, and a plain one does
-    not: planning, orders, choosing."""
+    """What a round with drafts takes beyond drafting and verification and a plain round does not:
+    planning, sending orders, selecting nodes."""
     call_s: Mapping[str, float] = MappingProxyType({})
-    """By lane: what a draft call takes besides its steps, such as the way to the drafter and back.
-    Less than nothing where part of `handling_s` is done meanwhile. Lanes that are not in it:
-    nothing."""
+    """What a draft call takes besides its steps, such as transport, by lane; 0 where missing.
+    Negative where part of `handling_s` overlaps with the call."""
 
 
-class Ask(NamedTuple):
-    """Who may draft on one lane in this round."""
+class LaneBatch(NamedTuple):
+    """The requests for which one lane may draft in this round."""
 
     lane: str | None
-    """None: these only wait for the same verdict."""
-    batch: Sequence[RequestView]
+    """None: no lane drafts for these requests, but they are verified in the same forward."""
+    requests: Sequence[RequestView]
     unread: Sequence[int] = ()
-    """Committed tokens that the lane has not read, of each request of the batch: the first draft
-    step reads them. Empty: one each."""
+    """For each request, the committed tokens that the drafter has not processed yet; its first
+    draft step processes them. Empty: one for each request."""
 
 
 class DraftLimit(NamedTuple):
-    """Depth 0: decode this request plainly in this round."""
+    """The largest draft tree of a request; depth 0 is plain decoding."""
 
     depth: int
     width: int = 1
 
 
 class StepRule(Protocol):
-    """Runs in the drafter's loop, so it is picklable and needs nothing but its own fields."""
+    """Decides in the drafter's own process whether to draft another level, so it must be picklable
+    and use nothing but its own fields."""
 
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
     ) -> Sequence[bool]:
-        """Which requests draft one level more (engine.protocol.DraftStep, as plain arguments)."""
+        """Whether each of `requests` drafts one more level after `depth` levels; `frontier` has the
+        path confidences of its deepest level (the fields of engine.protocol.DraftStep)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     limits: Sequence[DraftLimit]
-    """One for each request of the batch, in its order."""
+    """One for each request of the lane's batch, in its order."""
     rule: StepRule | None = None
-    """None: draft to the limits."""
+    """None: draft up to the limits."""
 
     @classmethod
-    def plain(cls, ask: Ask) -> "DraftPlan":
-        return cls([DraftLimit(0)] * len(ask.batch))
+    def plain(cls, batch: LaneBatch) -> "DraftPlan":
+        return cls([DraftLimit(0)] * len(batch.requests))
 
 
 @dataclass(slots=True)
 class Candidates:
-    """What the drafters propose for each request of a round: their trees merged, confidences
-    calibrated. Columns, one place for each request."""
+    """The draft trees of a round: of each request one, merged from all its drafters' proposals,
+    with calibrated confidences. All sequences have one element per request, except `sources`."""
 
     requests: Sequence[RequestView]
     trees: FlatTrees
     drafting_s: Sequence[float]
-    """What drafting it has cost; spent, whatever is verified."""
+    """The time spent on drafting, which no selection of nodes can save."""
     lanes: Sequence[Sequence[str]]
-    """Who has proposed some of it."""
+    """The lanes that have proposed nodes of the tree."""
     sources: NDArray[np.int64] | None = None
-    """Of each node of all trees: bit i is set where the i-th of its request's lanes has proposed
-    it. None: all have, all nodes."""
+    """For each node of all trees, bit i is set where the i-th of its request's lanes has proposed
+    it. None: every lane has proposed every node of its request."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -136,13 +141,16 @@ class Candidates:
 class Speculation(Protocol):
     """How much is drafted, and what of it is verified."""
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        """Before the lanes of one micro-batch draft, one plan for each. A request may stand in
-        several: free lanes draft beside its own."""
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        """A plan for each lane of one micro-batch, before they draft. A request may be in several
+        batches: lanes without cost draft beside its own."""
         ...
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        """Of all nodes those to verify, ancestors included, within the verify budget."""
+        """The nodes to verify, with all their ancestors, as a mask over all trees' nodes; no more
+        than one forward takes."""
         ...
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
@@ -150,23 +158,23 @@ class Speculation(Protocol):
     def observe_read(
         self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
     ) -> None:
-        """Counterfactual: which of the output's tokens that `lane` has just read it would have
-        drafted itself; `covered`: those that free lanes had proposed."""
+        """A counterfactual result: `lane` has caught up on output tokens; `matched` are those that
+        it would have drafted itself, `covered` those that lanes without cost had proposed."""
         ...
 
     def forget(self, request: str) -> None: ...
 
 
 class Schedule(Protocol):
-    """Who runs. All events come in the order in which they happened."""
+    """Which requests run. All events arrive in the order in which they happened."""
 
     def arrive(self, request: RequestView, now: float) -> None: ...
 
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        """At most `slots` of `requests`, the most preferred first. The coordinator gives out
-        batch slots and KV in this order; a running one that it does not reach is preempted."""
+        """At most `slots` of `requests`, the most preferred first. The coordinator allocates batch
+        slots and KV cache in this order and preempts running requests that get none."""
         ...
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...

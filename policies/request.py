@@ -1,4 +1,4 @@
-"""What a policy may know of a request, of a lane, and of a round that has ended."""
+"""The information that policies get about requests, lanes and finished rounds."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request was promised. None: nothing."""
+    """The service level objectives of a request; None where there is none."""
 
     ttft_s: float | None = None
     """Time to the first token, from arrival."""
     tpot_s: float | None = None
-    """Mean time per output token behind the first."""
+    """Mean time per output token after the first."""
 
 
 @dataclass(slots=True)
 class RequestView:
-    """One accepted request. The coordinator keeps it up to date; policies only read it."""
+    """One admitted request. The coordinator updates it in place; policies only read it."""
 
     name: str
     arrival_s: float
@@ -27,60 +27,63 @@ class RequestView:
     """Larger is more urgent."""
     tenant: str = ""
     generated: int = 0
-    """Output tokens committed."""
+    """Committed output tokens."""
     first_token_s: float | None = None
     """When the first output token was committed."""
     prefilled: int = 0
-    """Committed tokens in the verifier's KV; 0 again after a preemption without swap."""
+    """Committed tokens in the verifier's KV cache; 0 again after a preemption without swap."""
     predicted_len: float | None = None
-    """Output tokens in all, as a length predictor says; None until one has spoken."""
+    """The predicted length of the whole output in tokens; None while there is no prediction."""
 
     @property
     def context(self) -> int:
-        """Committed tokens: what a forward of this request reads."""
+        """Committed tokens, all of which a forward of this request reads."""
         return self.prompt_len + self.generated
 
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """One drafter instance that can take requests."""
+    """One drafter instance."""
 
     name: str
     drafter: str
-    """Which SSM it runs; several lanes may run the same one."""
+    """The drafter (Spin's SSM) that it runs; several lanes may run the same one."""
     capacity: int
-    """B_j of Spin: the requests that it serves at once."""
+    """B_j of Spin: the most requests that it serves at once."""
     size: float = 0.0
-    """Parameters of the SSM, by which Spin's greedy baseline orders them."""
+    """The drafter's number of parameters, by which Spin's greedy baseline orders drafters."""
     catch_up_s: float = 0.0
     """Seconds to catch up on one committed token (Spin's switching cost per token)."""
 
 
 class RoundOutcome(NamedTuple):
-    """What one round did for one request."""
+    """The result of one round for one request."""
 
     request: str
     lane: str | None
-    """The lane that drafted; None: none did, but for drafters that are asked anyway."""
+    """The lane that drafted; None where none did, not counting free drafters (lookup), which draft
+    for every request."""
     drafted: int
     """Draft tokens that were verified."""
     depth: int
     """Draft steps: the deepest level that was drafted."""
     accepted: int
+    """Draft tokens that were accepted."""
     committed: int
-    """Tokens gained: the accepted ones and the target's own."""
+    """Accepted draft tokens and the target's own token."""
     seconds: float
     """Slot time: from the request's last verdict (or its start) to this one."""
     verify_s: float = 0.0
-    """Of it, the verifier's forward."""
+    """The verifier's forward, a part of `seconds`."""
     draft_s: float = 0.0
-    """Of it, drafting."""
+    """Drafting, a part of `seconds`."""
     caught_up: int = 0
-    """Tokens that the drafter had to catch up on first: the request had just moved."""
+    """Tokens on which the drafter had to catch up before it drafted, because the request had
+    switched lanes."""
     accepted_free: int = 0
-    """Of the accepted tokens, those that drafters which are asked anyway (lookup) had proposed:
-    without its lane the request would have gained them, too."""
+    """Accepted tokens that free drafters had proposed, too: without its lane the request would have
+    gained them as well."""
     tried: bool = False
-    """Some drafter was asked, be it in vain."""
+    """Whether any drafter was called for this request, even if it proposed nothing."""
     prompts_s: float = 0.0
-    """Of the forward, what the prompts of others took."""
+    """The part of `verify_s` that the prefill of other requests took."""

@@ -1,4 +1,4 @@
-"""Requests as rows of arrays, so that what is known of a batch is read at once."""
+"""Requests as rows of arrays, so that the state of a whole batch is read by one index."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_FIRST = 8
-"""Rows of an array that has just been made."""
+_MIN_ROWS = 8
+"""The least number of rows to allocate."""
 
 
 class Rows:
-    """A row number for each request; that of one which has left is given out again."""
+    """A row number for each request; those of requests that have left are reused."""
 
     def __init__(self) -> None:
         self._row: dict[str, int] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """Rows that were ever given out."""
+        """Rows that have ever been in use."""
         return len(self._row) + len(self._free)
 
     def __iter__(self) -> Iterator[str]:
@@ -30,7 +30,7 @@ class Rows:
         return self._row.get(request)
 
     def known(self, requests: Sequence[str]) -> Ints | None:
-        """None where one of them has no row yet."""
+        """The requests' rows; None where any of them has no row yet."""
         row = self._row
         try:
             return np.array([row[name] for name in requests], np.int64)
@@ -38,7 +38,7 @@ class Rows:
             return None
 
     def of(self, requests: Sequence[str]) -> Ints:
-        """New requests get a row."""
+        """The requests' rows; new requests get one."""
         known = self.known(requests)
         if known is not None:
             return known
@@ -48,7 +48,7 @@ class Rows:
         return self.of(requests)
 
     def drop(self, request: str) -> int | None:
-        """The row that has fallen free, for its owner to clear."""
+        """Frees the request's row and returns it, for the caller to clear."""
         row = self._row.pop(request, None)
         if row is not None:
             self._free.append(row)
@@ -56,9 +56,9 @@ class Rows:
 
 
 def with_rows(array: Floats, rows: int) -> Floats:
-    """The array with at least so many rows, new ones all zero."""
+    """The array with at least `rows` rows; new ones are zero."""
     if len(array) >= rows:
         return array
-    larger = np.zeros((max(rows, 2 * len(array), _FIRST), *array.shape[1:]))
+    larger = np.zeros((max(rows, 2 * len(array), _MIN_ROWS), *array.shape[1:]))
     larger[: len(array)] = array
     return larger

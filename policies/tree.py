@@ -1,9 +1,8 @@
-"""The draft tree: what a drafter proposes and a verifier walks, as flat arrays.
+"""The draft tree of one request, as flat arrays.
 
-A tree hangs below the last committed token, which is not a node of it. Nodes stand in
-topological order (a parent before its children), so one pass over the arrays visits every
-node after its ancestors. A chain is a tree of width 1. Siblings stand in the drafter's order
-of preference and carry distinct tokens.
+The root is the last committed token, which is not a node. Nodes are in topological order (a parent
+before its children), so one pass over the arrays visits every node after its ancestors. A chain is
+a tree of width 1. Siblings are in the drafter's order of preference and carry distinct tokens.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +18,14 @@ ROOT = -1
 
 @dataclass(slots=True, eq=False)
 class DraftTree:
-    """Never changed once it is made. (Frozen it would take twice as long to make.)"""
+    """Never modified, but not frozen: a frozen dataclass takes twice as long to create."""
 
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
     depth: NDArray[np.int32]
-    """1 for a child of the root: how many positions behind the last committed token."""
+    """How many positions after the last committed token: 1 for a child of the root."""
     confidence: NDArray[np.float32]
-    """Of this node given its parent; the product along a path is the path's confidence."""
+    """Of the node given its parent; the product along a path is the path confidence."""
 
     @classmethod
     def build(
@@ -65,7 +64,7 @@ class DraftTree:
         return len(self.tokens)
 
     def __reduce__(self) -> tuple[Callable[[bytes], "DraftTree"], tuple[bytes]]:
-        """Trees travel by the dozen: as one string each, a third of what four arrays cost."""
+        """Pickled as one byte string, which takes a third of the time of four arrays."""
         arrays = (self.tokens, self.parents, self.depth, self.confidence)
         return _unpacked, (b"".join(array.tobytes() for array in arrays),)
 
@@ -74,7 +73,8 @@ class DraftTree:
         return bool(np.array_equal(self.parents, np.arange(ROOT, len(self) - 1)))
 
     def path_confidence(self) -> NDArray[np.float32]:
-        """Probability that a node and all its ancestors are accepted, if confidences are true."""
+        """Probability that a node and all its ancestors are accepted, if confidences are
+        calibrated."""
         path = self.confidence.copy()
         for node, parent in enumerate(self.parents):
             if parent != ROOT:
@@ -99,12 +99,13 @@ class DraftTree:
 
     def steps(self) -> dict[tuple[int, int], int]:
         """By parent (a node or ROOT) and token, the first child that carries it."""
-        # As Python: arrays so short take longer to search than to unpack.
-        leading = list(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
-        return dict(zip(reversed(leading), range(len(leading) - 1, -1, -1), strict=True))
+        # A dict of Python numbers: searching such short arrays takes longer than unpacking them.
+        edges = list(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
+        return dict(zip(reversed(edges), range(len(edges) - 1, -1, -1), strict=True))
 
     def follow(self, tokens: Iterable[int]) -> list[int]:
-        """The longest path from the root along `tokens`: what a target saying them accepts."""
+        """The longest path from the root along `tokens`: the nodes accepted if these are the
+        target's tokens."""
         path: list[int] = []
         steps, node = self.steps(), ROOT
         for token in tokens:
@@ -121,4 +122,3 @@ def _unpacked(packed: bytes) -> DraftTree:
 
 
 _EMPTY = DraftTree.build([], [], [])
-"""Trees are never changed, so one will do for everyone."""

@@ -7,7 +7,7 @@ from itertools import chain
 
 from actors.coordinator.request_state import Proposal
 from policies.estimates.calibration import Calibration
-from policies.flat_trees import FlatTrees, joined
+from policies.flat_trees import FlatTrees, concatenate_trees
 
 _TREES_PER_LESSON = 64
 """Calibrations learn from at least so many trees at once: one at a time costs several times as
@@ -57,5 +57,5 @@ class CalibrationBuffer:
             lesson.told += trees_told
             if lesson.told >= _TREES_PER_LESSON:
                 behind = [*chain.from_iterable(lesson.said)]
-                self._calibrations[lane].observe(joined(lesson.trees), behind)
+                self._calibrations[lane].observe(concatenate_trees(lesson.trees), behind)
                 self._lessons[lane] = _LaneBuffer()

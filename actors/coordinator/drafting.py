@@ -15,7 +15,7 @@ from actors.coordinator.settings import Policies
 from actors.hosts.protocol import HostLost
 from engine.protocol import DraftOrder, new
 from policies.flat_trees import NO_TREES, FlatTrees, flatten
-from policies.protocols import Ask, DraftLimit, Selection, StepRule
+from policies.protocols import DraftLimit, LaneBatch, Selection, StepRule
 from policies.tree import DraftTree
 
 
@@ -126,17 +126,17 @@ class Drafting:
         policies: Policies,
         now: float,
     ) -> None:
-        asks = [
-            Ask(
+        batches = [
+            LaneBatch(
                 lane,
                 [job.view for job in batch],
                 [len(job.served.committed.ids) - job.served.known.get(lane, 0) for job in batch],
             )
             for lane, batch in able.items()
         ]
-        asks.append(Ask(None, [job.view for job in waiting]))
+        batches.append(LaneBatch(None, [job.view for job in waiting]))
         context = self._estimates.context()
-        plans = policies.speculation.plan(asks, context, now)
+        plans = policies.speculation.plan(batches, context, now)
         calls = []
         for (lane, batch), plan in zip(able.items(), plans, strict=False):
             asked = [

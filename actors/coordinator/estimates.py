@@ -22,7 +22,7 @@ from policies.flat_trees import (
     Ints,
     best_chains,
     deepest_of,
-    gathered,
+    gather_trees,
     merge_each,
     prune_each,
 )
@@ -107,10 +107,10 @@ class Estimates:
             verify_budget=self._verify_budget,
             draft_budget=self._draft_budget,
             most_tokens=self._most_tokens,
-            other_tokens=prefill_tokens,
+            prefill_tokens=prefill_tokens,
             trees=self._trees,
-            waiting_s=self._queueing_s + self._handling.own_s,
-            handling_s=self._handling.drafted_s,
+            waiting_s=self._queueing_s + self._handling.plain_s,
+            handling_s=self._handling.drafting_extra_s,
             call_s={lane: self._call_s(lane) for lane in self._draft},
         )
 
@@ -134,7 +134,7 @@ class Estimates:
                 several.append(job)
         if several:
             parts = [(told[id(all_)], at) for job in several for _, all_, at in job.proposals]
-            merged = merge_each([len(job.proposals) for job in several], gathered(parts))
+            merged = merge_each([len(job.proposals) for job in several], gather_trees(parts))
             taken = self._taken(*merged)
             bounds = pairwise(taken.trees.starts.tolist())
             for place, (job, (begin, end)) in enumerate(zip(several, bounds, strict=True)):
@@ -191,7 +191,7 @@ class Estimates:
     def _call_s(self, lane: str) -> float:
         """What a call of the lane takes besides its steps, before the forward or of it."""
         draft = self._draft.get(lane)
-        return (draft.call_s if draft else 0.0) + self._handling.behind_s(lane)
+        return (draft.call_s if draft else 0.0) + self._handling.call_extra_s(lane)
 
     def score(
         self,
@@ -206,8 +206,8 @@ class Estimates:
         among them, so that a score compares with the slots that were measured under this load."""
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
-        call_s = self._handling.drafted_s + self._call_s(lane.name)
-        waiting_s = self._queueing_s + self._handling.own_s
+        call_s = self._handling.drafting_extra_s + self._call_s(lane.name)
+        waiting_s = self._queueing_s + self._handling.plain_s
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
         best = Score(0, 0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.errors import SpindleError
 from engine.protocol import Commit, Finish
 from engine.request import ServedRequest
-from policies.flat_trees import NO_TREES, FlatTrees, Place
+from policies.flat_trees import NO_TREES, FlatTrees, TreeRef
 from policies.request import RequestView, RoundOutcome
 
 
@@ -68,7 +68,7 @@ class Statistics:
 
 Proposal = tuple[str, FlatTrees, int]
 """A lane, the trees that it drafted in one call, and the number of the request's own among them."""
-_NO_DRAFT: Place = (NO_TREES, 0)
+_NO_DRAFT: TreeRef = (NO_TREES, 0)
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class RequestState:
     since_s: float = 0.0
     """Its last verdict, or when it began to run."""
     lane: str | None = None
-    draft: Place = _NO_DRAFT
+    draft: TreeRef = _NO_DRAFT
     """All drafters' proposals merged, confidences calibrated."""
     nodes: int = 0
     """Of `draft`."""

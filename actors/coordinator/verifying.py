@@ -15,7 +15,7 @@ from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder, new
 from engine.request import VERIFIER
-from policies.flat_trees import Ints, gathered, prune_each, split
+from policies.flat_trees import Ints, gather_trees, prune_each, split
 from policies.protocols import Candidates
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
@@ -89,7 +89,7 @@ class Verifying:
         """The trees cut down to what the speculation policy has verified."""
         if not any([job.nodes for job in jobs]):
             return [DraftTree.empty()] * len(jobs)
-        trees, sources = gathered([job.draft for job in jobs]), _sources(jobs)
+        trees, sources = gather_trees([job.draft for job in jobs]), _sources(jobs)
         mask = policies.speculation.select(
             Candidates(
                 [job.view for job in jobs],

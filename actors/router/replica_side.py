@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.settings import Policies
 from actors.router.router import Answer, Report
-from policies.pooling import Pooled, Statistics, apart, scaled, together
+from policies.pooling import Pooled, Statistics, combine, extract, scaled
 from policies.request import LaneView
 
 Exchange = Callable[[Report], Awaitable[Answer]]
@@ -60,7 +60,7 @@ class Pooling:
             replica=self._replica,
             incarnation=self._incarnation,
             version=self._version,
-            statistics=together({name: one.export() for name, one in self._learners().items()}),
+            statistics=combine({name: one.export() for name, one in self._learners().items()}),
         )
         interval_s = self._params.interval_s
         try:
@@ -76,7 +76,7 @@ class Pooling:
 
     async def _tell(self) -> None:
         for name, learner in self._learners().items():
-            learner.pool(apart(self._others, name))
+            learner.pool(extract(self._others, name))
             await asyncio.sleep(0)  # a fit takes a while: rounds go on between them
 
 

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from policies.pooling import DRAFTER, Statistics, Vectors, split, total, vectors
+from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
 
 
 class Report(TypedDict):
@@ -91,13 +91,15 @@ class Router:
             for replica, heard in self._heard.items()
             if replica != report["replica"]
         )
-        return Answer(others=total(others), age_s=now - (self._born_s or now))
+        return Answer(others=weighted_sum(others), age_s=now - (self._born_s or now))
 
     async def view(self) -> View:
         now = self._now()
         self._drop_faded(now)
         weights = {name: self._weight(heard, now) for name, heard in self._heard.items()}
-        pooled = total((heard.statistics, weights[name]) for name, heard in self._heard.items())
+        pooled = weighted_sum(
+            (heard.statistics, weights[name]) for name, heard in self._heard.items()
+        )
         return View(
             drafters=_by_drafter(pooled),
             replicas={
@@ -123,7 +125,7 @@ class Router:
         known = self._heard.get(replica)
         if known is not None and order <= (known.incarnation, known.version):
             return
-        statistics = vectors(report["statistics"])
+        statistics = finite_vectors(report["statistics"])
         if statistics is None:
             return
         self._heard.pop(replica, None)  # it comes last again
@@ -144,7 +146,7 @@ def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, Drafte
     """Of the policies that have tokens, seconds and slots of each drafter, maybe by load."""
     seen: dict[str, dict[str, DrafterView]] = {}
     for name, vector in pooled.items():
-        learner, statistic = split(name)
+        learner, statistic = split_name(name)
         if statistic.startswith(DRAFTER):
             tokens, seconds, slots = np.reshape(vector, (-1, 3)).sum(axis=0).tolist()
             seen.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(

@@ -25,7 +25,7 @@ from policies.cost import LinearCost, RooflineCost
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import flatten
 from policies.microbatch import LaneLoad, split
-from policies.protocols import Ask, Candidates, RoundContext, Schedule, Selection, Speculation
+from policies.protocols import Candidates, LaneBatch, RoundContext, Schedule, Selection, Speculation
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
 
@@ -104,10 +104,10 @@ def speculation_us(
     lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
     candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)
     told = outcomes(views)
-    asks = [Ask(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
+    batches = [LaneBatch(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
     def play(now: float) -> None:
-        policy.plan(asks, context, now)
+        policy.plan(batches, context, now)
         policy.select(candidates, context, now)
         policy.observe(told, now)
 

@@ -29,7 +29,7 @@ from policies.matching import match
 from policies.protocols import Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.baselines import EpsilonGreedy, EpsilonGreedyParams
-from policies.selection.lane_capacity import as_many_as_fit
+from policies.selection.lane_capacity import unmatched_values
 from policies.selection.lbss import Lbss, LbssParams
 
 Floats = NDArray[np.float64]
@@ -196,7 +196,7 @@ def matching_records(repeats: int) -> tuple[list[Record], bool]:
     }
     ours, km_alone = [], []
     for likes, values in preferences(rng).items():
-        unmatched = as_many_as_fit(values, np.zeros(len(values)))
+        unmatched = unmatched_values(values, np.zeros(len(values)))
         for places, capacity in capacities.items():
             taken = cpu_ms(functools.partial(match, values, capacity, unmatched), repeats)
             name = f"matching/1024 x 16/{likes}/{places}"

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from actors.coordinator.events import Event, Left, Verified
 from benchmarks.papers.asking import PREFIX
-from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext, Speculation
+from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext, Speculation
 from policies.request import RoundOutcome
 from policies.scheduling.laps_sd import LapsSd
 
@@ -87,8 +87,10 @@ class Timed:
         self.observe_read = inner.observe_read
         self.forget = inner.forget
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        return self._taking(lambda: self._inner.plan(asks, context, now))
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return self._taking(lambda: self._inner.plan(batches, context, now))
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return self._taking(lambda: self._inner.select(candidates, context, now))

@@ -15,9 +15,9 @@ from benchmarks.simulator.scripts import DrafterScript, Target
 from benchmarks.simulator.selection_oracle import Goodput
 from benchmarks.simulator.workload import Arrival
 from policies.flat_trees import split
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView
-from policies.speculation.forest import room
+from policies.speculation.forest import draft_room
 from policies.speculation.stateless import Stateless
 
 DEEPEST = 16
@@ -103,10 +103,14 @@ class Clairvoyant(Stateless):
         self._foresight = foresight
         self._drafters: Mapping[str, str] = {spec.lane: spec.drafter for spec in cluster.drafters}
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
         return [
-            self._plan(ask.lane, ask.batch, context) if ask.lane else DraftPlan.plain(ask)
-            for ask in asks
+            self._plan(batch.lane, batch.requests, context)
+            if batch.lane
+            else DraftPlan.plain(batch)
+            for batch in batches
         ]
 
     def _plan(self, lane: str, batch: Sequence[RequestView], context: RoundContext) -> DraftPlan:
@@ -119,7 +123,7 @@ class Clairvoyant(Stateless):
             if depth and draft is not None:
                 drafting_s += draft.predict(sum(going), len(going))
             tokens = len(batch) + sum(min(run, depth) for run in right)
-            rows = tokens + context.other_tokens
+            rows = tokens + context.prefill_tokens
             seconds = drafting_s + context.verify.predict(read, rows) + context.waiting_s
             if tokens / seconds > best:
                 best, best_depth = tokens / seconds, depth
@@ -133,7 +137,7 @@ class Clairvoyant(Stateless):
             tree.follow(self._ahead(view))
             for tree, view in zip(trees, candidates.requests, strict=True)
         ]
-        left = room(len(candidates), context)
+        left = draft_room(len(candidates), context)
         for level in range(max(map(len, paths), default=0)):
             for begin, path in zip(starts, paths, strict=False):
                 if left > 0 and level < len(path):

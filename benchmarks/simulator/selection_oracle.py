@@ -8,7 +8,7 @@ import numpy as np
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity
 from policies.selection.membership import Membership
-from policies.selection.switching import after_switch, tokens_left
+from policies.selection.switching import goodput_after_switch, tokens_left
 
 Goodput = Callable[[str, str | None], float]
 """Of a request under a drafter, now; None: decoded plainly."""
@@ -69,7 +69,7 @@ class Oracle:
 
     def _value(self, request: RequestView, lane: LaneView) -> float:
         moves = self._mapping.get(request.name) != lane.name
-        return after_switch(
+        return goodput_after_switch(
             self._true_goodput(request.name, lane.drafter),
             request.context * lane.catch_up_s if moves else 0.0,
             tokens_left(request, self._params.horizon_tokens),

@@ -31,7 +31,7 @@ def prefill_only(requests: Sequence[str]) -> list[Message]:
 
 
 def rank_only(requests: Sequence[str]) -> list[Message]:
-    """Ask for a rank per position, 1 for the shortest response; ranks may repeat."""
+    """LaneBatch for a rank per position, 1 for the shortest response; ranks may repeat."""
     system = (
         "CRITICAL FORMAT: Output ONLY between markers, no extra text. "
         "You are an expert in ranking requests by response length."
@@ -45,7 +45,7 @@ def rank_only(requests: Sequence[str]) -> list[Message]:
 
 
 def length_only(requests: Sequence[str]) -> list[Message]:
-    """Ask for a predicted token count per position; counts compare across prompts, too.
+    """LaneBatch for a predicted token count per position; counts compare across prompts, too.
 
     No example and no other number stands in the prompt: a small model would copy its digits.
     """

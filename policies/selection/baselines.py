@@ -1,4 +1,4 @@
-"""Selection that learns nothing, or little: fixed, and the baselines of Spin's Figure 11."""
+"""Baselines: one fixed drafter, and the greedy and ε-greedy selections of Spin's Figure 11."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from policies.pooling import Statistics
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.lane_capacity import LaneCapacity, as_many_as_fit
+from policies.selection.lane_capacity import LaneCapacity, unmatched_values
 from policies.selection.mean_goodput import MeanGoodput
 from policies.selection.membership import Membership
 
@@ -15,23 +15,23 @@ from policies.selection.membership import Membership
 @dataclass(frozen=True, slots=True)
 class FixedParams:
     drafter: str | None = None
-    """Drafts for every request; None: the drafter of the first lane."""
+    """The drafter of every request; None: that of the first lane."""
 
 
 class Fixed:
-    """One drafter for all, its lanes filled evenly. Requests beyond its capacity decode plainly
-    until a place falls free."""
+    """One drafter for all requests, spread evenly over its lanes. Requests beyond its capacity
+    decode plainly until a place becomes free."""
 
     def __init__(self, params: FixedParams = FixedParams()) -> None:
         self._drafter = params.drafter
-        self._roster = Membership()
+        self._membership = Membership()
         self._mapping: dict[str, str | None] = {}
 
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
-        if self._roster.changed(requests, lanes):
-            self._mapping = self._seat(requests, lanes)
+        if self._membership.changed(requests, lanes):
+            self._mapping = self._assign_all(requests, lanes)
         return self._mapping
 
     def likely_next(self, request: str) -> str | None:
@@ -48,33 +48,33 @@ class Fixed:
     def forget(self, request: str) -> None:
         self._mapping.pop(request, None)
 
-    def _seat(
+    def _assign_all(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
     ) -> dict[str, str | None]:
-        seats = LaneCapacity(lanes)
+        capacity = LaneCapacity(lanes)
         drafter = self._drafter or (lanes[0].drafter if lanes else "")
         mapping: dict[str, str | None] = {}
         for request in requests:
             lane = self._mapping.get(request.name)
-            mapping[request.name] = lane if lane and seats.take(lane) else None
+            mapping[request.name] = lane if lane and capacity.take(lane) else None
         for name, lane in mapping.items():
             if lane is None:
-                free = seats.emptiest(drafter)
-                mapping[name] = free if free and seats.take(free) else None
+                free = capacity.emptiest(drafter)
+                mapping[name] = free if free and capacity.take(free) else None
         return mapping
 
 
 class Greedy:
-    """Shorter prompts to smaller SSMs, each filled to its B_j before the next (Spin, VI-B2)."""
+    """Shorter prompts to smaller drafters, each filled to its B_j before the next (Spin, VI-B2)."""
 
     def __init__(self) -> None:
-        self._roster = Membership()
+        self._membership = Membership()
         self._mapping: dict[str, str | None] = {}
 
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
-        if self._roster.changed(requests, lanes):
+        if self._membership.changed(requests, lanes):
             smallest_first = sorted(lanes, key=lambda lane: lane.size)
             places = [lane.name for lane in smallest_first for _ in range(lane.capacity)]
             shortest_first = sorted(requests, key=lambda request: request.prompt_len)
@@ -110,7 +110,7 @@ class EpsilonGreedyParams:
 @dataclass(frozen=True, slots=True)
 class SpinEpsilonGreedyParams:
     epsilon: float = 0.2
-    """Probability of the lane that has been best so far: Spin's ε is the other way round."""
+    """Probability of the lane that has been best so far: Spin's ε is that of exploitation."""
 
     @property
     def explore(self) -> float:
@@ -118,7 +118,7 @@ class SpinEpsilonGreedyParams:
 
 
 class EpsilonGreedy:
-    """Each slot of a request: a random lane, or the one with the best mean goodput so far."""
+    """In each slot of a request a random lane, or the one with the best mean goodput so far."""
 
     def __init__(
         self,
@@ -129,23 +129,23 @@ class EpsilonGreedy:
             raise ValueError(f"epsilon is a probability, not {params.epsilon}")
         self._explore = params.explore
         self._rng = np.random.default_rng(seed)
-        self._roster = Membership()
+        self._membership = Membership()
         self._goodput = MeanGoodput()
         self._mapping: dict[str, str | None] = {}
         self._due: set[str] = set()
-        """Whose slot has ended since the last decision."""
+        """The requests whose slot has ended since the last decision."""
 
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
-        if self._roster.changed(requests, lanes) or self._due:
+        if self._membership.changed(requests, lanes) or self._due:
             self._mapping = self._decide(lanes)
             self._due.clear()
         return self._mapping
 
     def likely_next(self, request: str) -> str | None:
-        """The best so far; a random lane cannot be foreseen."""
-        lanes = self._roster.lanes.values()
+        """The best lane so far, since a random one is not known in advance."""
+        lanes = self._membership.lanes.values()
         if request not in self._mapping or not lanes:
             return None
         return max(lanes, key=lambda lane: self._goodput.estimate(request, lane.drafter)).name
@@ -158,14 +158,14 @@ class EpsilonGreedy:
         if outcome.request not in self._mapping:
             return
         self._due.add(outcome.request)
-        drafter, seconds = self._roster.slot(outcome)
+        drafter, seconds = self._membership.slot(outcome)
         if drafter is not None and seconds is not None:
             self._goodput.observe(outcome.request, drafter, outcome.committed / seconds)
 
     def observe_score(
         self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
     ) -> None:
-        """Spin's baseline learns from what it does only."""
+        """Spin's baseline learns only from its own rounds."""
 
     def forget(self, request: str) -> None:
         self._goodput.forget(request)
@@ -179,13 +179,14 @@ class EpsilonGreedy:
         self._goodput.pool(others)
 
     def _decide(self, lanes: Sequence[LaneView]) -> dict[str, str | None]:
-        """Requests in the middle of a slot stay; then the explorers, then the others."""
-        seats = LaneCapacity(lanes)
+        """Requests in the middle of a slot keep their lanes; then those that explore are assigned,
+        then the others."""
+        capacity = LaneCapacity(lanes)
         mapping: dict[str, str | None] = {}
         deciding: list[str] = []
-        for name in self._roster.requests:
+        for name in self._membership.requests:
             lane = self._mapping.get(name)
-            if name in self._due or lane is None or not seats.take(lane):
+            if name in self._due or lane is None or not capacity.take(lane):
                 deciding.append(name)
             else:
                 mapping[name] = lane
@@ -193,15 +194,15 @@ class EpsilonGreedy:
             return mapping | dict.fromkeys(deciding)
         exploring = self._rng.random(len(deciding)) < self._explore
         drawn = self._rng.integers(len(lanes), size=len(deciding))
-        wishes = {
+        drawn_lanes = {
             name: lanes[index].name
             for name, index, explores in zip(deciding, drawn, exploring, strict=True)
             if explores
         }
-        exploiting = [name for name in deciding if name not in wishes]
-        mapping |= seats.draw(wishes, self._rng)
+        exploiting = [name for name in deciding if name not in drawn_lanes]
+        mapping |= capacity.assign_drawn(drawn_lanes, self._rng)
         if exploiting:
             values = self._goodput.matrix(exploiting, lanes)
-            unmatched = as_many_as_fit(values, np.zeros(len(exploiting)))
-            mapping |= seats.match(exploiting, values, unmatched, self._mapping)
+            unmatched = unmatched_values(values, np.zeros(len(exploiting)))
+            mapping |= capacity.match(exploiting, values, unmatched, self._mapping)
         return mapping

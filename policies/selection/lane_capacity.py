@@ -1,4 +1,4 @@
-"""Places on lanes while they are given away."""
+"""The places that lanes have left while requests are assigned to them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from policies.matching import UNMATCHED, match
 from policies.request import LaneView
 
-_STAY = 1e-6
-"""Of the largest value: between equal lanes a request stays where it is."""
+_STAY_BONUS = 1e-6
+"""Value of staying on a lane, as a share of the largest value, so that a request does not move
+between equal lanes."""
 
 
 class LaneCapacity:
@@ -18,7 +19,7 @@ class LaneCapacity:
         self._left = {lane.name: lane.capacity for lane in lanes}
 
     def take(self, lane: str) -> bool:
-        """One place on `lane`, if it is here and has one left."""
+        """Takes a place on `lane`; False if the lane does not exist or has none left."""
         if self._left.get(lane, 0) < 1:
             return False
         self._left[lane] -= 1
@@ -33,15 +34,17 @@ class LaneCapacity:
         }
         return max(left, key=left.__getitem__, default=None)
 
-    def draw(self, wishes: Mapping[str, str], rng: np.random.Generator) -> dict[str, str | None]:
-        """Each request gets the lane it has drawn; where too many drew the same, chance decides
-        who sits out (Spin, Algorithm 2, line 9)."""
-        seated: dict[str, str | None] = {}
-        names = list(wishes)
+    def assign_drawn(
+        self, drawn: Mapping[str, str], rng: np.random.Generator
+    ) -> dict[str, str | None]:
+        """Each request gets the lane drawn for it; where too many have the same, random ones get
+        none (Spin, Algorithm 2, line 9)."""
+        assigned: dict[str, str | None] = {}
+        names = list(drawn)
         for index in rng.permutation(len(names)):
             name = names[index]
-            seated[name] = wishes[name] if self.take(wishes[name]) else None
-        return seated
+            assigned[name] = drawn[name] if self.take(drawn[name]) else None
+        return assigned
 
     def match(
         self,
@@ -50,15 +53,15 @@ class LaneCapacity:
         unmatched: NDArray[np.float64],
         staying: Mapping[str, str | None],
     ) -> dict[str, str | None]:
-        """The places left, to the greatest total value (Spin, eq. 10). Rows of `values` are
-        `requests`, columns the lanes; `staying` says where the requests are now."""
+        """Assigns the places left for the greatest total value (Spin, eq. 10). Rows of `values` are
+        `requests`, columns the lanes; `staying` has the requests' present lanes."""
         column = {lane.name: index for index, lane in enumerate(self._lanes)}
         here = np.array(
             [column.get(staying.get(name) or "", UNMATCHED) for name in requests], np.intp
         )
         stay = np.flatnonzero(here != UNMATCHED)
         values = values.copy()
-        values[stay, here[stay]] += _STAY * max(1.0, float(np.abs(values).max(initial=0.0)))
+        values[stay, here[stay]] += _STAY_BONUS * max(1.0, float(np.abs(values).max(initial=0.0)))
         left = np.array([self._left[lane.name] for lane in self._lanes], np.intp)
         chosen: dict[str, str | None] = {}
         for name, index in zip(requests, match(values, left, unmatched).tolist(), strict=True):
@@ -66,11 +69,12 @@ class LaneCapacity:
         return chosen
 
 
-def as_many_as_fit(
+def unmatched_values(
     values: NDArray[np.float64], precedence: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Values of no lane so low that every place is filled, and that a request of higher
-    precedence is left out last: seating it may move one request on each lane at most."""
+    """Values of having no lane that are so low that every place is filled, and that requests of
+    higher precedence come first: one that is matched instead of another displaces one request on
+    each lane at most."""
     requests, lanes = values.shape
     if not values.size:
         return np.zeros(requests)

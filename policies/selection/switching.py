@@ -1,4 +1,4 @@
-"""What a lane is worth to a request that would have to switch to it."""
+"""The goodput of a lane for a request that would have to switch to it."""
 
 from typing import TypeVar
 
@@ -9,12 +9,12 @@ Number = TypeVar("Number", float, Floats)
 
 
 def tokens_left(request: RequestView, horizon: int) -> float:
-    """Output tokens over which a switch can pay: what the request will still say, as predicted
-    or as it may, at most `horizon`."""
-    whole = request.predicted_len if request.predicted_len is not None else request.max_tokens
-    return max(1.0, min(whole - request.generated, horizon))
+    """Output tokens over which a switch can pay: the rest of the predicted length, or of
+    `max_tokens` where there is no prediction, at most `horizon`."""
+    length = request.predicted_len if request.predicted_len is not None else request.max_tokens
+    return max(1.0, min(length - request.generated, horizon))
 
 
-def after_switch(goodput: Number, switch_s: Number, tokens: Number) -> Number:
-    """Tokens per second over the next `tokens`, where the switch takes its time first."""
+def goodput_after_switch(goodput: Number, switch_s: Number, tokens: Number) -> Number:
+    """Tokens per second over the next `tokens`, the time of the switch included."""
     return goodput * tokens / (tokens + goodput * switch_s)

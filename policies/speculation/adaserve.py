@@ -1,4 +1,4 @@
-"""AdaServe: trees as wide as each request's SLO asks, the rest of the budget for throughput.
+"""AdaServe: trees as wide as each request's SLO batches, the rest of the budget for throughput.
 
 Speculate (beam search, eq. 8-9) and Algorithm 2: SLO-customised selection, then
 throughput-optimised selection, within the verifier's token budget B₁.
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.forest import (
     Floats,
     Forest,
     Ints,
-    budgeted_room,
-    depth_left,
+    budgeted_draft_room,
+    context_tokens,
+    draft_tokens_left,
     forest_of,
-    tokens_read,
 )
-from policies.speculation.slo import Standing, terms_of
+from policies.speculation.slo import SloProgress, slo_terms
 from policies.speculation.stateless import Stateless
 
 
@@ -41,7 +41,7 @@ class TreeShape:
         depth = min(self.max_depth, max(self.min_depth, depth))
         width = context.draft_budget // max(1, active) + self.c2
         width = min(self.max_width, max(1, width))
-        return [DraftLimit(min(depth, depth_left(request)), width) for request in batch]
+        return [DraftLimit(min(depth, draft_tokens_left(request)), width) for request in batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,14 @@ class AdaServe(Stateless):
     def __init__(self, params: AdaServeParams | None = None) -> None:
         self._params = params or AdaServeParams()
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        return [DraftPlan(self._params.shape.limits(ask.batch, context)) for ask in asks]
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return [DraftPlan(self._params.shape.limits(batch.requests, context)) for batch in batches]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         forest = forest_of(candidates.trees)
-        budget = budgeted_room(len(candidates), context)
+        budget = budgeted_draft_room(len(candidates), context)
         needs = self._needs(candidates, forest, context, now, min(budget, forest.nodes))
         for_slo = slo_customized(forest, needs, self._params.most_for_slo, budget)
         if not self._params.throughput_step:
@@ -81,10 +83,10 @@ class AdaServe(Stateless):
     ) -> Floats:
         """A(r), where the next verdict comes after this verification and the usual waits."""
         requests = candidates.requests
-        tokens = len(requests) + drafts + context.other_tokens
+        tokens = len(requests) + drafts + context.prefill_tokens
         verdict_s = now + context.waiting_s
-        verdict_s += context.verify.predict(tokens_read(requests), tokens)
-        return Standing.of(requests, terms_of(requests)).needs(verdict_s)
+        verdict_s += context.verify.predict(context_tokens(requests), tokens)
+        return SloProgress.of(requests, slo_terms(requests)).needs(verdict_s)
 
 
 def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Ints:

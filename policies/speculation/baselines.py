@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.speculation.forest import depth_left, forest_of, room
+from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.speculation.forest import draft_room, draft_tokens_left, forest_of
 from policies.speculation.stateless import Stateless
 
 
 def keep_what_fits(candidates: Candidates, context: RoundContext) -> Mask:
     """Everything that was drafted; where that is too much, shallow nodes go first."""
-    space, nodes = room(len(candidates), context), len(candidates.trees.tokens)
+    space, nodes = draft_room(len(candidates), context), len(candidates.trees.tokens)
     if nodes <= space:
         return np.ones(nodes, np.bool_)
     forest = forest_of(candidates.trees)
@@ -23,8 +23,10 @@ def keep_what_fits(candidates: Candidates, context: RoundContext) -> Mask:
 class Off(Stateless):
     """Decodes plainly."""
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        return [DraftPlan.plain(ask) for ask in asks]
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return [DraftPlan.plain(batch) for batch in batches]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return np.zeros(len(candidates.trees.tokens), np.bool_)
@@ -42,11 +44,15 @@ class Fixed(Stateless):
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
         length = self._params.length
         return [
-            DraftPlan([DraftLimit(min(length, depth_left(request))) for request in ask.batch])
-            for ask in asks
+            DraftPlan(
+                [DraftLimit(min(length, draft_tokens_left(request))) for request in batch.requests]
+            )
+            for batch in batches
         ]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
@@ -94,10 +100,13 @@ class Threshold(Stateless):
     def __init__(self, params: ThresholdParams | None = None) -> None:
         self._params = params or ThresholdParams()
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
         length = self._params.max_length
         limits = [
-            [DraftLimit(min(length, depth_left(request))) for request in ask.batch] for ask in asks
+            [DraftLimit(min(length, draft_tokens_left(request))) for request in batch.requests]
+            for batch in batches
         ]
         return [DraftPlan(each, ThresholdRule(self._params.confidence)) for each in limits]
 

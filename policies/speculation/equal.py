@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.protocols import Ask, Candidates, DraftPlan, Mask, RoundContext
+from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
-from policies.speculation.forest import budgeted_room, forest_of
+from policies.speculation.forest import budgeted_draft_room, forest_of
 from policies.speculation.specinfer import best_of_each
 from policies.speculation.stateless import Stateless
 
@@ -21,10 +21,12 @@ class Equal(Stateless):
     def __init__(self, params: EqualParams | None = None) -> None:
         self._params = params or EqualParams()
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        return [DraftPlan(self._params.shape.limits(ask.batch, context)) for ask in asks]
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return [DraftPlan(self._params.shape.limits(batch.requests, context)) for batch in batches]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         forest = forest_of(candidates.trees)
-        each = budgeted_room(len(candidates), context) // max(1, len(candidates))
+        each = budgeted_draft_room(len(candidates), context) // max(1, len(candidates))
         return forest.mask(best_of_each(forest, each))

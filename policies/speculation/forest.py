@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from policies.cost import Bent, bent_seconds
+from policies.cost import PiecewiseLinear, forward_seconds
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask, RoundContext
 from policies.request import RequestView
@@ -52,36 +52,40 @@ class Forest(NamedTuple):
         return mask
 
 
-def room(requests: int, context: RoundContext) -> int:
+def draft_room(requests: int, context: RoundContext) -> int:
     """Draft tokens that fit the verification beside the roots and what rides along."""
-    return max(0, context.most_tokens - requests - context.other_tokens)
+    return max(0, context.most_tokens - requests - context.prefill_tokens)
 
 
-def budgeted_room(requests: int, context: RoundContext) -> int:
+def budgeted_draft_room(requests: int, context: RoundContext) -> int:
     """Those that also fit AdaServe's budget."""
-    return max(0, min(context.verify_budget, context.most_tokens) - requests - context.other_tokens)
+    return max(
+        0, min(context.verify_budget, context.most_tokens) - requests - context.prefill_tokens
+    )
 
 
-def tokens_read(requests: Sequence[RequestView]) -> int:
+def context_tokens(requests: Sequence[RequestView]) -> int:
     """Committed tokens of all requests: `context` of the cost model."""
     return sum(request.prompt_len + request.generated for request in requests)
 
 
 def verify_seconds(context: RoundContext, read: float, roots: int, most: int) -> Floats:
     """Of one verification with 0, 1, ... `most` draft tokens beside the roots."""
-    return seconds_by_nodes(context.verify.bent, read, roots + context.other_tokens, most)
+    return seconds_by_draft_tokens(
+        context.verify.piecewise, read, roots + context.prefill_tokens, most
+    )
 
 
-def depth_left(request: RequestView) -> int:
+def draft_tokens_left(request: RequestView) -> int:
     """Draft tokens that the output has room for, beside the target's own."""
     return max(0, request.max_tokens - request.generated - 1)
 
 
 @njit(cache=True)
-def seconds_by_nodes(cost: Bent, read: float, fixed: int, most: int) -> Floats:
+def seconds_by_draft_tokens(cost: PiecewiseLinear, read: float, fixed: int, most: int) -> Floats:
     seconds = np.empty(most + 1)
     for nodes in range(most + 1):
-        seconds[nodes] = bent_seconds(cost, read, float(fixed + nodes))
+        seconds[nodes] = forward_seconds(cost, read, float(fixed + nodes))
     return seconds
 
 

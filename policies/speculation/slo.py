@@ -17,23 +17,23 @@ _PROMPT, _MOST, _TPOT_S = range(3)
 promised to take; nan: nothing was."""
 
 
-def terms_of(requests: Sequence[RequestView]) -> Floats:
+def slo_terms(requests: Sequence[RequestView]) -> Floats:
     """What a request comes with, a row for each, which stays as it is."""
     terms = [(one.prompt_len, one.max_tokens, one.slo.tpot_s or nan) for one in requests]
     return np.array(terms, np.float64).reshape(-1, 3)
 
 
-class Standing(NamedTuple):
+class SloProgress(NamedTuple):
     """How far the requests of a batch have come, and what they were promised, as arrays."""
 
     terms: Floats
-    """Rows of `terms_of`."""
+    """Rows of `slo_terms`."""
     generated: Floats
     first_s: Floats
     """When the first token came; nan: not yet."""
 
     @classmethod
-    def of(cls, requests: Sequence[RequestView], terms: Floats) -> "Standing":
+    def of(cls, requests: Sequence[RequestView], terms: Floats) -> "SloProgress":
         return cls(
             terms,
             np.array([request.generated for request in requests], np.float64),
@@ -55,7 +55,7 @@ class Standing(NamedTuple):
 
 
 @njit(cache=True)
-def context_of(standing: Standing) -> Floats:
+def context_lengths(standing: SloProgress) -> Floats:
     """Committed tokens."""
     context = np.empty(len(standing.generated))
     for number in range(len(context)):
@@ -64,20 +64,20 @@ def context_of(standing: Standing) -> Floats:
 
 
 @njit(cache=True)
-def left_of(standing: Standing, number: int) -> float:
+def draft_tokens_left_at(standing: SloProgress, number: int) -> float:
     """Draft tokens that one's output has room for, beside the target's own."""
     return max(standing.terms[number, _MOST] - standing.generated[number] - 1.0, 0.0)
 
 
 @njit(cache=True)
-def token_s_of(standing: Standing, number: int) -> float:
+def tpot_or_zero(standing: SloProgress, number: int) -> float:
     """The TPOT, or 0: what a token sooner is worth."""
     tpot_s = standing.terms[number, _TPOT_S]
     return 0.0 if np.isnan(tpot_s) else tpot_s
 
 
 @njit(cache=True)
-def promised_nothing(standing: Standing) -> Mask:
+def without_tpot(standing: SloProgress) -> Mask:
     nothing = np.empty(len(standing.terms), np.bool_)
     for number in range(len(nothing)):
         nothing[number] = np.isnan(standing.terms[number, _TPOT_S])
@@ -85,14 +85,14 @@ def promised_nothing(standing: Standing) -> Mask:
 
 
 @njit(cache=True)
-def need_at(standing: Standing, number: int, verdict_s: float) -> float:
+def need_at(standing: SloProgress, number: int, verdict_s: float) -> float:
     since_s = verdict_s - standing.first_s[number]
     need = since_s / standing.terms[number, _TPOT_S] - (standing.generated[number] - 1.0)
     return -inf if np.isnan(need) else need
 
 
 @njit(cache=True)
-def needs_at(standing: Standing, verdict_s: float) -> Floats:
+def needs_at(standing: SloProgress, verdict_s: float) -> Floats:
     needs = np.empty(len(standing.terms))
     for number in range(len(needs)):
         needs[number] = need_at(standing, number, verdict_s)
@@ -100,7 +100,7 @@ def needs_at(standing: Standing, verdict_s: float) -> Floats:
 
 
 @njit(cache=True)
-def slo_cap(standing: Standing, number: int, since: float) -> tuple[float, float]:
+def slo_cap(standing: SloProgress, number: int, since: float) -> tuple[float, float]:
     """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`: slope and offset
     of one's cap."""
     tpot_s = standing.terms[number, _TPOT_S]
@@ -110,7 +110,7 @@ def slo_cap(standing: Standing, number: int, since: float) -> tuple[float, float
 
 
 @njit(cache=True)
-def slo_caps(standing: Standing, since: float) -> TimeCaps:
+def slo_caps(standing: SloProgress, since: float) -> TimeCaps:
     slope, offset = np.empty(len(standing.terms)), np.empty(len(standing.terms))
     for number in range(len(slope)):
         slope[number], offset[number] = slo_cap(standing, number, since)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
-from policies.speculation.forest import Forest, Ints, depth_left, forest_of, room
+from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.speculation.forest import Forest, Ints, draft_room, draft_tokens_left, forest_of
 from policies.speculation.stateless import Stateless
 
 
@@ -26,18 +26,22 @@ class SpecInfer(Stateless):
     def __init__(self, params: SpecInferParams | None = None) -> None:
         self._params = params or SpecInferParams()
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
         depth, width = self._params.depth, self._params.width
         return [
-            DraftPlan([DraftLimit(min(depth, depth_left(one)), width) for one in ask.batch])
-            for ask in asks
+            DraftPlan(
+                [DraftLimit(min(depth, draft_tokens_left(one)), width) for one in batch.requests]
+            )
+            for batch in batches
         ]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         forest = forest_of(candidates.trees)
         kept = best_of_each(forest, self._params.nodes)
         by_level = kept[np.argsort(forest.depth[kept], kind="stable")]
-        return forest.mask(by_level[: room(len(candidates), context)])
+        return forest.mask(by_level[: draft_room(len(candidates), context)])
 
 
 def best_of_each(forest: Forest, nodes: int) -> Ints:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cost import CostModel
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RoundOutcome
 from policies.speculation.forest import (
     Floats,
-    depth_left,
+    context_tokens,
+    draft_room,
+    draft_tokens_left,
     forest_of,
-    room,
-    tokens_read,
     verify_seconds,
 )
 from policies.speculation.slo import tightest_tpot
@@ -117,23 +117,25 @@ class SpecServe:
             return self._params.initial_confidence
         return self._confidence / self._tokens
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        return [self._plan(ask, context) for ask in asks]
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return [self._plan(batch, context) for batch in batches]
 
-    def _plan(self, ask: Ask, context: RoundContext) -> DraftPlan:
-        batch, length = ask.batch, self._params.max_length
-        limits = [DraftLimit(min(length, depth_left(request))) for request in batch]
+    def _plan(self, batch: LaneBatch, context: RoundContext) -> DraftPlan:
+        requests, length = batch.requests, self._params.max_length
+        limits = [DraftLimit(min(length, draft_tokens_left(request))) for request in requests]
         rule = SpecServeRule(
             verify=context.verify,
-            draft=context.draft.get(ask.lane) if ask.lane else None,
-            call_s=max(0.0, context.call_s.get(ask.lane or "", 0.0)),
-            read=tokens_read(batch),
-            context={request.name: request.context for request in batch},
-            roots=len(batch) + context.other_tokens,
-            requests=len(batch),
+            draft=context.draft.get(batch.lane) if batch.lane else None,
+            call_s=max(0.0, context.call_s.get(batch.lane or "", 0.0)),
+            read=context_tokens(requests),
+            context={request.name: request.context for request in requests},
+            roots=len(requests) + context.prefill_tokens,
+            requests=len(requests),
             mean_confidence=self.mean_confidence,
             waiting_s=context.waiting_s,
-            tpot_s=tightest_tpot(batch),
+            tpot_s=tightest_tpot(requests),
         )
         return DraftPlan(limits, rule)
 
@@ -143,7 +145,7 @@ class SpecServe:
         # A leaf is never more probable than what it hangs from, so removing leaves in ascending
         # acceptance, the deepest first on ties, leaves the best nodes in this order.
         best_first = np.lexsort((forest.depth, -forest.path))
-        most = min(forest.nodes, room(len(candidates), context))
+        most = min(forest.nodes, draft_room(len(candidates), context))
         if self._params.eliminate:
             most = self._eliminate(candidates, forest.path[best_first[:most]], context)
         return forest.mask(best_first[:most])
@@ -165,7 +167,7 @@ class SpecServe:
         drafting_s = max(candidates.drafting_s, default=0.0)
         tpot_s = tightest_tpot(requests)
         seconds = drafting_s + verify_seconds(
-            context, tokens_read(requests), len(requests), len(path)
+            context, context_tokens(requests), len(requests), len(path)
         )
         accepted = len(requests) + np.concatenate([[0.0], np.cumsum(path)])
         estimates = [

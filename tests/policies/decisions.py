@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.coordinator.settings import Policies
-from policies.cost import Bent, CostModel
+from policies.cost import CostModel, PiecewiseLinear
 from policies.protocols import (
-    Ask,
     Candidates,
     DraftPlan,
+    LaneBatch,
     Mask,
     RoundContext,
     Schedule,
@@ -136,11 +136,13 @@ class LoggedSpeculation:
         self._speculation = speculation
         self._log = log
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        plans = self._speculation.plan(asks, self._nudged(context), now)
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        plans = self._speculation.plan(batches, self._nudged(context), now)
         shown = [
-            f"{ask.lane or '-'}:" + ",".join(_limit(*limit) for limit in plan.limits)
-            for ask, plan in zip(asks, plans, strict=True)
+            f"{batch.lane or '-'}:" + ",".join(_limit(*limit) for limit in plan.limits)
+            for batch, plan in zip(batches, plans, strict=True)
         ]
         self._log.add("plan", " ".join(shown))
         return [
@@ -197,22 +199,22 @@ class LoggedRule:
 class _Scaled:
     """A cost model's seconds times a factor."""
 
-    bent: Bent
+    piecewise: PiecewiseLinear
 
     @classmethod
     def of(cls, cost: CostModel, factor: float) -> "_Scaled":
-        bent = cost.bent
+        piecewise = cost.piecewise
         return cls(
-            bent._replace(
-                alpha=bent.alpha * factor,
-                gamma=bent.gamma * factor,
-                delta=bent.delta * factor,
-                gamma_more=bent.gamma_more * factor,
+            piecewise._replace(
+                alpha=piecewise.alpha * factor,
+                gamma=piecewise.gamma * factor,
+                delta=piecewise.delta * factor,
+                gamma_more=piecewise.gamma_more * factor,
             )
         )
 
     def predict(self, context: float, tokens: float) -> float:
-        return self.bent.predict(context, tokens)
+        return self.piecewise.predict(context, tokens)
 
 
 def _limit(depth: int, width: int) -> str:

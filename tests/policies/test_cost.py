@@ -12,10 +12,10 @@ from policies.cost import (
     ForwardSample,
     LinearCost,
     RooflineCost,
-    bent_seconds,
     fit_errors,
     fit_linear,
     fit_roofline,
+    forward_seconds,
     token_budget,
 )
 from policies.estimates.online_cost import RefinedCost
@@ -59,8 +59,8 @@ def test_coefficients_are_never_negative() -> None:
 
 @pytest.mark.parametrize("knee", [6, 24, 48])
 def test_roofline_fit_finds_the_knee(knee: int) -> None:
-    bent = RooflineCost(BENT.alpha, BENT.gamma, BENT.delta, knee, BENT.gamma_more)
-    fitted = fit_roofline(samples(bent))
+    piecewise = RooflineCost(BENT.alpha, BENT.gamma, BENT.delta, knee, BENT.gamma_more)
+    fitted = fit_roofline(samples(piecewise))
     assert fitted.knee == pytest.approx(knee, rel=0.05)
     assert fitted.gamma_more == pytest.approx(BENT.gamma_more, rel=0.05)
 
@@ -82,7 +82,9 @@ def test_a_step_is_known_to_fit_prediction_and_refinement() -> None:
     for tokens in (1, 16, 17, 30, 36, 37, 100):
         exact = step.predict(2_000, tokens)
         assert fitted.predict(2_000, tokens) == pytest.approx(exact, rel=0.01)
-        assert bent_seconds(fitted.bent, 2_000.0, float(tokens)) == fitted.predict(2_000, tokens)
+        assert forward_seconds(fitted.piecewise, 2_000.0, float(tokens)) == fitted.predict(
+            2_000, tokens
+        )
     for known in (fitted, refined):
         assert known.predict(0, 17) == known.predict(0, 36) > known.predict(0, 16) * 1.1
         assert known.predict(0, 37) > known.predict(0, 36)
@@ -155,4 +157,6 @@ def test_the_common_shape_costs_the_same(context: int, tokens: int) -> None:
     for seconds in (0.02, 0.01, 0.03):
         refined.observe(100, 40, seconds)
     for cost in (LINE, BENT, refined):
-        assert cost.bent.predict(context, tokens) == pytest.approx(cost.predict(context, tokens))
+        assert cost.piecewise.predict(context, tokens) == pytest.approx(
+            cost.predict(context, tokens)
+        )

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.flat_trees import best_chains, flatten, gathered, prune_each, split
+from policies.flat_trees import best_chains, flatten, gather_trees, prune_each, split
 from policies.tree import ROOT, DraftTree
-from tests.policies.many import merged_each
 from tests.policies.test_tree import by_path, token_path, trees
+from tests.policies.tree_lists import merged_each
 
 SEEDED = settings(deadline=None, derandomize=True)
 """No deadline: the first call may compile."""
@@ -115,7 +115,7 @@ def test_gathered_are_the_trees_of_these_places(
     flats = [flatten(trees) for trees in sets]
     places = [(number, place) for number, trees in enumerate(sets) for place in range(len(trees))]
     chosen = data.draw(st.permutations(places + places[:2]))
-    told = split(gathered([(flats[number], place) for number, place in chosen]))
+    told = split(gather_trees([(flats[number], place) for number, place in chosen]))
     for (number, place), tree in zip(chosen, told, strict=True):
         assert by_path(tree) == by_path(sets[number][place])
         assert tree.depth.tolist() == sets[number][place].depth.tolist()

@@ -8,12 +8,21 @@ import pytest
 
 from policies.catalogue import make_selection
 from policies.estimates.calibration import Calibration, CalibrationParams
-from policies.pooling import Pooled, Statistics, apart, scaled, split, together, total, vectors
+from policies.pooling import (
+    Pooled,
+    Statistics,
+    combine,
+    extract,
+    finite_vectors,
+    scaled,
+    split_name,
+    weighted_sum,
+)
 from policies.protocols import Selection
 from policies.selection.hedge import Hedge
 from policies.tree import DraftTree
-from tests.policies.many import calibrated, learn
 from tests.policies.selection.play import lane, outcome, request
+from tests.policies.tree_lists import calibrated, learn
 
 LANES = [lane("a"), lane("b")]
 CERTAIN = {
@@ -31,7 +40,9 @@ def pooled(policy: Selection) -> Pooled:
 
 
 def summed(*parts: Statistics) -> Statistics:
-    return total([(known, 1.0) for part in parts if (known := vectors(part)) is not None])
+    return weighted_sum(
+        [(known, 1.0) for part in parts if (known := finite_vectors(part)) is not None]
+    )
 
 
 def fresh(name: str) -> Selection:
@@ -167,7 +178,7 @@ def test_three_calibrations_together_are_that_of_one_replica_that_saw_it_all() -
         assert curve(own) != pytest.approx(curve(alone), abs=1e-3)
         own.pool(others)
         assert curve(own) == pytest.approx(curve(alone), abs=1e-6)
-        assert own.ranks == pytest.approx(alone.ranks)
+        assert own.rank_counts == pytest.approx(alone.rank_counts)
 
 
 def test_a_calibration_keeps_its_own_share_however_many_others_there_are() -> None:
@@ -188,9 +199,12 @@ def test_a_calibration_with_other_bins_is_none() -> None:
 
 def test_learners_travel_together_and_come_apart() -> None:
     parts = {"hedge": {"drafter/a": [1.0, 2.0]}, "calibration/a": {"seen": [3.0]}, "none": {}}
-    flat = together(parts)
-    assert {name: apart(flat, name) for name in parts} == parts
-    assert {split(name) for name in flat} == {("hedge", "drafter/a"), ("calibration/a", "seen")}
+    flat = combine(parts)
+    assert {name: extract(flat, name) for name in parts} == parts
+    assert {split_name(name) for name in flat} == {
+        ("hedge", "drafter/a"),
+        ("calibration/a", "seen"),
+    }
 
 
 def test_sums_are_by_name_and_weighted() -> None:
@@ -198,12 +212,12 @@ def test_sums_are_by_name_and_weighted() -> None:
         ({"x": np.array([1.0, 2.0])}, 1.0),
         ({"x": np.array([4.0, 4.0]), "y": np.ones(1)}, 0.5),
     ]
-    assert total(parts) == {"x": [3.0, 4.0], "y": [0.5]}
+    assert weighted_sum(parts) == {"x": [3.0, 4.0], "y": [0.5]}
     assert parts[0][0]["x"].tolist() == [1.0, 2.0], "what is summed up stays as it is"
     # A replica of another version counts in other bins.
-    assert total([*parts, ({"x": np.ones(3)}, 1.0)]) == {"x": [3.0, 4.0], "y": [0.5]}
+    assert weighted_sum([*parts, ({"x": np.ones(3)}, 1.0)]) == {"x": [3.0, 4.0], "y": [0.5]}
 
 
 def test_numbers_that_would_spoil_a_sum_are_refused() -> None:
-    assert vectors({"x": [1.0], "y": [float("nan")]}) is None
-    assert vectors({"x": [float("inf")]}) is None
+    assert finite_vectors({"x": [1.0], "y": [float("nan")]}) is None
+    assert finite_vectors({"x": [float("inf")]}) is None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import bent_seconds
+from policies.cost import forward_seconds
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import missed_by
 from policies.speculation.planner.objective import value_of, worth_of
@@ -107,7 +107,7 @@ def _is_one_of(depth: Ints, tried: Ints, tries: int) -> bool:
 @njit(cache=True)
 def _plain_s(costs: RoundCosts, more: float) -> float:
     """Of a round in which nobody drafts and `more` tokens are verified."""
-    return costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed + more)
+    return costs.waiting_s + forward_seconds(costs.verify, costs.read, costs.fixed + more)
 
 
 class _Levels(NamedTuple):
@@ -246,7 +246,7 @@ def _best_prefix(
                 tightest = caps_s.argmin()
             nodes += chances.found[pair] * depth[pair] * widths[lane]
             added += worth[pair]
-        around_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
+        around_s = forward_seconds(costs.verify, costs.read, costs.fixed + nodes)
         # Also where nothing should be found: who is asked in vain holds the round up as well.
         around_s += costs.waiting_s + (costs.handling_s if count else 0.0)
         longest_s = paid_s = -np.inf
@@ -283,7 +283,7 @@ def _add(
             levels[level, 0] += round_.context[chances.request[pair]] + level
             levels[level, 1] += width if level else chances.unread[pair]
         if levels[level, 1] > 0.0:
-            total_s += bent_seconds(step_of(step), levels[level, 0], levels[level, 1])
+            total_s += forward_seconds(step_of(step), levels[level, 0], levels[level, 1])
     return total_s
 
 

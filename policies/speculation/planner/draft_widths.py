@@ -3,9 +3,9 @@
 import numpy as np
 from numba import njit
 
-from policies.cost import bent_seconds
+from policies.cost import forward_seconds
 from policies.estimates.acceptance import Belief
-from policies.estimates.calibration import share_of_rank
+from policies.estimates.calibration import rank_acceptance
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.objective import value_of, worth_of
 from policies.speculation.planner.round_inputs import CALL_S, RoundCosts, round_seconds, step_of
@@ -70,7 +70,7 @@ def sibling_shares(wrong: float, ranks: Floats, widest: int) -> Floats:
     for rank in range(1, widest):
         # Before it was seen, a sibling is three quarters as good as the one before it, the second
         # one right in a quarter of what the first leaves over.
-        share = share_of_rank(ranks, rank, 0.75 * share)
+        share = rank_acceptance(ranks, rank, 0.75 * share)
         shares[rank] = min(1.0, shares[rank - 1] + share / max(wrong, share, 1e-9))
     return shares
 
@@ -96,7 +96,7 @@ def _best_of_lane(
             survival[request] = min(survives, _MOST_CERTAIN)
             mass[request], gain[request] = added[request], 0.0
         level = float(requests * width)
-        step_s = bent_seconds(step_of(call), read, level)
+        step_s = forward_seconds(step_of(call), read, level)
         for depth in range(1, max_depth + 1):
             if level * depth > costs.room:
                 break

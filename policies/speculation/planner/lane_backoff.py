@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.estimates.acceptance import AcceptanceEstimates
-from policies.protocols import Ask, Mask
+from policies.protocols import LaneBatch, Mask
 from policies.rows import Rows
 from policies.speculation.forest import Ints
 from policies.speculation.planner.step_rule import PlannerStepRule
@@ -35,17 +35,17 @@ class LaneBackoff:
         """By lane: seconds that may be spent on finding out."""
         self._rests: dict[str, _Rest] = {}
 
-    def is_awake(self, ask: Ask, known: Rows) -> bool:
+    def is_awake(self, batch: LaneBatch, known: Rows) -> bool:
         """A lane that rests is woken where many are new, or an SLO's needs may have grown."""
-        if ask.lane is None or not ask.batch:
+        if batch.lane is None or not batch.requests:
             return False
-        rest = self._rests.get(ask.lane)
+        rest = self._rests.get(batch.lane)
         if rest is None or rest.left == 0:
             return True
-        new = sum(known.get(one.name) is None for one in ask.batch)
-        if new >= _AWAKENING * len(ask.batch):
+        new = sum(known.get(one.name) is None for one in batch.requests)
+        if new >= _AWAKENING * len(batch.requests):
             return True
-        if any(one.slo.tpot_s is not None for one in ask.batch):
+        if any(one.slo.tpot_s is not None for one in batch.requests):
             return True
         rest.left -= 1
         return False

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import bent_seconds
+from policies.cost import forward_seconds
 from policies.estimates.acceptance import Belief, Tables, believed, level_accepted
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import no_caps
@@ -29,7 +29,12 @@ from policies.speculation.planner.round_inputs import (
     reach_of,
     round_seconds,
 )
-from policies.speculation.slo import Standing, context_of, left_of, promised_nothing
+from policies.speculation.slo import (
+    SloProgress,
+    context_lengths,
+    draft_tokens_left_at,
+    without_tpot,
+)
 
 _READING_LASTS = 16
 """Rounds, at most, on which what it takes to read up is spread: what has been read stays known."""
@@ -91,7 +96,7 @@ class Thought(NamedTuple):
 @njit(cache=True)
 def think(
     rows: Ints,
-    standing: Standing,
+    standing: SloProgress,
     asked: Asked,
     beliefs: Tables,
     trusted: Trusted,
@@ -101,11 +106,11 @@ def think(
 ) -> Thought:
     """`costs`: but for what is to be read and the weights."""
     requests, lanes = len(rows), len(asked.calls)
-    promised = promised_nothing(standing) if aims.fair else np.zeros(requests, np.bool_)
+    promised = without_tpot(standing) if aims.fair else np.zeros(requests, np.bool_)
     weight, power = weights_of(rows, promised, accounts), power_of(aims.fair, accounts)
-    context = context_of(standing)
+    context = context_lengths(standing)
     costs = _with(costs, context.sum(), weight.sum())
-    plain_s = costs.waiting_s + bent_seconds(costs.verify, costs.read, costs.fixed)
+    plain_s = costs.waiting_s + forward_seconds(costs.verify, costs.read, costs.fixed)
 
     lane = _lane_of_pairs(asked)
     belief = believed(beliefs, rows, asked.request, lane, asked.numbers)
@@ -173,13 +178,13 @@ def _lane_of_pairs(asked: Asked) -> Ints:
 
 @njit(cache=True)
 def _chances(
-    asked: Asked, lane: Ints, belief: Belief, standing: Standing, trust: Floats, max_depth: int
+    asked: Asked, lane: Ints, belief: Belief, standing: SloProgress, trust: Floats, max_depth: int
 ) -> Chances:
     pairs = len(lane)
     added, lasting, deepest = np.empty(pairs), np.empty(pairs), np.empty(pairs, np.int64)
     for pair, request in enumerate(asked.request):
         added[pair] = trust[request] * belief.added[pair]
-        left = left_of(standing, request)
+        left = draft_tokens_left_at(standing, request)
         # Rounds with drafts commit several tokens each.
         lasting[pair] = min(max(left / 4.0, 1.0), _READING_LASTS)
         deepest[pair] = int(min(left, max_depth))

@@ -7,7 +7,7 @@ in every round. And nobody may have an SLO, whose needs change with every round.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.protocols import Ask, DraftPlan
+from policies.protocols import DraftPlan, LaneBatch
 from policies.request import RequestView
 from policies.speculation.forest import Ints
 
@@ -17,7 +17,7 @@ _ROUNDS = 3
 
 @dataclass(slots=True)
 class CachedPlan:
-    asks: Sequence[tuple[str | None, Sequence[RequestView]]]
+    batches: Sequence[tuple[str | None, Sequence[RequestView]]]
     """That it answers."""
     plans: list[DraftPlan]
     awake: Collection[str]
@@ -30,14 +30,14 @@ class CachedPlan:
     """What the round takes if nobody drafts."""
     left: int = _ROUNDS
 
-    def answers(self, asks: Sequence[Ask], awake: Sequence[Ask]) -> bool:
+    def answers(self, batches: Sequence[LaneBatch], awake: Sequence[LaneBatch]) -> bool:
         """The same requests, and no lane that has not been thought about."""
         return (
             self.left > 0
-            and all([ask.lane in self.awake for ask in awake])
-            and keys_of(asks) == self.asks
+            and all([batch.lane in self.awake for batch in awake])
+            and keys_of(batches) == self.batches
         )
 
 
-def keys_of(asks: Sequence[Ask]) -> list[tuple[str | None, Sequence[RequestView]]]:
-    return [(ask.lane, ask.batch) for ask in asks]
+def keys_of(batches: Sequence[LaneBatch]) -> list[tuple[str | None, Sequence[RequestView]]]:
+    return [(batch.lane, batch.requests) for batch in batches]

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.cost import FOR_NOTHING, Bent
+from policies.cost import FREE, PiecewiseLinear
 from policies.estimates.calibration import IDENTITY, Calibration
-from policies.protocols import Ask, RoundContext
+from policies.protocols import LaneBatch, RoundContext
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.plan import Thought
 from policies.speculation.planner.round_inputs import RoundCosts
@@ -22,7 +22,7 @@ class Lanes(NamedTuple):
     names: Sequence[str]
     starts: Sequence[int]
     """Lane l has the pairs from starts[l] up to starts[l + 1]."""
-    steps: Sequence[Bent]
+    steps: Sequence[PiecewiseLinear]
     call_s: Sequence[float]
     request: Ints
     """Of each pair, its place in the round."""
@@ -30,15 +30,17 @@ class Lanes(NamedTuple):
     """Of each pair, tokens that the first draft step reads."""
 
     @classmethod
-    def of(cls, asks: Sequence[Ask], places: Mapping[str, int], context: RoundContext) -> "Lanes":
-        names = [ask.lane or "" for ask in asks]
-        unread = [count for ask in asks for count in ask.unread or [1] * len(ask.batch)]
+    def of(
+        cls, batches: Sequence[LaneBatch], places: Mapping[str, int], context: RoundContext
+    ) -> "Lanes":
+        names = [batch.lane or "" for batch in batches]
+        unread = [count for batch in batches for count in batch.unread or [1] * len(batch.requests)]
         return cls(
             names,
-            [*accumulate([len(ask.batch) for ask in asks], initial=0)],
-            [context.draft[name].bent if name in context.draft else FOR_NOTHING for name in names],
+            [*accumulate([len(batch.requests) for batch in batches], initial=0)],
+            [context.draft[name].piecewise if name in context.draft else FREE for name in names],
             [context.call_s.get(name, 0.0) for name in names],
-            np.array([places[one.name] for ask in asks for one in ask.batch], np.int64),
+            np.array([places[one.name] for batch in batches for one in batch.requests], np.int64),
             np.maximum(np.array(unread, np.float64), 1.0),
         )
 

@@ -12,13 +12,13 @@ from itertools import compress
 
 import numpy as np
 
-from policies.cost import FOR_NOTHING
+from policies.cost import FREE
 from policies.estimates.acceptance import AcceptanceEstimates
-from policies.estimates.calibration import NO_RANKS, Calibration
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext
+from policies.estimates.calibration import NO_RANK_COUNTS, Calibration
+from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows, with_rows
-from policies.speculation.forest import Floats, Ints, room
+from policies.speculation.forest import Floats, Ints, draft_room
 from policies.speculation.planner.lane_backoff import LaneBackoff
 from policies.speculation.planner.no_harm import NoHarmAccounts, Trust
 from policies.speculation.planner.objective import Objective
@@ -28,7 +28,7 @@ from policies.speculation.planner.plan_lanes import Lanes, rules_of
 from policies.speculation.planner.round_inputs import RoundCosts, call_rows
 from policies.speculation.planner.select import Around, Wish, choose
 from policies.speculation.planner.step_rule import PlannerStepRule
-from policies.speculation.slo import Standing, terms_of
+from policies.speculation.slo import SloProgress, slo_terms
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -91,7 +91,7 @@ class Planner:
         self._trust = Trust()
         self._idle = LaneBackoff(self._params.explore, self._acceptance)
         self._rows = Rows()
-        self._terms = terms_of([])
+        self._terms = slo_terms([])
         """By row."""
         self._asked: dict[str, set[int]] = {}
         """By lane: rows of those who draft there in this round, and have proposed nothing yet."""
@@ -102,34 +102,36 @@ class Planner:
         self.needs_over_harm = 0
         """Rounds in which a need was served at the price of a no-harm cap."""
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
         objective = self._params.objective
         priced = objective == "fair" and self._plans % _PRICED_EVERY == 0
         self._plans += 1
-        awake = [ask for ask in asks if self._idle.is_awake(ask, self._rows)]
+        awake = [batch for batch in batches if self._idle.is_awake(batch, self._rows)]
         kept, self._kept = self._kept, None
-        if kept is not None and not priced and kept.answers(asks, awake):
+        if kept is not None and not priced and kept.answers(batches, awake):
             self._kept = kept
             return self._once_more(kept, context)
         if not awake:
             if priced:
                 self._no_harm.learn_price(0.0)
-            return [DraftPlan.plain(ask) for ask in asks]
-        by_name = {one.name: one for ask in asks for one in ask.batch}
+            return [DraftPlan.plain(batch) for batch in batches]
+        by_name = {one.name: one for batch in batches for one in batch.requests}
         names, requests = tuple(by_name), list(by_name.values())
         places = dict(zip(names, range(len(names)), strict=True))
         rows = self._rows_of(requests)
         lanes = Lanes.of(awake, places, context)
         costs = RoundCosts(
-            verify=context.verify.bent,
-            draft=FOR_NOTHING,
+            verify=context.verify.piecewise,
+            draft=FREE,
             call_s=0.0,
             read=0.0,
-            fixed=float(len(requests) + context.other_tokens),
+            fixed=float(len(requests) + context.prefill_tokens),
             waiting_s=context.waiting_s,
             handling_s=context.handling_s,
             elsewhere_s=0.0,
-            room=room(len(requests), context),
+            room=draft_room(len(requests), context),
             weights=0.0,
         )
         aims = Aims(
@@ -142,7 +144,7 @@ class Planner:
         )
         thought = think(
             rows,
-            Standing.of(requests, self._terms[rows]),
+            SloProgress.of(requests, self._terms[rows]),
             self._asked_of(lanes),
             self._acceptance.tables,
             self._trust.trusted,
@@ -168,12 +170,12 @@ class Planner:
             elif thought.lanes[WANTED, lane] == 0.0:
                 # Else drafts pay there, but somebody may not be slowed down for them now.
                 self._idle.rest(name)
-        planned = [plans.get(ask.lane) or DraftPlan.plain(ask) for ask in asks]
+        planned = [plans.get(batch.lane) or DraftPlan.plain(batch) for batch in batches]
         self._ask(asked, rows, context)
         lookups_only = asked.keys().isdisjoint(context.draft)
         if asked and lookups_only and not explored and self._at_ease(requests, rows):
             awake_lanes, plain_s = set(lanes.names), thought.plain_s
-            self._kept = CachedPlan(keys_of(asks), planned, awake_lanes, rows, asked, plain_s)
+            self._kept = CachedPlan(keys_of(batches), planned, awake_lanes, rows, asked, plain_s)
         return planned
 
     def _depths(
@@ -225,16 +227,16 @@ class Planner:
         drafting_s = max(candidates.drafting_s)
         chosen = choose(
             rows,
-            Standing.of(requests, self._terms[rows]),
+            SloProgress.of(requests, self._terms[rows]),
             candidates.trees,
             proposals,
             self._acceptance.tables,
             self._trust.trusted,
             self._no_harm.accounts,
             Around(
-                context.verify.bent,
-                context.other_tokens,
-                room(len(requests), context),
+                context.verify.piecewise,
+                context.prefill_tokens,
+                draft_room(len(requests), context),
                 now,
                 drafting_s + context.handling_s,
                 context.waiting_s,
@@ -296,7 +298,7 @@ class Planner:
         for accounts in (self._acceptance, self._no_harm, self._trust):
             accounts.reserve(len(self._rows))
         self._terms = with_rows(self._terms, len(self._rows))
-        self._terms[rows] = terms_of(requests)
+        self._terms[rows] = slo_terms(requests)
         return rows
 
     def _asked_of(self, lanes: Lanes) -> Asked:
@@ -311,7 +313,7 @@ class Planner:
 
     def _ranks_of(self, lane: str) -> Floats:
         calibration = self._calibrations.get(lane)
-        return NO_RANKS if calibration is None else calibration.ranks
+        return NO_RANK_COUNTS if calibration is None else calibration.rank_counts
 
 
 def _plan_of(depths: Sequence[int], width: int, rule: PlannerStepRule | None) -> DraftPlan:

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import Bent, bent_seconds
+from policies.cost import PiecewiseLinear, forward_seconds
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import TimeCaps
-from policies.speculation.slo import Standing, need_at, slo_cap, token_s_of
+from policies.speculation.slo import SloProgress, need_at, slo_cap, tpot_or_zero
 
 
 class RoundCosts(NamedTuple):
     """What must be known of the round besides the drafts; in a lane's rule, besides its own."""
 
-    verify: Bent
-    draft: Bent
+    verify: PiecewiseLinear
+    draft: PiecewiseLinear
     """One step of this lane."""
     call_s: float
     """Of this lane, besides its steps."""
@@ -43,7 +43,7 @@ class RoundCosts(NamedTuple):
 
 @njit(cache=True)
 def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
-    verify_s = bent_seconds(costs.verify, costs.read, costs.fixed + nodes)
+    verify_s = forward_seconds(costs.verify, costs.read, costs.fixed + nodes)
     handling_s = costs.handling_s if nodes > 0.0 else 0.0
     return max(drafting_s, costs.elsewhere_s) + handling_s + costs.waiting_s + verify_s
 
@@ -70,7 +70,7 @@ _EVERYONE = len(Everyone._fields)
 
 @njit(cache=True)
 def everyone(
-    standing: Standing,
+    standing: SloProgress,
     context: Floats,
     reach: Floats,
     no_harm: TimeCaps,
@@ -91,7 +91,7 @@ def everyone(
         rows[0, number] = context[number]
         rows[1, number] = need
         rows[2, number] = promised
-        rows[3, number] = token_s_of(standing, number)
+        rows[3, number] = tpot_or_zero(standing, number)
         rows[4, number] = slope + no_harm.slope[number]
         rows[5, number] = min(offset, no_harm.offset[number])
         rows[6, number] = weight[number]
@@ -133,19 +133,19 @@ class Calls(NamedTuple):
     width: Ints
 
 
-CALL_S = len(Bent._fields)
+CALL_S = len(PiecewiseLinear._fields)
 """Column behind the fields of a step's cost: what the call takes besides its steps."""
 
 
-def call_rows(steps: Sequence[Bent], call_s: Sequence[float]) -> Floats:
+def call_rows(steps: Sequence[PiecewiseLinear], call_s: Sequence[float]) -> Floats:
     """One for each lane."""
     rows = [(*step, besides_s) for step, besides_s in zip(steps, call_s, strict=True)]
     return np.array(rows, np.float64)
 
 
 @njit(cache=True)
-def step_of(call: Floats) -> Bent:
-    return Bent(call[0], call[1], call[2], call[3], call[4], call[5], call[6])
+def step_of(call: Floats) -> PiecewiseLinear:
+    return PiecewiseLinear(call[0], call[1], call[2], call[3], call[4], call[5], call[6])
 
 
 class Prospects(NamedTuple):

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import Bent
+from policies.cost import PiecewiseLinear
 from policies.estimates.acceptance import Proposals, Tables, credit
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask
-from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_nodes
+from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_draft_tokens
 from policies.speculation.planner.best_prefix import (
     Choice,
     TimeCaps,
@@ -32,20 +32,20 @@ from policies.speculation.planner.no_harm import (
     weights_of,
 )
 from policies.speculation.slo import (
-    Standing,
-    context_of,
+    SloProgress,
+    context_lengths,
     needs_at,
-    promised_nothing,
     slo_caps,
-    token_s_of,
+    tpot_or_zero,
+    without_tpot,
 )
 
 
 class Around(NamedTuple):
     """The round besides its drafts."""
 
-    verify: Bent
-    other_tokens: int
+    verify: PiecewiseLinear
+    prefill_tokens: int
     room: int
     """Draft tokens that the verification has room for."""
     now: float
@@ -72,7 +72,7 @@ class Chosen(NamedTuple):
 @njit(cache=True)
 def choose(
     rows: Ints,
-    standing: Standing,
+    standing: SloProgress,
     flat: FlatTrees,
     proposals: Proposals,
     beliefs: Tables,
@@ -91,13 +91,13 @@ def choose(
         path[node] = min(promised.path[node] * trust[promised.owner[node]], 1.0)
     forest = Forest(promised.starts, promised.owner, promised.depth, path)
 
-    read, fixed = context_of(standing).sum(), len(rows) + around.other_tokens
+    read, fixed = context_lengths(standing).sum(), len(rows) + around.prefill_tokens
     most = min(len(path), around.room)
-    verify_s = seconds_by_nodes(around.verify, read, fixed, most)
+    verify_s = seconds_by_draft_tokens(around.verify, read, fixed, most)
     # Two verdicts of a request lie so far apart, by the number of draft tokens.
     seconds = around.drafting_s + around.waiting_s + verify_s
     plain_s = seconds[0] - around.drafting_s
-    bound = promised_nothing(standing) if wish.fair else np.zeros(len(rows), np.bool_)
+    bound = without_tpot(standing) if wish.fair else np.zeros(len(rows), np.bool_)
     no_harm = caps_of(rows, bound, plain_s, accounts) if wish.fair else no_caps(len(rows))
     weight, power = weights_of(rows, bound, accounts), power_of(wish.fair, accounts)
     most_for_need = wish.most_for_need
@@ -118,17 +118,17 @@ def choose(
 
 
 @njit(cache=True)
-def _worths_s(standing: Standing) -> Floats:
+def _worths_s(standing: SloProgress) -> Floats:
     """What a token sooner is worth to each."""
     worths_s = np.empty(len(standing.terms))
     for number in range(len(worths_s)):
-        worths_s[number] = token_s_of(standing, number)
+        worths_s[number] = tpot_or_zero(standing, number)
     return worths_s
 
 
 @njit(cache=True)
 def _choice(
-    standing: Standing,
+    standing: SloProgress,
     forest: Forest,
     power: float,
     weight: Floats,
@@ -139,7 +139,7 @@ def _choice(
 ) -> Choice:
     begun_s, most = around.now - around.drafting_s, len(seconds) - 1
     gains, free = freely(forest, power, weight, most, seconds, no_harm)
-    if promised_nothing(standing).all():
+    if without_tpot(standing).all():
         return free
     slo = slo_caps(standing, begun_s)
     if np.all(free.seconds <= caps_at(slo, free.gain)):

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from policies.cost import Bent, bent_seconds
-from policies.estimates.calibration import Curve, interpolated
+from policies.cost import PiecewiseLinear, forward_seconds
+from policies.estimates.calibration import Curve, interpolate
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import missed_by
@@ -125,13 +125,13 @@ class PlannerStepRule:
 
 
 @njit(cache=True)
-def _step_s(going: Ints, depth: int, width: int, draft: Bent, rows: Floats) -> float:
+def _step_s(going: Ints, depth: int, width: int, draft: PiecewiseLinear, rows: Floats) -> float:
     prospects = prospects_in(rows)
     read = tokens = 0.0
     for request in going:
         read += prospects.everyone.context[request] + depth
         tokens += width if depth else prospects.unread[request]
-    return bent_seconds(draft, read, tokens) if len(going) else 0.0
+    return forward_seconds(draft, read, tokens) if len(going) else 0.0
 
 
 @njit(cache=True)
@@ -163,7 +163,7 @@ def _absorb(
         raw = confidence[begin : begin + sizes[number]].sum()
         begin += sizes[number]
         share = raw / max(drafted.raw[request], 1e-12)
-        survives = interpolated(survival.confidence, survival.probability, share)
+        survives = interpolate(survival.confidence, survival.probability, share)
         drafted.mass[request] *= survives if raw > 0.0 else 0.0
         drafted.gain[request] += drafted.mass[request] * trust[request]
         drafted.raw[request] = raw
@@ -234,7 +234,7 @@ def _seconds(
     for place, request in enumerate(line.request):
         read += prospects.everyone.context[request] + depth
         rows = float((place + 1) * width)
-        step_s = bent_seconds(costs.draft, read, rows)
+        step_s = forward_seconds(costs.draft, read, rows)
         seconds[place + 1] = round_seconds(costs, nodes + rows, drafting_s + step_s)
     return seconds
 

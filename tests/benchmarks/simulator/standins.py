@@ -6,7 +6,15 @@ import numpy as np
 
 from actors.coordinator.settings import Policies
 from benchmarks.simulator.run import MakePolicies
-from policies.protocols import Ask, Candidates, DraftLimit, DraftPlan, Mask, RoundContext, StepRule
+from policies.protocols import (
+    Candidates,
+    DraftLimit,
+    DraftPlan,
+    LaneBatch,
+    Mask,
+    RoundContext,
+    StepRule,
+)
 from policies.request import LaneView, RequestView, RoundOutcome
 
 
@@ -63,8 +71,10 @@ class FixedLength:
         self._limit = DraftLimit(depth, width)
         self._rule = rule
 
-    def plan(self, asks: Sequence[Ask], context: RoundContext, now: float) -> list[DraftPlan]:
-        return [DraftPlan([self._limit] * len(ask.batch), self._rule) for ask in asks]
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return [DraftPlan([self._limit] * len(batch.requests), self._rule) for batch in batches]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return np.ones(len(candidates.trees.tokens), np.bool_)

@@ -13,14 +13,14 @@ from policies.estimates.acceptance import (
     credit,
     level_accepted,
 )
-from policies.protocols import Ask, DraftPlan, RoundContext
+from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.forest import forest_of
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.tree import DraftTree
-from tests.policies.many import merged_each
 from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import Candidate, selected, together, view
+from tests.policies.tree_lists import merged_each
 
 DRAFT = LinearCost(0.0, 0.0, 1e-3)
 AROUND = RoundContext(
@@ -129,7 +129,7 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
     for number in range(rounds):
         now = float(seconds.sum())
         lookup, costly = planner.plan(
-            [Ask("lookup", [request]), Ask("ssm", [request])], AROUND, now
+            [LaneBatch("lookup", [request]), LaneBatch("ssm", [request])], AROUND, now
         )
         proposals = [drafted(lookup, "lookup", 1, 0.8), drafted(costly, "ssm", token, confidence)]
         drafting_s[number] = len(proposals[1][1]) * DRAFT.predict(0, 1)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from policies.estimates.calibration import Calibration, CalibrationParams, isotonic, share_of_rank
+from policies.estimates.calibration import Calibration, CalibrationParams, isotonic, rank_acceptance
 from policies.tree import ROOT, DraftTree
-from tests.policies.many import calibrated, learn, merged_each
 from tests.policies.test_tree import trees
+from tests.policies.tree_lists import calibrated, learn, merged_each
 
 
 def show(
@@ -74,8 +74,8 @@ def test_each_sibling_rank_has_its_own_curve() -> None:
     learn(calibration, [(pair, [token]) for token in said])
     [told] = calibrated(calibration, [pair])
     assert told.confidence == pytest.approx([0.6, 0.1], abs=0.03)
-    assert share_of_rank(calibration.ranks, 1, 0.5) == pytest.approx(0.1, abs=0.02)
-    assert share_of_rank(calibration.ranks, 2, 0.5) == 0.5
+    assert rank_acceptance(calibration.rank_counts, 1, 0.5) == pytest.approx(0.1, abs=0.02)
+    assert rank_acceptance(calibration.rank_counts, 2, 0.5) == 0.5
     assert float(calibration.survival(np.array([0.8]))[0]) == pytest.approx(0.7, abs=0.03)
 
 
@@ -128,7 +128,7 @@ def test_judges_exactly_the_children_of_what_was_committed(
         if len(path) <= len(committed) and path[:-1] == committed[: len(path) - 1]:
             judged += 1
             right += path == committed[: len(path)]
-    assert calibration.ranks.sum(axis=0).tolist() == [judged, right]
+    assert calibration.rank_counts.sum(axis=0).tolist() == [judged, right]
 
 
 def test_follows_a_drafter_that_changes() -> None:

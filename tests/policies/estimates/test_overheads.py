@@ -30,23 +30,25 @@ def test_each_part_is_what_the_others_do_not_explain() -> None:
         (0.0015, True, {"apart"}),
         plain_s=0.0005,
     )
-    assert handling.own_s == pytest.approx(0.0005, rel=0.1)
-    assert handling.drafted_s == pytest.approx(0.001, rel=0.1)
-    assert handling.behind_s("near") == pytest.approx(0.001, rel=0.1)
-    assert handling.behind_s("apart") == pytest.approx(0.0, abs=5e-5)
-    assert handling.behind_s("never seen") == 0.0
+    assert handling.plain_s == pytest.approx(0.0005, rel=0.1)
+    assert handling.drafting_extra_s == pytest.approx(0.001, rel=0.1)
+    assert handling.call_extra_s("near") == pytest.approx(0.001, rel=0.1)
+    assert handling.call_extra_s("apart") == pytest.approx(0.0, abs=5e-5)
+    assert handling.call_extra_s("never seen") == 0.0
 
 
 def test_what_is_handled_while_a_lane_drafts_takes_no_time_of_its_own() -> None:
     handling = learned((0.002, True, set()), (0.0, True, {"lane"}))
-    assert handling.drafted_s == pytest.approx(0.002, rel=0.1)
-    assert handling.behind_s("lane") == pytest.approx(-0.002, rel=0.1)
+    assert handling.drafting_extra_s == pytest.approx(0.002, rel=0.1)
+    assert handling.call_extra_s("lane") == pytest.approx(-0.002, rel=0.1)
 
 
 def test_what_only_comes_together_is_handling_for_the_most_part() -> None:
     handling = learned((0.002, True, {"lane"}), times=60)
-    assert handling.drafted_s + handling.behind_s("lane") == pytest.approx(0.002, rel=0.02)
-    assert handling.drafted_s > 3 * handling.behind_s("lane")
+    assert handling.drafting_extra_s + handling.call_extra_s("lane") == pytest.approx(
+        0.002, rel=0.02
+    )
+    assert handling.drafting_extra_s > 3 * handling.call_extra_s("lane")
 
 
 def test_forwards_that_scatter_do_not_look_like_handling() -> None:
@@ -58,20 +60,20 @@ def test_forwards_that_scatter_do_not_look_like_handling() -> None:
     for number in range(4000):
         handling.learn(chance.gauss(0.0, FORWARD_S / 5), FORWARD_S, number % 4 > 0, ())
         if number >= 100:
-            worst_s = max(worst_s, handling.drafted_s)
+            worst_s = max(worst_s, handling.drafting_extra_s)
     assert worst_s < FORWARD_S / 10
 
 
 def test_one_pause_of_the_whole_process_is_not_what_rounds_take() -> None:
     handling = learned((0.0005, True, {"lane"}))
     handling.learn(30.0, FORWARD_S, True, {"lane"})
-    assert handling.drafted_s + handling.behind_s("lane") < 0.001
+    assert handling.drafting_extra_s + handling.call_extra_s("lane") < 0.001
 
 
 def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
     handling = learned((0.004, True, set()), (0.006, True, {"lane"}), times=100)
-    assert handling.behind_s("lane") > 0.001
+    assert handling.call_extra_s("lane") > 0.001
     for _ in range(1000):
         handling.learn(0.0, FORWARD_S, False, set())
-    assert handling.drafted_s < 0.001
-    assert handling.behind_s("lane") < 0.0005
+    assert handling.drafting_extra_s < 0.001
+    assert handling.call_extra_s("lane") < 0.0005

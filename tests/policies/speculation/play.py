@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.protocols import Ask, DraftPlan, RoundContext, Speculation
+from policies.protocols import DraftPlan, LaneBatch, RoundContext, Speculation
 from policies.request import RequestView, RoundOutcome
 from policies.tree import DraftTree
 from tests.policies.speculation.rounds import Candidate, selected
@@ -41,7 +41,7 @@ def plan_alone(
     unread: Sequence[int] = (),
 ) -> DraftPlan:
     """In a round that is made of this lane's requests."""
-    [plan] = policy.plan([Ask(lane, batch, unread)], around, now)
+    [plan] = policy.plan([LaneBatch(lane, batch, unread)], around, now)
     return plan
 
 
@@ -76,7 +76,7 @@ def play(
         ]
         kept = [int(mask.sum()) for mask in selected(policy, candidates, around, now)]
         read = sum(one.context for one in batch)
-        fixed = len(batch) + around.other_tokens
+        fixed = len(batch) + around.prefill_tokens
         verify_s = around.verify.predict(read, fixed + sum(kept))
         plain_s = around.verify.predict(read, fixed) + around.waiting_s
         seconds = drafting_s + verify_s + around.waiting_s

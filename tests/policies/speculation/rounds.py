@@ -60,7 +60,7 @@ def context(
     verify_budget: int = 10_000,
     draft_budget: int = 10_000,
     most_tokens: int = 10_000,
-    other_tokens: int = 0,
+    prefill_tokens: int = 0,
     waiting_s: float = 0.0,
     handling_s: float = 0.0,
 ) -> RoundContext:
@@ -70,7 +70,7 @@ def context(
         verify_budget=verify_budget,
         draft_budget=draft_budget,
         most_tokens=most_tokens,
-        other_tokens=other_tokens,
+        prefill_tokens=prefill_tokens,
         waiting_s=waiting_s,
         handling_s=handling_s,
     )

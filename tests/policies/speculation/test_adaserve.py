@@ -11,7 +11,7 @@ from policies.cost import LinearCost
 from policies.protocols import Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
-from policies.speculation.slo import Standing, terms_of
+from policies.speculation.slo import SloProgress, slo_terms
 from policies.tree import DraftTree
 from tests.policies.speculation.adaserve_optimal import optimal_trees
 from tests.policies.speculation.play import plan_alone
@@ -136,7 +136,7 @@ def test_need_is_the_paper_s_formula() -> None:
     request = view("a", tpot_s=0.06, generated=11, first_token_s=2.0)
     others = [view("b"), view("c", tpot_s=0.06, first_token_s=None)]
     everyone = [request, *others]
-    needs = Standing.of(everyone, terms_of(everyone)).needs(verdict_s=2.9)
+    needs = SloProgress.of(everyone, slo_terms(everyone)).needs(verdict_s=2.9)
     assert needs.tolist() == pytest.approx([0.9 / 0.06 - 10, -np.inf, -np.inf])
 
 
@@ -210,7 +210,7 @@ def test_every_selection_is_whole_and_within_the_budget(
     drafted: list[DraftTree], budget: int, other: int, data: st.DataObject
 ) -> None:
     needs = [data.draw(st.floats(0, 6)) for _ in drafted]
-    around = context(verify=FLAT, verify_budget=budget, other_tokens=other)
+    around = context(verify=FLAT, verify_budget=budget, prefill_tokens=other)
     masks = selected(AdaServe(), with_needs(drafted, needs), around, 0.0)
     kept = sum(int(mask.sum()) for mask in masks)
     space = max(0, budget - other - len(drafted))

@@ -9,10 +9,10 @@ from policies.cost import RooflineCost
 from policies.estimates.online_cost import RefinedCost
 from policies.flat_trees import flatten
 from policies.speculation.forest import (
-    budgeted_room,
-    depth_left,
+    budgeted_draft_room,
+    draft_room,
+    draft_tokens_left,
     forest_of,
-    room,
     verify_seconds,
 )
 from policies.tree import DraftTree
@@ -58,16 +58,16 @@ def test_equal_confidences_keep_parents_first() -> None:
 
 
 def test_room_leaves_place_for_roots_and_prefill() -> None:
-    assert room(4, context(most_tokens=32, other_tokens=10)) == 18
-    assert room(4, context(most_tokens=8, other_tokens=10)) == 0
+    assert draft_room(4, context(most_tokens=32, prefill_tokens=10)) == 18
+    assert draft_room(4, context(most_tokens=8, prefill_tokens=10)) == 0
 
 
 def test_adaserve_s_budget_binds_adaserve_alone() -> None:
     """Who prices tokens by what they cost needs no knee to stop at."""
-    around = context(verify_budget=32, other_tokens=10)
-    assert budgeted_room(4, around) == 18
-    assert budgeted_room(4, around._replace(most_tokens=20)) == 6
-    assert room(4, around) == around.most_tokens - 14
+    around = context(verify_budget=32, prefill_tokens=10)
+    assert budgeted_draft_room(4, around) == 18
+    assert budgeted_draft_room(4, around._replace(most_tokens=20)) == 6
+    assert draft_room(4, around) == around.most_tokens - 14
 
 
 @SEEDED
@@ -76,16 +76,18 @@ def test_verify_seconds_is_the_cost_of_each_number_of_drafts(
     most: int, knee: int, gamma: float, gamma_more: float
 ) -> None:
     """As if each had been asked for; refined models, too."""
-    bent = RooflineCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
-    refined = RefinedCost(bent)
+    piecewise = RooflineCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
+    refined = RefinedCost(piecewise)
     refined.observe(500, 20, 0.02)
-    for cost in (bent, refined):
-        seconds = verify_seconds(context(verify=cost, other_tokens=3), 500, 4, most)
+    for cost in (piecewise, refined):
+        seconds = verify_seconds(context(verify=cost, prefill_tokens=3), 500, 4, most)
         each = [cost.predict(500, 7 + drafts) for drafts in range(most + 1)]
         assert seconds == pytest.approx(each, rel=1e-7)
 
 
 def test_no_draft_goes_beyond_the_output() -> None:
-    assert depth_left(view("r", generated=7, max_tokens=10)) == 2
-    assert depth_left(view("r", generated=9, max_tokens=10)) == 0
-    assert np.all([depth_left(view("r", generated=n, max_tokens=10)) >= 0 for n in range(12)])
+    assert draft_tokens_left(view("r", generated=7, max_tokens=10)) == 2
+    assert draft_tokens_left(view("r", generated=9, max_tokens=10)) == 0
+    assert np.all(
+        [draft_tokens_left(view("r", generated=n, max_tokens=10)) >= 0 for n in range(12)]
+    )

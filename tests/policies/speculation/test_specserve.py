@@ -212,7 +212,7 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
 
 
 def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
-    """Alg. 2 line 4 removes before it asks, and never puts the last one back."""
+    """Alg. 2 line 4 removes before it batches, and never puts the last one back."""
     drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
     [mask] = selected(SpecServe(), candidates(drafted), context(), 0.0)
     assert mask.tolist() == [True, True]

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from policies.cost import FOR_NOTHING, Bent, LinearCost
-from policies.protocols import Ask, DraftPlan, RoundContext
+from policies.cost import FREE, LinearCost, PiecewiseLinear
+from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import RequestView
 from policies.speculation.planner.draft_depths import begin
 from policies.speculation.planner.policy import Planner, PlannerParams
@@ -16,8 +16,8 @@ from tests.policies.speculation.play import plan_alone
 
 GREEDY = PlannerParams(explore=0.0, max_width=1)
 FAIR = 0.0
-VERIFY = Bent(0.0, 2e-4, 10e-3)
-STEP = Bent(0.0, 5e-5, 2e-4)
+VERIFY = PiecewiseLinear(0.0, 2e-4, 10e-3)
+STEP = PiecewiseLinear(0.0, 5e-5, 2e-4)
 
 
 def view(name: str, left: int = 1000) -> RequestView:
@@ -31,7 +31,7 @@ def around(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
     return RoundContext(verify, {"a": step, "b": step}, 256, 256, 256, handling_s=handling_s)
 
 
-def alike(step: Bent, call_s: float = 0.0, lanes: int = 1) -> Calls:
+def alike(step: PiecewiseLinear, call_s: float = 0.0, lanes: int = 1) -> Calls:
     return Calls(call_rows([step] * lanes, [call_s] * lanes), np.ones(lanes, np.int64))
 
 
@@ -43,10 +43,10 @@ def test_lanes_share_what_no_lane_alone_would_pay_for() -> None:
     """Two requests each on two lanes, and 9 ms of handling in a round of 11."""
     one, other = [view("r0"), view("r1")], [view("r2"), view("r3")]
     dear = around(handling_s=9e-3)
-    waiting = Ask(None, other)
-    [alone, _] = Planner(GREEDY).plan([Ask("a", one), waiting], dear, 1.0)
+    waiting = LaneBatch(None, other)
+    [alone, _] = Planner(GREEDY).plan([LaneBatch("a", one), waiting], dear, 1.0)
     assert not drafts(alone)
-    together = Planner(GREEDY).plan([Ask("a", one), Ask("b", other)], dear, 1.0)
+    together = Planner(GREEDY).plan([LaneBatch("a", one), LaneBatch("b", other)], dear, 1.0)
     assert all(map(drafts, together))
 
 
@@ -54,8 +54,8 @@ def test_who_only_waits_counts() -> None:
     """A request drafts where its round is its own, and not where 15 others wait for its drafts."""
     far = around(draft_s=1e-3)
     assert drafts(plan_alone(Planner(GREEDY), [view("r")], "a", far, 1.0))
-    others = Ask(None, [view(f"other{number}") for number in range(15)])
-    [plan, _] = Planner(GREEDY).plan([Ask("a", [view("r")]), others], far, 1.0)
+    others = LaneBatch(None, [view(f"other{number}") for number in range(15)])
+    [plan, _] = Planner(GREEDY).plan([LaneBatch("a", [view("r")]), others], far, 1.0)
     assert not drafts(plan)
 
 
@@ -63,12 +63,16 @@ def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
     """Drafts for r0 take longer than r1 may be held up, unless r1 gains as well: on lane b."""
     params = PlannerParams(explore=0.0, max_width=1, window=1)
     slow = around(draft_s=1e-3)
-    [alone, _] = Planner(params).plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
+    [alone, _] = Planner(params).plan(
+        [LaneBatch("a", [view("r0")]), LaneBatch(None, [view("r1")])], slow, 1.0
+    )
     assert not drafts(alone)
     assert all(
         map(
             drafts,
-            Planner(params).plan([Ask("a", [view("r0")]), Ask("b", [view("r1")])], slow, 1.0),
+            Planner(params).plan(
+                [LaneBatch("a", [view("r0")]), LaneBatch("b", [view("r1")])], slow, 1.0
+            ),
         )
     )
 
@@ -77,7 +81,9 @@ def test_a_lane_is_thought_about_again_as_soon_as_nobody_may_be_held_up_any_more
     """Where drafts do not pay it rests; here they would, but for a request that is gone next."""
     params = PlannerParams(explore=0.0, max_width=1, window=1)
     slow, planner = around(draft_s=1e-3), Planner(params)
-    [held, _] = planner.plan([Ask("a", [view("r0")]), Ask(None, [view("r1")])], slow, 1.0)
+    [held, _] = planner.plan(
+        [LaneBatch("a", [view("r0")]), LaneBatch(None, [view("r1")])], slow, 1.0
+    )
     assert not drafts(held)
     assert drafts(plan_alone(planner, [view("r0")], "a", slow, 1.1))
 
@@ -95,7 +101,7 @@ def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
     not longer than for two steps."""
     asked = chances(first=[0.7] * 4)
     waiting = free(5)
-    step, costs = Bent(0.0, 0.0, 5e-3), costs_of(requests=5, handling_s=0.0)
+    step, costs = PiecewiseLinear(0.0, 0.0, 5e-3), costs_of(requests=5, handling_s=0.0)
     needs, slope, offset = waiting[1], waiting[4], waiting[5]
     needs[0] = 20.0
     slope[4], offset[4] = 0.05, costs.seconds(0, 0.0) + 12e-3 - 0.05
@@ -109,7 +115,7 @@ def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
     anything."""
     asked = chances(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (
-        begin(asked, alike(FOR_NOTHING), free(4), costs_of(4, handling_s), FAIR)
+        begin(asked, alike(FREE), free(4), costs_of(4, handling_s), FAIR)
         for handling_s in (0.0, 6e-3)
     )
     assert (free_of_it.depth > 0).all()
@@ -118,11 +124,11 @@ def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
 
 def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
     """Eight tokens of which the first is right now and then."""
-    costs = costs_of(requests=4, handling_s=0.0)._replace(verify=Bent(0.0, 2e-3, 10e-3))
+    costs = costs_of(requests=4, handling_s=0.0)._replace(verify=PiecewiseLinear(0.0, 2e-3, 10e-3))
     seldom, always = (
         begin(
             chances(first=[0.1] * 4, found=[found] * 4),
-            alike(FOR_NOTHING),
+            alike(FREE),
             free(4),
             costs,
             FAIR,
@@ -196,7 +202,7 @@ def worth(depths: Sequence[int], asked: Chances, costs: RoundCosts) -> float:
 def costs_of(requests: int, handling_s: float) -> RoundCosts:
     return RoundCosts(
         verify=VERIFY,
-        draft=FOR_NOTHING,
+        draft=FREE,
         call_s=0.0,
         read=0.0,
         fixed=float(requests),

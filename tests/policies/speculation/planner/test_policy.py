@@ -17,7 +17,6 @@ from policies.speculation.planner.objective import Objective
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.tree import ROOT, DraftTree
-from tests.policies.many import learn
 from tests.policies.speculation.play import plan_alone, play
 from tests.policies.speculation.rounds import (
     SEEDED,
@@ -31,6 +30,7 @@ from tests.policies.speculation.rounds import (
     trees,
     view,
 )
+from tests.policies.tree_lists import learn
 
 STEEP = LinearCost(alpha=0.0, gamma=8e-3, delta=8e-3)
 GPU = RooflineCost(alpha=1e-8, gamma=1e-5, delta=20e-3, knee=160, gamma_more=1.1e-4)
@@ -84,7 +84,7 @@ def log_speeds(
     kind: Objective, chosen: Sequence[Candidate], masks: Sequence[Mask], around: RoundContext
 ) -> float:
     read = sum(one.request.context for one in chosen)
-    tokens = len(chosen) + sum(kept(masks)) + around.other_tokens
+    tokens = len(chosen) + sum(kept(masks)) + around.prefill_tokens
     seconds = around.waiting_s + max(one.drafting_s for one in chosen)
     seconds += around.verify.predict(read, tokens)
     gains = np.array([gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True)])
@@ -108,7 +108,7 @@ def test_selects_what_brute_force_does(
     around = context(
         verify=RooflineCost(1e-6, gamma, 8e-3, knee=6, gamma_more=gamma),
         most_tokens=budget,
-        other_tokens=2,
+        prefill_tokens=2,
         waiting_s=2e-3,
     )
     masks = selected(Planner(replace(GREEDY, objective=kind)), chosen, around, 0.0)
@@ -594,7 +594,7 @@ def test_every_selection_is_whole_and_within_the_budget(
     planner = Planner(PlannerParams(objective=kind))
     chosen = candidates(drafted, tpots[: len(drafted)], drafting_s=1e-3)
     for _ in range(3):
-        masks = selected(planner, chosen, context(most_tokens=budget, other_tokens=3), 0.05)
+        masks = selected(planner, chosen, context(most_tokens=budget, prefill_tokens=3), 0.05)
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         assert sum(kept(masks)) <= max(0, budget - 3 - len(drafted))
         assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
