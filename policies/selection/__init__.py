@@ -1,1 +1,1 @@
-"""Which lane drafts for which request: policies by name."""
+"""Selection policies: which lane drafts for which request."""

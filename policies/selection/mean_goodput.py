@@ -1,4 +1,4 @@
-"""g̃ of Spin: the mean goodput of a request under a drafter, with a prior pooled over requests."""
+"""g̃ of Spin: the mean goodput of a request with a drafter, with a prior pooled over requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ class _Mean:
         return _Mean(self.total + other.total, self.count + other.count)
 
 
-_NOTHING = _Mean()
+_EMPTY = _Mean()
 
 
 class MeanGoodput:
-    """Lanes of one drafter share what is learned: the drafter is the bandit's arm."""
+    """The bandit's arms are drafters: all lanes of a drafter share its estimates."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, dict[str, _Mean]] = {}
         self._drafters: dict[str, _Mean] = {}
         self._others: dict[str, _Mean] = {}
-        """What other replicas have seen of each drafter."""
+        """Of each drafter on other replicas."""
 
     def observe(self, request: str, drafter: str, goodput: float) -> None:
         pair = self._pairs.setdefault(request, {}).setdefault(drafter, _Mean())
@@ -45,26 +45,28 @@ class MeanGoodput:
             mean.add(goodput)
 
     def estimate(self, request: str, drafter: str) -> float:
-        """What the request has seen of the drafter; else what any has; else what any has of any."""
+        """The mean of the request with this drafter; else of all requests with it; else of all
+        requests with any drafter."""
         pair = self._pairs.get(request, {}).get(drafter)
         if pair is not None:
             return pair.value
-        known = self._everyones(drafter)
-        return (known if known.count else self._fleet()).value
+        pooled = self._pooled(drafter)
+        return (pooled if pooled.count else self._of_all_drafters()).value
 
     def matrix(self, requests: Sequence[str], lanes: Sequence[LaneView]) -> NDArray[np.float64]:
-        """Estimates: a row for each request, a column for each lane."""
+        """Estimates, with a row for each request and a column for each lane."""
         drafters = list(dict.fromkeys(lane.drafter for lane in lanes))
-        known = np.array(
+        estimates = np.array(
             [[self.estimate(name, drafter) for drafter in drafters] for name in requests]
         )
-        return known[:, [drafters.index(lane.drafter) for lane in lanes]]
+        return estimates[:, [drafters.index(lane.drafter) for lane in lanes]]
 
     def forget(self, request: str) -> None:
         self._pairs.pop(request, None)
 
     def export(self) -> Statistics:
-        """Each slot of a drafter as one second of its goodput: the mean is over slots."""
+        """Each slot of a drafter counts as one second at its goodput, since the mean is over
+        slots."""
         return {
             DRAFTER + drafter: [mean.total, mean.count, mean.count]
             for drafter, mean in self._drafters.items()
@@ -76,11 +78,11 @@ class MeanGoodput:
             for name, (total, count, _) in others.items()
         }
 
-    def _everyones(self, drafter: str) -> _Mean:
-        return self._drafters.get(drafter, _NOTHING).plus(self._others.get(drafter, _NOTHING))
+    def _pooled(self, drafter: str) -> _Mean:
+        return self._drafters.get(drafter, _EMPTY).plus(self._others.get(drafter, _EMPTY))
 
-    def _fleet(self) -> _Mean:
-        fleet = _Mean()
+    def _of_all_drafters(self) -> _Mean:
+        mean = _Mean()
         for drafter in {**self._drafters, **self._others}:
-            fleet = fleet.plus(self._everyones(drafter))
-        return fleet
+            mean = mean.plus(self._pooled(drafter))
+        return mean

@@ -1,4 +1,5 @@
-"""Who is here. Every selection keeps its mapping until somebody comes, goes, or is due."""
+"""The present requests and lanes. A selection keeps its mapping until either changes or a decision
+of its own has run out."""
 
 from collections.abc import Sequence
 from operator import is_
@@ -7,36 +8,40 @@ from policies.request import LaneView, RequestView, RoundOutcome
 
 
 class Membership:
-    """The requests and lanes of the last look."""
-
     def __init__(self) -> None:
         self.requests: dict[str, RequestView] = {}
         self.lanes: dict[str, LaneView] = {}
         self._places: dict[str, tuple[str, int]] = {}
+        """Drafter and capacity of each lane."""
         self._joined: set[str] = set()
-        self._seen: Sequence[RequestView] = ()
+        """Requests whose first slot since they joined has not ended."""
+        self._last_requests: Sequence[RequestView] = ()
 
     def changed(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> bool:
-        """Takes both lists; whether they differ in what a mapping depends on. Their order, and
-        the costs of lanes, which are refined all the time, do not count."""
+        """Updates both lists and returns whether a mapping must be made anew: requests or lanes
+        have come or gone, or a lane has another drafter or capacity. Their order does not count,
+        nor do the costs of lanes, which are refined all the time."""
         places = {lane.name: (lane.drafter, lane.capacity) for lane in lanes}
         changed = places != self._places
         self._places = places
         self.lanes = {lane.name: lane for lane in lanes}
-        # In most rounds they are the very same, which is seen without looking into any.
-        if changed or len(requests) != len(self._seen) or not all(map(is_, requests, self._seen)):
+        last = self._last_requests
+        # In most rounds they are the same objects, which is the fastest to check.
+        if changed or len(requests) != len(last) or not all(map(is_, requests, last)):
             here = {request.name: request for request in requests}
             changed = changed or here.keys() != self.requests.keys()
             if changed:
                 self._joined = (self._joined | (here.keys() - self.requests.keys())) & here.keys()
-            self.requests, self._seen = here, tuple(requests)
+            self.requests, self._last_requests = here, tuple(requests)
         return changed
 
     def slot(self, outcome: RoundOutcome) -> tuple[str | None, float | None]:
-        """Who drafted; None: nobody did, or the lane has left since. And slot time without
-        re-computation after a switch, which is a cost of its own in eq. 6; None for a request's
-        first slot here: that holds its prefill, or the time that it was preempted for, which is
-        no lane's doing. Asked once for each outcome."""
+        """The drafter and the slot time of an outcome; to be called once for each outcome.
+
+        The drafter is None if no lane drafted or the lane has left. Slot time excludes
+        re-computation after a switch, which eq. 6 of Spin charges separately. It is None for a
+        request's first slot since it joined, because that includes prefill or a preemption.
+        """
         lane = None if outcome.lane is None else self.lanes.get(outcome.lane)
         drafter = None if lane is None else lane.drafter
         if self._joined and outcome.request in self._joined:
@@ -44,5 +49,5 @@ class Membership:
             return drafter, None
         if lane is None or not outcome.caught_up:
             return drafter, outcome.seconds
-        reading_s = min(outcome.draft_s, outcome.caught_up * lane.catch_up_s)
-        return drafter, outcome.seconds - reading_s
+        catch_up_s = min(outcome.draft_s, outcome.caught_up * lane.catch_up_s)
+        return drafter, outcome.seconds - catch_up_s

@@ -23,27 +23,27 @@ def goodput(seen: Evidence, row: int, drafter: str) -> float:
 
 def test_goodput_is_tokens_over_seconds_not_the_mean_of_ratios() -> None:
     seen = evidence(prior_slots=1e-9)
-    seen.score(NEW, "x", tokens=1.0, seconds=0.1)
-    seen.score(NEW, "x", tokens=5.0, seconds=0.1)
-    seen.score(NEW, "x", tokens=3.0, seconds=0.4)
+    seen.observe_score(NEW, "x", tokens=1.0, seconds=0.1)
+    seen.observe_score(NEW, "x", tokens=5.0, seconds=0.1)
+    seen.observe_score(NEW, "x", tokens=3.0, seconds=0.4)
     assert goodput(seen, NEW, "x") == pytest.approx(9 / 0.6)
 
 
 def test_own_evidence_weighs_as_much_as_everyones_after_prior_slots() -> None:
     seen = evidence()
     for _ in range(100_000):
-        seen.score(OTHER, "x", tokens=2.0, seconds=0.1)
+        seen.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
     assert goodput(seen, NEW, "x") == pytest.approx(20.0)
     for _ in range(4):
-        seen.score(NEW, "x", tokens=4.0, seconds=0.1)
+        seen.observe_score(NEW, "x", tokens=4.0, seconds=0.1)
     assert goodput(seen, NEW, "x") == pytest.approx(30.0, rel=1e-3)
 
 
 def test_a_drafter_that_nobody_has_tried_is_taken_for_an_average_one() -> None:
     seen = evidence()
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, "y")
-    seen.score(OTHER, "x", tokens=2.0, seconds=0.1)
-    seen.score(OTHER, "y", tokens=4.0, seconds=0.1)
+    seen.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
+    seen.observe_score(OTHER, "y", tokens=4.0, seconds=0.1)
     assert goodput(seen, NEW, "z") == pytest.approx(30.0)
 
 
@@ -52,18 +52,18 @@ def test_one_bad_score_says_little_of_other_drafters() -> None:
     because a lane had got one token wrong."""
     seen = evidence()
     for _ in range(100):
-        seen.slot(OTHER, PLAIN, 1.0, 0.01)
-    seen.score(OTHER, "x", tokens=1.0, seconds=0.02)
+        seen.observe_slot(OTHER, PLAIN, 1.0, 0.01)
+    seen.observe_score(OTHER, "x", tokens=1.0, seconds=0.02)
     assert 80.0 < goodput(seen, NEW, "y") < 100.0
 
 
 def test_a_score_counts_for_the_slots_that_it_was_replayed_for() -> None:
     once, often = evidence(), evidence()
     for seen in (once, often):
-        seen.score(NEW, "x", tokens=1.0, seconds=0.1)
-    once.score(NEW, "x", tokens=3.0, seconds=0.1, slots=9.0)
+        seen.observe_score(NEW, "x", tokens=1.0, seconds=0.1)
+    once.observe_score(NEW, "x", tokens=3.0, seconds=0.1, slots=9.0)
     for _ in range(9):
-        often.score(NEW, "x", tokens=3.0, seconds=0.1)
+        often.observe_score(NEW, "x", tokens=3.0, seconds=0.1)
     assert goodput(once, NEW, "x") == pytest.approx(goodput(often, NEW, "x"))
 
 
@@ -72,33 +72,33 @@ def test_everyones_evidence_fades_with_everyones_slots() -> None:
     seen = evidence(pool=0.999)
     for slots, tokens in ((2_000, 6.0), (1_000, 2.0)):
         for _ in range(slots):
-            seen.slot(OTHER, "x", tokens, 0.1)
+            seen.observe_slot(OTHER, "x", tokens, 0.1)
     assert goodput(seen, NEW, "x") == pytest.approx(33.4, abs=0.5)
 
 
 def test_what_everyone_has_seen_is_of_the_load_it_was_seen_under() -> None:
     """Slow slots of sixteen would make x look bad where one request runs."""
     seen = evidence()
-    seen.running(16)
+    seen.set_load(16)
     for _ in range(100):
-        seen.slot(OTHER, "x", 1.0, 0.1)
-    seen.running(1)
-    seen.slot(OTHER, "y", 3.0, 0.1)
+        seen.observe_slot(OTHER, "x", 1.0, 0.1)
+    seen.set_load(1)
+    seen.observe_slot(OTHER, "y", 3.0, 0.1)
     assert goodput(seen, NEW, "x") == pytest.approx(30.0), "unknown: an average one"
     for about_sixteen in (13, 16, 20):
-        seen.running(about_sixteen)
+        seen.set_load(about_sixteen)
         assert goodput(seen, NEW, "x") == pytest.approx(10.0)
 
 
 def test_others_are_heard_by_load_and_none_of_another_version() -> None:
     other, seen = evidence(), evidence()
-    other.running(16)
-    other.slot(OTHER, "x", 1.0, 0.1)
-    other.running(1)
-    other.slot(OTHER, "x", 3.0, 0.1)
+    other.set_load(16)
+    other.observe_slot(OTHER, "x", 1.0, 0.1)
+    other.set_load(1)
+    other.observe_slot(OTHER, "x", 3.0, 0.1)
     seen.pool(other.export())
     for requests, expected in ((16, 10.0), (1, 30.0)):
-        seen.running(requests)
+        seen.set_load(requests)
         assert goodput(seen, NEW, "x") == pytest.approx(expected)
     seen.pool({name: vector[:3] for name, vector in other.export().items()})
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN)
@@ -108,11 +108,11 @@ def test_many_slots_of_one_request_are_less_news_than_one_of_each_of_many() -> N
     one, many = evidence(), evidence()
     many.reserve(20)
     for row in range(20):
-        one.score(OTHER, "x", tokens=2.0, seconds=0.1)
-        many.score(row, "x", tokens=2.0, seconds=0.1)
+        one.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
+        many.observe_score(row, "x", tokens=2.0, seconds=0.1)
     number = one.number("x")
-    assert many.news()[number] == 20.0
-    assert 1.0 < one.news()[number] < 4.0
+    assert many.effective_requests()[number] == 20.0
+    assert 1.0 < one.effective_requests()[number] < 4.0
     draws = np.ones((2, 8))
     doubted = [seen.goodput(np.array([NEW]), draws, 0.5)[0, number] for seen in (one, many)]
     assert doubted[0] > 1.1 * doubted[1]
@@ -120,20 +120,20 @@ def test_many_slots_of_one_request_are_less_news_than_one_of_each_of_many() -> N
 
 def test_news_of_others_count_and_those_of_another_version_do_not() -> None:
     other, seen = evidence(), evidence()
-    other.score(OTHER, "x", tokens=2.0, seconds=0.1)
+    other.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
     seen.pool(other.export())
     number = seen.number("x")
-    assert seen.news()[number] == 1.0
+    assert seen.effective_requests()[number] == 1.0
     seen.pool({name: [*vector, 0.0] for name, vector in other.export().items()})
-    assert seen.news()[number] == 0.0
+    assert seen.effective_requests()[number] == 0.0
 
 
 def test_plain_decoding_is_bounded_by_rounds_less_their_drafting_until_measured() -> None:
     seen = evidence()
-    seen.slot(OTHER, "x", 2.0, 0.1, 1.0, 0.05)
+    seen.observe_slot(OTHER, "x", 2.0, 0.1, 1.0, 0.05)
     assert goodput(seen, NEW, PLAIN) == pytest.approx(20.0)
     for _ in range(400):
-        seen.slot(OTHER, PLAIN, 1.0, 0.025)
+        seen.observe_slot(OTHER, PLAIN, 1.0, 0.025)
     assert goodput(seen, NEW, PLAIN) == pytest.approx(40.0, rel=0.02)
 
 
@@ -141,23 +141,23 @@ def test_what_free_drafters_bring_anyway_is_no_lane_s_merit() -> None:
     """Three of four tokens of a round were found by lookup as well."""
     seen = evidence()
     for _ in range(100):
-        seen.slot(OTHER, "x", 4.0, 0.1, 4.0, 0.08)
+        seen.observe_slot(OTHER, "x", 4.0, 0.1, 4.0, 0.08)
     assert goodput(seen, NEW, PLAIN) > goodput(seen, NEW, "x")
 
 
 def test_evidence_that_has_faded_away_is_as_none() -> None:
     seen = evidence(own=0.1, pool=0.1)
-    seen.slot(NEW, "x", 2.0, 0.1, 1.0, 0.05)
+    seen.observe_slot(NEW, "x", 2.0, 0.1, 1.0, 0.05)
     for _ in range(400):
-        seen.slot(NEW, None)
+        seen.observe_slot(NEW, None)
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN) == 1.0
 
 
 def test_a_row_that_is_given_out_again_is_empty() -> None:
     seen = evidence()
     for _ in range(10):
-        seen.score(OTHER, "x", tokens=2.0, seconds=0.1)
-        seen.score(NEW, "x", tokens=8.0, seconds=0.1)
+        seen.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
+        seen.observe_score(NEW, "x", tokens=8.0, seconds=0.1)
     before = goodput(seen, NEW, "x")
     seen.forget(NEW)
     assert before > 60.0
