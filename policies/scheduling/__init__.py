@@ -1,1 +1,1 @@
-"""Who runs: schedules by name, and what composes with each of them."""
+"""Schedules, which decide which requests run, and the fairness wrapper around any of them."""

@@ -1,4 +1,4 @@
-"""Schedules that sort by one key: FCFS, LP-SJF and EDF, and LAS, which counts service."""
+"""Baseline schedules: FCFS, LP-SJF and EDF, which sort by a key, and LAS, which counts service."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from policies.request import RequestView, RoundOutcome
 from policies.scheduling.expected_length import by_arrival, expected_len
 
 Key = Callable[[RequestView, bool], float]
-"""What a schedule minimises, of a request and whether it is running."""
+"""The sort key of a request, given whether it is running; the smallest comes first."""
 
 
 class SortedSchedule:
-    """Picks by a key of what the request itself says; equals by arrival. Keeps no state."""
+    """Picks requests by a key of their own attributes, equals by arrival; keeps no state."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -23,9 +23,10 @@ class SortedSchedule:
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        holding = set(running)
+        running_names = set(running)
         order = sorted(
-            requests, key=lambda view: (self._key(view, view.name in holding), *by_arrival(view))
+            requests,
+            key=lambda view: (self._key(view, view.name in running_names), *by_arrival(view)),
         )
         return [view.name for view in order[:slots]]
 
@@ -44,7 +45,7 @@ def fcfs() -> SortedSchedule:
 def lp_sjf() -> SortedSchedule:
     """Shortest predicted output first, without preemption (Qiu et al., LAPS-SD's baseline).
 
-    A request without a prediction counts as long as it may become.
+    A request without a prediction counts as `max_tokens` long.
     """
 
     def predicted(view: RequestView, running: bool) -> float:
@@ -59,10 +60,10 @@ def lp_sjf() -> SortedSchedule:
 @dataclass(frozen=True, slots=True)
 class EdfParams:
     patience_s: float = 10.0
-    """Deadline behind arrival of a request that was promised nothing (or nothing more)."""
+    """Deadline after arrival of a request without an SLO for its next token."""
     hold_s: float = 0.25
-    """A running request gives way only to a deadline that is earlier by more than this, or
-    two requests in need would take turns at every round, and swap each time."""
+    """A running request is preempted only for a deadline that is earlier by more than this;
+    otherwise two urgent requests would alternate, with a swap in every round."""
 
 
 def edf(params: EdfParams = EdfParams()) -> SortedSchedule:
@@ -75,7 +76,7 @@ def edf(params: EdfParams = EdfParams()) -> SortedSchedule:
 
 
 def next_deadline(request: RequestView, patience_s: float) -> float:
-    """When the next token is due: the first by TTFT, each one behind it by the mean TPOT."""
+    """When the next token is due: the first by TTFT, each later one by the mean TPOT."""
     if request.first_token_s is None and request.slo.ttft_s is not None:
         return request.arrival_s + request.slo.ttft_s
     if request.first_token_s is not None and request.slo.tpot_s is not None:
@@ -86,12 +87,12 @@ def next_deadline(request: RequestView, patience_s: float) -> float:
 @dataclass(frozen=True, slots=True)
 class LasParams:
     quantum_s: float = 0.5
-    """Service is counted in whole quanta: with a finer scale, equals would take turns at every
-    round and swap each time."""
+    """Service is counted in whole quanta; otherwise requests of equal service would alternate, with
+    a swap in every round."""
 
 
 class Las:
-    """Least attained service first, preempting; service is slot time, as LAPS-SD's E_i."""
+    """Least attained service first, with preemption; service is slot time, like LAPS-SD's E_i."""
 
     def __init__(self, params: LasParams = LasParams()) -> None:
         self._params = params

@@ -1,8 +1,8 @@
-"""Our own schedule: who would miss its SLO by waiting first, then the least time left.
+"""Our own schedule: first requests that would miss their SLO by waiting, then the least time left.
 
-Shortest remaining time is what minimises mean latency; a request's time left is its predicted
-length times its own pace, for acceptance, too, decides it (LAPS-SD's point). A promise is worth a
-slot only while it can be kept: who is late beyond rescue takes no slot from who is not.
+Shortest remaining time first minimises mean latency. The time left is the rest of the predicted
+length times the request's own seconds per token, which depend on acceptance (as LAPS-SD argues). A
+request that can no longer meet its SLO takes no slot from one that can.
 """
 
 import math
@@ -14,25 +14,25 @@ from policies.request import RequestView, RoundOutcome
 from policies.scheduling.expected_length import by_arrival, expected_len
 
 _DECAY = 0.999
-"""Per round, of what is pooled over requests: it follows the load."""
+"""Decay of the pooled pace per request and round, so that it follows the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultScheduleParams:
     urgent_s: float = 0.25
-    """A request that can wait for no longer than this goes first."""
+    """A request whose slack is smaller than this goes first."""
     hold_s: float = 0.5
-    """A running request gives way only to one that is done earlier by more than this. More than
-    a switch costs, for estimates are noisy (docs/policies/scheduling.md)."""
+    """A running request is preempted only for one that will finish earlier by more than this. It is
+    more than a switch costs, because estimates are noisy (docs/policies/scheduling.md)."""
     token_s: float = 0.05
-    """Seconds per output token, before any has been seen."""
+    """Seconds per output token before any observation."""
     own_tokens: float = 4.0
-    """Tokens behind which a request's own pace counts for as much as everyone's."""
+    """Tokens after which a request's own pace weighs as much as the pooled one."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Slot time and tokens behind the first round, which is mostly prefill."""
+    """Slot time and tokens of a request's rounds, except its first, which is mostly prefill."""
 
     rounds: int = 0
     seconds: float = 0.0
@@ -51,10 +51,10 @@ class DefaultSchedule:
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        holding = set(running)
+        running_names = set(running)
         left = {view.name: self._time_left(view) for view in requests}
         predicted = [seconds for seconds in left.values() if seconds is not None]
-        # Who has no prediction stands in the middle of those who have; without any: FCFS.
+        # Requests without a prediction get the median of the others; if none has one, it is FCFS.
         typical = median(predicted) if predicted else 0.0
 
         def preference(view: RequestView) -> tuple[bool, float, float, str]:
@@ -63,7 +63,7 @@ class DefaultSchedule:
                 return (False, slack, *by_arrival(view))
             seconds = left[view.name]
             seconds = typical if seconds is None else seconds
-            if view.name in holding:
+            if view.name in running_names:
                 seconds -= self._params.hold_s
             return (True, seconds, *by_arrival(view))
 
@@ -89,23 +89,25 @@ class DefaultSchedule:
         self._paces.pop(request, None)
 
     def _token_s(self, request: str) -> float:
-        """Its own seconds per token, drawn towards everyone's while it has few."""
+        """The request's seconds per token, shrunk towards the pooled ones while it has few
+        tokens."""
         own, prior = self._paces[request], self._params.own_tokens
-        everyone = self._pooled.seconds / self._pooled.tokens
-        return (own.seconds + prior * everyone) / (own.tokens + prior)
+        pooled_token_s = self._pooled.seconds / self._pooled.tokens
+        return (own.seconds + prior * pooled_token_s) / (own.tokens + prior)
 
     def _time_left(self, view: RequestView) -> float | None:
         length = expected_len(view)
         return None if length is None else (length - view.generated) * self._token_s(view.name)
 
     def _slack(self, view: RequestView, now: float) -> float:
-        """How long it can wait and still keep its promise at its own pace; negative: too late."""
+        """How long the request can wait and still meet its SLO at its own pace; negative: no
+        longer at all."""
         if view.first_token_s is None:
-            promised = view.slo.ttft_s
-            return math.inf if promised is None else view.arrival_s + promised - now
+            ttft_s = view.slo.ttft_s
+            return math.inf if ttft_s is None else view.arrival_s + ttft_s - now
         if view.slo.tpot_s is None:
             return math.inf
-        # Of unknown length: as much again as it has already, and at least one token.
+        # Without a predicted length it is taken to become twice as long as it is now.
         length = expected_len(view) or min(2.0 * view.generated, view.max_tokens)
         due_s = view.first_token_s + view.slo.tpot_s * (length - 1)
         return due_s - now - (length - view.generated) * self._token_s(view.name)

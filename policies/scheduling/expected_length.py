@@ -1,14 +1,14 @@
-"""How long a request will be, and the order that every schedule falls back to."""
+"""The expected length of a request, and the order in which all schedules break ties."""
 
 from policies.request import RequestView
 
 _OVERRUN = 1.25
-"""A request that outlives its predicted length is given a quarter more, and so on."""
+"""The factor by which a predicted length is raised whenever the output has exceeded it."""
 
 
 def expected_len(request: RequestView) -> float | None:
-    """Output tokens in all: the prediction, re-estimated upwards once it is outlived; None
-    without one. Never above what the request may generate."""
+    """Output tokens in all: the prediction, raised once the output exceeds it, at most
+    `max_tokens`; None without a prediction."""
     if request.predicted_len is None:
         return None
     expected = max(1.0, request.predicted_len)
@@ -18,5 +18,5 @@ def expected_len(request: RequestView) -> float | None:
 
 
 def by_arrival(request: RequestView) -> tuple[float, str]:
-    """First come, first served; the name decides between equals, so that an order is total."""
+    """First come, first served; ties are broken by name, so that the order is total."""
     return (request.arrival_s, request.name)

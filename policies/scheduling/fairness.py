@@ -1,9 +1,9 @@
 """Priorities, fairness between tenants and a bound on waiting, around any schedule.
 
-The inner schedule says whom it prefers; this one keeps its order inside each tenant's part of a
-priority class. The bound comes before both: no request waits for longer than
-`starve_after_s + 2·gap + N · (turn_s / (turn_share · slots) + 2·gap)`, whatever the inner schedule
-prefers, N being the requests in the system and gap the longest time between two picks.
+Within each tenant of a priority class the order of the inner schedule is kept. The bound comes
+before priorities: whatever the inner schedule prefers, no request waits for longer than
+`starve_after_s + 2·gap + N · (turn_s / (turn_share · slots) + 2·gap)`, where N is the number of
+requests in the system and gap the longest time between two picks.
 """
 
 import heapq
@@ -20,15 +20,16 @@ from policies.scheduling.expected_length import by_arrival
 @dataclass(frozen=True, slots=True)
 class FairnessParams:
     starve_after_s: float = 30.0
-    """Who has waited for this long is given a turn, in the order of waiting."""
+    """A request that has waited for this long gets a turn: it runs before all others. The longest
+    wait comes first."""
     turn_s: float = 1.0
-    """How long a turn lasts, from its first step on."""
+    """How long a turn lasts after the request has started to run."""
     turn_share: float = 0.1
-    """Share of all slot time that goes to turns. Under overload everyone waits for long: the
-    inner schedule keeps the rest."""
+    """The largest share of all slot time that goes to turns, so that under overload, when all
+    requests wait for long, the inner schedule still decides the rest."""
     tenant_slack_s: float = 1.0
     """Slot time by which a tenant may be ahead of another before it loses a slot to it, so that
-    equals do not swap at every round."""
+    tenants of equal service do not swap in every round."""
 
     def __post_init__(self) -> None:
         if not 0 < self.turn_share <= 1:
@@ -38,22 +39,22 @@ class FairnessParams:
 
 
 class FairSchedule:
-    """Wraps any schedule; see the module's text."""
+    """Wraps any schedule; see the module's docstring."""
 
     def __init__(self, inner: Schedule, params: FairnessParams = FairnessParams()) -> None:
         self._inner = inner
         self._params = params
         self._tenants: dict[str, str] = {}
         self._served: dict[str, float] = {}
-        """Slot time of each tenant that has a request here."""
+        """Slot time of each tenant with a request in the system."""
         self._waiting_since: dict[str, float] = {}
         self._turns: dict[str, float | None] = {}
-        """Who has a turn, and when it ends; None: it has not run yet."""
+        """The requests with a turn, and when it ends; None: the request has not started to run."""
         self._next_turn_s = -math.inf
 
     def arrive(self, request: RequestView, now: float) -> None:
         if request.tenant not in self._served:
-            # Level with the least served: absence earns no credit, and forgets debt.
+            # A tenant joins at the level of the least served, so absence earns no credit.
             self._served[request.tenant] = min(self._served.values(), default=0.0)
         self._tenants[request.name] = request.tenant
         self._inner.arrive(request, now)
@@ -61,9 +62,8 @@ class FairSchedule:
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        holding = set(running)
-        self._keep_time(requests, holding, now)
-        self._give_turns(requests, slots, now)
+        self._update_waiting_and_turns(requests, set(running), now)
+        self._start_turns(requests, slots, now)
         preferred = self._inner.pick(requests, running, len(requests), now)
         placed = Counter(self._tenants[name] for name in self._turns)
         held = Counter(self._tenants[name] for name in running if name in self._tenants)
@@ -74,7 +74,7 @@ class FairSchedule:
                 classes.setdefault(by_name[name].priority, []).append(name)
         order = list(self._turns)
         for priority in sorted(classes, reverse=True):
-            order += self._share_out(classes[priority], placed, held)
+            order += self._interleave_tenants(classes[priority], placed, held)
         return order[:slots]
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
@@ -93,22 +93,24 @@ class FairSchedule:
         self._turns.pop(request, None)
         self._inner.forget(request)
 
-    def _keep_time(self, requests: Sequence[RequestView], holding: set[str], now: float) -> None:
-        """A request that is not offered (its reader is slow) does not wait for us."""
+    def _update_waiting_and_turns(
+        self, requests: Sequence[RequestView], running: set[str], now: float
+    ) -> None:
+        # The coordinator leaves out requests whose clients read slowly: these are not waiting.
         self._waiting_since = {
-            view.name: now if view.name in holding else self._waiting_since.get(view.name, now)
+            view.name: now if view.name in running else self._waiting_since.get(view.name, now)
             for view in requests
         }
         turns: dict[str, float | None] = {}
         for name, end in self._turns.items():
-            if end is None and name in holding:
+            if end is None and name in running:
                 end = now + self._params.turn_s
             if name in self._waiting_since and (end is None or now < end):
                 turns[name] = end
         self._turns = turns
 
-    def _give_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
-        """One turn after another, at the rate at which they use up their share."""
+    def _start_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
+        """Starts turns at the rate at which they use up `turn_share`."""
         latest = now - self._params.starve_after_s
         starving = [
             view
@@ -124,11 +126,12 @@ class FairSchedule:
             self._turns[view.name] = None
             self._next_turn_s += self._params.turn_s / (self._params.turn_share * max(1, slots))
 
-    def _share_out(
+    def _interleave_tenants(
         self, preferred: Sequence[str], placed: Counter[str], held: Counter[str]
     ) -> list[str]:
-        """One slot after another to the tenant that is least served, each slot that it has been
-        given counting as `tenant_slack_s`; slots that it holds already count one less."""
+        """Orders the requests by giving one slot after another to the least served tenant. Each
+        slot that a tenant gets counts as `tenant_slack_s` of service, but one less while it gets
+        fewer slots than it holds already."""
         queues: dict[str, list[str]] = {}
         for name in reversed(preferred):
             queues.setdefault(self._tenants[name], []).append(name)

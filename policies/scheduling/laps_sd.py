@@ -1,6 +1,6 @@
-"""LAPS-SD: least attained service while a request's acceptance moves, SJF once it is stable.
+"""LAPS-SD: least attained service while a request's acceptance rate varies, SJF once it is stable.
 
-Sections and equations are those of the paper (docs/policies/scheduling.md lists deviations).
+Sections and equations are the paper's; docs/policies/scheduling.md lists deviations.
 """
 
 import math
@@ -15,7 +15,8 @@ from policies.scheduling.expected_length import by_arrival, expected_len
 
 @dataclass(frozen=True, slots=True)
 class LapsSdParams:
-    """The paper gives the number of queues (4 to 6 in its Fig. 6); the other values are ours."""
+    """The paper gives only the number of queues (4 to 6 in its Fig. 6); the other values are
+    ours."""
 
     queues: int = 6
     """K."""
@@ -24,18 +25,19 @@ class LapsSdParams:
     growth: float = 2.0
     """M: S_j^up = S_1^up·M^(j-1); the last queue has no upper end."""
     stable_rounds: int = 4
-    """γ: consecutive rounds with drafts over which the acceptance rate must stand still."""
+    """γ: consecutive rounds with drafts over which the acceptance rate must be stable."""
     stable_within: float = 0.1
-    """δ: what it may move by over those rounds."""
+    """δ: the range within which it must stay over those rounds."""
     order_by: Literal["total", "remaining"] = "total"
-    """Which estimated time orders the perceptible: of the whole request (the paper's) or of
-    what is left of it."""
+    """Which estimated time orders perceptible requests: of the whole request (the paper's) or of
+    the rest of it."""
     pipelined: bool = False
-    """Drafting overlaps with verification, so that a round costs the longer of the two."""
+    """Whether drafting overlaps with verification, so that a round costs the longer of the two."""
     switch_s: float = 0.0
-    """Preempting and resuming a request costs this (a swap both ways, or a recompute) ..."""
+    """Cost of preempting and resuming a request (a swap both ways, or a recompute), from the
+    profile; the paper has none."""
     switch_s_per_token: float = 0.0
-    """... and this for each of its committed tokens. Of the profile; zero is the paper's."""
+    """The same for each of its committed tokens."""
 
     def __post_init__(self) -> None:
         if self.queues < 1 or self.first_queue_s <= 0 or self.growth <= 1:
@@ -46,11 +48,11 @@ class LapsSdParams:
 
 @dataclass(slots=True)
 class _Progress:
-    """What is known of one request."""
+    """The state of one request."""
 
     view: RequestView
     rates: deque[float]
-    """Cumulative acceptance rate (Fig. 3) behind each of the last γ rounds with drafts."""
+    """Cumulative acceptance rate (Fig. 3) after each of the last γ rounds with drafts."""
     queue: int = 0
     attained_s: float = 0.0
     """E_i."""
@@ -62,27 +64,30 @@ class _Progress:
     token_s: float | None = None
     """Seconds per output token, predicted when the request became perceptible (eq. 6)."""
     placed: bool = False
-    """It has been scheduled from the queue of its estimate: from now on, once running, it is not
-    preempted. Before, its stabilising would only have pinned it to the slot that it was in."""
+    """Whether the request has been scheduled by its estimate; from then on it is not preempted
+    while it runs. Not earlier: a request that became stable while running would keep its slot
+    whatever its estimate."""
 
 
 class LapsSd:
     def __init__(self, params: LapsSdParams = LapsSdParams()) -> None:
         self._params = params
-        self._known: dict[str, _Progress] = {}
+        self._progress: dict[str, _Progress] = {}
 
     def arrive(self, request: RequestView, now: float) -> None:
         """Lifecycle event 1: non-perceptible, in the first queue."""
-        self._known[request.name] = _Progress(request, deque(maxlen=self._params.stable_rounds))
+        self._progress[request.name] = _Progress(request, deque(maxlen=self._params.stable_rounds))
 
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        holding = set(running)
-        order = sorted(requests, key=lambda view: self._preference(view, view.name in holding))
+        running_names = set(running)
+        order = sorted(
+            requests, key=lambda view: self._preference(view, view.name in running_names)
+        )
         for view in requests:
-            known = self._known[view.name]
-            known.placed = known.token_s is not None
+            progress = self._progress[view.name]
+            progress.placed = progress.token_s is not None
         return [view.name for view in order[:slots]]
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
@@ -90,79 +95,80 @@ class LapsSd:
             self._learn(outcome)
 
     def _learn(self, outcome: RoundOutcome) -> None:
-        """Lifecycle events 2 and 3: the request has been scheduled for a round; it may have
-        attained its queue's service, or become stable."""
-        request = self._known.get(outcome.request)
-        if request is None:
+        """Lifecycle events 2 and 3: after a round the request may have exceeded its queue's
+        service, or become stable."""
+        progress = self._progress.get(outcome.request)
+        if progress is None:
             return
-        request.attained_s += outcome.seconds
-        request.rounds += 1
-        request.drafted += outcome.drafted
-        request.accepted += outcome.accepted
-        request.draft_s += outcome.draft_s
-        request.verify_s += outcome.verify_s
+        progress.attained_s += outcome.seconds
+        progress.rounds += 1
+        progress.drafted += outcome.drafted
+        progress.accepted += outcome.accepted
+        progress.draft_s += outcome.draft_s
+        progress.verify_s += outcome.verify_s
         if outcome.drafted:
-            request.rates.append(request.accepted / request.drafted)
-        if request.token_s is None:
-            self._stabilise(request)
-        if request.token_s is None:
-            request.queue = max(request.queue, self._queue_of(request.attained_s))
+            progress.rates.append(progress.accepted / progress.drafted)
+        if progress.token_s is None:
+            self._predict_if_stable(progress)
+        if progress.token_s is None:
+            progress.queue = max(progress.queue, self._queue_of(progress.attained_s))
 
     def forget(self, request: str) -> None:
         """Lifecycle event 4: completion."""
-        self._known.pop(request, None)
+        self._progress.pop(request, None)
 
     def queue(self, request: str) -> int:
-        """0 is the first, Q_1."""
-        return self._known[request].queue
+        """The index of the request's queue; 0 is Q_1."""
+        return self._progress[request].queue
 
     def estimated_s(self, request: str) -> float | None:
         """Predicted execution time, total or remaining; None while non-perceptible."""
-        known = self._known[request]
-        length = expected_len(known.view)
-        if known.token_s is None or length is None:
+        progress = self._progress[request]
+        length = expected_len(progress.view)
+        if progress.token_s is None or length is None:
             return None
-        left = length if self._params.order_by == "total" else length - known.view.generated
-        return left * known.token_s
+        tokens = length if self._params.order_by == "total" else length - progress.view.generated
+        return tokens * progress.token_s
 
     def _preference(self, view: RequestView, running: bool) -> tuple[bool, int, float, float, str]:
-        """Section 4.3: by queue; in a queue the perceptible by SJF, then the others by arrival."""
-        known = self._known[view.name]
+        """Section 4.3: by queue; within a queue perceptible requests by SJF, then the others by
+        arrival."""
+        progress = self._progress[view.name]
         estimate = self.estimated_s(view.name)
         perceptible = estimate is not None
-        kept = running and (known.placed if perceptible else self._not_worth_switching(known))
+        kept = running and (progress.placed if perceptible else self._near_demotion(progress))
         return (
             not kept,
-            known.queue,
+            progress.queue,
             estimate if estimate is not None else math.inf,
             *by_arrival(view),
         )
 
-    def _not_worth_switching(self, request: _Progress) -> bool:
-        """Ours: who is nearly done with its queue's service is demoted without a switch. The
-        others wait for less than the switch would have cost."""
-        switch_s = self._params.switch_s + self._params.switch_s_per_token * request.view.context
-        return switch_s > self._upper_s(request.queue) - request.attained_s
+    def _near_demotion(self, progress: _Progress) -> bool:
+        """Ours, not the paper's: a request is not preempted where a switch would cost more than the
+        service that it has left in its queue, after which it is demoted anyway."""
+        switch_s = self._params.switch_s + self._params.switch_s_per_token * progress.view.context
+        return switch_s > self._upper_s(progress.queue) - progress.attained_s
 
-    def _stabilise(self, request: _Progress) -> None:
-        """Section 4.3: predict acceptance and time once the rate stands still over γ rounds."""
-        length = expected_len(request.view)
-        rates = request.rates
+    def _predict_if_stable(self, progress: _Progress) -> None:
+        """Section 4.3: predicts acceptance and time once the rate is stable over γ rounds."""
+        length = expected_len(progress.view)
+        rates = progress.rates
         if length is None or len(rates) < self._params.stable_rounds:
             return
         if max(rates) - min(rates) >= self._params.stable_within:
             return
-        # Eq. 6, with means over the rounds so far for n·T_SSM, T_LLM and n: drafts may vary.
-        draft_s = request.draft_s / request.rounds
-        verify_s = request.verify_s / request.rounds
+        # Eq. 6. As drafts may vary, n·T_SSM, T_LLM and n are means over the rounds so far.
+        draft_s = progress.draft_s / progress.rounds
+        verify_s = progress.verify_s / progress.rounds
         round_s = max(draft_s, verify_s) if self._params.pipelined else draft_s + verify_s
         acceptance = sum(rates) / len(rates)
-        committed = acceptance * request.drafted / request.rounds + 1
-        request.token_s = round_s / committed
-        request.queue = self._queue_of(length * request.token_s)
+        committed = acceptance * progress.drafted / progress.rounds + 1
+        progress.token_s = round_s / committed
+        progress.queue = self._queue_of(length * progress.token_s)
 
     def _queue_of(self, seconds: float) -> int:
-        """The queue whose range (S_j^down, S_j^up] holds this much service."""
+        """The queue whose range (S_j^down, S_j^up] contains this service time."""
         queue = 0
         while seconds > self._upper_s(queue):
             queue += 1

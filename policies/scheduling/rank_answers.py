@@ -1,8 +1,7 @@
 """Reading what the model answered to a ranking prompt, and judging an order by its lengths.
 
-An answer is text from a model that has read users' text: nothing in it is trusted. Whatever it
-says, the result has one value per request, in the order in which they were asked about; a request
-that the answer does not place clearly has None.
+An answer is untrusted, since the model has read users' text. Whatever it contains, the result has
+one value per request in the order of the prompt, which is None where the answer gives no clear one.
 """
 
 import math
@@ -12,56 +11,57 @@ from collections.abc import Sequence
 import numpy as np
 
 Values = list[float | None]
-"""Smaller runs earlier. None: not placed, so that arrival decides."""
+"""By position in the prompt; smaller values run earlier. None: without a value, so that arrival
+decides."""
 
 _RANK = re.compile(r"\[\s*(\d{1,4})\s*\]\s*[:=]?\s*()(\d+)")
-# Items times tokens of each, or tokens alone; items without their tokens are no length.
+# Items times tokens per item, or tokens alone; items without a number of tokens do not match.
 _LENGTH = re.compile(r"\[\s*(\d{1,4})\s*\]\s*[:=]?\s*(?:(\d+)\s*x\s*)?(\d+)(?!\d|\s*x)")
 _CUT = re.compile(r"(?:\d+\s*x\s*)?\d*\Z")
 _MARKED = re.compile(r"<<(.*?)(?:>>|$)", re.DOTALL)
 _LONGEST = 1_000_000
-"""A length above this is a run of digits, no prediction."""
+"""A larger number is not taken for a length."""
 
 
 def read_ranks(answer: str, size: int, cut: bool = False) -> Values:
-    """RankOnly: a rank from 1 to `size` each, ties allowed."""
+    """RankOnly: a rank from 1 to `size` for each request; ties are allowed."""
     return [_within(value, size) for value in _read(_RANK, answer, size, cut)]
 
 
 def read_lengths(answer: str, size: int, cut: bool = False) -> Values:
-    """LengthOnly: a token count each, or items times tokens per item."""
+    """LengthOnly: for each request a token count, or items times tokens per item."""
     return [_within(value, _LONGEST) for value in _read(_LENGTH, answer, size, cut)]
 
 
 def ranks_from_logits(logits: Sequence[float]) -> Values:
-    """PrefillOnly: the likeliest position label is rank 1, and so on; equals share a rank."""
-    placed: list[float | None] = [None if math.isnan(logit) else -logit for logit in logits]
-    return competition_ranks(placed)
+    """PrefillOnly: rank 1 for the likeliest position label, and so on; equal logits tie."""
+    values: list[float | None] = [None if math.isnan(logit) else -logit for logit in logits]
+    return competition_ranks(values)
 
 
 def competition_ranks(values: Sequence[float | None]) -> Values:
-    """1 for the smallest value, equals share, and skip what they use up: 1, 2, 2, 4."""
-    known = [value for value in values if value is not None]
+    """1 for the smallest value; equal values share a rank and use up as many: 1, 2, 2, 4."""
+    present = [value for value in values if value is not None]
     return [
-        None if value is None else 1.0 + sum(other < value for other in known) for value in values
+        None if value is None else 1.0 + sum(other < value for other in present) for value in values
     ]
 
 
 def _read(pair: re.Pattern[str], answer: str, size: int, cut: bool) -> list[int | None]:
-    """By `[position]value` pairs, wherever they stand in prose; where there is none, by a bare
-    list of exactly `size` numbers. A position with two different values has none.
+    """From `[position]value` pairs anywhere in the text; if there is none, from a bare list of
+    exactly `size` numbers. A position with two different values gets None.
 
-    `cut`: the answer ran into its token cap, so that a number which ends it may be half of one.
+    `cut`: the answer was cut at its token limit, so a number at its end may be incomplete.
     """
     text = _CUT.sub("", answer, count=1) if cut else answer
     pairs = pair.findall(text)
     if not pairs:
         return _read_bare(text, size)
-    said: list[set[int]] = [set() for _ in range(size)]
+    values_at: list[set[int]] = [set() for _ in range(size)]
     for position, items, value in pairs:
         if int(position) < size:
-            said[int(position)].add(_number(items or "1") * _number(value))
-    return [values.pop() if len(values) == 1 else None for values in said]
+            values_at[int(position)].add(_number(items or "1") * _number(value))
+    return [values.pop() if len(values) == 1 else None for values in values_at]
 
 
 def _read_bare(text: str, size: int) -> list[int | None]:
@@ -74,7 +74,7 @@ def _read_bare(text: str, size: int) -> list[int | None]:
 
 
 def _number(digits: str) -> int:
-    """Of at most as many digits as matter: converting a run of thousands would raise."""
+    """The number, with only as many digits as matter: int() raises on thousands of digits."""
     return int(digits.lstrip("0")[: len(str(_LONGEST)) + 1] or "0")
 
 

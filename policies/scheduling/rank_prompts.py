@@ -1,11 +1,11 @@
-"""Self-scheduling's prompts: the target model itself orders requests by the length of its answers.
+"""Self-scheduling's prompts: the target itself orders requests by the length of its answers.
 
 The three forms of Appendix A.4, generalised from maths problems to any request, and short enough
-for a small model's context. Two deviations. Where the paper asks for a bare list, we ask for
-`[position]value` pairs, so that an answer can be read even when the model drops or adds one; the
-same mark closes each request, where a small model can gather what the request says. And a length
-is asked for as items times tokens per item: a number that the request states is copied and not
-multiplied, which models are bad at.
+for a small model's context. There are two deviations. Instead of a bare list the prompts request
+`[position]value` pairs, so that an answer can be parsed even if a value is missing or surplus; the
+same mark ends each request in the prompt, which helps a small model to relate the two. And lengths
+are requested as items times tokens per item, so that the model copies a number that the request
+states instead of multiplying it, which models are bad at.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _ELLIPSIS = " ... "
 
 
 def prefill_only(requests: Sequence[str]) -> list[Message]:
-    """Ask for the position of the shortest request; one prefill gives every position's score."""
+    """Requests the position of the shortest request; one prefill gives every position's score."""
     system = (
         "CRITICAL FORMAT: Output ONLY a number, no extra text. "
         "You are an expert at predicting response lengths."
@@ -31,7 +31,7 @@ def prefill_only(requests: Sequence[str]) -> list[Message]:
 
 
 def rank_only(requests: Sequence[str]) -> list[Message]:
-    """LaneBatch for a rank per position, 1 for the shortest response; ranks may repeat."""
+    """Requests a rank per position, 1 for the shortest response; ranks may repeat."""
     system = (
         "CRITICAL FORMAT: Output ONLY between markers, no extra text. "
         "You are an expert in ranking requests by response length."
@@ -45,9 +45,9 @@ def rank_only(requests: Sequence[str]) -> list[Message]:
 
 
 def length_only(requests: Sequence[str]) -> list[Message]:
-    """LaneBatch for a predicted token count per position; counts compare across prompts, too.
+    """Requests a predicted token count per position, which is comparable across prompts.
 
-    No example and no other number stands in the prompt: a small model would copy its digits.
+    The prompt has no example and no other number, because a small model would copy its digits.
     """
     system = (
         "Output only comma-separated numbers, no extra text. "
@@ -80,15 +80,15 @@ def _messages(system: str, task: str, requests: Sequence[str], at_least: int = 2
 
 
 def request_line(position: int, request: str) -> str:
-    """One request of a prompt, closed by the mark under which the answer refers to it."""
+    """One request of a prompt, ended by the mark by which the answer refers to it."""
     return f"Position {position}: <{quoted(request)}> [{position}]"
 
 
 def quoted(request: str, max_chars: int = REQUEST_CHARS) -> str:
     """A user's text on one line, without our delimiters, cut in the middle to `max_chars`.
 
-    Both ends are kept: instructions stand at either one. Without angle brackets a text can
-    neither close its own quotation nor spell one of the chat template's special tokens.
+    Both ends are kept, because instructions may be at either. Without angle brackets a text can
+    neither end its own quotation nor contain a special token of the chat template.
     """
     line = " ".join(request.replace("<", "(").replace(">", ")").split())
     if len(line) <= max_chars:

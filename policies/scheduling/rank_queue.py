@@ -1,8 +1,8 @@
 """Self-scheduling's batching (Algorithm 1, lines 3-8): which requests to rank together, and when.
 
-A batch is turned into a prompt (policies/scheduling/rank_prompts.py) and runs as an internal
-request, before every user's: the paper's rank -∞. Whoever wants predicted lengths from the model
-(LP-SJF, LAPS-SD, the default schedule) asks in the same way.
+A batch becomes a prompt (policies/scheduling/rank_prompts.py), which runs as an internal request
+before all users' requests: the paper's rank -∞. Predicted lengths for other schedules (LP-SJF,
+LAPS-SD, the default) are requested in the same way.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ _NAME = "spindle:rank/"
 @dataclass(frozen=True, slots=True)
 class RankBatch:
     name: str
-    """Of the internal request that asks about it."""
+    """Of the internal request."""
     requests: tuple[str, ...]
-    """By position in the prompt; in the order of arrival."""
+    """By position in the prompt, in the order of arrival."""
     form: Form
 
 
 class RankQueue:
-    """Requests that wait to be asked about. They run meanwhile."""
+    """Requests that wait to be ranked; they run meanwhile."""
 
     def __init__(self, form: Form, batch: int = MAX_BATCH, timeout_s: float = 0.5) -> None:
         if not 1 <= batch <= MAX_BATCH:
@@ -35,7 +35,7 @@ class RankQueue:
         self._batch = batch
         self._timeout_s = timeout_s
         self._waiting: dict[str, float] = {}
-        self._asked = 0
+        self._batches = 0
 
     def arrive(self, request: str, now: float) -> None:
         self._waiting[request] = now
@@ -44,16 +44,16 @@ class RankQueue:
         self._waiting.pop(request, None)
 
     def due(self, now: float) -> RankBatch | None:
-        """A full batch, or what there is once the oldest has waited for the timeout. To be
-        called until it returns None: a burst fills several batches."""
+        """A full batch, or all requests once the oldest has waited for the timeout. To be called
+        until it returns None, as a burst of requests fills several batches."""
         if not self._waiting:
             return None
         oldest = next(iter(self._waiting.values()))
-        # As a timer that was set on arrival reckons, to the last bit.
+        # The same sum as that of a timer set on arrival, so that both agree to the last bit.
         if len(self._waiting) < self._batch and now < oldest + self._timeout_s:
             return None
         requests = tuple(self._waiting)[: self._batch]
         for request in requests:
             del self._waiting[request]
-        self._asked += 1
-        return RankBatch(f"{_NAME}{self._asked}", requests, self._form)
+        self._batches += 1
+        return RankBatch(f"{_NAME}{self._batches}", requests, self._form)

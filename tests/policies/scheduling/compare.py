@@ -1,6 +1,6 @@
 """Prints the tables of docs/policies/scheduling.md: python -m tests.policies.scheduling.compare
 
-Mean latency of each schedule, over that of shortest remaining time with everything known, on the
+Mean latency of each schedule over that of shortest remaining time with perfect knowledge, on the
 small server of server.py. Poisson arrivals, log-normal lengths, predictions off by a log-normal
 factor, acceptance drawn per request; a preemption costs 50 ms. Median of seven seeds.
 """

@@ -1,4 +1,4 @@
-"""A small server in virtual time: what a schedule decides shows in who finishes when."""
+"""A small simulated server in virtual time, for tests of schedules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Job:
     tokens: int
     predicted_len: float | None = None
     acceptance: float = 0.0
-    """Chance that a draft token is accepted behind accepted ones."""
+    """Probability that a draft token is accepted after accepted ones."""
     priority: int = 0
     tenant: str = ""
     slo: Slo = field(default_factory=Slo)
@@ -27,7 +27,7 @@ class Served:
     finish_s: dict[str, float] = field(default_factory=dict)
     first_token_s: dict[str, float] = field(default_factory=dict)
     longest_wait_s: dict[str, float] = field(default_factory=dict)
-    """Between two rounds of a request, or before its first."""
+    """The longest time between two rounds of each request, or before its first."""
     most_live: int = 0
     preemptions: int = 0
     longest_round_s: float = 0.0
@@ -47,8 +47,8 @@ def serve(
     switch_s: float = 0.0,
     seed: int = 0,
 ) -> Served:
-    """Runs to the end. A round takes the same time for whoever is in it; each request that
-    comes back from a preemption adds `switch_s`."""
+    """Runs all jobs to their end. Each round takes the same time, plus `switch_s` for each request
+    that resumes after a preemption."""
     rng = np.random.default_rng(seed)
     due = sorted(jobs, key=lambda job: job.arrival_s)
     live: dict[str, tuple[Job, RequestView]] = {}
@@ -70,8 +70,8 @@ def serve(
         picked = schedule.pick([view for _, view in live.values()], running, slots, now)
         assert len(set(picked)) == len(picked) == min(slots, len(live)), "slots are left unused"
         served.preemptions += len(set(running) - set(picked))
-        back = [name for name in picked if name not in running and live[name][1].generated]
-        round_s = depth * draft_s + verify_s + switch_s * len(back)
+        resumed = [name for name in picked if name not in running and live[name][1].generated]
+        round_s = depth * draft_s + verify_s + switch_s * len(resumed)
         served.longest_round_s = max(served.longest_round_s, round_s)
         served.ran.append(tuple(picked))
         for name in picked:

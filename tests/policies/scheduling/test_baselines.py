@@ -1,4 +1,4 @@
-"""FCFS, LP-SJF, LAS and EDF: each by the order that names it."""
+"""The orders of FCFS, LP-SJF, LAS and EDF."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_lp_sjf_runs_the_shortest_prediction_next_without_preempting() -> None:
     assert served.preemptions == 0
 
 
-def test_lp_sjf_takes_a_request_without_prediction_for_its_longest() -> None:
+def test_lp_sjf_takes_a_request_without_prediction_as_max_tokens_long() -> None:
     known, unknown = view("known", 1.0, predicted_len=99.0), view("unknown", 0.0)
     assert lp_sjf().pick([unknown, known], [], 2, 1.0) == ["known", "unknown"]
 
@@ -41,24 +41,24 @@ def test_lp_sjf_takes_a_request_without_prediction_for_its_longest() -> None:
 @pytest.mark.parametrize(
     ("generated", "expected"), [(0, 10.0), (9, 10.0), (10, 12.5), (13, 15.625), (99, 100.0)]
 )
-def test_an_outlived_prediction_is_raised_up_to_the_limit(generated: int, expected: float) -> None:
+def test_an_exceeded_prediction_is_raised_up_to_max_tokens(generated: int, expected: float) -> None:
     assert expected_len(view("a", predicted_len=10.0, generated=generated)) == expected
     assert expected_len(view("a")) is None
 
 
-def test_las_runs_who_has_had_least_and_so_lets_a_newcomer_through() -> None:
+def test_las_runs_the_least_served_request_so_a_new_one_preempts() -> None:
     jobs = [Job("long", 0.0, 100), Job("short", 3.0, 3)]
     served = serve(Las(), jobs)
     assert list(served.finish_s) == ["short", "long"]
     assert served.longest_wait_s["short"] <= served.longest_round_s
 
 
-def test_las_changes_between_equals_once_a_quantum_not_once_a_round() -> None:
+def test_las_alternates_between_equals_once_per_quantum() -> None:
     jobs = [Job("a", 0.0, 60), Job("b", 0.0, 60)]  # 60 rounds of 70 ms each
     assert serve(Las(LasParams(quantum_s=0.7)), jobs).preemptions <= 12
 
 
-def test_las_drops_what_it_knows_of_a_request() -> None:
+def test_las_drops_the_state_of_a_forgotten_request() -> None:
     schedule = Las()
     schedule.arrive(view("a"), 0.0)
     schedule.observe([RoundOutcome("a", None, 0, 0, 0, 1, seconds=9.0)], 9.0)
@@ -80,14 +80,14 @@ def test_edf_orders_by_the_next_tokens_deadline() -> None:
     assert order == [next_token.name, first.name, nothing.name]
 
 
-def test_edf_lets_a_request_with_a_promise_pass_one_without() -> None:
+def test_edf_runs_a_request_with_an_slo_before_one_without() -> None:
     jobs = [Job("batch", 0.0, 40), Job("chat", 0.3, 3, slo=Slo(ttft_s=0.2, tpot_s=0.1))]
     served = serve(edf(), jobs)
     assert served.first_token_s["chat"] <= 0.3 + 0.2
     assert list(served.finish_s) == ["chat", "batch"]
 
 
-def test_edf_does_not_swap_at_every_round_between_equals() -> None:
+def test_edf_does_not_swap_equals_in_every_round() -> None:
     slo = Slo(ttft_s=0.2, tpot_s=0.07)
     jobs = [Job(name, 0.0, 40, slo=slo) for name in "ab"]
     rounds = 80

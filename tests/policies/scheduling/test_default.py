@@ -32,24 +32,24 @@ def order(now: float, *requests: RequestView, running: tuple[str, ...] = ()) -> 
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 30)), min_size=1, max_size=12),
     st.integers(1, 3),
 )
-def test_without_predictions_and_promises_it_is_fcfs(
+def test_without_predictions_and_slos_it_is_fcfs(
     arrivals: list[tuple[float, int]], slots: int
 ) -> None:
     jobs = [Job(f"{i:02}", arrival, tokens) for i, (arrival, tokens) in enumerate(arrivals)]
     assert serve(DefaultSchedule(), jobs, slots).ran == serve(fcfs(), jobs, slots).ran
 
 
-def test_the_least_time_left_runs_first_and_not_the_least_length() -> None:
+def test_requests_run_by_time_left_not_by_total_length() -> None:
     nearly = view("nearly", predicted_len=100.0, generated=90)
     assert order(0.0, view("short", predicted_len=20.0), nearly) == ["nearly", "short"]
 
 
-def test_a_request_without_prediction_stands_in_the_middle_of_the_predicted() -> None:
+def test_a_request_without_prediction_is_placed_at_the_median_of_the_others() -> None:
     short, long = view("short", 1.0, predicted_len=10.0), view("long", 0.0, predicted_len=90.0)
     assert order(2.0, long, short, view("unknown", 3.0)) == ["short", "unknown", "long"]
 
 
-def test_pace_counts_besides_length() -> None:
+def test_seconds_per_token_count_as_well_as_length() -> None:
     """LAPS-SD's point (Fig. 1): the shorter output may take longer, at a low acceptance."""
     fast, slow = view("fast", predicted_len=60.0), view("slow", predicted_len=50.0)
     schedule = DefaultSchedule(PARAMS)
@@ -63,7 +63,7 @@ def test_pace_counts_besides_length() -> None:
 
 
 @pytest.mark.parametrize(("length", "first"), [(16.0, "running"), (14.0, "new")])
-def test_a_running_request_gives_way_only_to_a_clearly_shorter_one(
+def test_a_running_request_is_preempted_only_for_a_clearly_shorter_one(
     length: float, first: str
 ) -> None:
     running = view("running", predicted_len=20.0)  # 2 s left, less the 0.5 s that hold it
@@ -71,21 +71,21 @@ def test_a_running_request_gives_way_only_to_a_clearly_shorter_one(
     assert order(1.0, running, new, running=("running",))[0] == first
 
 
-def test_who_would_miss_its_first_token_by_waiting_goes_before_the_shortest() -> None:
+def test_a_request_about_to_miss_its_ttft_runs_before_the_shortest() -> None:
     urgent = view("urgent", 0.0, slo=Slo(ttft_s=1.0), predicted_len=500.0)
     short = view("short", 0.0, predicted_len=1.0)
     assert order(0.5, short, urgent)[0] == "short"
     assert order(0.9, short, urgent)[0] == "urgent"
 
 
-def test_a_promise_that_is_lost_takes_no_slot_from_one_that_can_be_kept() -> None:
+def test_a_request_that_has_missed_its_slo_does_not_displace_one_that_can_meet_it() -> None:
     lost = view("lost", 0.0, slo=Slo(ttft_s=1.0), predicted_len=500.0)
     kept = view("kept", 0.4, slo=Slo(ttft_s=1.0), predicted_len=500.0)
     assert order(1.3, lost, kept)[0] == "kept"
 
 
-def test_slack_of_a_running_answer_is_what_its_own_pace_leaves_until_its_end() -> None:
-    """At 0.1 s a token, 50 more take 5 s; 0.15 s each were promised."""
+def test_slack_after_the_first_token_is_the_allowed_time_less_that_at_its_own_pace() -> None:
+    """At 0.1 s a token, 50 more take 5 s; the TPOT allows 0.15 s each."""
     slo = Slo(tpot_s=0.15)
     answer = view("answer", slo=slo, first_token_s=10.0, generated=51, predicted_len=101.0)
     short = view("short", predicted_len=1.0)
@@ -95,7 +95,7 @@ def test_slack_of_a_running_answer_is_what_its_own_pace_leaves_until_its_end() -
     assert order(due_s - 5.0 + 0.1, short, answer)[0] == "short"
 
 
-def test_an_answer_of_unknown_length_is_taken_to_go_on_for_as_long_again() -> None:
+def test_an_output_of_unknown_length_is_expected_to_double() -> None:
     answer = view("answer", 1.0, slo=Slo(tpot_s=0.15), first_token_s=10.0, generated=10)
     short = view("short", predicted_len=1.0)
     due_s = 10.0 + 0.15 * 19
@@ -103,7 +103,7 @@ def test_an_answer_of_unknown_length_is_taken_to_go_on_for_as_long_again() -> No
     assert order(due_s - 1.0 - 0.1, short, answer)[0] == "answer"
 
 
-def kept_promises(served: Served, jobs: list[Job]) -> int:
+def attained_slos(served: Served, jobs: list[Job]) -> int:
     kept = 0
     for job in jobs:
         first_s, finish_s = served.first_token_s[job.name], served.finish_s[job.name]
@@ -116,12 +116,12 @@ def kept_promises(served: Served, jobs: list[Job]) -> int:
     return kept
 
 
-def test_under_overload_more_promises_are_kept_than_by_earliest_deadline() -> None:
-    """EDF serves those first who are late already, and so makes everyone late."""
+def test_under_overload_more_slos_are_attained_than_by_earliest_deadline() -> None:
+    """EDF serves late requests first and so makes all of them late."""
     slo = Slo(ttft_s=2.0, tpot_s=0.15)
     jobs = [Job(f"{i:02}", 1.0 * i, 20, predicted_len=20, slo=slo) for i in range(40)]  # load 1.4
-    ours = kept_promises(serve(DefaultSchedule(), jobs), jobs)
-    assert ours > 1.5 * kept_promises(serve(edf(), jobs), jobs)
+    ours = attained_slos(serve(DefaultSchedule(), jobs), jobs)
+    assert ours > 1.5 * attained_slos(serve(edf(), jobs), jobs)
 
 
 @pytest.mark.parametrize("seed", range(3))

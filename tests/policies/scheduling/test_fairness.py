@@ -32,7 +32,7 @@ each_schedule = pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULE
 
 @st.composite
 def job_lists(draw: st.DrawFn) -> list[Job]:
-    """With priorities, tenants, promises and predictions of any kind."""
+    """Jobs with any priorities, tenants, SLOs and predictions."""
     unnamed = st.builds(
         Job,
         name=st.just(""),
@@ -49,7 +49,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
 
 
 def bound_s(params: FairnessParams, served: Served, slots: int) -> float:
-    """As the module's text says."""
+    """The bound in the docstring of policies.scheduling.fairness."""
     gap_s = served.longest_round_s
     turn_s = params.turn_s / (params.turn_share * slots) + 2 * gap_s
     return params.starve_after_s + 2 * gap_s + served.most_live * turn_s
@@ -61,7 +61,7 @@ def bound_s(params: FairnessParams, served: Served, slots: int) -> float:
 @each_schedule
 @settings(deadline=None, derandomize=True)
 @given(jobs=job_lists(), slots=st.integers(1, 5), share=st.sampled_from([0.25, 0.5, 1.0]))
-def test_nobody_waits_beyond_the_bound(
+def test_no_request_waits_beyond_the_bound(
     make: Callable[[], Schedule], jobs: list[Job], slots: int, share: float
 ) -> None:
     params = FairnessParams(starve_after_s=0.5, turn_s=0.2, turn_share=share, tenant_slack_s=0.3)
@@ -69,20 +69,21 @@ def test_nobody_waits_beyond_the_bound(
     assert max(served.longest_wait_s.values()) <= bound_s(params, served, slots) + 1e-9
 
 
-def endless_short_ones(victim: Job) -> list[Job]:
-    """A request every 0.2 s that takes 0.21 s (3 rounds), for a minute: they leave no gap."""
-    return [victim, *(Job(f"s{i:03}", 0.2 * i, 3, predicted_len=3) for i in range(300))]
+def continuous_short_jobs(long_job: Job) -> list[Job]:
+    """For a minute a job every 0.2 s, each of which takes 0.21 s (3 rounds), so they leave no
+    gap."""
+    return [long_job, *(Job(f"s{i:03}", 0.2 * i, 3, predicted_len=3) for i in range(300))]
 
 
 @pytest.mark.parametrize("name", ["lp_sjf", "las", "laps_sd", "default"])
-def test_what_starves_alone_does_not_inside(name: str) -> None:
-    victim = Job("victim", 0.1, 100, predicted_len=100)
+def test_a_job_that_starves_under_a_schedule_does_not_in_fair_schedule(name: str) -> None:
+    long_job = Job("long_job", 0.1, 100, predicted_len=100)
     params = FairnessParams(starve_after_s=2.0, turn_s=0.5, turn_share=0.5)
-    alone = serve(SCHEDULES[name](), endless_short_ones(victim))
-    inside = serve(FairSchedule(SCHEDULES[name](), params), endless_short_ones(victim))
-    assert alone.longest_wait_s["victim"] > 30
-    assert inside.longest_wait_s["victim"] <= bound_s(params, inside, 1)
-    assert inside.longest_wait_s["victim"] < 12
+    alone = serve(SCHEDULES[name](), continuous_short_jobs(long_job))
+    inside = serve(FairSchedule(SCHEDULES[name](), params), continuous_short_jobs(long_job))
+    assert alone.longest_wait_s["long_job"] > 30
+    assert inside.longest_wait_s["long_job"] <= bound_s(params, inside, 1)
+    assert inside.longest_wait_s["long_job"] < 12
 
 
 def test_the_lowest_priority_and_an_outnumbered_tenant_do_not_starve() -> None:
@@ -95,7 +96,8 @@ def test_the_lowest_priority_and_an_outnumbered_tenant_do_not_starve() -> None:
 
 
 def test_turns_take_only_their_share_of_the_slots() -> None:
-    """Under overload everyone starves: then the inner schedule still has three slots of four."""
+    """Under overload all requests starve, and the inner schedule still decides three slots of
+    four."""
     schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0, turn_share=0.25))
     requests = [request(f"{i}", predicted_len=100.0 - i) for i in range(10)]
     for each in requests:
@@ -118,14 +120,14 @@ def test_a_turn_lasts_from_its_first_step() -> None:
         schedule.arrive(each, 0.0)
     assert schedule.pick(both, [], 1, 0.0) == ["high"]
     assert schedule.pick(both, ["high"], 1, 1.0) == ["low"]
-    # At 1.2 it is seen to have begun, so it lasts until 1.7.
+    # It is found running at 1.2, so the turn lasts until 1.7.
     assert schedule.pick(both, ["low"], 1, 1.2) == ["low"]
     assert schedule.pick(both, ["low"], 1, 1.6) == ["low"]
     assert schedule.pick(both, ["low"], 1, 1.8) == ["high"]
 
 
-def test_a_request_that_is_not_offered_does_not_count_as_waiting() -> None:
-    """The coordinator holds it back, for a slow reader: no turn is due for that time."""
+def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> None:
+    """The coordinator holds it back while its client reads slowly; that time earns no turn."""
     schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0))
     paused, other = request("paused", predicted_len=9.0), request("other", predicted_len=1.0)
     for each in (paused, other):
@@ -151,7 +153,7 @@ def request(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
 @given(
     requests=st.lists(st.tuples(st.integers(0, 2), st.floats(1, 50)), max_size=10),
 )
-def test_a_class_keeps_the_inner_order_and_a_higher_one_goes_first(
+def test_higher_priorities_go_first_and_each_keeps_the_inner_order(
     make: Callable[[], Schedule], requests: list[tuple[int, float]]
 ) -> None:
     views = [
@@ -168,7 +170,7 @@ def test_a_class_keeps_the_inner_order_and_a_higher_one_goes_first(
 
 
 @each_schedule
-def test_two_tenants_share_the_slots_however_many_requests_each_has(
+def test_two_tenants_get_equal_slots_however_many_requests_each_has(
     make: Callable[[], Schedule],
 ) -> None:
     crowd = [Job(f"c{i:02}", 0.0, 100, 100.0, tenant="crowd") for i in range(30)]
@@ -194,14 +196,14 @@ def test_a_turn_counts_as_a_slot_of_its_tenant() -> None:
     assert schedule.pick(requests, ["a1"], 2, 1.1) == ["a1", "b1"]
 
 
-def test_tenants_do_not_swap_at_every_round() -> None:
+def test_tenants_do_not_swap_in_every_round() -> None:
     jobs = [Job("a", 0.0, 100, tenant="a"), Job("b", 0.0, 100, tenant="b")]
     served = serve(FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.7)), jobs)
     assert 5 <= served.preemptions <= 15  # 200 rounds of 70 ms, ten or more between two swaps
 
 
-def test_a_tenant_that_comes_back_starts_level_with_the_others() -> None:
-    """Neither its absence nor its past counts: only tenants with a request are remembered."""
+def test_a_returning_tenant_starts_level_with_the_least_served() -> None:
+    """Neither its absence nor its past service counts: tenants without requests are forgotten."""
     schedule = FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.1))
     busy, guest = request("busy", tenant="busy"), request("guest", 1.0, tenant="guest")
     schedule.arrive(busy, 0.0)
@@ -216,8 +218,8 @@ def test_a_tenant_that_comes_back_starts_level_with_the_others() -> None:
 
 
 @each_schedule
-def test_the_inner_schedule_hears_every_event(make: Callable[[], Schedule]) -> None:
-    """With one class, one tenant and no turns it decides as the inner one does alone."""
+def test_the_inner_schedule_gets_every_event(make: Callable[[], Schedule]) -> None:
+    """With one priority, one tenant and no turns it decides as the inner schedule alone does."""
     jobs = [
         Job(f"{i:02}", 0.3 * i, 10 + 7 * (i % 5), float(10 + 7 * (i % 5)), 0.5) for i in range(20)
     ]

@@ -1,4 +1,4 @@
-"""LAPS-SD against section 4 of its paper, and our readings of it (PAPERS, LAPS-SD)."""
+"""LAPS-SD against section 4 of its paper, and our readings of it (docs/policies/scheduling.md)."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -51,7 +51,7 @@ def test_arrival_puts_a_request_into_the_first_queue_non_perceptible() -> None:
     assert schedule.estimated_s("a") is None
 
 
-def test_each_round_counts_towards_demotion_through_growing_queues() -> None:
+def test_slot_time_demotes_through_queues_of_growing_range() -> None:
     params = LapsSdParams(queues=3, first_queue_s=1.0, growth=2.0, stable_rounds=1000)
     schedule = schedule_of(params, [view("a")])
     queues = []
@@ -68,7 +68,7 @@ def test_a_long_round_demotes_past_several_queues() -> None:
     assert schedule.queue("a") == 2
 
 
-def test_a_request_is_stable_when_its_cumulative_rate_stands_still_over_gamma_rounds() -> None:
+def test_a_request_is_stable_when_its_cumulative_rate_is_stable_over_gamma_rounds() -> None:
     params = LapsSdParams(stable_rounds=3, stable_within=0.1)
     schedule = schedule_of(params, [view("a")])
     cumulative = []
@@ -82,7 +82,7 @@ def test_a_request_is_stable_when_its_cumulative_rate_stands_still_over_gamma_ro
     assert still
 
 
-def test_completion_drops_all_state() -> None:
+def test_forgetting_a_request_drops_its_state() -> None:
     schedule = schedule_of(STABLE, [view("a")])
     for _ in range(3):
         schedule.observe([outcome("a")], 0.0)
@@ -113,7 +113,7 @@ def test_prediction_is_the_mean_of_the_last_gamma_cumulative_rates() -> None:
     assert schedule.estimated_s("a") == pytest.approx(100 / (4 * acceptance + 1) * 0.1)
 
 
-def test_varying_drafts_cost_and_gain_their_mean() -> None:
+def test_with_varying_drafts_eq_6_uses_means() -> None:
     """Our generalisation of eq. 6: rounds left = (L - generated) / mean committed tokens."""
     request = view("a", predicted_len=60.0)
     schedule = schedule_of(LapsSdParams(stable_rounds=2, order_by="remaining"), [request])
@@ -163,7 +163,7 @@ def test_without_a_length_prediction_a_request_stays_non_perceptible() -> None:
     assert schedule.estimated_s("a") is not None
 
 
-def test_an_outlived_length_is_estimated_upwards() -> None:
+def test_an_exceeded_length_prediction_is_raised() -> None:
     request = view("a", predicted_len=10.0)
     schedule = schedule_of(STABLE, [request])
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_an_outlived_length_is_estimated_upwards() -> None:
 # The order (section 4.3, "Multi-state scheduling")
 
 
-def test_on_stabilising_a_request_moves_to_the_queue_of_its_estimate_and_stays_there() -> None:
+def test_a_request_that_becomes_stable_moves_to_the_queue_of_its_estimate_and_stays_there() -> None:
     params = LapsSdParams(
         queues=4, first_queue_s=0.5, growth=4.0, stable_rounds=2, stable_within=0.5
     )
@@ -191,7 +191,7 @@ def test_on_stabilising_a_request_moves_to_the_queue_of_its_estimate_and_stays_t
     assert schedule.queue("short") == 0
 
 
-def test_in_a_queue_the_perceptible_run_first_by_sjf_and_the_others_by_arrival() -> None:
+def test_in_a_queue_perceptible_requests_run_first_by_sjf_then_the_others_by_arrival() -> None:
     requests = [
         view("late", 3.0),
         view("early", 1.0),
@@ -213,8 +213,9 @@ def test_a_higher_queue_preempts_a_running_non_perceptible_request() -> None:
     assert schedule.pick(requests, ["old"], 1, 5.0) == ["new"]
 
 
-def test_a_request_that_stabilises_is_placed_by_its_estimate_even_while_it_runs() -> None:
-    """Our reading: else whoever stabilises keeps its slot, and no order is left to choose."""
+def test_a_request_that_becomes_stable_while_running_can_still_lose_its_slot_once() -> None:
+    """Our reading: otherwise every request that becomes stable would keep its slot, and the
+    estimates would order nothing."""
     requests = [view("stable", 0.0, predicted_len=1000.0), view("new", 5.0)]
     schedule = schedule_of(STABLE, requests)
     for _ in range(2):
@@ -251,7 +252,7 @@ def test_remaining_time_is_an_option_for_the_order(
 
 
 def test_a_switch_that_costs_more_than_the_rest_of_the_range_is_not_made() -> None:
-    """Ours: the request is demoted soon anyway, and then gives way."""
+    """Ours, not the paper's: the request is demoted soon anyway and then preempted."""
     requests = [view("old", 0.0), view("new", 5.0)]
     params = LapsSdParams(
         queues=3, first_queue_s=1.0, growth=2.0, stable_rounds=1000, switch_s_per_token=0.02
@@ -265,7 +266,7 @@ def test_a_switch_that_costs_more_than_the_rest_of_the_range_is_not_made() -> No
     assert schedule.pick(requests, ["old"], 1, 5.4) == ["new"]
 
 
-# What it is for: Fig. 5
+# Latency (Fig. 5)
 
 
 def test_mean_latency_is_below_lp_sjf_and_las_when_acceptance_differs() -> None:

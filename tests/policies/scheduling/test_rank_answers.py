@@ -34,7 +34,7 @@ from policies.scheduling.rank_answers import (
         "2,1,3",
     ],
 )
-def test_an_answer_is_read_in_any_of_its_shapes(answer: str) -> None:
+def test_an_answer_is_parsed_in_each_of_its_formats(answer: str) -> None:
     assert read_ranks(answer, 3) == [2, 1, 3]
 
 
@@ -52,22 +52,22 @@ def test_an_answer_is_read_in_any_of_its_shapes(answer: str) -> None:
         ("", [None, None, None]),
     ],
 )
-def test_what_an_answer_does_not_place_has_no_value(
+def test_a_position_without_a_clear_value_gets_none(
     answer: str, values: list[float | None]
 ) -> None:
     assert read_ranks(answer, 3) == values
 
 
-def test_lengths_are_read_with_leading_zeros_and_up_to_a_limit() -> None:
+def test_lengths_are_parsed_with_leading_zeros_and_up_to_a_limit() -> None:
     assert read_lengths("[0]045,[1]310,[2]000,[3]99999999", 4) == [45, 310, None, None]
 
 
-def test_items_times_tokens_of_each_are_a_length() -> None:
+def test_items_times_tokens_per_item_are_a_length() -> None:
     assert read_lengths("[0]17x006,[1]1x310,[2] 4 x 12,[3]45", 4) == [102, 310, 48, 45]
     assert read_lengths("[0]17x,[1]1x310,[2]17x000", 3) == [None, 310, None]
 
 
-def test_the_last_number_of_a_cut_answer_is_not_read() -> None:
+def test_the_last_number_of_a_cut_answer_is_ignored() -> None:
     for cut in ("[0]17x006,[1]31x00", "[0]17x006,[1]31x", "[0]17x006,[1]3", "[0]17x006,["):
         assert read_lengths(cut, 2, cut=True) == [102, None]
     assert read_lengths("[0]045,[1]31", 2) == [45, 31]
@@ -76,21 +76,21 @@ def test_the_last_number_of_a_cut_answer_is_not_read() -> None:
 
 
 @given(st.text(alphabet="0123456789[]<>,:= \n-x٣", max_size=200), st.integers(1, 10))
-def test_any_text_is_read_without_error(answer: str, size: int) -> None:
+def test_any_text_is_parsed_without_error(answer: str, size: int) -> None:
     for values in (read_ranks(answer, size), read_lengths(answer, size, cut=True)):
         assert len(values) == size
         assert all(value is None or value >= 1 for value in values)
     assert all(value is None or value <= size for value in read_ranks(answer, size))
 
 
-def test_a_run_of_thousands_of_digits_is_read_without_error() -> None:
+def test_thousands_of_digits_are_parsed_without_error() -> None:
     assert read_lengths("[0]" + "9" * 100_000, 1) == [None]
 
 
 # PrefillOnly
 
 
-def test_the_likeliest_position_is_first() -> None:
+def test_the_likeliest_position_has_rank_1() -> None:
     assert ranks_from_logits([-3.0, 5.0, 0.5, 5.0]) == [4, 1, 3, 1]
     assert ranks_from_logits([0.0, math.nan, -math.inf]) == [1, None, 2]
 

@@ -11,7 +11,7 @@ from policies.scheduling.rank_prompts import FORMS, MAX_BATCH, REQUEST_CHARS, qu
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [2, MAX_BATCH])
-def test_each_request_stands_at_its_position(form: str, size: int) -> None:
+def test_each_request_is_at_its_position(form: str, size: int) -> None:
     requests = [f"Do task number {index}." for index in range(size)]
     system, user = FORMS[form](requests)
     assert (system["role"], user["role"]) == ("system", "user")
@@ -33,13 +33,13 @@ def test_other_batch_sizes_are_refused(form: str, size: int) -> None:
         FORMS[form](["x"] * size)
 
 
-def test_a_prompt_for_lengths_has_no_numbers_but_those_of_its_requests() -> None:
+def test_a_prompt_for_lengths_has_no_numbers_besides_positions() -> None:
     for message in FORMS["length_only"](["Count.", "Stop."]):
         other = [line for line in message["content"].split("\n") if "Position" not in line]
         assert not re.search(r"\d", "".join(other))
 
 
-def test_a_single_length_can_be_asked_for() -> None:
+def test_a_single_length_can_be_requested() -> None:
     assert "Position 0: <x> [0]" in FORMS["length_only"](["x"])[1]["content"]
 
 

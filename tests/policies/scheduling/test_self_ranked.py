@@ -47,7 +47,7 @@ def test_a_full_batch_is_due_at_once() -> None:
     assert schedule.due(9.0) is None
 
 
-def test_what_there_is_is_due_once_the_oldest_has_waited_for_the_timeout() -> None:
+def test_a_partial_batch_is_due_once_the_oldest_request_has_waited_for_the_timeout() -> None:
     schedule = SelfRanked(SelfRankedParams(batch=3, timeout_s=1.0))
     schedule.arrive(view("a"), 0.0)
     schedule.arrive(view("b"), 0.9)
@@ -58,14 +58,14 @@ def test_what_there_is_is_due_once_the_oldest_has_waited_for_the_timeout() -> No
 
 
 @given(st.floats(0, 1e6), st.floats(0.001, 10))
-def test_a_timer_that_was_set_on_arrival_finds_the_batch_due(now: float, timeout_s: float) -> None:
-    """Else nobody would ask again: (now + timeout) - now may round to less than the timeout."""
+def test_a_batch_is_due_when_a_timer_set_on_arrival_fires(now: float, timeout_s: float) -> None:
+    """(now + timeout) - now may round to less than the timeout, and no other timer follows."""
     schedule = SelfRanked(SelfRankedParams(rank="length", timeout_s=timeout_s))
     schedule.arrive(view("a"), now)
     assert schedule.due(now + timeout_s) is not None
 
 
-def test_a_burst_fills_several_batches_with_names_of_their_own() -> None:
+def test_a_burst_fills_several_batches_with_distinct_names() -> None:
     schedule = arrived(SelfRankedParams(batch=2), 5)
     first, second = due(schedule, 0.0), due(schedule, 0.0)
     assert (first.requests, second.requests) == (("00", "01"), ("02", "03"))
@@ -73,7 +73,7 @@ def test_a_burst_fills_several_batches_with_names_of_their_own() -> None:
     assert schedule.due(0.0) is None
 
 
-def test_a_request_that_ends_before_it_is_asked_about_is_left_out() -> None:
+def test_a_request_that_ends_before_it_is_ranked_is_left_out() -> None:
     schedule = arrived(SelfRankedParams(batch=3, timeout_s=1.0), 2)
     schedule.forget("00")
     schedule.arrive(view("02"), 0.0)
@@ -91,8 +91,8 @@ def test_one_request_alone_needs_no_prompt_for_its_rank_but_one_for_its_length()
     assert due(by_length, 1.0).requests == ("00",)
 
 
-def test_lengths_can_be_asked_for_by_any_schedule() -> None:
-    """The queue alone, without the order: whoever wants `predicted_len` uses it."""
+def test_the_queue_can_request_lengths_for_any_schedule() -> None:
+    """Used alone, without the order, where only `predicted_len` is needed."""
     queue = RankQueue("length_only", batch=1)
     queue.arrive("a", 0.0)
     queue.arrive("b", 0.0)
@@ -114,7 +114,7 @@ def test_requests_run_at_once_in_the_order_of_arrival_until_they_are_ranked() ->
     assert schedule.pick(views(3), [], 3, 0.0) == ["00", "01", "02"]
 
 
-def test_the_ranked_go_before_the_others() -> None:
+def test_ranked_requests_run_before_unranked_ones() -> None:
     schedule = arrived(SelfRankedParams(batch=3), 4)
     schedule.answer(due(schedule, 0.0), [300.0, 20.0, 100.0])
     assert schedule.pick(views(4), [], 4, 0.1) == ["01", "02", "00", "03"]
@@ -138,7 +138,7 @@ def test_ranks_and_lengths_compare_across_batches(
     assert schedule.pick(views(4), [], 4, 0.0) == order
 
 
-def test_what_an_answer_does_not_place_stands_in_its_middle() -> None:
+def test_a_request_without_a_value_gets_the_median_rank() -> None:
     schedule = arrived(SelfRankedParams(batch=5), 5)
     schedule.answer(due(schedule, 0.0), [None, 30.0, 10.0, None, 20.0])
     assert schedule.pick(views(5), [], 5, 0.0) == ["02", "00", "03", "04", "01"]
@@ -159,7 +159,7 @@ def test_an_answer_about_requests_that_have_ended_is_harmless() -> None:
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False), min_size=6, max_size=6))
-def test_whatever_a_prompt_makes_the_model_say_only_the_order_changes(
+def test_no_answer_changes_anything_but_the_order(
     values: list[float | None],
 ) -> None:
     schedule = arrived(SelfRankedParams(batch=6), 6)
@@ -184,7 +184,7 @@ def steps(schedule: SelfRanked, count: int, requests: int, slots: int = 1) -> li
     return picked
 
 
-def test_who_starves_for_the_threshold_is_promoted_for_a_quantum_of_steps() -> None:
+def test_a_starved_request_is_promoted_for_a_quantum_of_steps() -> None:
     params = SelfRankedParams(starvation_steps=4, quantum_steps=3)
     picked = steps(ranked(params, [1.0, 2.0]), 20, requests=2)
     order = [names[0] for names in picked]
@@ -192,7 +192,7 @@ def test_who_starves_for_the_threshold_is_promoted_for_a_quantum_of_steps() -> N
     assert order == (["00"] * 4 + ["01"] * 3) * 2 + ["00"] * 4 + ["01"] * 2
 
 
-def test_at_most_so_many_are_promoted_in_one_step_the_most_starved_first() -> None:
+def test_the_most_starved_are_promoted_first_up_to_the_limit() -> None:
     params = SelfRankedParams(starvation_steps=2, quantum_steps=50, max_promotions=1)
     schedule = ranked(params, [1.0, 4.0, 3.0, 2.0])
     picked = steps(schedule, 5, requests=4, slots=3)
@@ -201,7 +201,7 @@ def test_at_most_so_many_are_promoted_in_one_step_the_most_starved_first() -> No
     assert picked[4] == ["02", "01", "00"]  # promoted as well, and of better rank
 
 
-def test_who_has_starved_longest_is_promoted_before_who_came_first() -> None:
+def test_promotion_is_by_starvation_and_not_by_arrival() -> None:
     params = SelfRankedParams(starvation_steps=2, quantum_steps=50, max_promotions=1)
     schedule = ranked(params, [1.0, 2.0, 3.0])
     picked = [schedule.pick(views(3), ran, 3, 0.0) for ran in ([], ["00"], [], [])]
@@ -215,8 +215,8 @@ def test_promoted_requests_run_in_the_order_of_their_ranks() -> None:
     assert picked == [["00"], ["00"], ["02"]]
 
 
-def test_steps_that_a_wrapper_gave_to_others_count_as_waiting() -> None:
-    """`running` says who ran, not what this schedule would have picked."""
+def test_steps_in_which_a_wrapper_ran_others_count_as_waiting() -> None:
+    """`running` has the requests that really ran, not those that this schedule picked."""
     schedule = ranked(SelfRankedParams(starvation_steps=2, quantum_steps=50), [1.0, 2.0])
     for _ in range(2):
         assert schedule.pick(views(2), ["01"], 2, 0.0) == ["00", "01"]
@@ -226,16 +226,16 @@ def test_steps_that_a_wrapper_gave_to_others_count_as_waiting() -> None:
 
 
 class Clairvoyant(SelfRanked):
-    """Asked about every request at once, and answered with its true place in the order."""
+    """Each request gets its true rank at arrival."""
 
     def arrive(self, request: RequestView, now: float) -> None:
         super().arrive(request, now)
         self.answer(due(self, now), [float(request.max_tokens)])
 
 
-def test_the_printed_promotion_alone_is_no_bound() -> None:
-    """Line 12 sorts the promoted by rank: short ones that starve, too, pass a long one forever.
-    FairSchedule's turns go by waiting time, and bound it."""
+def test_the_papers_promotion_does_not_bound_waiting() -> None:
+    """Line 12 sorts promoted requests by rank, so short ones that starve as well pass a long one
+    forever. FairSchedule's turns are in the order of waiting, which bounds it."""
     params = SelfRankedParams(batch=1, rank="length")
     jobs = [Job("long", 0.0, 50), *(Job(f"s{i:03}", 0.1 + 0.2 * i, 3) for i in range(150))]
     alone = serve(Clairvoyant(params), jobs)
@@ -263,6 +263,6 @@ def test_forgetting_drops_rank_and_starvation() -> None:
         lambda: SelfRankedParams(max_promotions=0),
     ],
 )
-def test_parameters_that_contradict_are_refused(make: Callable[[], object]) -> None:
+def test_contradictory_parameters_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"needs form: length_only|start at 1"):
         make()

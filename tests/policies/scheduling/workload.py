@@ -1,4 +1,4 @@
-"""Requests of heavy-tailed length and of different acceptance, as LAPS-SD's and the zoo's are."""
+"""Requests of heavy-tailed length and different acceptance, like those of LAPS-SD and the zoo."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Requests, lanes and slots to try a selection on."""
+"""Requests, lanes and slots for tests of selection policies."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from policies.protocols import Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 
 Goodput = Callable[[str, str | None], float]
-"""Of a request on a lane; None: plain."""
+"""Of a request on a lane; None: plain decoding."""
 
 
 def request(name: str, prompt_len: int = 100, max_tokens: int = 10_000) -> RequestView:
@@ -18,7 +18,7 @@ def requests(*names: str) -> list[RequestView]:
 
 
 def lane(name: str, capacity: int = 16, size: float = 0.0, catch_up_s: float = 0.0) -> LaneView:
-    """A lane whose drafter is its only one, and has its name."""
+    """A lane with a drafter of its own, which has the same name."""
     return LaneView(name, name, capacity, size, catch_up_s)
 
 
@@ -36,7 +36,7 @@ def slot(
     goodput: Goodput,
     of: Iterable[str] | None = None,
 ) -> Mapping[str, str | None]:
-    """Assigns all, and ends a slot of those in `of`, by default of all."""
+    """Assigns all requests and ends a slot of those in `of`, by default of all."""
     chosen = dict(policy.assign(requests, lanes, 0.0))
     for name in [view.name for view in requests] if of is None else of:
         policy.observe([outcome(name, chosen[name], goodput(name, chosen[name]))])

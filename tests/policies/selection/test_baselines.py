@@ -14,14 +14,14 @@ from policies.selection.baselines import (
 from tests.policies.selection.play import lane, request, requests, slot, table
 
 
-def test_fixed_fills_the_lanes_of_its_drafter_evenly_and_no_other() -> None:
+def test_fixed_fills_only_the_lanes_of_its_drafter_and_evenly() -> None:
     lanes = [LaneView("x1", "x", 3), LaneView("y1", "y", 9), LaneView("x2", "x", 3)]
     chosen = Fixed(FixedParams("x")).assign(requests(*"rstuvwz"), lanes, 0.0)
     assert sorted(map(str, chosen.values())) == ["None", "x1", "x1", "x1", "x2", "x2", "x2"]
     assert sorted(map(str, Fixed().assign(requests("r", "s"), lanes, 0.0).values())) == ["x1", "x2"]
 
 
-def test_fixed_keeps_who_has_a_place_and_gives_a_free_one_to_who_waits() -> None:
+def test_fixed_keeps_assigned_places_and_gives_free_ones_to_waiting_requests() -> None:
     policy, one = Fixed(), [lane("x", 1)]
     r, s = requests("r", "s")
     assert policy.assign([r, s], one, 0.0) == {"r": "x", "s": None}
@@ -55,7 +55,7 @@ def test_greedy_leaves_the_longest_without_a_lane_when_all_are_full() -> None:
         (SpinEpsilonGreedyParams(epsilon=0.2), 0.2 + 0.8 / 4),
     ],
 )
-def test_epsilon_is_the_probability_to_explore_and_spins_that_to_exploit(
+def test_epsilon_is_the_probability_of_exploring_and_in_spin_of_exploiting(
     params: EpsilonGreedyParams | SpinEpsilonGreedyParams, share: float
 ) -> None:
     lanes = [lane(name) for name in "wxyz"]
@@ -65,7 +65,7 @@ def test_epsilon_is_the_probability_to_explore_and_spins_that_to_exploit(
     assert chosen[500:].count("x") / 1_500 == pytest.approx(share, abs=0.05)
 
 
-def test_the_greedy_part_shares_scarce_places_by_what_they_bring() -> None:
+def test_exploitation_gives_scarce_places_to_the_requests_that_gain_most() -> None:
     lanes = [lane("x", 1), lane("y", 1)]
     truth = table({("r", "x"): 9.0, ("r", "y"): 2.0, ("s", "x"): 10.0, ("s", "y"): 8.0})
     policy = EpsilonGreedy(EpsilonGreedyParams(epsilon=0.3))

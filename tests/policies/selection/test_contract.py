@@ -1,4 +1,4 @@
-"""What every selection promises, whoever comes and goes."""
+"""Properties of every selection policy, however requests and lanes come and go."""
 
 import pickle
 from collections import Counter
@@ -47,13 +47,13 @@ def visit(policy: Selection, seed: int, turns: int) -> list[dict[str, str | None
     away = []
     fleet = [LaneView(f"lane {i}", "ab"[i % 2], capacity=1 + i) for i in range(4)]
     lanes = fleet[:2]
-    born = 2
+    created = 2
     mappings = []
     for _ in range(turns):
         event = rng.integers(8)
         if event == 0:
-            here.append(request(f"r{born}", prompt_len=int(rng.integers(1, 200))))
-            born += 1
+            here.append(request(f"r{created}", prompt_len=int(rng.integers(1, 200))))
+            created += 1
         elif event == 1 and here:
             policy.forget(here.pop(int(rng.integers(len(here)))).name)
         elif event == 2 and here:
@@ -81,17 +81,19 @@ def visit(policy: Selection, seed: int, turns: int) -> list[dict[str, str | None
 @every_policy
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10_000))
-def test_everyone_is_mapped_to_a_lane_that_is_here_and_has_room(name: str, seed: int) -> None:
+def test_every_request_is_mapped_to_a_lane_with_a_free_place_or_to_none(
+    name: str, seed: int
+) -> None:
     visit(POLICIES[name](), seed, turns=60)
 
 
 @every_policy
-def test_the_same_seed_decides_the_same(name: str) -> None:
+def test_equal_seeds_give_equal_mappings(name: str) -> None:
     assert visit(POLICIES[name](), 5, 200) == visit(POLICIES[name](), 5, 200)
 
 
 @every_policy
-def test_requests_and_lanes_that_are_gone_leave_nothing_behind(name: str) -> None:
+def test_requests_and_lanes_that_have_left_leave_no_state(name: str) -> None:
     policy = POLICIES[name]()
 
     def size_after(generations: range) -> int:
@@ -127,12 +129,12 @@ def test_a_late_outcome_or_score_of_a_forgotten_request_is_ignored(name: str) ->
 
 
 @every_policy
-def test_a_mapping_is_kept_while_no_slot_ends_and_nobody_comes_or_goes(name: str) -> None:
+def test_a_mapping_is_kept_while_no_slot_ends_and_no_request_or_lane_changes(name: str) -> None:
     policy = POLICIES[name]()
     here, lanes = requests(*"abcdefgh"), [lane("x", 3), lane("y", 3)]
     for _ in range(7):
         slot(policy, here, lanes, goodput)
     first = dict(policy.assign(here, lanes, 0.0))
-    dearer = [LaneView(one.name, one.drafter, one.capacity, catch_up_s=1.0) for one in lanes]
+    costlier = [LaneView(one.name, one.drafter, one.capacity, catch_up_s=1.0) for one in lanes]
     for _ in range(20):
-        assert policy.assign(here[::-1], dearer, 0.0) == first
+        assert policy.assign(here[::-1], costlier, 0.0) == first

@@ -1,4 +1,4 @@
-"""Hedge learns from every score there is, shares it, and switches only where that pays."""
+"""Hedge learns from the scores of all lanes, pools them, and switches only where that pays."""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,12 +10,12 @@ from policies.selection.hedge import Hedge, HedgeParams
 from tests.policies.selection.play import lane, outcome, request, requests, slot, table
 
 AB = [lane("a"), lane("b")]
-SURE = HedgeParams(doubt=0.0)
-"""Without random draws, where a test is about something else."""
+NO_DRAWS = HedgeParams(doubt=0.0)
+"""For tests that are not about the random draws."""
 
 
 def warm(policy: Hedge, a: float, b: float, plain: float = 1.0) -> None:
-    """Requests before this one, scored on both lanes, and others that had none."""
+    """Earlier requests, with scores on both lanes, and others that had no lane."""
     for number in range(20):
         view, without = requests(f"before {number}", f"plain {number}")
         policy.assign([view], AB, 0.0)
@@ -29,13 +29,14 @@ def warm(policy: Hedge, a: float, b: float, plain: float = 1.0) -> None:
         policy.forget(without.name)
 
 
-def settle(
+def assigned_after_scores(
     policy: Hedge,
     here: list[RequestView],
     truth: dict[tuple[str, str], float],
     lanes: list[LaneView],
 ) -> dict[str, str | None]:
-    """Forty slots in which idle lanes score whom `likely_next` names."""
+    """The mapping after forty slots in which lanes score the requests that `likely_next` gives
+    them."""
     for _ in range(40):
         slot(policy, here, lanes, table(truth))
         for view in here:
@@ -45,17 +46,17 @@ def settle(
     return dict(policy.assign(here, lanes, 0.0))
 
 
-def caught_up(policy: Hedge, request: str, slots: int, goodput: float) -> list[str | None]:
-    """The lanes that `likely_next` names, each of which then has a score of this."""
-    asked = []
+def catch_up_lanes(policy: Hedge, request: str, slots: int, goodput: float) -> list[str | None]:
+    """The lanes that `likely_next` returns, each of which then reports a score of this goodput."""
+    named = []
     for _ in range(slots):
-        asked.append(policy.likely_next(request))
-        policy.observe_score(request, asked[-1] or "", goodput * 0.05, 0.05)
-    return asked
+        named.append(policy.likely_next(request))
+        policy.observe_score(request, named[-1] or "", goodput * 0.05, 0.05)
+    return named
 
 
 def test_a_lane_that_never_drafted_is_found_by_its_scores_alone() -> None:
-    policy = Hedge(SURE)
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=50.0, b=40.0)
     here, truth = requests("r"), table({("r", "a"): 40.0, ("r", "b"): 80.0})
     assert slot(policy, here, AB, truth)["r"] == "a"
@@ -67,17 +68,17 @@ def test_a_lane_that_never_drafted_is_found_by_its_scores_alone() -> None:
     assert lanes == sorted(lanes, key=str)  # one move, and no way back
 
 
-def test_idle_catch_up_is_led_to_every_drafter_until_the_best_is_known() -> None:
+def test_idle_catch_up_visits_every_drafter_until_the_best_is_found() -> None:
     lanes = [lane(name) for name in "abcd"]
     values = {"a": 40.0, "b": 42.0, "c": 38.0, "d": 70.0}
     truth = {("r", name): value for name, value in values.items()}
-    assert settle(Hedge(), requests("r"), truth, lanes) == {"r": "d"}
+    assert assigned_after_scores(Hedge(), requests("r"), truth, lanes) == {"r": "d"}
 
 
-def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() -> None:
-    """b is the better of the two by all that is known, and still c gets its turn."""
+def test_catch_up_moves_on_to_the_next_drafter_after_enough_scores_of_one() -> None:
+    """c is visited as well, although b is better by all evidence."""
     lanes = [lane("a"), lane("b"), lane("c")]
-    policy = Hedge(SURE)
+    policy = Hedge(NO_DRAWS)
     policy.assign(requests("before"), lanes, 0.0)
     for _ in range(100):
         for name, goodput in (("a", 60.0), ("b", 50.0), ("c", 45.0)):
@@ -85,15 +86,15 @@ def test_catch_up_goes_on_to_the_next_drafter_once_one_has_been_seen_enough() ->
     here = requests("r")
     assert policy.assign(here, lanes, 0.0) == {"r": "a"}
     policy.observe([outcome("r", "a", 60.0)])
-    asked = caught_up(policy, "r", slots=10, goodput=50.0)
-    assert asked[0] == "b"
-    assert "c" in asked
+    named = catch_up_lanes(policy, "r", slots=10, goodput=50.0)
+    assert named[0] == "b"
+    assert "c" in named
 
 
-def test_catch_up_also_goes_where_one_request_has_fared_badly() -> None:
-    """However long that one was: it may have been of another kind."""
+def test_catch_up_also_visits_a_drafter_that_was_bad_for_a_single_request() -> None:
+    """However many slots that request had: other requests may differ."""
     lanes = [lane("a"), lane("b"), lane("c")]
-    policy = Hedge(SURE)
+    policy = Hedge(NO_DRAWS)
     for number in range(20):
         [before] = requests(f"before {number}")
         policy.assign([before], lanes, 0.0)
@@ -105,14 +106,14 @@ def test_catch_up_also_goes_where_one_request_has_fared_badly() -> None:
         policy.forget(before.name)
     assert policy.assign(requests("r"), lanes, 0.0) == {"r": "a"}
     policy.observe([outcome("r", "a", 60.0)])
-    asked = caught_up(policy, "r", slots=10, goodput=50.0)
-    assert asked[0] == "b"
-    assert "c" in asked
+    named = catch_up_lanes(policy, "r", slots=10, goodput=50.0)
+    assert named[0] == "b"
+    assert "c" in named
 
 
-def test_catch_up_goes_to_its_own_lane_as_long_as_that_does_not_draft() -> None:
-    """Else nothing would ever be learned there."""
-    policy = Hedge(SURE)
+def test_catch_up_visits_the_requests_own_lane_while_that_does_not_draft() -> None:
+    """Otherwise nothing would ever be learned about its drafter."""
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=60.0, b=50.0)
     assert policy.assign(requests("r"), AB, 0.0) == {"r": "a"}
     assert policy.likely_next("r") == "a"
@@ -122,9 +123,9 @@ def test_catch_up_goes_to_its_own_lane_as_long_as_that_does_not_draft() -> None:
     assert policy.likely_next("r") == "a"
 
 
-def test_a_lane_on_which_nothing_is_ever_drafted_is_left() -> None:
-    """Whatever was hoped of it: the speculation policy sees it otherwise, and waits for another."""
-    policy = Hedge(SURE)
+def test_a_request_leaves_a_lane_on_which_nothing_is_ever_drafted() -> None:
+    """However good its estimate was: the speculation policy does not draft there."""
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=60.0, b=55.0, plain=20.0)
     tried = []
     for _ in range(40):
@@ -138,14 +139,14 @@ def test_a_lane_on_which_nothing_is_ever_drafted_is_left() -> None:
 def test_a_lane_is_kept_where_plain_decoding_is_hardly_better(
     reluctance: float, choice: str | None
 ) -> None:
-    policy = Hedge(replace(SURE, reluctance=reluctance))
+    policy = Hedge(replace(NO_DRAWS, reluctance=reluctance))
     warm(policy, a=40.0, b=35.0, plain=43.0)
     assert policy.assign(requests("r"), AB, 0.0) == {"r": choice}
 
 
 @pytest.mark.parametrize(("stay", "choice"), [(0.0, "b"), (0.02, "a")])
-def test_a_gain_within_the_noise_moves_nobody(stay: float, choice: str) -> None:
-    policy = Hedge(replace(SURE, stay=stay))
+def test_a_gain_within_the_noise_causes_no_switch(stay: float, choice: str) -> None:
+    policy = Hedge(replace(NO_DRAWS, stay=stay))
     here = requests("r")
     policy.assign(here, AB[:1], 0.0)
     for _ in range(200):
@@ -160,9 +161,9 @@ def test_a_gain_within_the_noise_moves_nobody(stay: float, choice: str) -> None:
     assert policy.assign(here, AB, 0.0) == {"r": choice}
 
 
-def test_nor_away_from_plain_decoding() -> None:
+def test_a_gain_within_the_noise_does_not_end_plain_decoding() -> None:
     for stay, choice in ((0.0, "a"), (0.02, None)):
-        policy = Hedge(replace(SURE, stay=stay, reluctance=0.0))
+        policy = Hedge(replace(NO_DRAWS, stay=stay, reluctance=0.0))
         here = requests("r")
         policy.assign(here, [], 0.0)
         for _ in range(2000):
@@ -175,38 +176,38 @@ def test_nor_away_from_plain_decoding() -> None:
         assert policy.assign(here, AB[:1], 0.0) == {"r": choice}
 
 
-def test_what_requests_before_have_taught_is_where_a_new_one_begins() -> None:
-    policy = Hedge(SURE)
+def test_a_new_request_starts_on_the_best_drafter_of_earlier_requests() -> None:
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=30.0, b=60.0)
     assert policy.assign(requests("new"), AB, 0.0) == {"new": "b"}
 
 
-def test_a_drafter_that_only_other_replicas_have_hinders_nobody() -> None:
-    """As while a new config is rolled out."""
-    other = Hedge(SURE)
+def test_a_drafter_that_only_other_replicas_have_is_ignored() -> None:
+    """As during the rollout of a new config."""
+    other = Hedge(NO_DRAWS)
     slot(other, requests("there"), [*AB, lane("new")], table({("there", "a"): 40.0}))
     other.observe_score("there", "new", 9.0, 0.05)
-    policy = Hedge(SURE)
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=50.0, b=40.0)
     policy.pool(other.export())
     assert policy.assign(requests("r"), AB, 0.0) == {"r": "a"}
     assert policy.likely_next("r") in ("a", "b")
 
 
-def test_lanes_of_one_drafter_share_what_is_known() -> None:
-    policy = Hedge(SURE)
+def test_lanes_of_one_drafter_share_its_evidence() -> None:
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=30.0, b=60.0)
     lanes = [LaneView("new a", "a", 4), LaneView("new b", "b", 4)]
     assert policy.assign(requests("new"), lanes, 0.0) == {"new": "new b"}
 
 
-def test_while_nothing_is_known_requests_try_different_drafters() -> None:
+def test_without_evidence_requests_try_different_drafters() -> None:
     lanes = [lane(name, 40) for name in "abcd"]
     tried = Counter(Hedge().assign(requests(*map(str, range(40))), lanes, 0.0).values())
     assert all(tried[name] >= 3 for name in "abcd")
 
 
-def test_a_drafter_that_nobody_has_tried_is_tried_although_plain_decoding_is_known() -> None:
+def test_an_untried_drafter_is_tried_although_plain_decoding_has_been_measured() -> None:
     policy = Hedge(HedgeParams(reluctance=0.0))
     early = request("early")
     policy.assign([early], [], 0.0)
@@ -218,17 +219,17 @@ def test_a_drafter_that_nobody_has_tried_is_tried_although_plain_decoding_is_kno
 
 
 @pytest.mark.parametrize(("plain", "choice"), [(30.0, "a"), (60.0, None)])
-def test_decodes_plainly_where_that_has_been_measured_to_be_better(
+def test_decodes_plainly_where_that_was_measured_to_be_better(
     plain: float, choice: str | None
 ) -> None:
-    policy = Hedge(SURE)
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=40.0, b=35.0, plain=plain)
     assert policy.assign(requests("r"), AB, 0.0) == {"r": choice}
 
 
 def test_plain_decoding_is_tried_where_drafting_takes_most_of_the_slot() -> None:
-    """Nothing has been decoded plainly yet; a slot less its drafting bounds what that takes."""
-    policy = Hedge(SURE)
+    """No round was plain yet; a slot without its drafting time is an upper bound of a plain one."""
+    policy = Hedge(NO_DRAWS)
     here, lanes = requests("r"), [lane("a")]
     plain = RoundOutcome("r", None, 0, 0, 0, 1, seconds=0.02)
     drafted = RoundOutcome("r", "a", 4, 4, 1, 2, seconds=0.1, draft_s=0.08)
@@ -242,12 +243,12 @@ def test_plain_decoding_is_tried_where_drafting_takes_most_of_the_slot() -> None
 
 
 @pytest.mark.parametrize(("found_by_lookup", "choice"), [(0, "a"), (3, None)])
-def test_a_lane_is_worth_what_it_adds_to_the_free_drafters(
+def test_a_lane_is_used_only_if_it_adds_to_the_free_drafters(
     found_by_lookup: int, choice: str | None
 ) -> None:
     """Rounds of four tokens in 50 ms, 10 of them drafting: if lookup had proposed the three that
-    were accepted, the round would have brought as much without the lane, and sooner."""
-    policy = Hedge(SURE)
+    were accepted, the round would have gained as much without the lane, and sooner."""
+    policy = Hedge(NO_DRAWS)
     here, lanes = requests("r"), [lane("a")]
     drafted = RoundOutcome(
         "r", "a", 4, 4, 3, 4, seconds=0.05, draft_s=0.01, accepted_free=found_by_lookup
@@ -261,26 +262,26 @@ def test_a_lane_is_worth_what_it_adds_to_the_free_drafters(
     assert where == choice
 
 
-def test_a_plain_request_returns_once_scores_say_that_drafting_pays() -> None:
-    policy = Hedge(SURE)
+def test_a_plain_request_returns_to_a_lane_once_scores_show_that_drafting_pays() -> None:
+    policy = Hedge(NO_DRAWS)
     warm(policy, a=40.0, b=35.0, plain=60.0)
     here = requests("r")
     assert policy.assign(here, AB, 0.0) == {"r": None}
     truth = {("r", "a"): 120.0, ("r", "b"): 30.0}
-    assert settle(policy, here, truth, AB) == {"r": "a"}
+    assert assigned_after_scores(policy, here, truth, AB) == {"r": "a"}
 
 
-def test_scarce_places_go_to_those_whom_they_bring_most() -> None:
+def test_scarce_places_go_to_the_requests_that_gain_most() -> None:
     lanes = [lane("a", 1), lane("b", 1)]
     truth = {("r", "a"): 90.0, ("r", "b"): 20.0, ("s", "a"): 100.0, ("s", "b"): 80.0}
-    assert settle(Hedge(), requests("r", "s"), truth, lanes) == {"r": "a", "s": "b"}
+    assert assigned_after_scores(Hedge(), requests("r", "s"), truth, lanes) == {"r": "a", "s": "b"}
 
 
 @pytest.mark.parametrize(("left", "choice"), [(1000, "b"), (100, "a")])
 def test_a_switch_must_pay_before_the_request_ends(left: int, choice: str) -> None:
     """2,000 tokens at 1 ms are 2 s; 300 tokens on b instead of a win them back."""
     lanes = [lane("a"), lane("b", catch_up_s=1e-3)]
-    policy = Hedge(replace(SURE, horizon_tokens=1000))
+    policy = Hedge(replace(NO_DRAWS, horizon_tokens=1000))
     view = request("r", prompt_len=2000, max_tokens=left)
     policy.assign([view], lanes[:1], 0.0)
     warm(policy, a=50.0, b=75.0)
@@ -290,7 +291,7 @@ def test_a_switch_must_pay_before_the_request_ends(left: int, choice: str) -> No
 def test_catch_up_in_idle_time_makes_the_switch_free() -> None:
     """The same long context, but the score says that b has caught up."""
     lanes = [lane("a"), lane("b", catch_up_s=1e-3)]
-    policy = Hedge(SURE)
+    policy = Hedge(NO_DRAWS)
     view = request("r", prompt_len=2000, max_tokens=100)
     policy.assign([view], lanes[:1], 0.0)
     policy.assign([view], lanes, 0.0)
@@ -300,11 +301,11 @@ def test_catch_up_in_idle_time_makes_the_switch_free() -> None:
     assert policy.assign([view], lanes, 0.0) == {"r": "b"}
 
 
-def test_old_evidence_fades_so_that_a_text_that_changes_is_followed() -> None:
-    policy = Hedge(SURE)
+def test_old_evidence_decays_so_that_a_changing_text_is_followed() -> None:
+    policy = Hedge(NO_DRAWS)
     here = requests("r")
     first = {("r", "a"): 80.0, ("r", "b"): 40.0}
     for _ in range(5):
-        assert settle(policy, here, first, AB) == {"r": "a"}
+        assert assigned_after_scores(policy, here, first, AB) == {"r": "a"}
     then = {("r", "a"): 40.0, ("r", "b"): 80.0}
-    assert settle(policy, here, then, AB) == {"r": "b"}
+    assert assigned_after_scores(policy, here, then, AB) == {"r": "b"}

@@ -1,4 +1,4 @@
-"""Evidence: the request's own, everyone's, and how both fade."""
+"""Evidence on drafters: the request's own, the pooled one, and how both decay."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from policies.selection.lane_evidence import PLAIN, Evidence
 
 NEW, OTHER = 0, 1
 """Requests, by row."""
-UNDOUBTING = np.zeros((2, 8))
+NO_ERRORS = np.zeros((2, 8))
 
 
 def evidence(prior_slots: float = 4.0, own: float = 1.0, pool: float = 1.0) -> Evidence:
@@ -18,7 +18,7 @@ def evidence(prior_slots: float = 4.0, own: float = 1.0, pool: float = 1.0) -> E
 
 def goodput(seen: Evidence, row: int, drafter: str) -> float:
     number = seen.number(drafter)
-    return float(seen.goodput(np.array([row]), UNDOUBTING, 0.0)[0, number])
+    return float(seen.goodput(np.array([row]), NO_ERRORS, 0.0)[0, number])
 
 
 def test_goodput_is_tokens_over_seconds_not_the_mean_of_ratios() -> None:
@@ -29,7 +29,7 @@ def test_goodput_is_tokens_over_seconds_not_the_mean_of_ratios() -> None:
     assert goodput(seen, NEW, "x") == pytest.approx(9 / 0.6)
 
 
-def test_own_evidence_weighs_as_much_as_everyones_after_prior_slots() -> None:
+def test_own_evidence_weighs_as_much_as_pooled_evidence_after_prior_slots() -> None:
     seen = evidence()
     for _ in range(100_000):
         seen.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
@@ -39,7 +39,7 @@ def test_own_evidence_weighs_as_much_as_everyones_after_prior_slots() -> None:
     assert goodput(seen, NEW, "x") == pytest.approx(30.0, rel=1e-3)
 
 
-def test_a_drafter_that_nobody_has_tried_is_taken_for_an_average_one() -> None:
+def test_an_untried_drafter_is_estimated_as_an_average_one() -> None:
     seen = evidence()
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, "y")
     seen.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
@@ -47,9 +47,9 @@ def test_a_drafter_that_nobody_has_tried_is_taken_for_an_average_one() -> None:
     assert goodput(seen, NEW, "z") == pytest.approx(30.0)
 
 
-def test_one_bad_score_says_little_of_other_drafters() -> None:
-    """They are as good as plain decoding until known: else requests would decode plainly for long
-    because a lane had got one token wrong."""
+def test_one_bad_score_changes_the_estimates_of_other_drafters_little() -> None:
+    """Their prior is plain decoding: otherwise requests would decode plainly for long because one
+    lane had drafted one wrong token."""
     seen = evidence()
     for _ in range(100):
         seen.observe_slot(OTHER, PLAIN, 1.0, 0.01)
@@ -57,7 +57,7 @@ def test_one_bad_score_says_little_of_other_drafters() -> None:
     assert 80.0 < goodput(seen, NEW, "y") < 100.0
 
 
-def test_a_score_counts_for_the_slots_that_it_was_replayed_for() -> None:
+def test_a_score_counts_for_its_number_of_slots() -> None:
     once, often = evidence(), evidence()
     for seen in (once, often):
         seen.observe_score(NEW, "x", tokens=1.0, seconds=0.1)
@@ -67,8 +67,8 @@ def test_a_score_counts_for_the_slots_that_it_was_replayed_for() -> None:
     assert goodput(once, NEW, "x") == pytest.approx(goodput(often, NEW, "x"))
 
 
-def test_everyones_evidence_fades_with_everyones_slots() -> None:
-    """A drafter was worth 60 for 2,000 slots, and is worth 20 now."""
+def test_pooled_evidence_decays_with_the_slots_of_all_requests() -> None:
+    """A drafter had 60 tokens/s for 2,000 slots, and has 20 now."""
     seen = evidence(pool=0.999)
     for slots, tokens in ((2_000, 6.0), (1_000, 2.0)):
         for _ in range(slots):
@@ -76,8 +76,8 @@ def test_everyones_evidence_fades_with_everyones_slots() -> None:
     assert goodput(seen, NEW, "x") == pytest.approx(33.4, abs=0.5)
 
 
-def test_what_everyone_has_seen_is_of_the_load_it_was_seen_under() -> None:
-    """Slow slots of sixteen would make x look bad where one request runs."""
+def test_pooled_evidence_counts_only_under_the_load_where_it_was_observed() -> None:
+    """Slow slots with sixteen requests would make x look bad where one request runs."""
     seen = evidence()
     seen.set_load(16)
     for _ in range(100):
@@ -90,7 +90,7 @@ def test_what_everyone_has_seen_is_of_the_load_it_was_seen_under() -> None:
         assert goodput(seen, NEW, "x") == pytest.approx(10.0)
 
 
-def test_others_are_heard_by_load_and_none_of_another_version() -> None:
+def test_other_replicas_evidence_is_pooled_by_load_and_ignored_in_another_format() -> None:
     other, seen = evidence(), evidence()
     other.set_load(16)
     other.observe_slot(OTHER, "x", 1.0, 0.1)
@@ -104,7 +104,7 @@ def test_others_are_heard_by_load_and_none_of_another_version() -> None:
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN)
 
 
-def test_many_slots_of_one_request_are_less_news_than_one_of_each_of_many() -> None:
+def test_many_slots_of_one_request_count_less_than_one_slot_each_of_many() -> None:
     one, many = evidence(), evidence()
     many.reserve(20)
     for row in range(20):
@@ -114,11 +114,11 @@ def test_many_slots_of_one_request_are_less_news_than_one_of_each_of_many() -> N
     assert many.effective_requests()[number] == 20.0
     assert 1.0 < one.effective_requests()[number] < 4.0
     draws = np.ones((2, 8))
-    doubted = [seen.goodput(np.array([NEW]), draws, 0.5)[0, number] for seen in (one, many)]
-    assert doubted[0] > 1.1 * doubted[1]
+    estimates = [seen.goodput(np.array([NEW]), draws, 0.5)[0, number] for seen in (one, many)]
+    assert estimates[0] > 1.1 * estimates[1]
 
 
-def test_news_of_others_count_and_those_of_another_version_do_not() -> None:
+def test_other_replicas_request_counts_are_pooled_and_ignored_in_another_format() -> None:
     other, seen = evidence(), evidence()
     other.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)
     seen.pool(other.export())
@@ -128,7 +128,7 @@ def test_news_of_others_count_and_those_of_another_version_do_not() -> None:
     assert seen.effective_requests()[number] == 0.0
 
 
-def test_plain_decoding_is_bounded_by_rounds_less_their_drafting_until_measured() -> None:
+def test_until_measured_plain_decoding_is_estimated_by_rounds_without_their_drafting() -> None:
     seen = evidence()
     seen.observe_slot(OTHER, "x", 2.0, 0.1, 1.0, 0.05)
     assert goodput(seen, NEW, PLAIN) == pytest.approx(20.0)
@@ -137,7 +137,7 @@ def test_plain_decoding_is_bounded_by_rounds_less_their_drafting_until_measured(
     assert goodput(seen, NEW, PLAIN) == pytest.approx(40.0, rel=0.02)
 
 
-def test_what_free_drafters_bring_anyway_is_no_lane_s_merit() -> None:
+def test_tokens_that_free_drafters_also_proposed_are_not_credited_to_the_lane() -> None:
     """Three of four tokens of a round were found by lookup as well."""
     seen = evidence()
     for _ in range(100):
@@ -145,7 +145,7 @@ def test_what_free_drafters_bring_anyway_is_no_lane_s_merit() -> None:
     assert goodput(seen, NEW, PLAIN) > goodput(seen, NEW, "x")
 
 
-def test_evidence_that_has_faded_away_is_as_none() -> None:
+def test_evidence_that_has_decayed_counts_as_none() -> None:
     seen = evidence(own=0.1, pool=0.1)
     seen.observe_slot(NEW, "x", 2.0, 0.1, 1.0, 0.05)
     for _ in range(400):
@@ -153,7 +153,7 @@ def test_evidence_that_has_faded_away_is_as_none() -> None:
     assert goodput(seen, NEW, "x") == goodput(seen, NEW, PLAIN) == 1.0
 
 
-def test_a_row_that_is_given_out_again_is_empty() -> None:
+def test_a_forgotten_row_has_no_evidence() -> None:
     seen = evidence()
     for _ in range(10):
         seen.observe_score(OTHER, "x", tokens=2.0, seconds=0.1)

@@ -44,20 +44,20 @@ def test_each_chunk_draws_a_fresh_lane_from_all() -> None:
     assert len(follows) == 9
 
 
-def test_a_lane_that_too_many_drew_takes_a_random_choice_and_the_rest_sit_out_the_chunk() -> None:
+def test_of_requests_over_a_lanes_capacity_random_ones_sit_out_the_chunk() -> None:
     policy = Lbss(LbssParams(alpha=400, beta=4))
     here, one = requests(*"rstuvwxyz"), [lane("a", capacity=3)]
-    sat_in: Counter[str] = Counter()
+    assigned_chunks: Counter[str] = Counter()
     for _ in range(100):
         chunk = [slot(policy, here, one, SAME) for _ in range(4)]
         assert chunk[1:] == chunk[:-1]
-        seated = [name for name, where in chunk[0].items() if where == "a"]
-        assert len(seated) == 3
-        sat_in.update(seated)
-    assert all(15 <= sat_in[view.name] <= 52 for view in here)  # 33 each, ±4 deviations
+        assigned = [name for name, where in chunk[0].items() if where == "a"]
+        assert len(assigned) == 3
+        assigned_chunks.update(assigned)
+    assert all(15 <= assigned_chunks[view.name] <= 52 for view in here)  # 33 each, ±4 deviations
 
 
-def test_slots_are_a_requests_own() -> None:
+def test_chunks_count_the_requests_own_slots() -> None:
     """s is verified half as often as r; the chunks of both have two slots of their own."""
     policy = Lbss(LbssParams(alpha=60, beta=2))
     here = requests("r", "s")
@@ -92,7 +92,7 @@ def test_exploitation_is_the_matching_of_greatest_total_goodput_under_capacities
     assert policy.assign(requests("r", "s"), lanes, 0.0) == {"r": "a", "s": "b"}
 
 
-def test_what_exploitation_sees_does_not_count() -> None:
+def test_goodput_in_exploitation_is_not_learned() -> None:
     """a is best whenever it is explored, and brings nothing whenever it is exploited."""
     params = LbssParams(alpha=30, beta=1, switch_weight=0.0)
     policy = Lbss(params)
@@ -111,7 +111,7 @@ def test_estimates_average_the_exploration_of_all_epochs() -> None:
 
 
 def test_a_pair_never_seen_takes_the_mean_over_requests() -> None:
-    """A newcomer that has only tried a goes where b was good for others."""
+    """A new request that has only tried a switches to b, which was good for others."""
     params = LbssParams(alpha=20, beta=20)
     truth = table({(name, one): v for name in "rs" for one, v in (("a", 10.0), ("b", 50.0))})
     lanes = [lane("a"), lane("b")]
@@ -126,7 +126,7 @@ def test_a_pair_never_seen_takes_the_mean_over_requests() -> None:
     assert policy.assign(here, lanes, 0.0) == {"s": "b"}
 
 
-def test_between_lanes_that_are_equal_a_request_stays() -> None:
+def test_between_equal_lanes_a_request_stays() -> None:
     last = set()
     for seed in range(5):
         policy = Lbss(LbssParams(alpha=6, beta=2), seed)
@@ -149,12 +149,12 @@ def test_the_matching_is_solved_again_when_requests_or_lanes_change() -> None:
     assert policy.assign(here, [lane("a", 2)], 0.0) == {"r": "a", "s": "a"}
 
 
-@pytest.mark.parametrize("restless", [False, True])
-def test_who_found_no_place_decodes_plainly_and_is_matched_next(restless: bool) -> None:
-    """Never parked for 2^k slots: the waiting rotates, chunk by chunk; also where a lane without
-    places comes and goes, so that the matching is solved at every slot."""
+@pytest.mark.parametrize("lanes_change", [False, True])
+def test_a_request_without_a_place_decodes_plainly_and_is_matched_next(lanes_change: bool) -> None:
+    """Requests take turns to wait, chunk by chunk, and never wait for 2^k slots; also where a lane
+    without places comes and goes, so that the matching is solved at every slot."""
     params = LbssParams(alpha=2, beta=2, switch_weight=0.0)
-    fleets = [[lane("a", 2)], [lane("a", 2), lane("b", 0)] if restless else [lane("a", 2)]]
+    fleets = [[lane("a", 2)], [lane("a", 2), lane("b", 0)] if lanes_change else [lane("a", 2)]]
     here = requests("r", "s", "t")
     truth = table({("r", "a"): 9.0, ("s", "a"): 8.0, ("t", "a"): 1.0})
     policy = Lbss(params)
@@ -189,9 +189,9 @@ def test_switching_costs_recomputation_time_by_its_weight(
     assert policy.assign(here, lanes, 0.0) == {"r": destination}
 
 
-def test_recomputation_after_a_switch_is_not_counted_as_goodput_lost() -> None:
-    """It is eq. 6's other term. Two tokens in 0.14 s are fewer than 15 a second; without 40 tokens
-    of catch-up they take 0.1 s."""
+def test_goodput_excludes_recomputation_after_a_switch() -> None:
+    """Eq. 6 has a term of its own for it. Two tokens in 0.14 s are fewer than 15 a second; without
+    40 tokens of catch-up they take 0.1 s."""
     lanes = [lane("a", catch_up_s=1e-3), lane("b")]
     policy = Lbss(LbssParams(alpha=20, beta=1, switch_weight=0.0))
     here = requests("r")
@@ -203,20 +203,20 @@ def test_recomputation_after_a_switch_is_not_counted_as_goodput_lost() -> None:
 
 
 def test_likely_next_is_the_lane_drawn_one_chunk_ahead_or_the_best_estimate() -> None:
-    """Section IV-C. With room everywhere both come true."""
+    """Section IV-C. With free places everywhere the prediction is always right."""
     params = LbssParams(alpha=12, beta=3, switch_weight=0.0)
     policy = Lbss(params)
     here, truth = requests("r"), table({("r", "a"): 1.0, ("r", "b"): 2.0, ("r", "c"): 9.0})
-    foretold: list[str | None] = []
-    came: list[str | None] = []
+    predicted: list[str | None] = []
+    actual: list[str | None] = []
     for _ in range(200):
-        came.append(slot(policy, here, ABC, truth)["r"])
-        foretold.append(policy.likely_next("r"))
-    moves = [turn for turn in range(1, 200) if came[turn] != came[turn - 1]]
+        actual.append(slot(policy, here, ABC, truth)["r"])
+        predicted.append(policy.likely_next("r"))
+    moves = [turn for turn in range(1, 200) if actual[turn] != actual[turn - 1]]
     assert len(moves) > 10
-    assert all(foretold[turn - 1] == came[turn] for turn in moves)
-    # Known a slot before the last, too, which leaves time to catch up.
-    assert all(foretold[turn - 2] == came[turn] for turn in moves)
+    assert all(predicted[turn - 1] == actual[turn] for turn in moves)
+    # Also one slot earlier, which leaves time to catch up.
+    assert all(predicted[turn - 2] == actual[turn] for turn in moves)
 
 
 def test_a_large_enough_alpha_finds_the_best_matching_on_noisy_rewards() -> None:

@@ -1,4 +1,4 @@
-"""Spin's g̃ and the priors below it."""
+"""Spin's g̃ and its priors."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from policies.selection.mean_goodput import MeanGoodput
 from tests.policies.selection.play import lane
 
 
-def test_a_pair_a_drafter_and_the_fleet_stand_in_for_each_other_in_this_order() -> None:
+def test_estimates_fall_back_from_pair_to_drafter_to_all_drafters() -> None:
     goodput = MeanGoodput()
     assert goodput.estimate("r", "x") == 0.0
     goodput.observe("r", "x", 10.0)
@@ -18,10 +18,12 @@ def test_a_pair_a_drafter_and_the_fleet_stand_in_for_each_other_in_this_order() 
     assert goodput.estimate("new", "x") == 40.0
     assert goodput.estimate("new", "z") == 31.0
     goodput.forget("r")
-    assert goodput.estimate("r", "x") == pytest.approx(40.0)  # what it taught the others stays
+    assert goodput.estimate("r", "x") == pytest.approx(
+        40.0
+    )  # the pooled mean keeps the observations of r
 
 
-def test_lanes_of_one_drafter_have_one_column_each_of_its_values() -> None:
+def test_each_lane_has_a_column_with_its_drafters_estimates() -> None:
     goodput = MeanGoodput()
     goodput.observe("r", "x", 10.0)
     goodput.observe("s", "y", 4.0)
