@@ -1,4 +1,4 @@
-"""Reading what the model answered to a ranking prompt, and judging an order by its lengths.
+"""Parses the model's answers to ranking prompts.
 
 An answer is untrusted, since the model has read users' text. Whatever it contains, the result has
 one value per request in the order of the prompt, which is None where the answer gives no clear one.
@@ -7,8 +7,6 @@ one value per request in the order of the prompt, which is None where the answer
 import math
 import re
 from collections.abc import Sequence
-
-import numpy as np
 
 Values = list[float | None]
 """By position in the prompt; smaller values run earlier. None: without a value, so that arrival
@@ -80,30 +78,3 @@ def _number(digits: str) -> int:
 
 def _within(value: int | None, largest: int) -> float | None:
     return float(value) if value is not None and 1 <= value <= largest else None
-
-
-def gold_ranks(lengths: Sequence[float], tie: float = 0.1) -> list[int]:
-    """Section 3.4: competition ranks of the true lengths, near-equal neighbours tied (eq. 2-4).
-
-    `tie` is the paper's α, whose value it does not give. Neighbours are compared in sorted
-    order, so a chain of small differences ties its ends as well.
-    """
-    ranks = [0] * len(lengths)
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
-    for place, index in enumerate(order):
-        ranks[index] = place + 1
-        if place == 0:
-            continue
-        shorter = lengths[order[place - 1]]
-        if lengths[index] - shorter <= tie * (shorter + lengths[index]) / 2:
-            ranks[index] = ranks[order[place - 1]]
-    return ranks
-
-
-def tau_b(ranks: Sequence[float], others: Sequence[float]) -> float:
-    """Kendall's τ-b (eq. 1); nan where one side ties everything, and so orders nothing."""
-    pairs = np.triu_indices(len(ranks), k=1)
-    signs = np.sign(np.subtract.outer(np.asarray(ranks), np.asarray(ranks)))[pairs]
-    other_signs = np.sign(np.subtract.outer(np.asarray(others), np.asarray(others)))[pairs]
-    untied = float(np.count_nonzero(signs)) * float(np.count_nonzero(other_signs))
-    return float(signs @ other_signs) / math.sqrt(untied) if untied else math.nan

@@ -1,7 +1,7 @@
-"""AdaServe: trees as wide as each request's SLO batches, the rest of the budget for throughput.
+"""AdaServe: first the nodes that each request's SLO requires, then the best ones up to the budget.
 
-Speculate (beam search, eq. 8-9) and Algorithm 2: SLO-customised selection, then
-throughput-optimised selection, within the verifier's token budget B₁.
+The depth and width of the beam search are eq. 8 and 9. Selection is Algorithm 2: an SLO-customised
+step, then a throughput-optimised one, within the verifier's token budget B₁.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from policies.speculation.forest import (
     draft_tokens_left,
     forest_of,
 )
-from policies.speculation.slo import SloProgress, slo_terms
+from policies.speculation.slo import BatchProgress, request_terms
 from policies.speculation.stateless import Stateless
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How deep and wide candidates are drafted under load (eq. 8 and 9)."""
+    """The depth and width of candidate trees under load (eq. 8 and 9)."""
 
     min_depth: int = 1
     max_depth: int = 8
@@ -48,9 +48,9 @@ class TreeShape:
 class AdaServeParams:
     shape: TreeShape = field(default_factory=TreeShape)
     most_for_slo: int = 8
-    """n_max: draft tokens that one request may take in the SLO step. The paper gives no value."""
+    """n_max: the most draft tokens of a request in the SLO step. The paper gives no value."""
     throughput_step: bool = True
-    """Off: SLO-customised selection alone, the second bar of AdaServe's Fig. 16."""
+    """Off: SLO-customised selection alone, as in the second bar of AdaServe's Fig. 16."""
 
 
 class AdaServe(Stateless):
@@ -81,17 +81,17 @@ class AdaServe(Stateless):
         now: float,
         drafts: int,
     ) -> Floats:
-        """A(r), where the next verdict comes after this verification and the usual waits."""
+        """A(r), with the next verdict after this verification and the usual waits."""
         requests = candidates.requests
         tokens = len(requests) + drafts + context.prefill_tokens
         verdict_s = now + context.waiting_s
         verdict_s += context.verify.predict(context_tokens(requests), tokens)
-        return SloProgress.of(requests, slo_terms(requests)).needs(verdict_s)
+        return BatchProgress.of(requests, request_terms(requests)).needs(verdict_s)
 
 
 def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Ints:
-    """Step 2 of Algorithm 2: requests by descending A(r), each its best nodes until 1 + Σ f
-    reaches A_cap = min(A, d + 1), at most `most` each and `budget` together."""
+    """Step 2 of Algorithm 2: requests by descending A(r) take their best nodes until 1 + Σ f
+    reaches A_cap = min(A, d + 1), at most `most` each and `budget` in all."""
     by_tree = np.lexsort((-forest.path, forest.owner))
     gains = np.cumsum(forest.path[by_tree])
     kept: list[Ints] = []

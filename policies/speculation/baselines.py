@@ -1,4 +1,4 @@
-"""The baselines: no speculation, a fixed length, and a confidence threshold."""
+"""Baselines: no speculation, a fixed draft length, and a confidence threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from policies.speculation.forest import draft_room, draft_tokens_left, forest_of
 from policies.speculation.stateless import Stateless
 
 
-def keep_what_fits(candidates: Candidates, context: RoundContext) -> Mask:
-    """Everything that was drafted; where that is too much, shallow nodes go first."""
-    space, nodes = draft_room(len(candidates), context), len(candidates.trees.tokens)
-    if nodes <= space:
+def all_that_fit(candidates: Candidates, context: RoundContext) -> Mask:
+    """All drafted nodes; if one forward cannot take them all, the shallow ones first."""
+    room, nodes = draft_room(len(candidates), context), len(candidates.trees.tokens)
+    if nodes <= room:
         return np.ones(nodes, np.bool_)
     forest = forest_of(candidates.trees)
-    return forest.mask(forest.shallow_first()[:space])
+    return forest.mask(forest.shallow_first()[:room])
 
 
 class Off(Stateless):
-    """Decodes plainly."""
+    """Plain decoding."""
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
@@ -39,7 +39,7 @@ class FixedParams:
 
 
 class Fixed(Stateless):
-    """Vanilla speculative decoding: a chain of one length for everyone."""
+    """Vanilla speculative decoding: chains of the same length for all requests."""
 
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()
@@ -56,24 +56,26 @@ class Fixed(Stateless):
         ]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        return keep_what_fits(candidates, context)
+        return all_that_fit(candidates, context)
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdParams:
     confidence: float = 0.4
-    """A request stops drafting behind the first token below it (transformers' default)."""
+    """A request stops drafting after the first token below it. The default is transformers'."""
     max_length: int = 8
-    """SpecServe, section 7.4: the baseline's longest draft."""
+    """The longest draft, as of the baseline in SpecServe, section 7.4."""
 
 
 @dataclass(slots=True)
 class ThresholdRule:
-    """Each request drafts on while its last token was confident enough."""
+    """Each request goes on drafting while the confidence of its last token is at the threshold or
+    above."""
 
     confidence: float
     path: dict[str, float] = field(default_factory=dict)
-    """Of each request, up to the level before: path confidences are what the loop shows."""
+    """The path confidence of each request up to its last level but one: divided by it, the path
+    confidence that the rule gets is that of the last token."""
 
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
@@ -111,4 +113,4 @@ class Threshold(Stateless):
         return [DraftPlan(each, ThresholdRule(self._params.confidence)) for each in limits]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        return keep_what_fits(candidates, context)
+        return all_that_fit(candidates, context)

@@ -16,7 +16,8 @@ class EqualParams:
 
 
 class Equal(Stateless):
-    """The budget evenly over the requests, SLO or not; each tree greedily by path confidence."""
+    """Splits the budget evenly over all requests, whatever their SLOs; each takes its nodes of the
+    highest path confidence."""
 
     def __init__(self, params: EqualParams | None = None) -> None:
         self._params = params or EqualParams()

@@ -1,4 +1,5 @@
-"""The draft trees of a round as one set of flat arrays, and what its forward costs."""
+"""The path confidences of a round's draft trees, the room for draft tokens in its verification, and
+the time of that verification."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,15 +19,15 @@ Ints = NDArray[np.int64]
 
 
 class Forest(NamedTuple):
-    """All nodes of all candidates, tree behind tree, each in its own topological order."""
+    """All nodes of all requests' trees, one tree after the other, each in topological order."""
 
     starts: Ints
-    """Candidate c has the nodes from starts[c] up to starts[c + 1]."""
+    """Request r has the nodes from starts[r] up to starts[r + 1]."""
     owner: Ints
-    """Which candidate a node belongs to."""
+    """The request of each node."""
     depth: Ints
     path: Floats
-    """Path confidence: f(v) of AdaServe, AR of SpecServe (eq. 8)."""
+    """Path confidence of each node: f(v) of AdaServe, AR of SpecServe (eq. 8)."""
 
     @property
     def sizes(self) -> Ints:
@@ -37,47 +38,48 @@ class Forest(NamedTuple):
         return len(self.owner)
 
     def best_first(self) -> Ints:
-        """Nodes by path confidence, descending; a parent stands before its children, for it is
-        at least as probable and comes first in its tree."""
+        """Nodes by descending path confidence. A parent comes before its children, since it is at
+        least as probable and precedes them in its tree."""
         return np.argsort(-self.path, kind="stable")
 
     def shallow_first(self) -> Ints:
-        """Nodes level by level, requests in their order."""
+        """Nodes by depth, within a level in the order of requests."""
         return np.argsort(self.depth, kind="stable")
 
     def mask(self, kept: Ints) -> Mask:
-        """Of all nodes those kept."""
+        """The kept nodes as a mask over all nodes."""
         mask = np.zeros(self.nodes, np.bool_)
         mask[kept] = True
         return mask
 
 
 def draft_room(requests: int, context: RoundContext) -> int:
-    """Draft tokens that fit the verification beside the roots and what rides along."""
+    """The most draft tokens of a verification, beside the requests' roots and prefill chunks."""
     return max(0, context.most_tokens - requests - context.prefill_tokens)
 
 
 def budgeted_draft_room(requests: int, context: RoundContext) -> int:
-    """Those that also fit AdaServe's budget."""
+    """The same within AdaServe's budget."""
     return max(
         0, min(context.verify_budget, context.most_tokens) - requests - context.prefill_tokens
     )
 
 
 def context_tokens(requests: Sequence[RequestView]) -> int:
-    """Committed tokens of all requests: `context` of the cost model."""
+    """Committed tokens of all requests: the cost model's `context`."""
     return sum(request.prompt_len + request.generated for request in requests)
 
 
 def verify_seconds(context: RoundContext, read: float, roots: int, most: int) -> Floats:
-    """Of one verification with 0, 1, ... `most` draft tokens beside the roots."""
+    """The time of a verification with 0, 1, ... `most` draft tokens beside the roots; `read`: the
+    cost model's context."""
     return seconds_by_draft_tokens(
         context.verify.piecewise, read, roots + context.prefill_tokens, most
     )
 
 
 def draft_tokens_left(request: RequestView) -> int:
-    """Draft tokens that the output has room for, beside the target's own."""
+    """The longest useful draft: tokens left up to `max_tokens`, less the target's own."""
     return max(0, request.max_tokens - request.generated - 1)
 
 

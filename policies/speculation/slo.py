@@ -1,4 +1,4 @@
-"""AdaServe's A(r): what a request must gain in this round to keep its time per output token."""
+"""AdaServe's A(r): the tokens that a request must gain in this round to keep its TPOT."""
 
 from collections.abc import Sequence
 from math import inf, nan
@@ -13,109 +13,111 @@ from policies.speculation.forest import Floats
 from policies.speculation.planner.best_prefix import TimeCaps
 
 _PROMPT, _MOST, _TPOT_S = range(3)
-"""Columns of terms: tokens of the prompt, tokens that may be generated, and what each of them was
-promised to take; nan: nothing was."""
+"""Columns of terms: prompt tokens, `max_tokens`, and the TPOT or nan."""
 
 
-def slo_terms(requests: Sequence[RequestView]) -> Floats:
-    """What a request comes with, a row for each, which stays as it is."""
+def request_terms(requests: Sequence[RequestView]) -> Floats:
+    """The constant attributes of the requests, with a row for each."""
     terms = [(one.prompt_len, one.max_tokens, one.slo.tpot_s or nan) for one in requests]
     return np.array(terms, np.float64).reshape(-1, 3)
 
 
-class SloProgress(NamedTuple):
-    """How far the requests of a batch have come, and what they were promised, as arrays."""
+class BatchProgress(NamedTuple):
+    """The progress of a batch's requests towards their SLOs, as arrays."""
 
     terms: Floats
-    """Rows of `slo_terms`."""
+    """Rows of `request_terms`."""
     generated: Floats
+    """Committed output tokens."""
     first_s: Floats
-    """When the first token came; nan: not yet."""
+    """When the first token was committed; nan: not yet."""
 
     @classmethod
-    def of(cls, requests: Sequence[RequestView], terms: Floats) -> "SloProgress":
+    def of(cls, requests: Sequence[RequestView], terms: Floats) -> "BatchProgress":
         return cls(
             terms,
             np.array([request.generated for request in requests], np.float64),
-            # numpy makes nan of None.
+            # numpy turns None into nan.
             np.array([request.first_token_s for request in requests], np.float64),
         )
 
     def needs(self, verdict_s: float) -> Floats:
-        """A(r) = (l + t_spec) / t_TPOT - o, where the next verdict comes at the time `verdict_s`.
+        """A(r) = (l + t_spec) / t_TPOT - o, where the next verdict is at the time `verdict_s`.
 
-        o counts the tokens behind the first one, as l counts the time behind it. -inf for a
-        request without an SLO, or still without a first token: it needs nothing of decoding.
+        o counts the tokens after the first one, as l is the time since the first one. A request
+        without a TPOT, or without its first token, has no need: -inf.
         """
         return needs_at(self, verdict_s)
 
 
-# Loops where numpy's expressions would do: compiled, each of those becomes hundreds of instructions
-# and an array of its own, which push everything else of a round out of the processor's caches.
+# Loops instead of numpy expressions: compiled, each of these becomes hundreds of instructions and
+# an array of its own, which displace a round's other code and data from the processor's caches.
 
 
 @njit(cache=True)
-def context_lengths(standing: SloProgress) -> Floats:
-    """Committed tokens."""
-    context = np.empty(len(standing.generated))
+def context_lengths(progress: BatchProgress) -> Floats:
+    """Committed tokens of each request."""
+    context = np.empty(len(progress.generated))
     for number in range(len(context)):
-        context[number] = standing.terms[number, _PROMPT] + standing.generated[number]
+        context[number] = progress.terms[number, _PROMPT] + progress.generated[number]
     return context
 
 
 @njit(cache=True)
-def draft_tokens_left_at(standing: SloProgress, number: int) -> float:
-    """Draft tokens that one's output has room for, beside the target's own."""
-    return max(standing.terms[number, _MOST] - standing.generated[number] - 1.0, 0.0)
+def draft_tokens_left_at(progress: BatchProgress, number: int) -> float:
+    """`draft_tokens_left` of one request."""
+    return max(progress.terms[number, _MOST] - progress.generated[number] - 1.0, 0.0)
 
 
 @njit(cache=True)
-def tpot_or_zero(standing: SloProgress, number: int) -> float:
-    """The TPOT, or 0: what a token sooner is worth."""
-    tpot_s = standing.terms[number, _TPOT_S]
+def tpot_or_zero(progress: BatchProgress, number: int) -> float:
+    """The TPOT of one request, which is the time that a token is worth; 0 without a TPOT."""
+    tpot_s = progress.terms[number, _TPOT_S]
     return 0.0 if np.isnan(tpot_s) else tpot_s
 
 
 @njit(cache=True)
-def without_tpot(standing: SloProgress) -> Mask:
-    nothing = np.empty(len(standing.terms), np.bool_)
-    for number in range(len(nothing)):
-        nothing[number] = np.isnan(standing.terms[number, _TPOT_S])
-    return nothing
+def without_tpot(progress: BatchProgress) -> Mask:
+    without = np.empty(len(progress.terms), np.bool_)
+    for number in range(len(without)):
+        without[number] = np.isnan(progress.terms[number, _TPOT_S])
+    return without
 
 
 @njit(cache=True)
-def need_at(standing: SloProgress, number: int, verdict_s: float) -> float:
-    since_s = verdict_s - standing.first_s[number]
-    need = since_s / standing.terms[number, _TPOT_S] - (standing.generated[number] - 1.0)
+def need_at(progress: BatchProgress, number: int, verdict_s: float) -> float:
+    """A(r) of one request."""
+    since_s = verdict_s - progress.first_s[number]
+    need = since_s / progress.terms[number, _TPOT_S] - (progress.generated[number] - 1.0)
     return -inf if np.isnan(need) else need
 
 
 @njit(cache=True)
-def needs_at(standing: SloProgress, verdict_s: float) -> Floats:
-    needs = np.empty(len(standing.terms))
+def needs_at(progress: BatchProgress, verdict_s: float) -> Floats:
+    needs = np.empty(len(progress.terms))
     for number in range(len(needs)):
-        needs[number] = need_at(standing, number, verdict_s)
+        needs[number] = need_at(progress, number, verdict_s)
     return needs
 
 
 @njit(cache=True)
-def slo_cap(standing: SloProgress, number: int, since: float) -> tuple[float, float]:
-    """(l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2), T counted from `since`: slope and offset
-    of one's cap."""
-    tpot_s = standing.terms[number, _TPOT_S]
-    decoding_s = since - standing.first_s[number]
-    allowed_s = tpot_s * (standing.generated[number] - 1.0) - decoding_s
+def slo_cap(progress: BatchProgress, number: int, since: float) -> tuple[float, float]:
+    """Slope and offset (`TimeCaps`) of the longest time T after `since` within which one request,
+    with a gain g, keeps its TPOT: (l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2)."""
+    tpot_s = progress.terms[number, _TPOT_S]
+    decoding_s = since - progress.first_s[number]
+    allowed_s = tpot_s * (progress.generated[number] - 1.0) - decoding_s
     return (0.0, inf) if np.isnan(allowed_s) else (tpot_s, allowed_s)
 
 
 @njit(cache=True)
-def slo_caps(standing: SloProgress, since: float) -> TimeCaps:
-    slope, offset = np.empty(len(standing.terms)), np.empty(len(standing.terms))
+def slo_caps(progress: BatchProgress, since: float) -> TimeCaps:
+    slope, offset = np.empty(len(progress.terms)), np.empty(len(progress.terms))
     for number in range(len(slope)):
-        slope[number], offset[number] = slo_cap(standing, number, since)
+        slope[number], offset[number] = slo_cap(progress, number, since)
     return TimeCaps(slope, offset)
 
 
 def tightest_tpot(requests: Sequence[RequestView]) -> float:
+    """The smallest TPOT of all requests; inf if none has one."""
     return min((r.slo.tpot_s for r in requests if r.slo.tpot_s is not None), default=inf)

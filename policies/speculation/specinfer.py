@@ -1,4 +1,4 @@
-"""SpecInfer as the papers compare with it: one static tree for everyone, whatever the load."""
+"""SpecInfer as the papers' baseline: one static tree shape for all requests under any load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from policies.speculation.stateless import Stateless
 @dataclass(frozen=True, slots=True)
 class SpecInferParams:
     width: int = 3
-    """1 is SpecInfer* of SpecServe's evaluation, a chain."""
+    """Width 1, a chain, is SpecInfer* in SpecServe's evaluation."""
     depth: int = 8
     nodes: int = 23
-    """AdaServe, section 6.2: each tree holds 23 tokens. Which ones is not said: the best by path
-    confidence of a beam of `width` and `depth`."""
+    """AdaServe, section 6.2: each tree has 23 tokens. The paper does not say which; these are the
+    best by path confidence of a beam of `width` and `depth`."""
 
 
 class SpecInfer(Stateless):
-    """No budget shapes the trees; the verifier's own limit still holds, shallow nodes first."""
+    """Ignores budgets. Where one forward cannot take all trees, shallow nodes come first."""
 
     def __init__(self, params: SpecInferParams | None = None) -> None:
         self._params = params or SpecInferParams()
@@ -45,7 +45,7 @@ class SpecInfer(Stateless):
 
 
 def best_of_each(forest: Forest, nodes: int) -> Ints:
-    """Of each tree the `nodes` best by path confidence, in the forest's order."""
+    """The best `nodes` of each tree by path confidence, in the order of the forest."""
     by_tree = np.lexsort((-forest.path, forest.owner))
     place = np.arange(forest.nodes) - forest.starts[forest.owner]
     return np.sort(by_tree[place < nodes])

@@ -1,8 +1,8 @@
-"""SpecServe: draft while it pays, verify what pays, and never break the TPOT by speculating.
+"""SpecServe: draft and verify as long as throughput rises, but never violate the TPOT by it.
 
-Algorithm 1 runs in the drafter's loop (`SpecServeRule`), Algorithm 2 in `select`, Algorithm 3 is
-the estimator of both. Where the printed algorithms differ from eq. 1-8 and the text, the latter
-hold: docs/policies/speculation.md lists the places.
+Algorithm 1 runs in the drafter's loop (`SpecServeRule`), Algorithm 2 in `select`, and both use the
+estimator of Algorithm 3. Where the printed algorithms contradict eq. 1-8 and the text, the code
+follows the latter: docs/policies/speculation.md lists the differences.
 """
 
 from collections.abc import Sequence
@@ -25,47 +25,47 @@ from policies.speculation.forest import (
 from policies.speculation.slo import tightest_tpot
 
 VIOLATES = -1.0
-"""Algorithm 3's estimate of what breaks the TPOT."""
+"""Algorithm 3's estimate of a round that violates the TPOT."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecServeParams:
     max_length: int = 8
-    """Draft steps at most. The paper's own limit is the efficiency alone."""
+    """The most draft steps. The paper limits them by efficiency alone."""
     initial_confidence: float = 0.7
-    """The historical mean before there is history."""
+    """The historical mean confidence before any observation."""
     memory: float = 4096.0
-    """Draft tokens over which the mean is taken."""
+    """Draft tokens over which the historical mean is taken."""
     eliminate: bool = True
-    """Off: SpecServe- of Table 2, the adaptive drafter alone."""
+    """Off: SpecServe- of Table 2, with the adaptive drafter alone."""
 
 
 def goodput(tokens: float, seconds: float, waiting_s: float, tpot_s: float) -> float:
-    """Algorithm 3. A request may gain only one token, so the whole time between two of its
-    verdicts counts against its TPOT; the throughput is eq. 1's: drafting and verification."""
+    """Algorithm 3. A request may gain only one token, so the whole time between two of its verdicts
+    must be within its TPOT. Throughput, by eq. 1, counts drafting and verification only."""
     return VIOLATES if seconds + waiting_s > tpot_s else tokens / seconds
 
 
 @dataclass(slots=True)
 class SpecServeRule:
-    """Algorithm 1: predict, execute, correct. One decision for the batch, before each step."""
+    """Algorithm 1: predict, execute, correct. One decision for the batch before each draft step."""
 
     verify: CostModel
     draft: CostModel | None
     call_s: float
-    """Of drafting, besides its steps."""
+    """What the draft call takes besides its steps."""
     read: int
     """Committed tokens of the whole batch."""
     context: dict[str, int]
-    """And of each request."""
+    """Committed tokens of each request."""
     roots: int
-    """Requests of the batch, drafting or not, and the tokens that ride along."""
+    """Tokens of the verification besides drafts: a root for each request, and prefill chunks."""
     requests: int
     mean_confidence: float
     waiting_s: float
     tpot_s: float
     accepted: float = 0.0
-    """NAT of eq. 7: the bonus of each request, and the path confidences so far."""
+    """NAT of eq. 7: a bonus token for each request, and the path confidences so far."""
     drafts: int = 0
     drafting_s: float = 0.0
 
@@ -79,9 +79,9 @@ class SpecServeRule:
             reach = float(sum(float(level.sum()) for level in frontier))
             self.accepted += reach
             self.drafts += sum(len(level) for level in frontier)
-        # "Correct": the efficiency of what is drafted, with its true confidences.
+        # "Correct": the efficiency of the present draft, with its actual confidences.
         now = self._goodput(self.accepted, self.drafts, self.drafting_s)
-        # "Predict": each path goes on with the historical mean.
+        # "Predict": each path continues with the historical mean confidence.
         step_s = self._step_seconds(depth, requests)
         if depth == 0:
             step_s += self.call_s
@@ -140,10 +140,10 @@ class SpecServe:
         return DraftPlan(limits, rule)
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        self._remember(candidates)
+        self._update_mean(candidates)
         forest = forest_of(candidates.trees)
-        # A leaf is never more probable than what it hangs from, so removing leaves in ascending
-        # acceptance, the deepest first on ties, leaves the best nodes in this order.
+        # A leaf is never more probable than its parent, so removing leaves in ascending acceptance,
+        # the deepest first on ties, leaves a prefix of this order.
         best_first = np.lexsort((forest.depth, -forest.path))
         most = min(forest.nodes, draft_room(len(candidates), context))
         if self._params.eliminate:
@@ -151,18 +151,18 @@ class SpecServe:
         return forest.mask(best_first[:most])
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        """Its history is of confidences, which `select` sees."""
+        """Ignored: the history is of confidences, which `select` has."""
 
     def observe_read(
         self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
     ) -> None:
-        """Nor of what was not drafted."""
+        """Ignored: the history is of drafted tokens only."""
 
     def forget(self, request: str) -> None:
-        """Its history is of all requests."""
+        """There is no state of a single request."""
 
     def _eliminate(self, candidates: Candidates, path: Floats, context: RoundContext) -> int:
-        """Algorithm 2: how many nodes are left, `path` holding their acceptance, descending."""
+        """Algorithm 2: how many nodes are kept; `path` has their acceptance in descending order."""
         requests = candidates.requests
         drafting_s = max(candidates.drafting_s, default=0.0)
         tpot_s = tightest_tpot(requests)
@@ -179,7 +179,7 @@ class SpecServe:
             left -= 1
         return left
 
-    def _remember(self, candidates: Candidates) -> None:
+    def _update_mean(self, candidates: Candidates) -> None:
         confidence = candidates.trees.confidence
         self._tokens += len(confidence)
         self._confidence += float(confidence.sum(dtype=np.float64))

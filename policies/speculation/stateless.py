@@ -1,4 +1,4 @@
-"""For policies that decide every round from what that round shows."""
+"""The base of speculation policies that keep no state between rounds."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from policies.request import RoundOutcome
 
 class Stateless:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        """Learns nothing."""
+        """Ignored."""
 
     def observe_read(
         self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
     ) -> None:
-        """Nor from that."""
+        """Ignored."""
 
     def forget(self, request: str) -> None:
-        """Knows nothing of it."""
+        """There is no state to drop."""

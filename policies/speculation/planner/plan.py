@@ -30,7 +30,7 @@ from policies.speculation.planner.round_inputs import (
     round_seconds,
 )
 from policies.speculation.slo import (
-    SloProgress,
+    BatchProgress,
     context_lengths,
     draft_tokens_left_at,
     without_tpot,
@@ -96,7 +96,7 @@ class Thought(NamedTuple):
 @njit(cache=True)
 def think(
     rows: Ints,
-    standing: SloProgress,
+    standing: BatchProgress,
     asked: Asked,
     beliefs: Tables,
     trusted: Trusted,
@@ -178,7 +178,7 @@ def _lane_of_pairs(asked: Asked) -> Ints:
 
 @njit(cache=True)
 def _chances(
-    asked: Asked, lane: Ints, belief: Belief, standing: SloProgress, trust: Floats, max_depth: int
+    asked: Asked, lane: Ints, belief: Belief, standing: BatchProgress, trust: Floats, max_depth: int
 ) -> Chances:
     pairs = len(lane)
     added, lasting, deepest = np.empty(pairs), np.empty(pairs), np.empty(pairs, np.int64)

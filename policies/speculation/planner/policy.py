@@ -28,7 +28,7 @@ from policies.speculation.planner.plan_lanes import Lanes, rules_of
 from policies.speculation.planner.round_inputs import RoundCosts, call_rows
 from policies.speculation.planner.select import Around, Wish, choose
 from policies.speculation.planner.step_rule import PlannerStepRule
-from policies.speculation.slo import SloProgress, slo_terms
+from policies.speculation.slo import BatchProgress, request_terms
 
 _USUAL_STEP = 0.2
 """Weight of the last round in the usual one."""
@@ -91,7 +91,7 @@ class Planner:
         self._trust = Trust()
         self._idle = LaneBackoff(self._params.explore, self._acceptance)
         self._rows = Rows()
-        self._terms = slo_terms([])
+        self._terms = request_terms([])
         """By row."""
         self._asked: dict[str, set[int]] = {}
         """By lane: rows of those who draft there in this round, and have proposed nothing yet."""
@@ -144,7 +144,7 @@ class Planner:
         )
         thought = think(
             rows,
-            SloProgress.of(requests, self._terms[rows]),
+            BatchProgress.of(requests, self._terms[rows]),
             self._asked_of(lanes),
             self._acceptance.tables,
             self._trust.trusted,
@@ -227,7 +227,7 @@ class Planner:
         drafting_s = max(candidates.drafting_s)
         chosen = choose(
             rows,
-            SloProgress.of(requests, self._terms[rows]),
+            BatchProgress.of(requests, self._terms[rows]),
             candidates.trees,
             proposals,
             self._acceptance.tables,
@@ -298,7 +298,7 @@ class Planner:
         for accounts in (self._acceptance, self._no_harm, self._trust):
             accounts.reserve(len(self._rows))
         self._terms = with_rows(self._terms, len(self._rows))
-        self._terms[rows] = slo_terms(requests)
+        self._terms[rows] = request_terms(requests)
         return rows
 
     def _asked_of(self, lanes: Lanes) -> Asked:

@@ -10,7 +10,7 @@ from numba import njit
 from policies.cost import PiecewiseLinear, forward_seconds
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import TimeCaps
-from policies.speculation.slo import SloProgress, need_at, slo_cap, tpot_or_zero
+from policies.speculation.slo import BatchProgress, need_at, slo_cap, tpot_or_zero
 
 
 class RoundCosts(NamedTuple):
@@ -70,7 +70,7 @@ _EVERYONE = len(Everyone._fields)
 
 @njit(cache=True)
 def everyone(
-    standing: SloProgress,
+    standing: BatchProgress,
     context: Floats,
     reach: Floats,
     no_harm: TimeCaps,

@@ -32,7 +32,7 @@ from policies.speculation.planner.no_harm import (
     weights_of,
 )
 from policies.speculation.slo import (
-    SloProgress,
+    BatchProgress,
     context_lengths,
     needs_at,
     slo_caps,
@@ -72,7 +72,7 @@ class Chosen(NamedTuple):
 @njit(cache=True)
 def choose(
     rows: Ints,
-    standing: SloProgress,
+    standing: BatchProgress,
     flat: FlatTrees,
     proposals: Proposals,
     beliefs: Tables,
@@ -118,7 +118,7 @@ def choose(
 
 
 @njit(cache=True)
-def _worths_s(standing: SloProgress) -> Floats:
+def _worths_s(standing: BatchProgress) -> Floats:
     """What a token sooner is worth to each."""
     worths_s = np.empty(len(standing.terms))
     for number in range(len(worths_s)):
@@ -128,7 +128,7 @@ def _worths_s(standing: SloProgress) -> Floats:
 
 @njit(cache=True)
 def _choice(
-    standing: SloProgress,
+    standing: BatchProgress,
     forest: Forest,
     power: float,
     weight: Floats,

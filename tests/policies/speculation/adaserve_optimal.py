@@ -1,6 +1,6 @@
-"""AdaServe's Algorithm 1, literally: the optimal trees when all path probabilities are known.
+"""AdaServe's Algorithm 1, as printed: the optimal trees if all path probabilities are known.
 
-The oracle for Algorithm 2, in tests and tables; O(nodes²), as printed.
+The test oracle for Algorithm 2; O(nodes²).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ def optimal_trees(
 ) -> list[Mask] | None:
     """The nodes of each tree to verify, or None where the printed algorithm returns INVALID.
 
-    `trees` stand for T_inf. Roots are debited from the budget, and loops run while any of it is
-    left (PAPERS.md: the printed `B ≥ 0` would spend one more).
+    `trees` are T_inf. Roots are debited from the budget, and loops run while any of it is left: the
+    printed `B ≥ 0` would spend one token too many.
     """
     probability = [tree.path_confidence() for tree in trees]
     chosen = [np.zeros(len(tree), np.bool_) for tree in trees]

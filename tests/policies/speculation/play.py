@@ -1,4 +1,4 @@
-"""Rounds in virtual time: a policy plans, chains are drafted, a target accepts by chance."""
+"""Simulated rounds: a policy plans, chains are drafted, and a target accepts tokens at random."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from tests.policies.speculation.rounds import Candidate, selected
 
 @dataclass
 class Played:
-    """What the requests have got of their rounds."""
+    """The totals of all simulated rounds."""
 
     seconds: float = 0.0
     drafting_s: float = 0.0
     plain_s: float = 0.0
-    """What as many rounds of plain decoding would have taken."""
+    """The time of as many rounds of plain decoding."""
     tokens: dict[str, int] = field(default_factory=dict)
     drafted: dict[str, int] = field(default_factory=dict)
     slowest_s: float = 0.0
@@ -40,13 +40,14 @@ def plan_alone(
     now: float,
     unread: Sequence[int] = (),
 ) -> DraftPlan:
-    """In a round that is made of this lane's requests."""
+    """The plan of a round with this lane's requests only."""
     [plan] = policy.plan([LaneBatch(lane, batch, unread)], around, now)
     return plan
 
 
 Acceptance = Callable[[str, int], float]
-"""(request, round) → how likely each draft token is accepted, which the drafter knows."""
+"""(request, round) → the probability that a draft token is accepted, which is also its
+confidence."""
 
 
 def play(
@@ -115,7 +116,7 @@ def draft(
     accepts: dict[str, float],
     around: RoundContext,
 ) -> tuple[list[int], float]:
-    """The drafter's loop over chains: how long each got, and the seconds that it took."""
+    """The drafter's loop over chains: the length of each, and the seconds of all steps."""
     length = dict.fromkeys(accepts, 0)
     going = [
         (one, limit.depth) for one, limit in zip(batch, plan.limits, strict=True) if limit.depth > 0
@@ -127,8 +128,8 @@ def draft(
             frontier = [
                 np.array([accepts[name] ** depth] if depth else [], np.float32) for name in names
             ]
-            asked = plan.rule(depth, names, frontier)
-            going = [one for one, more in zip(going, asked, strict=True) if more]
+            goes_on = plan.rule(depth, names, frontier)
+            going = [one for one, more in zip(going, goes_on, strict=True) if more]
         if not going:
             break
         if "lane" in around.draft:

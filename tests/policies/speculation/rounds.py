@@ -1,4 +1,4 @@
-"""Small rounds to plan: trees that stay distinct in probability, and brute force over them."""
+"""Small rounds for tests: trees of distinct path probabilities, and brute force over them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
@@ -17,7 +17,7 @@ from policies.tree import ROOT, DraftTree
 
 
 class Candidate(NamedTuple):
-    """What the drafters propose for one request: a row of Candidates."""
+    """The proposals for one request: a row of Candidates."""
 
     request: RequestView
     tree: DraftTree
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
 
 
 SEEDED = settings(deadline=None, derandomize=True)
-"""For every hypothesis test here: the same examples everywhere, however slow the machine."""
+"""Settings of hypothesis: the same examples on every machine, without a deadline."""
 
 VERIFY = LinearCost(alpha=1e-6, gamma=4e-4, delta=8e-3)
 DRAFT = LinearCost(alpha=0.0, gamma=2e-5, delta=5e-4)
@@ -79,15 +79,15 @@ def context(
 def candidates(
     trees: Sequence[DraftTree], tpots: Sequence[float | None] = (), drafting_s: float = 0.0
 ) -> list[Candidate]:
-    promised = list(tpots) or [None] * len(trees)
+    all_tpots = list(tpots) or [None] * len(trees)
     return [
         Candidate(view(f"r{number}", tpot_s=tpot), tree, drafting_s)
-        for number, (tree, tpot) in enumerate(zip(trees, promised, strict=True))
+        for number, (tree, tpot) in enumerate(zip(trees, all_tpots, strict=True))
     ]
 
 
 def together(chosen: Sequence[Candidate]) -> Candidates:
-    """As the coordinator hands them over."""
+    """As the coordinator passes them to a policy."""
     sources = None
     if any(one.sources is not None for one in chosen):
         sources = np.concatenate([one.sources for one in chosen if one.sources is not None])
@@ -103,7 +103,7 @@ def together(chosen: Sequence[Candidate]) -> Candidates:
 def selected(
     policy: Speculation, chosen: Sequence[Candidate], around: RoundContext, now: float
 ) -> list[Mask]:
-    """What is verified of each tree."""
+    """The selected nodes of each tree."""
     candidates = together(chosen)
     return by_tree(policy.select(candidates, around, now), candidates.trees.starts)
 
@@ -114,14 +114,14 @@ def by_tree(mask: Mask, starts: NDArray[np.int64]) -> list[Mask]:
 
 @st.composite
 def trees(draw: st.DrawFn, *, nodes: int = 6) -> DraftTree:
-    """Confidences are drawn from a continuum by a seed, so path probabilities are distinct."""
+    """Confidences are real numbers drawn by a seed, so path probabilities are distinct."""
     parents = [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, nodes)))]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return random_tree(rng, parents)
 
 
 def random_tree(rng: np.random.Generator, parents: Sequence[int]) -> DraftTree:
-    """Siblings share what the ones before them have left over."""
+    """Each sibling takes a part of the probability that those before it have left."""
     confidence = []
     left: dict[int, float] = {}
     for parent in parents:

@@ -11,7 +11,7 @@ from policies.cost import LinearCost
 from policies.protocols import Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
-from policies.speculation.slo import SloProgress, slo_terms
+from policies.speculation.slo import BatchProgress, request_terms
 from policies.tree import DraftTree
 from tests.policies.speculation.adaserve_optimal import optimal_trees
 from tests.policies.speculation.play import plan_alone
@@ -54,7 +54,7 @@ UNLIMITED = AdaServeParams(most_for_slo=10_000)
 def test_algorithm_2_is_algorithm_1_under_its_conditions(
     drafted: list[DraftTree], data: st.DataObject
 ) -> None:
-    """PAPERS.md: f is the draft's own, every A is feasible and ≤ d + 1, n_max = ∞, distinct f."""
+    """f is the draft's own, every A is feasible and at most d + 1, n_max = ∞, and all f differ."""
     needs = [
         1.0 + data.draw(st.floats(0, 1)) * min(float(t.path_confidence().sum()), t.depth.max())
         if len(t)
@@ -72,7 +72,7 @@ def test_algorithm_2_is_algorithm_1_under_its_conditions(
 @settings(SEEDED, max_examples=40)
 @given(st.lists(trees(nodes=4), min_size=1, max_size=3), st.data())
 def test_algorithm_1_is_optimal(drafted: list[DraftTree], data: st.DataObject) -> None:
-    """Appendix C, by brute force: feasible exactly when it says so, and nothing is better."""
+    """Appendix C, by brute force: it returns None exactly if A is infeasible, else an optimum."""
     needs = [data.draw(st.floats(0.5, 2.5)) for _ in drafted]
     budget = data.draw(st.integers(len(drafted), len(drafted) + 8))
     best = -1.0
@@ -90,7 +90,7 @@ def test_algorithm_1_is_optimal(drafted: list[DraftTree], data: st.DataObject) -
         assert found == pytest.approx(best, rel=1e-5)
 
 
-def test_theorem_4_1_a_beam_as_wide_as_the_budget_holds_the_optimum() -> None:
+def test_theorem_4_1_a_beam_as_wide_as_the_budget_contains_the_optimum() -> None:
     """T_opt ⊆ T_cand, on complete trees of 3 tokens and 3 levels."""
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -128,20 +128,20 @@ def beam_nodes(tree: DraftTree, depth: int, width: int) -> set[int]:
     return kept
 
 
-# -- the printed text and where we leave it ----------------------------------------------------
+# -- the paper's text and our deviations ---------------------------------------------------------
 
 
 def test_need_is_the_paper_s_formula() -> None:
-    """A(r) = (l + t_spec) / t_TPOT - o. 10 tokens behind the first in 0.8 s, 0.1 s to come."""
+    """A(r) = (l + t_spec) / t_TPOT - o, with 10 tokens in 0.9 s after the first token."""
     request = view("a", tpot_s=0.06, generated=11, first_token_s=2.0)
     others = [view("b"), view("c", tpot_s=0.06, first_token_s=None)]
-    everyone = [request, *others]
-    needs = SloProgress.of(everyone, slo_terms(everyone)).needs(verdict_s=2.9)
+    batch = [request, *others]
+    needs = BatchProgress.of(batch, request_terms(batch)).needs(verdict_s=2.9)
     assert needs.tolist() == pytest.approx([0.9 / 0.06 - 10, -np.inf, -np.inf])
 
 
 def test_deviation_t_spec_includes_waits_between_verdicts() -> None:
-    """One draft token of 0.5 is just enough for A = 1.4; 0.1 s of queueing asks for more."""
+    """One draft token of 0.5 suffices for A = 1.4, but not with 0.01 s of queueing."""
     drafted = [DraftTree.build([1, 2], [-1, -1], [0.5, 0.3])]
     chosen = with_needs(drafted, [1.4])
     params = AdaServeParams(throughput_step=False)
@@ -160,7 +160,7 @@ def test_deviation_the_accepted_count_adds_path_probabilities() -> None:
 
 
 def test_deviation_roots_are_debited_and_the_budget_is_never_overdrawn() -> None:
-    """Line 12 and 18 run at B = 0, too, and would take one token more."""
+    """Lines 12 and 18 also run at B = 0 and would take one token too many."""
     drafted = random_trees(np.random.default_rng(0), 3, 8)
     for budget in range(3, 20):
         masks = run(drafted, [3.0, 0.0, 2.0], budget, AdaServeParams())
@@ -170,8 +170,8 @@ def test_deviation_roots_are_debited_and_the_budget_is_never_overdrawn() -> None
         assert sum(int(mask.sum()) for mask in optimal) == budget - 3
 
 
-def test_a_cap_leaves_the_unreachable_to_others() -> None:
-    """A = 100 counts as d + 1: two sure tokens meet it, the rest is for throughput."""
+def test_a_need_counts_for_at_most_the_depth_plus_one() -> None:
+    """A = 100 counts as d + 1: two certain tokens meet it, the rest is for throughput."""
     drafted = [
         DraftTree.build([1, 2, 3, 4], [-1, 0, -1, -1], [1.0, 1.0, 1e-9, 1e-9]),
         DraftTree.chain([1, 2], [0.9, 0.9]),
@@ -189,13 +189,13 @@ def test_n_max_bounds_the_slo_step_only() -> None:
     assert [mask.all() for mask in masks] == [True, True]
 
 
-def test_slower_requests_are_served_first() -> None:
+def test_requests_are_served_by_descending_need() -> None:
     drafted = [DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.chain([1, 2], [0.5, 0.5])]
     masks = run(drafted, [1.5, 1.6], 2 + 2, AdaServeParams())
     assert [mask.tolist() for mask in masks] == [[False, False], [True, True]]
 
 
-def test_without_the_throughput_step_the_budget_is_left_over() -> None:
+def test_without_the_throughput_step_budget_is_left() -> None:
     """Fig. 16's second bar: 'SLO-customized selection does not fully utilize the budget'."""
     drafted = [DraftTree.chain([1, 2, 3], [0.9] * 3)] * 2
     only_slo = run(drafted, [1.5, 0.0], 100, AdaServeParams(throughput_step=False))
@@ -236,7 +236,7 @@ def test_depth_and_width_follow_the_load() -> None:
     assert limits(100, around, shape) == {(1, 1)}  # clipped from below
 
 
-def test_no_request_drafts_beyond_its_output() -> None:
+def test_no_request_drafts_beyond_max_tokens() -> None:
     batch = [view("a", generated=98, max_tokens=100)]
     plan = plan_alone(AdaServe(), batch, "lane", context(), 0.0)
     assert plan.limits[0].depth == 1

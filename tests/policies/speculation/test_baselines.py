@@ -1,4 +1,4 @@
-"""Off, fixed lengths and the threshold: what they draft, and that the verifier's limit holds."""
+"""Off, fixed and threshold: what they draft, and the limit of a forward."""
 
 import pickle
 
@@ -42,7 +42,7 @@ def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
     assert [mask.tolist() for mask in masks] == [[False, False], []]
 
 
-def test_fixed_drafts_its_length_but_not_beyond_the_output() -> None:
+def test_fixed_drafts_its_length_but_not_beyond_max_tokens() -> None:
     policy: Speculation = Fixed(FixedParams(length=5))
     batch = [view("a"), view("b", generated=97, max_tokens=100)]
     plan = plan_alone(policy, batch, "lane", context(), 0.0)
@@ -52,7 +52,7 @@ def test_fixed_drafts_its_length_but_not_beyond_the_output() -> None:
 
 @SEEDED
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 20))
-def test_what_does_not_fit_is_cut_from_the_deepest_level(
+def test_nodes_beyond_the_limit_are_cut_from_the_deepest_level(
     drafted: list[DraftTree], budget: int
 ) -> None:
     masks = selected(Fixed(), candidates(drafted), context(most_tokens=budget), 0.0)
@@ -63,21 +63,21 @@ def test_what_does_not_fit_is_cut_from_the_deepest_level(
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 
 
-def test_threshold_stops_each_request_behind_its_first_doubtful_token() -> None:
+def test_threshold_stops_each_request_after_its_first_token_below_it() -> None:
     policy: Speculation = Threshold(ThresholdParams(confidence=0.5, max_length=6))
     plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [6, 6]
     assert plan.rule is not None
-    rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter
+    rule = pickle.loads(pickle.dumps(plan.rule))  # as it is sent to the drafter
     assert rule(0, ["a", "b"], [level(), level()]) == [True, True]
     assert rule(1, ["a", "b"], [level(0.9), level(0.4)]) == [True, False]
-    # 0.9 · 0.6: the token's own confidence counts, not the path's.
+    # 0.9 · 0.6: the confidence of the token counts, not of the path.
     assert rule(2, ["a"], [level(0.54)]) == [True]
     assert rule(3, ["a"], [level(0.49)]) == [True]
     assert rule(4, ["a"], [level(0.2)]) == [False]
 
 
-def test_threshold_is_blind_to_load() -> None:
+def test_threshold_ignores_load() -> None:
     """Why SpecServe's Fig. 12 shows it drafting 8 tokens under any load."""
     rule = ThresholdRule(0.4)
     for batch in (1, 64):
@@ -86,7 +86,7 @@ def test_threshold_is_blind_to_load() -> None:
         assert all(rule(1, names, [level(0.9)] * batch))
 
 
-def test_threshold_ends_where_the_drafter_has_nothing_more() -> None:
+def test_threshold_stops_when_the_drafter_proposes_nothing() -> None:
     rule = ThresholdRule(0.4)
     rule(0, ["a"], [level()])
     assert rule(1, ["a"], [level()]) == [False]

@@ -1,4 +1,4 @@
-"""The flat view of a round's trees is the trees."""
+"""A round's trees as one forest, their order, and the room and time of a verification."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ FORESTS = st.lists(trees(), max_size=5)
 
 @SEEDED
 @given(FORESTS)
-def test_path_confidence_is_the_tree_s_own(drafted: list[DraftTree]) -> None:
+def test_path_confidence_equals_that_of_each_tree(drafted: list[DraftTree]) -> None:
     forest = forest_of(flatten(drafted))
     expected = [path for tree in drafted for path in tree.path_confidence()]
     assert forest.path == pytest.approx(expected, rel=1e-5)
@@ -39,7 +39,9 @@ def test_path_confidence_is_the_tree_s_own(drafted: list[DraftTree]) -> None:
 
 @SEEDED
 @given(FORESTS, st.integers(0, 20))
-def test_every_beginning_of_either_order_is_whole(drafted: list[DraftTree], kept: int) -> None:
+def test_every_prefix_of_either_order_contains_all_ancestors(
+    drafted: list[DraftTree], kept: int
+) -> None:
     forest = forest_of(flatten(drafted))
     for order in (forest.best_first(), forest.shallow_first()):
         masks = by_tree(forest.mask(order[:kept]), forest.starts)
@@ -57,13 +59,13 @@ def test_equal_confidences_keep_parents_first() -> None:
         assert all(is_whole(sure, mask) for mask in masks)
 
 
-def test_room_leaves_place_for_roots_and_prefill() -> None:
+def test_draft_room_excludes_roots_and_prefill() -> None:
     assert draft_room(4, context(most_tokens=32, prefill_tokens=10)) == 18
     assert draft_room(4, context(most_tokens=8, prefill_tokens=10)) == 0
 
 
-def test_adaserve_s_budget_binds_adaserve_alone() -> None:
-    """Who prices tokens by what they cost needs no knee to stop at."""
+def test_only_budgeted_draft_room_is_limited_by_adaserves_budget() -> None:
+    """Policies that weigh the cost of each token need no budget at the knee."""
     around = context(verify_budget=32, prefill_tokens=10)
     assert budgeted_draft_room(4, around) == 18
     assert budgeted_draft_room(4, around._replace(most_tokens=20)) == 6
@@ -72,10 +74,10 @@ def test_adaserve_s_budget_binds_adaserve_alone() -> None:
 
 @SEEDED
 @given(st.integers(0, 300), st.integers(1, 400), st.floats(0, 1e-3), st.floats(0, 1e-3))
-def test_verify_seconds_is_the_cost_of_each_number_of_drafts(
+def test_verify_seconds_are_the_costs_of_all_numbers_of_draft_tokens(
     most: int, knee: int, gamma: float, gamma_more: float
 ) -> None:
-    """As if each had been asked for; refined models, too."""
+    """Equal to single predictions, also of refined models."""
     piecewise = RooflineCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
     refined = RefinedCost(piecewise)
     refined.observe(500, 20, 0.02)
@@ -85,7 +87,7 @@ def test_verify_seconds_is_the_cost_of_each_number_of_drafts(
         assert seconds == pytest.approx(each, rel=1e-7)
 
 
-def test_no_draft_goes_beyond_the_output() -> None:
+def test_draft_tokens_left_end_at_max_tokens() -> None:
     assert draft_tokens_left(view("r", generated=7, max_tokens=10)) == 2
     assert draft_tokens_left(view("r", generated=9, max_tokens=10)) == 0
     assert np.all(

@@ -36,7 +36,7 @@ def beam(depth: int, width: int, rng: np.random.Generator) -> DraftTree:
 
 
 @pytest.mark.parametrize("requests", [1, 64])
-def test_its_tree_holds_23_tokens_whatever_the_load(requests: int) -> None:
+def test_a_tree_has_23_tokens_under_any_load(requests: int) -> None:
     """AdaServe 6.2: 'each draft token tree contains 23 tokens with no upper limit'."""
     policy: Speculation = SpecInfer()
     batch = [view(f"r{number}") for number in range(requests)]
@@ -55,8 +55,8 @@ def test_width_1_is_a_chain() -> None:
     assert [(limit.depth, limit.width) for limit in plan.limits] == [(8, 1)]
 
 
-def test_the_verifier_s_limit_holds_nevertheless() -> None:
-    """Deviation: no budget shapes its trees, but no forward takes more than it can."""
+def test_no_forward_takes_more_than_its_limit() -> None:
+    """Deviation: trees ignore budgets, but not the limit of a forward."""
     drafted = random_trees(np.random.default_rng(0), 3, 8)
     masks = selected(SpecInfer(), candidates(drafted), context(most_tokens=3 + 10), 0.0)
     assert sum(int(mask.sum()) for mask in masks) == 10
@@ -65,11 +65,11 @@ def test_the_verifier_s_limit_holds_nevertheless() -> None:
 
 @SEEDED
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 24))
-def test_equal_gives_each_request_the_same_and_the_best_of_its_tree(
+def test_equal_gives_each_request_the_same_number_of_its_best_nodes(
     drafted: list[DraftTree], budget: int
 ) -> None:
-    promised = [0.001 * (number + 1) for number in range(len(drafted))]  # it does not look
-    masks = selected(Equal(), candidates(drafted, promised), context(verify_budget=budget), 0.0)
+    tpots = [0.001 * (number + 1) for number in range(len(drafted))]  # ignored
+    masks = selected(Equal(), candidates(drafted, tpots), context(verify_budget=budget), 0.0)
     each = max(0, budget - len(drafted)) // len(drafted)
     for tree, mask in zip(drafted, masks, strict=True):
         assert mask.sum() == min(each, len(tree))

@@ -1,4 +1,4 @@
-"""SpecServe: the paper's properties, and every place where our reading leaves its pseudocode."""
+"""SpecServe: the paper's properties, and each deviation from its pseudocode."""
 
 import pickle
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ STEEP = LinearCost(alpha=0.0, gamma=8e-3, delta=8e-3)
 def draft_chains(
     rule: SpecServeRule, names: Sequence[str], confidence: float, most: int = 50
 ) -> int:
-    """The drafter's loop over chains of one confidence; how many steps were taken."""
+    """The drafter's loop over chains of one confidence; returns the number of steps."""
     path = 1.0
     for depth in range(most):
         frontier = [np.array([path] if depth else [], np.float32)] * len(names)
@@ -78,7 +78,7 @@ def throughput(
 def test_drafts_to_the_unique_peak_of_the_throughput(
     requests: int, confidence: float, verify: CostModel
 ) -> None:
-    """Section 4.3; where history predicts rightly, stopping at the first loss finds the peak."""
+    """Section 4.3: if the historical mean is right, stopping at the first loss finds the peak."""
     best = max(range(51), key=lambda n: throughput(requests, n, confidence, verify, DRAFT))
     assert plan_length(requests, confidence, verify) == best
 
@@ -95,10 +95,10 @@ def test_deviation_starts_from_length_0_so_plain_decoding_can_win() -> None:
     assert plan_length(64, 0.3, verify=STEEP) == 0
 
 
-def test_deviation_the_first_step_pays_for_the_call() -> None:
-    free, dear = (plan_length(4, 0.8, call_s=call_s) for call_s in (0.0, 0.5))
+def test_deviation_the_first_step_includes_the_time_of_the_call() -> None:
+    free, costly = (plan_length(4, 0.8, call_s=call_s) for call_s in (0.0, 0.5))
     assert free > 1
-    assert dear == 0
+    assert costly == 0
 
 
 def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
@@ -137,7 +137,7 @@ def test_deviation_the_bonus_is_one_of_the_accepted_tokens() -> None:
 
 
 @pytest.mark.parametrize("tpot_s", [9e-3, 12e-3, 20e-3])
-def test_no_round_is_drafted_beyond_the_tpot(tpot_s: float) -> None:
+def test_a_round_with_drafts_never_exceeds_the_tpot(tpot_s: float) -> None:
     length = plan_length(1, 0.95, tpot_s=tpot_s)
     took = length * DRAFT.predict(0, 1) + VERIFY.predict(101, 1 + length)
     assert took <= tpot_s
@@ -197,7 +197,7 @@ def test_elimination_finds_the_best_set_of_all(drafted: list[DraftTree], gamma: 
 def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
     drafted: list[DraftTree], tpot_s: float, budget: int
 ) -> None:
-    """The printed loop stops at the first removal that brings nothing: from -1 to -1."""
+    """The printed loop stops at the first removal without a gain, such as from -1 to -1."""
     chosen = candidates(drafted, [tpot_s] * len(drafted), drafting_s=1e-3)
     around = context(most_tokens=budget, waiting_s=1e-3)
     masks = selected(SpecServe(), chosen, around, 0.0)
@@ -205,14 +205,14 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     plain = [np.zeros(len(tree), np.bool_) for tree in drafted]
     if estimate(chosen, plain, around, tpot_s) < 0:
-        # Not even plain decoding keeps it: decode plainly.
+        # Plain decoding violates the TPOT as well: decode plainly.
         assert not any(mask.any() for mask in masks)
     else:
         assert estimate(chosen, masks, around, tpot_s) > 0
 
 
 def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
-    """Alg. 2 line 4 removes before it batches, and never puts the last one back."""
+    """Line 4 of Algorithm 2 removes before it compares, and never restores the last removal."""
     drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
     [mask] = selected(SpecServe(), candidates(drafted), context(), 0.0)
     assert mask.tolist() == [True, True]
