@@ -1,4 +1,4 @@
-"""Fits recover the curve that made the samples, and say how far off they are when they cannot."""
+"""Fits recover the cost model behind the samples, and report their errors where they cannot."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ from policies.estimates.online_cost import RefinedCost
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (0, 500, 2_000, 8_000)
 LINE = LinearCost(alpha=1e-6, gamma=2e-4, delta=9e-3)
-BENT = RooflineCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
+ROOFLINE = RooflineCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
 
 
 def samples(
@@ -50,7 +50,7 @@ def test_linear_fit_recovers_a_line(alpha: float, gamma: float, delta: float) ->
 
 
 def test_coefficients_are_never_negative() -> None:
-    """More context cannot make a forward cheaper, whatever the noise says."""
+    """More context cannot make a forward cheaper, even if noisy samples suggest it."""
     falling = [ForwardSample(c, n, 1e-2 - 1e-7 * c) for n in TOKENS for c in CONTEXTS]
     fitted = fit_linear(falling)
     assert fitted.alpha == 0.0
@@ -59,25 +59,27 @@ def test_coefficients_are_never_negative() -> None:
 
 @pytest.mark.parametrize("knee", [6, 24, 48])
 def test_roofline_fit_finds_the_knee(knee: int) -> None:
-    piecewise = RooflineCost(BENT.alpha, BENT.gamma, BENT.delta, knee, BENT.gamma_more)
-    fitted = fit_roofline(samples(piecewise))
+    roofline = RooflineCost(
+        ROOFLINE.alpha, ROOFLINE.gamma, ROOFLINE.delta, knee, ROOFLINE.gamma_more
+    )
+    fitted = fit_roofline(samples(roofline))
     assert fitted.knee == pytest.approx(knee, rel=0.05)
-    assert fitted.gamma_more == pytest.approx(BENT.gamma_more, rel=0.05)
+    assert fitted.gamma_more == pytest.approx(ROOFLINE.gamma_more, rel=0.05)
 
 
-def test_roofline_fit_stands_noise() -> None:
-    fitted = fit_roofline(samples(BENT, noise=0.05))
+def test_roofline_fit_is_robust_to_noise() -> None:
+    fitted = fit_roofline(samples(ROOFLINE, noise=0.05))
     assert 16 <= fitted.knee <= 32
     for n in TOKENS:
-        assert fitted.predict(2_000, n) == pytest.approx(BENT.predict(2_000, n), rel=0.1)
+        assert fitted.predict(2_000, n) == pytest.approx(ROOFLINE.predict(2_000, n), rel=0.1)
 
 
-def test_a_step_is_known_to_fit_prediction_and_refinement() -> None:
-    """17 to 36 tokens take as long as 36: one draft is dear, the next nineteen are free."""
+def test_fit_prediction_and_refinement_all_respect_a_step() -> None:
+    """17 to 36 tokens take as long as 36: the seventeenth is expensive, the next ones are free."""
     step = RooflineCost(1e-6, 1e-4, 9e-3, knee=48, gamma_more=6e-4, step_from=16, step_to=36)
     fitted = fit_roofline(samples(step), step_from=16, step_to=36)
     refined = RefinedCost(fitted)
-    for _ in range(500):  # all forwards have become half as dear again
+    for _ in range(500):  # all forwards now take half as long again
         refined.observe(2_000, 20, 1.5 * step.predict(2_000, 20))
     for tokens in (1, 16, 17, 30, 36, 37, 100):
         exact = step.predict(2_000, tokens)
@@ -85,16 +87,16 @@ def test_a_step_is_known_to_fit_prediction_and_refinement() -> None:
         assert forward_seconds(fitted.piecewise, 2_000.0, float(tokens)) == fitted.predict(
             2_000, tokens
         )
-    for known in (fitted, refined):
-        assert known.predict(0, 17) == known.predict(0, 36) > known.predict(0, 16) * 1.1
-        assert known.predict(0, 37) > known.predict(0, 36)
+    for cost in (fitted, refined):
+        assert cost.predict(0, 17) == cost.predict(0, 36) > cost.predict(0, 16) * 1.1
+        assert cost.predict(0, 37) > cost.predict(0, 36)
     assert refined.predict(2_000, 30) == pytest.approx(1.5 * step.predict(2_000, 30), rel=0.05)
 
 
 @given(st.integers(0, 1_000))
-def test_roofline_is_convex_and_rises_with_tokens_and_context(seed: int) -> None:
-    """But for a step, which a device is known to have, marginal costs never fall."""
-    fitted = fit_roofline(samples(BENT, noise=0.3, seed=seed))
+def test_a_fitted_roofline_is_convex_and_rises_with_tokens_and_context(seed: int) -> None:
+    """Without a step, marginal costs never fall."""
+    fitted = fit_roofline(samples(ROOFLINE, noise=0.3, seed=seed))
     curve = np.array([fitted.predict(1_000, n) for n in range(1, 200)])
     steps = np.diff(curve)
     assert steps.min() >= 0
@@ -103,42 +105,42 @@ def test_roofline_is_convex_and_rises_with_tokens_and_context(seed: int) -> None
 
 
 def test_errors_show_on_which_side_of_the_knee_a_model_fails() -> None:
-    data = samples(BENT)
-    line = fit_errors(fit_linear, data, BENT.knee)
-    roofline = fit_errors(fit_roofline, data, BENT.knee)
+    data = samples(ROOFLINE)
+    line = fit_errors(fit_linear, data, ROOFLINE.knee)
+    roofline = fit_errors(fit_roofline, data, ROOFLINE.knee)
     assert roofline.in_sample < 0.01
     assert max(roofline.below_knee or 1, roofline.above_knee or 1) < 0.05
     assert min(line.in_sample, line.below_knee or 0, line.above_knee or 0) > 0.05
 
 
-def test_held_out_error_is_of_points_that_the_fit_did_not_see() -> None:
-    """A model that learns its samples by heart has no error in sample, and must not look good."""
+def test_held_out_errors_are_of_samples_outside_the_fit() -> None:
+    """A model that memorises its samples has no error in sample, but a large one on others."""
 
-    class ByHeart:
-        def __init__(self, seen: Iterable[ForwardSample]) -> None:
-            self._seconds = {(s.context, s.tokens): s.seconds for s in seen}
+    class Memorised:
+        def __init__(self, fitted: Iterable[ForwardSample]) -> None:
+            self._seconds = {(s.context, s.tokens): s.seconds for s in fitted}
 
         def predict(self, context: float, tokens: float) -> float:
             return self._seconds.get((int(context), int(tokens)), 0.0)
 
-    errors = fit_errors(ByHeart, samples(BENT), BENT.knee)
+    errors = fit_errors(Memorised, samples(ROOFLINE), ROOFLINE.knee)
     assert errors.in_sample == 0.0
     assert errors.below_knee == errors.above_knee == 1.0
 
 
-def test_a_side_without_points_has_no_error() -> None:
+def test_a_side_of_the_knee_without_samples_has_no_error() -> None:
     assert fit_errors(fit_linear, samples(LINE), knee=1_000).above_knee is None
 
 
-def test_budget_is_the_knee_within_what_was_measured() -> None:
-    assert token_budget(BENT, largest=128) == 24
-    assert token_budget(BENT, largest=16) == 16
+def test_the_budget_is_the_knee_up_to_the_largest_measured_size() -> None:
+    assert token_budget(ROOFLINE, largest=128) == 24
+    assert token_budget(ROOFLINE, largest=16) == 16
 
 
-def test_a_bend_by_noise_is_no_knee() -> None:
+def test_a_slight_bend_does_not_limit_the_budget() -> None:
     """As measured on vLLM: the forward of 2 tokens takes 3.3 ms, that of 32 takes 5.6."""
-    hardly_bent = RooflineCost(6e-7, gamma=3.9e-5, delta=3.2e-3, knee=2, gamma_more=4e-5)
-    assert token_budget(hardly_bent, largest=128) == 40
+    slightly_bent = RooflineCost(6e-7, gamma=3.9e-5, delta=3.2e-3, knee=2, gamma_more=4e-5)
+    assert token_budget(slightly_bent, largest=128) == 40
 
 
 def test_budget_without_a_knee() -> None:
@@ -152,11 +154,11 @@ def test_budget_without_a_knee() -> None:
 
 @settings(deadline=None, derandomize=True)
 @given(st.integers(0, 10_000), st.integers(0, 300))
-def test_the_common_shape_costs_the_same(context: int, tokens: int) -> None:
-    refined = RefinedCost(BENT)
+def test_the_piecewise_form_predicts_the_same(context: int, tokens: int) -> None:
+    refined = RefinedCost(ROOFLINE)
     for seconds in (0.02, 0.01, 0.03):
         refined.observe(100, 40, seconds)
-    for cost in (LINE, BENT, refined):
+    for cost in (LINE, ROOFLINE, refined):
         assert cost.piecewise.predict(context, tokens) == pytest.approx(
             cost.predict(context, tokens)
         )

@@ -1,4 +1,4 @@
-"""Many trees at once: each becomes what it would have become alone."""
+"""Operations on many trees at once, against the same on each tree alone."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.policies.test_tree import by_path, token_path, trees
 from tests.policies.tree_lists import merged_each
 
 SEEDED = settings(deadline=None, derandomize=True)
-"""No deadline: the first call may compile."""
+"""Without a deadline, because the first call may compile."""
 FORESTS = st.lists(trees(), max_size=4)
 
 
@@ -35,7 +35,7 @@ def test_prune_keeps_the_chosen_paths_and_nothing_else(
         # Still a tree that build accepts, with the depths that build derives.
         rebuilt = DraftTree.build(pruned.tokens, pruned.parents, pruned.confidence)
         assert rebuilt.depth.tolist() == pruned.depth.tolist()
-        # The drafter's order of preference among what is kept stands.
+        # The drafter's order of preference is kept.
         order = [path for path in by_path(tree) if path in chosen]
         assert list(by_path(pruned)) == order
 
@@ -56,22 +56,22 @@ def test_merge_is_the_union_of_paths_with_the_best_confidence(
         for node in range(len(merged)):
             path = token_path(merged, node)
             beside = [c for other, c in expected.items() if other[:-1] == path[:-1]]
-            believed = expected[path] / max(1.0, sum(beside))
-            assert merged.confidence[node] == pytest.approx(believed, rel=1e-5)
+            expected_confidence = expected[path] / max(1.0, sum(beside))
+            assert merged.confidence[node] == pytest.approx(expected_confidence, rel=1e-5)
             have = [bit for bit, tree in enumerate(several) if path in by_path(tree)]
             assert sources[node] == sum(1 << bit for bit in have)
 
 
 @SEEDED
 @given(trees())
-def test_merging_a_tree_with_itself_or_with_nothing_changes_no_path(tree: DraftTree) -> None:
+def test_merging_a_tree_with_itself_or_an_empty_one_changes_nothing(tree: DraftTree) -> None:
     [(merged, sources)] = merged_each([[DraftTree.empty(), tree, tree]])
     assert merged.tokens.tolist() == tree.tokens.tolist()
     assert merged.parents.tolist() == tree.parents.tolist()
     assert set(sources.tolist()) <= {0b110}
 
 
-def test_two_drafters_that_are_sure_of_different_tokens_share_the_certainty() -> None:
+def test_confident_drafters_of_different_tokens_are_scaled_to_a_sum_of_one() -> None:
     one, other = DraftTree.chain([1, 2], [0.9, 0.8]), DraftTree.chain([3], [0.6])
     [(merged, _)] = merged_each([[one, other]])
     assert merged.parents.tolist() == [ROOT, 0, ROOT]
@@ -80,7 +80,7 @@ def test_two_drafters_that_are_sure_of_different_tokens_share_the_certainty() ->
 
 @SEEDED
 @given(st.lists(FORESTS, max_size=3))
-def test_the_chain_of_a_tree_is_the_path_that_promises_the_most_tokens(
+def test_the_best_chain_has_the_most_expected_tokens(
     proposed: list[list[DraftTree]],
 ) -> None:
     merged = [tree for tree, _ in merged_each(proposed)]
@@ -97,7 +97,7 @@ def test_the_chain_of_a_tree_is_the_path_that_promises_the_most_tokens(
         assert chain.confidence.tolist() == tree.confidence[nodes].tolist()
 
 
-def test_chains_stay_the_object_that_they_are() -> None:
+def test_pruning_to_chains_returns_a_set_of_chains_itself() -> None:
     chain, forked = DraftTree.chain([5, 6]), DraftTree.build([1, 2, 3], [ROOT, ROOT, 1], [0.5] * 3)
     chains = flatten([chain])
     assert prune_each(chains, best_chains(chains)) is chains
@@ -109,13 +109,13 @@ def test_chains_stay_the_object_that_they_are() -> None:
 
 @SEEDED
 @given(st.lists(FORESTS, max_size=3), st.data())
-def test_gathered_are_the_trees_of_these_places(
+def test_gather_trees_returns_the_referenced_trees_in_order(
     sets: list[list[DraftTree]], data: st.DataObject
 ) -> None:
     flats = [flatten(trees) for trees in sets]
-    places = [(number, place) for number, trees in enumerate(sets) for place in range(len(trees))]
-    chosen = data.draw(st.permutations(places + places[:2]))
-    told = split(gather_trees([(flats[number], place) for number, place in chosen]))
-    for (number, place), tree in zip(chosen, told, strict=True):
+    refs = [(number, place) for number, trees in enumerate(sets) for place in range(len(trees))]
+    chosen = data.draw(st.permutations(refs + refs[:2]))
+    gathered = split(gather_trees([(flats[number], place) for number, place in chosen]))
+    for (number, place), tree in zip(chosen, gathered, strict=True):
         assert by_path(tree) == by_path(sets[number][place])
         assert tree.depth.tolist() == sets[number][place].depth.tolist()

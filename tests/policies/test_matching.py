@@ -1,4 +1,4 @@
-"""A matching is worth as much as the best there is, whichever way it was found."""
+"""Matchings have the greatest total value, by either of the two algorithms."""
 
 from collections.abc import Callable
 from itertools import product
@@ -19,7 +19,7 @@ MANY = 2 * KM_ROWS
 LANES = 6
 
 
-def worth(values: Floats, unmatched: Floats, chosen: Ints) -> float:
+def total_value(values: Floats, unmatched: Floats, chosen: Ints) -> float:
     matched = chosen != UNMATCHED
     return float(unmatched[~matched].sum() + values[matched, chosen[matched]].sum())
 
@@ -30,7 +30,7 @@ def assert_fits(chosen: Ints, capacities: Ints) -> None:
 
 
 def expanded_km(values: Floats, capacities: Ints, unmatched: Floats) -> float:
-    """The paper's own: B_j copies of each lane, and here a place apart for each request."""
+    """The paper's algorithm: B_j copies of each lane, plus a place of its own for each request."""
     requests = len(values)
     places = np.repeat(np.arange(len(capacities)), capacities)
     apart = np.where(np.eye(requests, dtype=bool), unmatched[:, None], -np.inf)
@@ -49,42 +49,42 @@ def expanded_km(values: Floats, capacities: Ints, unmatched: Floats) -> float:
 def test_small_matchings_equal_brute_force(
     seed: int, requests: int, lanes: int, levels: int
 ) -> None:
-    """Few levels make ties; the value of no lane is anywhere, so that it may be the best."""
+    """Few levels cause ties; the value of having no lane is random, so that it may be the best."""
     rng = np.random.default_rng(seed)
     values = rng.integers(0, levels, (requests, lanes)).astype(float)
     unmatched = rng.integers(-levels, levels, requests).astype(float)
     capacities = rng.integers(0, 3, lanes)
     best = max(
-        worth(values, unmatched, np.array(choice, np.intp))
+        total_value(values, unmatched, np.array(choice, np.intp))
         for choice in product(range(UNMATCHED, lanes), repeat=requests)
         if all(choice.count(lane) <= capacities[lane] for lane in range(lanes))
     )
     chosen = match(values, capacities, unmatched)
     assert_fits(chosen, capacities)
-    assert worth(values, unmatched, chosen) == pytest.approx(best)
+    assert total_value(values, unmatched, chosen) == pytest.approx(best)
 
 
-LIKES: dict[str, Callable[[np.random.Generator], Floats]] = {
+VALUES: dict[str, Callable[[np.random.Generator], Floats]] = {
     "unrelated": lambda rng: rng.uniform(0, 1, (MANY, LANES)),
     "lanes differ": lambda rng: rng.uniform(20, 80, LANES) + rng.normal(0, 1, (MANY, LANES)),
     "all alike": lambda rng: np.tile(rng.uniform(20, 80, LANES), (MANY, 1)),
     "all the same": lambda rng: np.full((MANY, LANES), 5.0),
-    "ease times speed": lambda rng: rng.uniform(0.2, 1, (MANY, 1)) * rng.uniform(1, 9, LANES),
+    "request factor times lane factor": lambda rng: (
+        rng.uniform(0.2, 1, (MANY, 1)) * rng.uniform(1, 9, LANES)
+    ),
     "domains": lambda rng: rng.uniform(20, 80, (4, LANES))[rng.integers(4, size=MANY)],
     "few levels": lambda rng: rng.integers(0, 3, (MANY, LANES)).astype(float),
 }
 
 
-@pytest.mark.parametrize("likes", LIKES)
+@pytest.mark.parametrize("preferences", VALUES)
 @pytest.mark.parametrize("room", [0.4, 1.0, 1.3])
 @pytest.mark.parametrize("plain", ["far below", "in between"])
-def test_many_requests_are_matched_as_well_as_by_km_alone(
-    likes: str, room: float, plain: str
-) -> None:
-    """Above KM_ROWS the way is another, the value the same: also where preferences agree, which
-    is what makes places scarce."""
+def test_large_matchings_are_as_good_as_km_alone(preferences: str, room: float, plain: str) -> None:
+    """Above KM_ROWS the algorithm is another, but the value the same, also where preferences agree
+    and places are scarce."""
     rng = np.random.default_rng(1)
-    values = LIKES[likes](rng)
+    values = VALUES[preferences](rng)
     capacities = rng.multinomial(int(room * MANY), np.full(LANES, 1 / LANES))
     unmatched = (
         np.full(MANY, values.min() - 1000.0)
@@ -94,7 +94,7 @@ def test_many_requests_are_matched_as_well_as_by_km_alone(
     chosen = match(values, capacities, unmatched)
     assert_fits(chosen, capacities)
     best = expanded_km(values, capacities, unmatched)
-    assert worth(values, unmatched, chosen) == pytest.approx(best, rel=1e-9)
+    assert total_value(values, unmatched, chosen) == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("requests", [10, MANY])

@@ -1,4 +1,4 @@
-"""Micro-batches: the predicted pipeline against hand-made ones, the heuristic against search."""
+"""Micro-batches: predictions against pipelines computed by hand, the heuristic against search."""
 
 from itertools import product
 
@@ -15,12 +15,12 @@ ASYNCHRONOUS = MicroBatchParams(mode="asynchronous")
 
 
 def lane(requests: int, step_s: float, depth: int = 4, gain: float = 2.0) -> LaneLoad:
-    """Drafts in `step_s` per step, however many requests there are."""
+    """A lane whose draft steps take `step_s`, whatever the number of requests."""
     return LaneLoad(requests, 100 * requests, depth, gain, LinearCost(0.0, 0.0, step_s))
 
 
 def fixed(seconds: float) -> LinearCost:
-    """A verifier that waits for its weights only."""
+    """A verifier whose time does not depend on tokens."""
     return LinearCost(0.0, 0.0, seconds)
 
 
@@ -29,7 +29,7 @@ def per_row(seconds: float) -> LinearCost:
 
 
 @given(st.lists(st.integers(), max_size=20), st.integers(1, 8))
-def test_cutting_keeps_order_and_nearly_equal_sizes(batch: list[int], parts: int) -> None:
+def test_cut_keeps_order_and_nearly_equal_sizes(batch: list[int], parts: int) -> None:
     pieces = cut(batch, parts)
     assert [item for piece in pieces for item in piece] == batch
     assert len(pieces) == min(parts, len(batch))
@@ -60,20 +60,20 @@ def test_the_barrier_waits_for_the_slowest_lane() -> None:
 
 
 def test_asynchronous_lanes_do_not_wait_for_each_other() -> None:
-    """The fast one is verified while the slow one drafts: a round each 14 ms, not each 50."""
+    """The fast one is verified while the slow one drafts: a round in 14 ms instead of 50."""
     fast, slow = lane(4, 0.001), lane(4, 0.010)
     ours = throughput([fast, slow], [1, 1], fixed(0.01), "asynchronous")
     assert ours > throughput([fast, slow], [1, 1], fixed(0.01), "barrier")
 
 
-def test_what_is_ready_of_several_lanes_is_verified_in_one_forward() -> None:
-    """Alike lanes are ready together; a forward for each would take 2·30 ms."""
+def test_drafts_of_several_lanes_are_verified_in_one_forward() -> None:
+    """Equal lanes are ready at the same time; a forward for each would take 2·30 ms."""
     twins = [lane(4, 0.005), lane(4, 0.005)]
     assert throughput(twins, [1, 1], fixed(0.03), "asynchronous") == pytest.approx(16 / 0.05)
 
 
 @pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
-def test_requests_that_decode_plainly_ride_along(mode: Mode) -> None:
+def test_plain_requests_join_the_forward(mode: Mode) -> None:
     plain = LaneLoad(requests=3, context=300, depth=0, gain=1.0)
     assert throughput([plain], [1], fixed(0.03), mode) == pytest.approx(3 / 0.03)
     assert throughput([], [], fixed(0.03), mode) == 0.0
@@ -111,7 +111,7 @@ def test_spins_heuristic_is_within_epsilon_of_exhaustive_search() -> None:
         ]
         chosen = split(loads, verify, BARRIER)
         assert chosen.tokens_per_s >= 0.97 * max(predicted)
-        # The last one before the first fall by more than epsilon.
+        # The last number before the first fall by more than epsilon.
         count = chosen.parts[0]
         falls = [
             index + 1
@@ -121,7 +121,7 @@ def test_spins_heuristic_is_within_epsilon_of_exhaustive_search() -> None:
         assert count == (falls[0] - 1 if falls else most)
 
 
-def test_the_lane_wise_split_is_near_exhaustive_search() -> None:
+def test_the_asynchronous_split_is_near_exhaustive_search() -> None:
     rng = np.random.default_rng(0)
     shortfalls = []
     for _ in range(100):
@@ -137,21 +137,21 @@ def test_the_lane_wise_split_is_near_exhaustive_search() -> None:
     assert max(shortfalls) < 0.2
 
 
-def test_no_split_where_two_lose_already() -> None:
-    """Nearly free drafting, and a verifier whose weights cost all the time."""
+def test_a_batch_is_not_split_if_two_parts_are_slower() -> None:
+    """Drafting costs almost nothing, and a forward takes the same time for any batch."""
     assert split([lane(8, 0.0001)], fixed(0.05), BARRIER).parts == [1]
     assert split([lane(8, 0.0001)], fixed(0.05), ASYNCHRONOUS).parts == [1]
 
 
-def test_splitting_ends_at_its_limit() -> None:
-    """Nothing is lost by more parts here; a lane with one request stays whole."""
+def test_splitting_ends_at_max_parts_and_at_single_requests() -> None:
+    """Here more parts never lose; a lane with one request is not split."""
     free = LaneLoad(20, 2000, 4, 2.0)
     assert split([free, lane(1, 0.001)], per_row(0.001), BARRIER).parts == [8, 8]
     assert split([free], per_row(0.001), MicroBatchParams("barrier", max_parts=3)).parts == [3]
 
 
-def test_the_faster_mode_is_taken() -> None:
-    """A barrier for twins, whose forwards cost much; none where one lane is far slower."""
+def test_faster_takes_the_faster_mode() -> None:
+    """A barrier for equal lanes with expensive forwards; asynchronous if one lane is far slower."""
     rng = np.random.default_rng(1)
     modes = set()
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Replicas that tell each other what they have seen know as much as one that has seen it all."""
+"""Replicas that pool their statistics decide as one replica with all observations would."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ from tests.policies.selection.play import lane, outcome, request
 from tests.policies.tree_lists import calibrated, learn
 
 LANES = [lane("a"), lane("b")]
-CERTAIN = {
+DETERMINISTIC = {
     "hedge": {"doubt": 0.0},
     "lbss": {"alpha": 2, "beta": 2, "switch_weight": 0.0},
     "epsilon_greedy": {"epsilon": 0.0},
     "spin_epsilon_greedy": {"epsilon": 1.0},
 }
-"""The learners, with as little chance as they allow."""
+"""Options that make each learner as deterministic as possible."""
 
 
 def pooled(policy: Selection) -> Pooled:
@@ -41,29 +41,29 @@ def pooled(policy: Selection) -> Pooled:
 
 def summed(*parts: Statistics) -> Statistics:
     return weighted_sum(
-        [(known, 1.0) for part in parts if (known := finite_vectors(part)) is not None]
+        [(arrays, 1.0) for part in parts if (arrays := finite_vectors(part)) is not None]
     )
 
 
 def fresh(name: str) -> Selection:
-    return make_selection(name, CERTAIN[name])
+    return make_selection(name, DETERMINISTIC[name])
 
 
-def experienced(name: str, a: float, b: float, requests: int = 40) -> Selection:
-    """Every other request had this goodput on lane a, the others on lane b."""
+def trained(name: str, a: float, b: float, requests: int = 40) -> Selection:
+    """A policy whose earlier requests had these goodputs, alternately on lane a and on lane b."""
     policy = fresh(name)
     for number in range(requests):
         view = request(f"before {number}")
         policy.assign([view], LANES, 0.0)
         lane, goodput = ("a", a) if number % 2 else ("b", b)
-        for _ in range(2):  # the first slot holds the prefill, and tells nothing
+        for _ in range(2):  # the first slot includes the prefill and is not learned from
             policy.observe([outcome(view.name, lane, goodput)])
         policy.forget(view.name)
     return policy
 
 
 def choice(policy: Selection) -> str | None:
-    """For a new request, behind two slots that were middling wherever it was."""
+    """The lane of a new request after two slots of medium goodput on any lane."""
     view = request("new")
     for _ in range(2):
         lane = policy.assign([view], LANES, 0.0)[view.name]
@@ -71,67 +71,67 @@ def choice(policy: Selection) -> str | None:
     return policy.assign([view], LANES, 0.0)[view.name]
 
 
-@pytest.mark.parametrize("name", CERTAIN)
-def test_a_new_replica_knows_the_best_drafter_from_the_others(name: str) -> None:
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_a_new_replica_gets_the_best_drafter_from_the_others(name: str) -> None:
     for best, seen in (("a", (50.0, 10.0)), ("b", (10.0, 50.0))):
         policy = fresh(name)
-        pooled(policy).pool(summed(pooled(experienced(name, *seen)).export()))
+        pooled(policy).pool(summed(pooled(trained(name, *seen)).export()))
         assert choice(policy) == best
 
 
-@pytest.mark.parametrize("name", CERTAIN)
-def test_what_others_have_said_is_never_told_on(name: str) -> None:
-    policy, other = experienced(name, 50.0, 10.0), experienced(name, 10.0, 50.0)
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_pooled_statistics_are_not_exported(name: str) -> None:
+    policy, other = trained(name, 50.0, 10.0), trained(name, 10.0, 50.0)
     own = pooled(policy).export()
     pooled(policy).pool(pooled(other).export())
     assert pooled(policy).export() == own
 
 
-@pytest.mark.parametrize("name", CERTAIN)
-def test_what_is_told_again_replaces_what_was_told(name: str) -> None:
-    """Told five times that b is better, and then once that a is."""
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_pooling_again_replaces_the_earlier_statistics(name: str) -> None:
+    """Five times b is better, and the last time a."""
     policy = fresh(name)
     for _ in range(5):
-        pooled(policy).pool(pooled(experienced(name, 10.0, 50.0)).export())
-    pooled(policy).pool(pooled(experienced(name, 50.0, 10.0)).export())
+        pooled(policy).pool(pooled(trained(name, 10.0, 50.0)).export())
+    pooled(policy).pool(pooled(trained(name, 50.0, 10.0)).export())
     assert choice(policy) == "a"
 
 
-@pytest.mark.parametrize("name", CERTAIN)
+@pytest.mark.parametrize("name", DETERMINISTIC)
 def test_statistics_are_plain_built_ins(name: str) -> None:
-    statistics = pooled(experienced(name, 50.0, 10.0)).export()
+    statistics = pooled(trained(name, 50.0, 10.0)).export()
     assert statistics
     assert json.loads(json.dumps(statistics)) == statistics
 
 
-def test_hedge_goes_by_its_own_requests_however_many_others_there_are() -> None:
-    """A thousand replicas have seen a different kind of request."""
-    policy = experienced("hedge", 50.0, 10.0, requests=2000)
-    pooled(policy).pool(scaled(pooled(experienced("hedge", 10.0, 12.0)).export(), 1e6))
+def test_hedge_weighs_its_own_requests_however_many_others_there_are() -> None:
+    """Even if a million replicas have had another kind of request."""
+    policy = trained("hedge", 50.0, 10.0, requests=2000)
+    pooled(policy).pool(scaled(pooled(trained("hedge", 10.0, 12.0)).export(), 1e6))
     assert choice(policy) == "a"
 
 
-def test_numbers_stay_bounded_however_long_replicas_serve_and_talk() -> None:
-    """What fades is worth a thousand slots at most, a calibration its memory; told or not."""
-    one, other = experienced("hedge", 50.0, 10.0, requests=4000), fresh("hedge")
-    lessons = drafts(np.sqrt, 500, 0)
+def test_statistics_stay_bounded_however_long_replicas_serve_and_pool() -> None:
+    """Decaying evidence is at most a thousand slots, a calibration at most its memory."""
+    one, other = trained("hedge", 50.0, 10.0, requests=4000), fresh("hedge")
+    observations = drafts(np.sqrt, 500, 0)
     calibrations = Calibration(), Calibration()
     for _ in range(60):
         pooled(other).pool(pooled(one).export())
         pooled(one).pool(pooled(other).export())
-        learn(calibrations[0], lessons)
+        learn(calibrations[0], observations)
         calibrations[1].pool(calibrations[0].export())
         calibrations[0].pool(calibrations[1].export())
     slots = [sum(tallies[2::3]) for tallies in pooled(one).export().values()]
     assert sum(slots) <= 2 * 1000 + 1, "of drafters, and of the bound on plain decoding"
-    most = CalibrationParams().memory + len(lessons)
+    most = CalibrationParams().memory + len(observations)
     for one_of_both in calibrations:
         seen = np.reshape(one_of_both.export()["seen"], (-1, 16)).sum(axis=1)
         assert seen.max() <= most
 
 
 def test_plain_decoding_is_pooled_as_well() -> None:
-    """A replica that has never decoded plainly hears that it would be better."""
+    """A replica that has never decoded plainly gets from another that plain decoding is better."""
     other = Hedge()
     for number in range(20):
         view = request(f"before {number}")
@@ -139,8 +139,8 @@ def test_plain_decoding_is_pooled_as_well() -> None:
         for _ in range(3):
             other.observe([outcome(view.name, None, 90.0)])
         other.forget(view.name)
-    assert choice(experienced("hedge", 50.0, 10.0)) == "a"
-    policy = experienced("hedge", 50.0, 10.0)
+    assert choice(trained("hedge", 50.0, 10.0)) == "a"
+    policy = trained("hedge", 50.0, 10.0)
     pooled(policy).pool(other.export())
     assert choice(policy) is None
 
@@ -158,9 +158,9 @@ def drafts(
     ]
 
 
-def learned(lessons: Sequence[tuple[DraftTree, Sequence[int]]]) -> Calibration:
+def learned(observations: Sequence[tuple[DraftTree, Sequence[int]]]) -> Calibration:
     calibration = Calibration()
-    learn(calibration, lessons)
+    learn(calibration, observations)
     return calibration
 
 
@@ -169,12 +169,12 @@ def curve(calibration: Calibration) -> list[float]:
     return [float(tree.confidence[0]) for tree in calibrated(calibration, trees)]
 
 
-def test_three_calibrations_together_are_that_of_one_replica_that_saw_it_all() -> None:
-    lessons = [drafts(np.sqrt, 900, seed) for seed in range(3)]
-    alone = learned([lesson for part in lessons for lesson in part])
-    three = [learned(part) for part in lessons]
-    told = [summed(*(one.export() for one in three if one is not own)) for own in three]
-    for own, others in zip(three, told, strict=True):
+def test_pooled_calibrations_equal_that_of_all_observations() -> None:
+    observations = [drafts(np.sqrt, 900, seed) for seed in range(3)]
+    alone = learned([observation for part in observations for observation in part])
+    three = [learned(part) for part in observations]
+    others_of_each = [summed(*(one.export() for one in three if one is not own)) for own in three]
+    for own, others in zip(three, others_of_each, strict=True):
         assert curve(own) != pytest.approx(curve(alone), abs=1e-3)
         own.pool(others)
         assert curve(own) == pytest.approx(curve(alone), abs=1e-6)
@@ -182,7 +182,7 @@ def test_three_calibrations_together_are_that_of_one_replica_that_saw_it_all() -
 
 
 def test_a_calibration_keeps_its_own_share_however_many_others_there_are() -> None:
-    """Here confidence is worth much more than with the others, of whom there are a thousand."""
+    """Confidence means much more here than on the thousand other replicas."""
     memory = CalibrationParams().memory
     own = learned(drafts(lambda _: 0.9, int(memory), 0))
     others = learned(drafts(lambda _: 0.1, int(memory), 1))
@@ -190,14 +190,14 @@ def test_a_calibration_keeps_its_own_share_however_many_others_there_are() -> No
     assert curve(own)[5] > 0.25
 
 
-def test_a_calibration_with_other_bins_is_none() -> None:
+def test_statistics_with_other_bins_are_ignored() -> None:
     own = learned(drafts(np.sqrt, 900, 0))
     before = curve(own)
     own.pool({name: vector[:-5] for name, vector in own.export().items()})
     assert curve(own) == before
 
 
-def test_learners_travel_together_and_come_apart() -> None:
+def test_combined_statistics_are_extracted_unchanged() -> None:
     parts = {"hedge": {"drafter/a": [1.0, 2.0]}, "calibration/a": {"seen": [3.0]}, "none": {}}
     flat = combine(parts)
     assert {name: extract(flat, name) for name in parts} == parts
@@ -207,17 +207,17 @@ def test_learners_travel_together_and_come_apart() -> None:
     }
 
 
-def test_sums_are_by_name_and_weighted() -> None:
+def test_weighted_sums_are_by_name() -> None:
     parts = [
         ({"x": np.array([1.0, 2.0])}, 1.0),
         ({"x": np.array([4.0, 4.0]), "y": np.ones(1)}, 0.5),
     ]
     assert weighted_sum(parts) == {"x": [3.0, 4.0], "y": [0.5]}
-    assert parts[0][0]["x"].tolist() == [1.0, 2.0], "what is summed up stays as it is"
-    # A replica of another version counts in other bins.
+    assert parts[0][0]["x"].tolist() == [1.0, 2.0], "the summands are not changed"
+    # A replica of another version may use other bins.
     assert weighted_sum([*parts, ({"x": np.ones(3)}, 1.0)]) == {"x": [3.0, 4.0], "y": [0.5]}
 
 
-def test_numbers_that_would_spoil_a_sum_are_refused() -> None:
+def test_statistics_that_are_not_finite_are_refused() -> None:
     assert finite_vectors({"x": [1.0], "y": [float("nan")]}) is None
     assert finite_vectors({"x": [float("inf")]}) is None

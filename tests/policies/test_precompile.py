@@ -1,20 +1,20 @@
-"""Behind a warm-up nothing is compiled any more: no request waits for it."""
+"""After the warm-up no loop is compiled any more, so that no request waits for it."""
 
 import subprocess
 import sys
 
 ROUNDS = """
-import cluster  # as every process of ours has it: loops are kept where others find them
+import cluster  # sets where compiled loops are cached, as in every process of Spindle
 import gc
 from numba.core.dispatcher import Dispatcher
 from policies.precompile import warm_up
 
 warm_up()
-# Numba has loops of its own, some by the same names.
+# Numba has compiled functions of its own, some with the same names.
 loops = [one for one in gc.get_objects() if isinstance(one, Dispatcher)
          and one.py_func.__module__.startswith("policies.")]
 assert len(loops) > 10
-known = {one: len(one.signatures) for one in loops}
+compiled = {one: len(one.signatures) for one in loops}
 
 from policies.estimates.calibration import Calibration
 from policies.selection.hedge import Hedge
@@ -29,12 +29,12 @@ hedge = Hedge()
 for _ in range(3):
     slot(hedge, requests("a", "b"), [lane("x"), lane("y")], lambda request, lane: 50.0)
     hedge.likely_next("a")
-print({one.py_func.__qualname__ for one in loops if len(one.signatures) > known[one]})
+print({one.py_func.__qualname__ for one in loops if len(one.signatures) > compiled[one]})
 """
 
 
-def test_rounds_behind_a_warm_up_compile_nothing() -> None:
-    """In a process of its own: this one has long been warm."""
+def test_rounds_after_the_warm_up_compile_nothing() -> None:
+    """In a new process, because this one has compiled loops already."""
     ran = subprocess.run(
         [sys.executable, "-c", ROUNDS], capture_output=True, text=True, timeout=300, check=False
     )

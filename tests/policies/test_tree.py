@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from policies.tree import ROOT, DraftTree
 
 TOKENS = st.integers(0, 3)
-"""Few, so that siblings, shared paths and hits are frequent."""
+"""Few, so that siblings, shared paths and matches are frequent."""
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> DraftTree:
-    """Any valid tree: nodes hang below earlier ones or the root; equal siblings are left out."""
+    """Any valid tree: the parent of a node is an earlier node or the root; equal siblings are left
+    out."""
     tokens: list[int] = []
     parents: list[int] = []
     for _ in range(draw(st.integers(0, 10))):
@@ -36,7 +37,7 @@ def token_path(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 
 def by_path(tree: DraftTree) -> dict[tuple[int, ...], float]:
-    """The tree as a reader sees it: what each token path is believed."""
+    """The tree as a mapping from token paths to confidences."""
     return {token_path(tree, node): float(tree.confidence[node]) for node in range(len(tree))}
 
 
@@ -52,7 +53,7 @@ def test_depth_is_the_length_of_the_path(tree: DraftTree) -> None:
 
 
 @given(trees())
-def test_mask_shows_a_node_itself_and_its_ancestors(tree: DraftTree) -> None:
+def test_a_node_attends_to_itself_and_its_ancestors(tree: DraftTree) -> None:
     mask = tree.ancestor_mask()
     assert mask.shape == (len(tree), len(tree))
     for node in range(len(tree)):
@@ -66,16 +67,16 @@ def test_path_confidence_is_the_product_from_the_root(tree: DraftTree) -> None:
 
 
 @given(trees(), st.lists(TOKENS, max_size=5))
-def test_follow_is_the_longest_prefix_that_the_tree_holds(tree: DraftTree, said: list[int]) -> None:
+def test_follow_returns_the_longest_prefix_in_the_tree(tree: DraftTree, tokens: list[int]) -> None:
     held = set(by_path(tree))
-    longest = next(n for n in range(len(said), -1, -1) if n == 0 or tuple(said[:n]) in held)
-    path = tree.follow(said)
-    assert tree.tokens[path].tolist() == said[:longest]
+    longest = next(n for n in range(len(tokens), -1, -1) if n == 0 or tuple(tokens[:n]) in held)
+    path = tree.follow(tokens)
+    assert tree.tokens[path].tolist() == tokens[:longest]
     assert path == (tree.path(path[-1]) if path else [])
 
 
 @given(trees())
-def test_every_path_that_is_followed_ends_at_its_own_node(tree: DraftTree) -> None:
+def test_following_a_nodes_token_path_ends_at_the_node(tree: DraftTree) -> None:
     for node in range(len(tree)):
         assert tree.follow(token_path(tree, node)) == tree.path(node)
 
@@ -90,7 +91,7 @@ def test_a_chain_is_one_path_of_all_its_tokens(tokens: list[int]) -> None:
 
 
 @given(trees())
-def test_is_chain_exactly_when_each_node_hangs_below_the_one_before(tree: DraftTree) -> None:
+def test_is_chain_if_each_node_is_the_child_of_the_one_before(tree: DraftTree) -> None:
     assert tree.is_chain == all(len(token_path(tree, i)) == i + 1 for i in range(len(tree)))
 
 
@@ -106,7 +107,7 @@ def test_is_chain_exactly_when_each_node_hangs_below_the_one_before(tree: DraftT
     ],
     ids=["length", "own parent", "later parent", "below root", "twins at root", "twins below"],
 )
-def test_build_refuses_what_is_no_tree(
+def test_build_refuses_invalid_trees(
     tokens: list[int], parents: list[int], confidence: list[float]
 ) -> None:
     with pytest.raises(ValueError, match=r"parent|length|sibling"):
@@ -121,9 +122,9 @@ def test_the_same_token_below_two_parents_is_two_nodes() -> None:
 
 
 @given(trees())
-def test_a_tree_travels_whole_and_small(tree: DraftTree) -> None:
+def test_a_pickled_tree_is_complete_and_small(tree: DraftTree) -> None:
     packed = pickle.dumps(tree, pickle.HIGHEST_PROTOCOL)
     assert len(packed) <= 100 + 16 * len(tree)
-    there = pickle.loads(packed)
-    assert by_path(there) == by_path(tree)
-    assert there.depth.tolist() == tree.depth.tolist()
+    unpickled = pickle.loads(packed)
+    assert by_path(unpickled) == by_path(tree)
+    assert unpickled.depth.tolist() == tree.depth.tolist()

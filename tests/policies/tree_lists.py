@@ -1,4 +1,4 @@
-"""Lists of trees for what takes them flat."""
+"""Flat-tree functions on lists of trees."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,10 +12,12 @@ from policies.tree import DraftTree
 Sources = NDArray[np.int64]
 
 
-def learn(calibration: Calibration, lessons: Iterable[tuple[DraftTree, Sequence[int]]]) -> None:
-    """Trees as they were drafted and what was then committed."""
-    pairs = list(lessons)
-    calibration.observe(flatten([tree for tree, _ in pairs]), [said for _, said in pairs])
+def learn(
+    calibration: Calibration, observations: Iterable[tuple[DraftTree, Sequence[int]]]
+) -> None:
+    """Observes uncalibrated trees, each with the tokens that were committed after it."""
+    pairs = list(observations)
+    calibration.observe(flatten([tree for tree, _ in pairs]), [tokens for _, tokens in pairs])
 
 
 def calibrated(calibration: Calibration, trees: Sequence[DraftTree]) -> list[DraftTree]:
@@ -23,7 +25,7 @@ def calibrated(calibration: Calibration, trees: Sequence[DraftTree]) -> list[Dra
 
 
 def merged_each(proposed: Sequence[Sequence[DraftTree]]) -> list[tuple[DraftTree, Sources]]:
-    """Of each request the united tree, and who has proposed its nodes."""
+    """Each request's merged tree, and the sources of its nodes."""
     parts = [len(trees) for trees in proposed]
     merged = merge_each(parts, flatten([tree for trees in proposed for tree in trees]))
     sources = np.split(merged.sources, merged.trees.starts[1:-1])

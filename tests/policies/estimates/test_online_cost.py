@@ -1,4 +1,4 @@
-"""The refined model follows the machine, and no observation can make it absurd."""
+"""The refined cost model follows the machine, and stays within bounds whatever it observes."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ STEP = LinearCost(alpha=1e-7, gamma=3e-5, delta=2e-4)
 SECONDS = st.one_of(st.floats(0, 1e9), st.just(0.0), st.floats(-1, 0))
 
 
-def drive(
+def observe_rounds(
     cost: RefinedCost, truth: Callable[[float, float], float], rounds: int, seed: int = 0
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -33,24 +33,24 @@ def worst_error(cost: CostModel, truth: Callable[[float, float], float]) -> floa
     )
 
 
-def test_is_the_fit_before_it_has_seen_anything() -> None:
+def test_without_observations_it_is_the_fit() -> None:
     assert RefinedCost(FITTED).predict(500, 40) == pytest.approx(FITTED.predict(500, 40))
 
 
 @pytest.mark.parametrize(
-    ("fixed", "reading", "rest"),
+    ("fixed", "reading", "computing"),
     [(2.0, 1.0, 1.0), (1.0, 2.5, 2.5), (0.5, 0.7, 0.7), (1.0, 1.0, 2.5), (1.0, 2.5, 0.8)],
 )
-def test_finds_how_much_slower_each_part_is(fixed: float, reading: float, rest: float) -> None:
+def test_finds_how_much_slower_each_part_is(fixed: float, reading: float, computing: float) -> None:
     def truth(context: float, tokens: float) -> float:
         return (
             fixed * FITTED.delta
             + reading * FITTED.alpha * context
-            + rest * (FITTED.predict(0, tokens) - FITTED.delta)
+            + computing * (FITTED.predict(0, tokens) - FITTED.delta)
         )
 
     cost = RefinedCost(FITTED)
-    drive(cost, truth, 300)
+    observe_rounds(cost, truth, 300)
     assert worst_error(FITTED, truth) > 0.2
     assert worst_error(cost, truth) < 0.08
 
@@ -60,15 +60,17 @@ def test_follows_a_machine_that_changes() -> None:
         return 2 * FITTED.predict(context, tokens)
 
     cost = RefinedCost(FITTED, RefinementParams(memory=64))
-    drive(cost, FITTED.predict, 2000)
-    drive(cost, slower, 200, seed=1)
+    observe_rounds(cost, FITTED.predict, 2000)
+    observe_rounds(cost, slower, 200, seed=1)
     assert worst_error(cost, slower) < 0.1
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(1, 500), SECONDS), max_size=60))
-def test_never_leaves_its_bounds(seen: list[tuple[float, int, float]]) -> None:
-    """Neither negative nor running away, nor cheaper for more work."""
+def test_predictions_stay_within_bounds_and_rise_with_work(
+    seen: list[tuple[float, int, float]],
+) -> None:
+    """Any observations leave predictions within the bounds, and never lower for more work."""
     cost = RefinedCost(FITTED)
     for context, tokens, seconds in seen:
         cost.observe(context, tokens, seconds)
@@ -80,35 +82,37 @@ def test_never_leaves_its_bounds(seen: list[tuple[float, int, float]]) -> None:
 
 @settings(deadline=None, derandomize=True)
 @given(st.floats(-0.3, 0.3), st.floats(-0.3, 0.3), st.integers(1, 40))
-def test_is_the_least_squares_fit_within_the_bounds(few: float, many: float, rounds: int) -> None:
+def test_scales_are_the_least_squares_fit_within_the_bounds(
+    few: float, many: float, rounds: int
+) -> None:
     """Against scipy's bounded least squares on the whole history, nothing forgotten: forwards of
     few and of many tokens are each off by their own factor."""
     cost = RefinedCost(FITTED, RefinementParams(furthest=1.25, memory=1e12))
     rows: list[list[float]] = []
-    slower: list[float] = []
+    ratios: list[float] = []
     for tokens, error in [(1, few), (99, many)] * rounds:
         fitted = FITTED.predict(0, tokens)
         cost.observe(0, tokens, fitted * np.exp(error))
         rows.append([FITTED.delta / fitted, (fitted - FITTED.delta) / fitted])
-        slower.append(float(np.clip(np.exp(error), 0.8, 1.25)))
+        ratios.append(float(np.clip(np.exp(error), 0.8, 1.25)))
     rows += (cost.prior**0.5 * np.eye(2)).tolist()
-    slower += [cost.prior**0.5] * 2
-    best = lsq_linear(np.array(rows), np.array(slower), (0.8, 1.25), tol=1e-12).x
+    ratios += [cost.prior**0.5] * 2
+    best = lsq_linear(np.array(rows), np.array(ratios), (0.8, 1.25), tol=1e-12).x
     assert cost.predict(0, 0) / FITTED.delta == pytest.approx(best[0], rel=1e-3)
-    rest = cost.predict(0, 100) - cost.predict(0, 0)
-    assert rest / (FITTED.predict(0, 100) - FITTED.delta) == pytest.approx(best[1], rel=1e-3)
+    computing = cost.predict(0, 100) - cost.predict(0, 0)
+    assert computing / (FITTED.predict(0, 100) - FITTED.delta) == pytest.approx(best[1], rel=1e-3)
 
 
-def test_one_odd_forward_moves_little() -> None:
+def test_an_outlier_changes_predictions_little() -> None:
     cost = RefinedCost(FITTED)
-    drive(cost, FITTED.predict, 300)
+    observe_rounds(cost, FITTED.predict, 300)
     for seconds in (1e6, 0.0):
         before = cost.predict(1000, 30)
         cost.observe(1000, 30, seconds)
         assert cost.predict(1000, 30) == pytest.approx(before, rel=0.05)
 
 
-def test_refuses_what_is_no_duration() -> None:
+def test_a_duration_of_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="nan"):
         RefinedCost(FITTED).observe(0, 1, float("nan"))
 
@@ -119,22 +123,23 @@ def test_a_drafter_that_costs_nothing_stays_free() -> None:
     assert free.predict(10, 1) == 0.0
 
 
-def test_tokens_that_cost_more_than_was_measured_are_told_from_a_slow_machine() -> None:
-    """Few of them in small forwards: else a plain round, which has none, would look as slow."""
+def test_a_steeper_cost_of_tokens_is_distinguished_from_a_slower_machine() -> None:
+    """Small forwards have few tokens: otherwise a plain round would look slower as well."""
 
-    def dear(context: float, tokens: float) -> float:
+    def steeper(context: float, tokens: float) -> float:
         return FITTED.predict(context, tokens) + 1e-4 * tokens  # three times the slope
 
     cost, rng = RefinedCost(FITTED), np.random.default_rng(0)
     for _ in range(300):
         context, tokens = float(rng.integers(400, 800)), float(rng.integers(4, 24))
-        cost.observe(context, tokens, dear(context, tokens) * float(np.exp(0.05 * rng.normal())))
+        cost.observe(context, tokens, steeper(context, tokens) * float(np.exp(0.05 * rng.normal())))
     for tokens in (4, 20):
-        assert cost.predict(600, tokens) == pytest.approx(dear(600, tokens), rel=0.02)
+        assert cost.predict(600, tokens) == pytest.approx(steeper(600, tokens), rel=0.02)
 
 
-def test_what_a_call_takes_is_told_from_its_forwards() -> None:
-    """Calls of one forward and of six: else short calls would make long ones look dear."""
+def test_the_overhead_of_calls_is_distinguished_from_their_forwards() -> None:
+    """Calls of one forward and of six: otherwise short calls would make long ones look
+    expensive."""
     cost = RefinedCost(STEP, RefinementParams(longest_call=100.0))
     rng = np.random.default_rng(0)
     for forwards in [1, 6] * 60:
@@ -145,7 +150,7 @@ def test_what_a_call_takes_is_told_from_its_forwards() -> None:
     assert cost.predict(0, 6) == pytest.approx(STEP.predict(0, 6), rel=0.15)
 
 
-def test_short_calls_alone_do_not_make_their_forwards_dear() -> None:
+def test_short_calls_alone_do_not_raise_the_cost_of_forwards() -> None:
     cost = RefinedCost(STEP, RefinementParams(longest_call=100.0))
     for _ in range(100):
         cost.observe(0, 8, 2e-3 + STEP.predict(0, 8))
@@ -153,8 +158,8 @@ def test_short_calls_alone_do_not_make_their_forwards_dear() -> None:
     assert cost.predict(0, 8) < 1.5 * STEP.predict(0, 8)
 
 
-def test_a_part_that_hardly_shows_is_not_read_off_noise() -> None:
-    """Plain rounds of a few tokens that scatter by a third say little of what forty would cost."""
+def test_noise_hardly_changes_the_scale_of_a_small_part() -> None:
+    """Noisy rounds of one to four tokens hardly change the cost of 24."""
     errors = []
     for seed in range(10):
         cost, rng = RefinedCost(FITTED), np.random.default_rng(seed)

@@ -39,7 +39,7 @@ def test_path_confidence_equals_that_of_each_tree(drafted: list[DraftTree]) -> N
 
 @SEEDED
 @given(FORESTS, st.integers(0, 20))
-def test_every_prefix_of_either_order_contains_all_ancestors(
+def test_every_prefix_of_both_orders_contains_all_ancestors(
     drafted: list[DraftTree], kept: int
 ) -> None:
     forest = forest_of(flatten(drafted))
