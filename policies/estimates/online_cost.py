@@ -24,8 +24,8 @@ _OUTLIER = 2.0
 pauses or clock errors."""
 _SPREAD = 0.5
 """Prior standard deviation of a scale. Observations that scatter by σ around the model weigh 1 / σ²
-each and the fit 1 / spread², so that from noisy forwards, of which a part is a small share, its
-scale is not read off noise."""
+each and the fit 1 / spread², so that noise hardly moves the scale of a part that is a small share
+of most forwards."""
 _SCATTER = 0.07
 """Initial estimate of σ, relative to the predicted time."""
 _CALL_SPREAD = 0.25
