@@ -2,7 +2,7 @@
 
     python examples/client_slo_and_drafter.py [--url http://127.0.0.1:8000] [--drafter suffix]
 
-Asks the same question three times: served for an SLO, drafted for by one named drafter, and
+Sends the same question three times: served for an SLO, drafted for by one named drafter, and
 without speculation. Prints each answer and how it was made (docs/api.md).
 """
 
