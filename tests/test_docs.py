@@ -1,0 +1,107 @@
+"""What the documentation refers to exists."""
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("docs", "benchmarks", "examples")
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+)
+README_LINES = 120
+WRITTEN_BY_READERS = (
+    "engine/drafters/repeat.py",
+    "tests/engine/drafters/test_repeat.py",
+    "policies/selection/smallest.py",
+)
+"""Files of the examples in CONTRIBUTING.md."""
+OTHERS_MODULES = ("pytest", "venv")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"```.*?```", re.DOTALL)
+BARE = re.compile(r"`(\w+\.py)`")
+PATH = re.compile(r"(?<![\w/.])((?:[\w.-]+/)+[\w.-]+\.(?:py|yaml|json|proto|env))\b")
+MODULE = re.compile(r"python -m ([\w.{},]+)")
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+
+
+@cache
+def text(page: Path) -> str:
+    return page.read_text()
+
+
+@cache
+def source_names() -> set[str]:
+    """Of all Python files, without their folders."""
+    folders = ("actors", "benchmarks", "cluster", "deployments", "engine", "policies", "tests")
+    return {file.name for folder in folders for file in (ROOT / folder).rglob("*.py")}
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the page's headings, as GitHub makes them."""
+    kept = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text(page))]
+    return {heading.strip().replace(" ", "-") for heading in kept}
+
+
+def modules(command: str) -> list[str]:
+    """One for each name in braces, as a shell would write them out."""
+    found = re.search(r"\{([^}]*)\}", command)
+    if found is None:
+        return [command]
+    begin, end = command[: found.start()], command[found.end() :]
+    return [begin + name + end for name in found.group(1).split(",")]
+
+
+@every_page
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", text(page))):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in PATH.findall(text(page)):
+        if name not in WRITTEN_BY_READERS:
+            assert (ROOT / name).is_file() or (page.parent / name).is_file(), name
+    for name in BARE.findall(text(page)):
+        assert name in source_names(), name
+
+
+@every_page
+def test_modules_that_are_run_exist(page: Path) -> None:
+    for command in MODULE.findall(text(page)):
+        for module in modules(command.rstrip(".")):
+            if module.split(".")[0] in OTHERS_MODULES or "NAME" in module:
+                continue
+            assert find_spec(module) is not None, module
+
+
+@every_page
+def test_no_page_cites_texts_that_are_not_here(page: Path) -> None:
+    assert not re.findall(r"\bDESIGN\b|CONTRACTS\.md|PAPERS\.md", text(page))
+
+
+def test_every_page_of_the_docs_is_in_its_index() -> None:
+    for folder in (ROOT / "docs", ROOT / "docs" / "experiments"):
+        index = text(folder / "README.md")
+        linked = {(folder / link.partition("#")[0]).resolve() for link in LINK.findall(index)}
+        pages = {page for page in PAGES if folder in page.parents and page.name != "README.md"}
+        if folder.name == "docs":
+            pages = {page for page in pages if page.parent.name != "experiments"}
+        assert pages <= linked, sorted(str(page.relative_to(ROOT)) for page in pages - linked)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text(ROOT / "README.md").splitlines()) <= README_LINES
