@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from actors.coordinator.request_state import Statistics
-from engine.errors import InvalidRequest, SpindleError
+from actors.coordinator.request_state import Overloaded, Statistics
+from engine.errors import InvalidRequest
 from engine.protocol import Commit, Finish, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from policies.request import Slo
@@ -120,7 +120,9 @@ class Committed(TypedDict):
 
 class Failed(TypedDict):
     kind: Literal["failed"]
+    status: Literal[500, 503]
     message: str
+    """For the client: nothing of what is inside the server."""
     retry: bool
     """Whether another attempt may heal it."""
 
@@ -180,10 +182,21 @@ def together(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatis
     }
 
 
-def refused(status: Literal[400, 413, 429, 503], error: SpindleError) -> Refused:
+def refused(status: Literal[400, 413, 429], error: InvalidRequest | Overloaded) -> Refused:
     param = error.field if isinstance(error, InvalidRequest) else None
     return {"kind": "refused", "status": status, "message": str(error), "param": param}
 
 
+def cannot_serve() -> Refused:
+    message = "this replica cannot serve now; try again later"
+    return {"kind": "refused", "status": 503, "message": message, "param": None}
+
+
 def failed(message: str, retry: bool) -> Failed:
-    return {"kind": "failed", "message": message, "retry": retry}
+    return {"kind": "failed", "status": 503, "message": message, "retry": retry}
+
+
+def failed_by_itself(request: str) -> Failed:
+    """No replica can serve it, so none is to be tried."""
+    message = f"request {request} failed inside the server, whose log says why"
+    return {"kind": "failed", "status": 500, "message": message, "retry": False}

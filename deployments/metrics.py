@@ -39,7 +39,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "preemptions": ("Requests that lost their place in the batch", ()),
     "restarts": ("Hosts that were lost and are back", ("host",)),
     "recovery_seconds": ("From losing a host to its return", ("host",)),
-    "requests": ("Requests that have left: stop, length or cancelled", ("outcome",)),
+    "requests": ("Requests that have left: stop, length, cancelled or failed", ("outcome",)),
     "promises": ("Requests with an SLO that have finished: kept yes or no", ("kept",)),
 }
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]
@@ -140,7 +140,7 @@ class Metrics:
         self._count("recovery_seconds", seconds, host=host)
 
     def _left(self, event: Left) -> None:
-        self._count("requests", outcome=event.finish or "cancelled")
+        self._count("requests", outcome=event.finish or ("failed" if event.failed else "cancelled"))
         if (kept := met_slo(event)) is not None:
             self._count("promises", kept="yes" if kept else "no")
         for name, seconds in (

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, SpindleError
 from engine.protocol import (
     Commit,
     Draft,
     Drafter,
     DraftOrder,
+    Failed,
     Missing,
     NoRoom,
     Verdict,
@@ -98,7 +99,9 @@ class Generation:
         self._leave([request for request in self._running if request.name == name])
 
     def step(self) -> list[Commit]:
-        """One round: who runs, draft, verify, commit."""
+        """One round: who runs, draft, verify, commit. Raises what a drafter or verifier raises:
+        serving goes on beside it (actors/hosts/isolation.py), a program that calls this does
+        not."""
         while self._waiting and not self._full and len(self._running) < self._max_batch:
             self._running.append(self._waiting.popleft())
         batch = list(self._running)
@@ -121,6 +124,8 @@ class Generation:
             if isinstance(answer, Missing):
                 request.served.known[VERIFIER] = answer.have
                 request.prefilled = False
+            elif isinstance(answer, Failed):
+                raise SpindleError(f"request {request.name!r} cannot be verified; the log says why")
             elif isinstance(answer, Verdict):
                 request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending

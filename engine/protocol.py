@@ -78,6 +78,15 @@ class NoRoom(NamedTuple):
     round: int
 
 
+class Failed(NamedTuple):
+    """The host cannot do this order, and has forgotten the request; orders beside it are answered
+    as ever. Sent again it would fail again."""
+
+    request: str
+    attempt: int
+    round: int
+
+
 class Draft(NamedTuple):
     request: str
     attempt: int
@@ -162,6 +171,10 @@ class Drafter(Protocol):
         """Drops all that is known of these requests; unknown ones are no error."""
         ...
 
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """After a `draft` that raised: orders for these requests can be given once more."""
+        ...
+
 
 class Verifier(Protocol):
     """The target. One answer per order, in their sequence."""
@@ -184,10 +197,16 @@ class Verifier(Protocol):
         """Else only chains: a tree that branches is an error."""
         ...
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]: ...
+    def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> Sequence[Verdict | Missing | NoRoom | Failed]: ...
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits of `token_ids` right behind `prompt` (self-scheduling's PrefillOnly)."""
         ...
 
     def forget(self, requests: Iterable[str]) -> None: ...
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """After a `verify` that raised: orders for these requests can be given once more."""
+        ...

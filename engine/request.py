@@ -98,15 +98,13 @@ def admit(
     penalties and max_tokens go on where they were.
     """
     validate_params(params, target.vocab_size)
-    # Plain integers from here on, whatever the caller has.
-    prompt = [operator.index(token) for token in prompt]
-    _validate_prompt(prompt, params.max_tokens, target)
+    prompt = _tokens("prompt", prompt, target)
+    output = _tokens("output_ids", output, target)
+    _check_room(prompt, params.max_tokens, target)
     if len(output) >= params.max_tokens:
         raise InvalidRequest("output_ids", f"{len(output)} tokens leave none to generate")
     seed = secrets.randbits(64) if params.seed is None else params.seed
-    if not params.ignore_eos:
-        stops = {*params.stop_token_ids, *target.stop_token_ids}
-        params = replace(params, stop_token_ids=tuple(sorted(stops)))
+    params = _settled(params, target)
     committed = CommittedTokens()
     committed.extend(prompt)
     committed.extend(output)
@@ -116,15 +114,40 @@ def admit(
     return served
 
 
-def _validate_prompt(prompt: Sequence[int], max_tokens: int, target: TargetLimits) -> None:
-    if not prompt:
-        raise InvalidRequest("prompt", "is empty; it needs at least one token")
-    for index, token in enumerate(prompt):
+def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
+    """With the model's own stop tokens, and values that mean "all" in one form."""
+    if params.top_k < 0 or params.top_k >= target.vocab_size:
+        params = replace(params, top_k=0)
+    if not params.ignore_eos:
+        stops = {*params.stop_token_ids, *target.stop_token_ids}
+        params = replace(params, stop_token_ids=tuple(sorted(stops)))
+    if params.min_tokens and len(set(params.stop_token_ids)) >= target.vocab_size:
+        raise InvalidRequest(
+            "min_tokens",
+            "every token of the vocabulary is a stop token, and none of them can be chosen before "
+            "min_tokens; set it to 0, or leave tokens out of stop_token_ids",
+        )
+    return params
+
+
+def _tokens(field: str, tokens: Sequence[int], target: TargetLimits) -> list[int]:
+    """Plain integers from here on, whatever the caller has."""
+    try:
+        plain = [operator.index(token) for token in tokens]
+    except TypeError:
+        raise InvalidRequest(field, "holds something that is not a token id") from None
+    for index, token in enumerate(plain):
         if not 0 <= token < target.vocab_size:
             raise InvalidRequest(
-                "prompt",
-                f"token {token} at index {index} is outside the vocabulary of {target.vocab_size}",
+                field,
+                f"the token at index {index} is outside the vocabulary of {target.vocab_size}",
             )
+    return plain
+
+
+def _check_room(prompt: Sequence[int], max_tokens: int, target: TargetLimits) -> None:
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty; it needs at least one token")
     room = target.max_context - len(prompt)
     if room < 1:
         raise InvalidRequest(

@@ -43,6 +43,9 @@ class SoftState:
     def __contains__(self, request: str) -> bool:
         return request in self._held
 
+    def __getitem__(self, request: str) -> HeldRequest:
+        return self._held[request]
+
     def accept(self, prefixes: Sequence[Prefix]) -> list[HeldRequest | Missing]:
         """Follows a batch of orders. No order of it evicts another one's request."""
         answers = [self._follow(prefix) for prefix in prefixes]

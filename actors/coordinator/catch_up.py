@@ -68,7 +68,12 @@ class CatchUp:
             if job.drafter is not None or job.draft_room <= 0:
                 continue
             lane = policies.selection.likely_next(job.name)
-            if lane in idle and known.get(lane, 0) <= enough and left[lane] > 0:
+            if (
+                lane in idle
+                and lane not in job.without
+                and known.get(lane, 0) <= enough
+                and left[lane] > 0
+            ):
                 prefix = job.served.prefix_for(lane, left[lane])
                 pieces.setdefault(lane, []).append((job, new(DraftOrder, (prefix, 0, 1, True))))
                 left[lane] -= len(prefix.delta)

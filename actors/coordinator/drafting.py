@@ -65,7 +65,11 @@ class Drafting:
         free = {lane.name: lane.capacity for lane in lanes}
         chosen: dict[str, str | None] = {}
         for job in pinned:
-            own = [lane.name for lane in lanes if lane.drafter == job.drafter and free[lane.name]]
+            own = [
+                lane.name
+                for lane in lanes
+                if lane.drafter == job.drafter and free[lane.name] and lane.name not in job.without
+            ]
             # Where it is now, if it can be: another lane would have to catch up.
             lane = max(own, key=lambda name: (name == job.lane, free[name]), default=None)
             chosen[job.name] = lane
@@ -87,6 +91,8 @@ class Drafting:
         barrier = cutting.barrier
         for job in drafting:
             lane = chosen.get(job.name)
+            if lane in job.without:
+                lane = None
             if lane not in idle:
                 continue
             batch = batches.setdefault(lane, [])
@@ -108,7 +114,11 @@ class Drafting:
         for state in self._lanes:
             if state.lane.free and state.idle:
                 drafter = state.lane.view.drafter
-                may = [job for job in jobs if job.drafter in (None, drafter)]
+                may = [
+                    job
+                    for job in jobs
+                    if job.drafter in (None, drafter) and state.name not in job.without
+                ]
                 if may:
                     able[state.name] = may
         if able:

@@ -108,6 +108,8 @@ class Left:
     finish: Finish | None
     statistics: Statistics
     internal: bool
+    failed: bool = False
+    """It was not cancelled: it failed by itself."""
 
 
 Event = (

@@ -11,7 +11,7 @@ from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
-from engine.protocol import Draft, Missing, NoRoom
+from engine.protocol import Draft, Failed, Missing, NoRoom
 from policies.request import LaneView
 from policies.tree import DraftTree
 
@@ -104,12 +104,14 @@ class Lanes:
 
 
 def take_answer(
-    job: RequestState, lane: str, answer: Draft | Missing | NoRoom, upto: int | None = None
+    job: RequestState, lane: str, answer: Draft | Missing | NoRoom | Failed, upto: int | None = None
 ) -> DraftTree:
     """Notes what the lane has now; its tree, where it gave one."""
     if isinstance(answer, Draft):
         served = job.served
         served.known[lane] = len(served.committed.ids) if upto is None else upto
         return answer.tree
+    if isinstance(answer, Failed):
+        job.without.add(lane)
     job.served.known[lane] = answer.have if isinstance(answer, Missing) else 0
     return DraftTree.empty()

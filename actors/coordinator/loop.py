@@ -26,6 +26,7 @@ from actors.coordinator.request_state import (
     WAITING,
     Cancelled,
     Overloaded,
+    RequestFailed,
     RequestState,
     Statistics,
     Stream,
@@ -35,7 +36,8 @@ from actors.coordinator.verifying import Verifying
 from actors.hosts.protocol import KvState, VerifierHost
 from engine.errors import InvalidRequest, SpindleError
 from engine.request import admit
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplingParams, check_integer, check_number
+from policies import ranges
 from policies.microbatch import MicroBatchParams
 from policies.precompile import warm_up
 from policies.request import RequestView, Slo
@@ -130,6 +132,7 @@ class Coordinator:
         if name in self._jobs:
             raise InvalidRequest("request", f"{name!r} is already being served")
         self._lanes.check_drafter(drafter)
+        _check_promises(slo, priority, max_depth)
         most = self._limits.max_batch + self._limits.max_waiting
         if len(self._jobs) >= most and not internal:
             raise Overloaded(
@@ -330,7 +333,9 @@ class Coordinator:
 
     def _leave(self, job: RequestState, now: float) -> None:
         """Finished or cancelled: nothing of it stays anywhere."""
-        if job.finish is None:
+        if job.failed:
+            job.stream.fail(RequestFailed(job.name))
+        elif job.finish is None:
             job.stream.fail(Cancelled(f"request {job.name!r} was cancelled"))
         job.stage = GONE
         del self._jobs[job.name]
@@ -342,7 +347,8 @@ class Coordinator:
             for policy in (policies.schedule, policies.selection, policies.speculation):
                 policy.forget(job.name)
         self._gone.append(job.name)
-        self._observe(Left(now, job.view, job.finish, job.statistics, job.internal))
+        left = Left(now, job.view, job.finish, job.statistics, job.internal, job.failed)
+        self._observe(left)
 
     async def _forget(self, requests: Sequence[str]) -> None:
         await asyncio.gather(self._verifying.forget(requests), self._lanes.forget(requests))
@@ -353,7 +359,8 @@ class Coordinator:
             timer.cancel()
 
     def _stop(self, error: Exception) -> None:
-        """A failure here is a defect of ours or of a host: nothing may wait for it in silence."""
+        """A failure here is a defect of ours or of a host: nothing may wait for it in silence.
+        Readers in this process hear which; clients do not (deployments/replica/deployment.py)."""
         _LOG.error("the coordinator stops", exc_info=error)
         self._end(SpindleError(f"the coordinator stopped: {error!r}"))
 
@@ -363,6 +370,13 @@ class Coordinator:
             for job in self._jobs.values():
                 job.stream.fail(failure)
             self._jobs.clear()
+
+
+def _check_promises(slo: Slo, priority: int, max_depth: int | None) -> None:
+    check_number("slo.ttft_s", slo.ttft_s, ranges.SLO_S)
+    check_number("slo.tpot_s", slo.tpot_s, ranges.SLO_S)
+    check_integer("priority", priority, ranges.PRIORITY)
+    check_integer("speculation.max_depth", max_depth, ranges.SOME)
 
 
 def _form_cohorts(running: Sequence[RequestState], count: int) -> None:

@@ -24,6 +24,14 @@ class Cancelled(SpindleError):
     """The request was cancelled before it had finished."""
 
 
+class RequestFailed(SpindleError):
+    """The request fails by itself, and would on any other replica; the others go on. The log says
+    why."""
+
+    def __init__(self, request: str) -> None:
+        super().__init__(f"request {request!r} failed inside the server")
+
+
 class Stage(Enum):
     """A request is in one stage at a time; only WAITING and READY ones can be moved."""
 
@@ -87,6 +95,12 @@ class RequestState:
     ends: bool = False
     """Finished or cancelled: leaves as soon as no host is working on it."""
     finish: Finish | None = None
+    failed: bool = False
+    """It fails by itself, whatever serves it."""
+    losses: int = 0
+    """Verifiers lost over it, one behind the other."""
+    without: set[str] = field(default_factory=set)
+    """Lanes that fail for it: it goes on without them."""
     cohort: int = -1
     """The micro-batch that it belongs to; -1: none yet."""
     pending: int = 0
@@ -141,6 +155,10 @@ class RequestState:
             return 0
         room = self.view.max_tokens - self.view.generated - 1
         return room if self.max_depth is None else min(room, self.max_depth)
+
+    def fail(self) -> None:
+        """It leaves as soon as no host is working on it."""
+        self.failed = self.ends = True
 
     def propose_nothing(self) -> None:
         """The next verification decodes this request plainly."""

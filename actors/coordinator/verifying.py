@@ -1,6 +1,7 @@
 """The verifying side of a round: what goes into the next forward, and what its verdicts mean."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
@@ -13,13 +14,18 @@ from actors.coordinator.microbatches import Cutting
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
-from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder, new
+from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, new
 from engine.request import VERIFIER
 from policies.flat_trees import Ints, gather_trees, prune_each, split
 from policies.protocols import Candidates
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
 
+_LOG = logging.getLogger("spindle")
+_SUSPECT = 2
+"""Verifiers lost over a request, with no verdict in between, from which on it is verified alone."""
+_GUILTY = 4
+"""When it has been alone with the last ones of so many, it fails: that is no coincidence."""
 _PREFILL_SHARE = 4
 """Prompts get at least this fraction (a quarter) of a forward, however much is drafted."""
 
@@ -44,6 +50,8 @@ class Verifying:
         self._free_lanes = free_lanes
         self._busy = False
         self._free_since = 0.0
+        self._suspects = False
+        """Some request may be one over which verifiers are lost."""
 
     def start(
         self, running: Sequence[RequestState], policies: Policies, cutting: Cutting, now: float
@@ -54,6 +62,11 @@ class Verifying:
         batch = _ready(running, cutting)
         if not batch:
             return False
+        if self._suspects:
+            self._suspects = any([job.losses >= _SUSPECT for job in running])
+            suspect = next((job for job in batch if job.losses >= _SUSPECT), None)
+            # Alone, so that it shows which one it is that a verifier does not survive.
+            batch = batch if suspect is None else [suspect]
         decoding = [job for job in batch if job.prefilled]
         drafted = sum([job.nodes for job in decoding])
         left = self._limits.forward_tokens - len(decoding)
@@ -136,11 +149,17 @@ class Verifying:
         )
         verify_s = now - begun
         prompts_s = verify_s * self._estimates.share_of_prompts(context, tokens, prefill_tokens)
-        outcomes = [
-            outcome
-            for job, order, answer in zip(jobs, orders, answers, strict=True)
-            if (outcome := self._conclude(job, order, answer, now, verify_s, prompts_s)) is not None
-        ]
+        outcomes = []
+        for job, order, answer in zip(jobs, orders, answers, strict=True):
+            try:
+                outcome = self._conclude(job, order, answer, now, verify_s, prompts_s)
+            except Exception:
+                _LOG.exception("request %s fails", job.name)
+                job.stage = READY
+                job.fail()
+                continue
+            if outcome is not None:
+                outcomes.append(outcome)
         self._busy = False
         self._free_since = now
         internal = {job.name for job in jobs if job.internal}
@@ -158,7 +177,7 @@ class Verifying:
         self,
         job: RequestState,
         order: VerifyOrder,
-        answer: Verdict | Missing | NoRoom,
+        answer: Verdict | Missing | NoRoom | Failed,
         now: float,
         verify_s: float,
         prompts_s: float,
@@ -173,8 +192,11 @@ class Verifying:
                 served.known[VERIFIER] = answer.have
                 job.prefilled = False
                 job.pending = len(served.committed)
+            elif isinstance(answer, Failed):
+                job.fail()
             return None
         job.cramped = False
+        job.losses = 0
         tokens, accepted, pending = answer.tokens, len(answer.accepted), answer.pending
         committed = len(served.committed.ids)
         served.known[VERIFIER] = committed + len(tokens)
@@ -242,6 +264,11 @@ class Verifying:
         self._observe(VerifierUp(clock(), clock() - lost_s))
         for job in jobs:
             job.stage = READY
+            job.losses += 1
+            self._suspects |= job.losses >= _SUSPECT
+        if len(jobs) == 1 and jobs[0].losses >= _GUILTY:
+            _LOG.error("request %s fails: verifiers are lost over it", jobs[0].name)
+            jobs[0].fail()
         self._busy = False
         self._changed()
 

@@ -11,16 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.hosts.loading import TargetCosts
-from actors.hosts.protocol import KvState
+from actors.hosts.protocol import HostLost, KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.workers import DrafterWorker, VerifierWorker, as_callback
-from engine.protocol import Draft, Drafter, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
+from actors.hosts.workers import DrafterWorker, VerifierWorker, drafted
+from engine.protocol import (
+    Draft,
+    Drafter,
+    DraftOrder,
+    Failed,
+    Missing,
+    NoRoom,
+    Verdict,
+    VerifyOrder,
+)
 from engine.request import TargetLimits
 from policies.cost import CostModel
 from policies.protocols import StepRule
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+
+
+def _no_device() -> None:
+    """Nothing can be lost that a lookup needs."""
 
 
 class DirectDrafter:
@@ -31,8 +44,8 @@ class DirectDrafter:
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom]:
-        return self.drafter.draft(orders, as_callback(rule))
+    ) -> list[Draft | Missing | NoRoom | Failed]:
+        return drafted(self.drafter, orders, rule, _no_device)
 
     async def forget(self, requests: Collection[str]) -> None:
         self.drafter.forget(requests)
@@ -61,14 +74,15 @@ class ThreadDrafter:
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom]:
+    ) -> list[Draft | Missing | NoRoom | Failed]:
         return await self._thread.run(self._worker.draft, orders, rule)
 
     async def forget(self, requests: Collection[str]) -> None:
         await self._thread.run(self._worker.forget, requests)
 
     async def recover(self) -> None:
-        """Threads do not get lost."""
+        """Its device is broken, or all that it does fails: it does not come back."""
+        await asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
         self._thread.close()
@@ -89,7 +103,9 @@ class ThreadVerifier:
     async def measure(self, cache_dir: Path) -> TargetCosts:
         return await self._thread.run(self._worker.measure, cache_dir)
 
-    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+    async def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> list[Verdict | Missing | NoRoom | Failed]:
         return await self._thread.run(self._worker.verify, orders)
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -102,7 +118,8 @@ class ThreadVerifier:
         return await self._thread.run(self._worker.kv_state)
 
     async def recover(self) -> None:
-        """Threads do not get lost."""
+        """Its device is broken, or all that it does fails: only another process can help."""
+        raise HostLost("the target in this process fails whatever it is asked")
 
     def close(self) -> None:
         self._thread.close()

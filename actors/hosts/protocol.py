@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import SpindleError
-from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.protocols import StepRule
 
@@ -41,7 +41,7 @@ class KvState:
 class DrafterHost(Protocol):
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom]:
+    ) -> Sequence[Draft | Missing | NoRoom | Failed]:
         """engine.protocol.Drafter.draft; `rule` runs in the drafter's loop. None: to depth."""
         ...
 
@@ -56,7 +56,9 @@ class VerifierHost(Protocol):
     @property
     def limits(self) -> TargetLimits: ...
 
-    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]: ...
+    async def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> Sequence[Verdict | Missing | NoRoom | Failed]: ...
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         """engine.protocol.Verifier.score."""

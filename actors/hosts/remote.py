@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.hosts.loading import TargetCosts
 from actors.hosts.protocol import KvState
 from actors.hosts.supervision import Supervised
-from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel
 from policies.protocols import StepRule
@@ -43,8 +43,8 @@ class RemoteDrafter:
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom]:
-        answers: list[Draft | Missing | NoRoom] = await self._host.order(
+    ) -> list[Draft | Missing | NoRoom | Failed]:
+        answers: list[Draft | Missing | NoRoom | Failed] = await self._host.order(
             "draft", orders, rule, expected_s=_MARGIN * self._seconds(orders)
         )
         return answers
@@ -84,8 +84,10 @@ class RemoteVerifier:
         self._cost = costs.verify
         return costs
 
-    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
-        answers: list[Verdict | Missing | NoRoom] = await self._host.order(
+    async def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> list[Verdict | Missing | NoRoom | Failed]:
+        answers: list[Verdict | Missing | NoRoom | Failed] = await self._host.order(
             "verify", orders, expected_s=_MARGIN * self._seconds(orders)
         )
         return answers

@@ -5,12 +5,13 @@ threads. They are made in a moment and load when told to, so that a bad checkpoi
 not a dead actor.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.hosts.isolation import isolated
 from actors.hosts.loading import TargetCosts, load_drafter, load_follower, load_verifier
 from actors.hosts.protocol import KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
@@ -20,8 +21,10 @@ from engine.parallel.ranks import Place
 from engine.protocol import (
     ContinueDrafting,
     Draft,
+    Drafter,
     DraftOrder,
     DraftStep,
+    Failed,
     Missing,
     NoRoom,
     Prefix,
@@ -51,6 +54,17 @@ def as_callback(rule: StepRule | None) -> ContinueDrafting:
     return go_on
 
 
+def drafted(
+    drafter: Drafter,
+    orders: Sequence[DraftOrder],
+    rule: StepRule | None,
+    probe: Callable[[], None],
+) -> list[Draft | Missing | NoRoom | Failed]:
+    """What it drafts, whatever one of the requests does to it."""
+    go_on = as_callback(rule)
+    return isolated(drafter, lambda some: drafter.draft(some, go_on), orders, probe)
+
+
 class DrafterWorker:
     def __init__(self, spec: DrafterSpec, lane: str, target_vocab_size: int) -> None:
         self._spec = spec
@@ -60,6 +74,9 @@ class DrafterWorker:
     def load(self) -> None:
         self._loaded = load_drafter(self._spec, self._lane, self._target_vocab_size)
         self._drafter = self._loaded.drafter
+        self._warm_up()
+
+    def _warm_up(self) -> None:
         for start in _starts():
             self._drafter.draft([DraftOrder(_prefix(start), depth=2)])
             self._drafter.forget([_WARM_UP])
@@ -73,8 +90,8 @@ class DrafterWorker:
 
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom]:
-        return self._drafter.draft(orders, as_callback(rule))
+    ) -> list[Draft | Missing | NoRoom | Failed]:
+        return drafted(self._drafter, orders, rule, self._warm_up)
 
     def forget(self, requests: Collection[str]) -> None:
         self._drafter.forget(requests)
@@ -90,6 +107,9 @@ class VerifierWorker:
         """`place`: among the ranks, which it meets."""
         self._loaded = load_verifier(self._spec, place)
         self._verifier = self._loaded.verifier
+        self._warm_up()
+
+    def _warm_up(self) -> None:
         for start in _starts():
             self._verifier.verify([VerifyOrder(_prefix(start), DraftTree.chain([0]), chunk=64)])
             self._verifier.forget([_WARM_UP])
@@ -100,8 +120,8 @@ class VerifierWorker:
     def measure(self, cache_dir: Path) -> TargetCosts:
         return self._loaded.measure(cache_dir)
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
-        return self._verifier.verify(orders)
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
+        return isolated(self._verifier, self._verifier.verify, orders, self._warm_up)
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         return self._verifier.score(prompt, token_ids)

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.report import Ratio, Record, paired_ratio, parser, publish, seconds
 from cluster.zoo import inflated_target
-from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
@@ -117,7 +117,7 @@ class Ours:
 
     def _verify(self, requests: list[ServedRequest], tree: DraftTree) -> float:
         orders = [VerifyOrder(one.prefix_for(VERIFIER), tree, PREFIX) for one in requests]
-        answers: list[Verdict | Missing | NoRoom] = []
+        answers: list[Verdict | Missing | NoRoom | Failed] = []
         taken = seconds(lambda: answers.extend(self._verifier.verify(orders)))
         for request, answer in zip(requests, answers, strict=True):
             if not isinstance(answer, Verdict) or not answer.tokens:

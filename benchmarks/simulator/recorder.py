@@ -13,7 +13,7 @@ from pathlib import Path
 
 from actors.hosts.protocol import DrafterHost
 from benchmarks.simulator.acceptance import WRONG
-from engine.protocol import Draft, DraftOrder, Missing, NoRoom
+from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
 from policies.protocols import StepRule
 from policies.tree import ROOT, DraftTree
 
@@ -63,7 +63,7 @@ class Recorder:
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom]:
+    ) -> Sequence[Draft | Missing | NoRoom | Failed]:
         for order in orders:
             self._begin(order)
             self._judge(order)

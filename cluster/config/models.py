@@ -7,8 +7,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cluster.checkpoints import Architecture, architecture
 from cluster.config.backends import BACKENDS, able
-from cluster.config.section import Section
+from cluster.config.section import Section, within
 from cluster.zoo.paths import MODELS, inflated_target, model_path
+from policies import ranges
 
 ZOO = "zoo/"
 RESERVED_NAMES = ("off", "verifier")
@@ -42,9 +43,12 @@ ModelName = Annotated[str, AfterValidator(_known_model)]
 DrafterName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), AfterValidator(_free_name)
 ]
-Gpus = Annotated[float, Field(ge=0), AfterValidator(_whole_or_part)]
-Cpus = Annotated[float, Field(ge=0)]
-Threads = Annotated[int, Field(ge=1)]
+Gpus = Annotated[float, within(ranges.COUNT), AfterValidator(_whole_or_part)]
+Cpus = Annotated[float, within(ranges.COUNT)]
+Count = Annotated[int, within(ranges.COUNT)]
+AtLeastOne = Annotated[int, within(ranges.SOME)]
+Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
+Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 
 
@@ -55,14 +59,14 @@ class TargetConfig(Section):
     """Only for zoo/target: about so many parameters, with the same output (docs/zoo.md)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights and KV. In float32 the same request gives the same tokens in any company."""
-    kv_tokens: Annotated[int, Field(ge=64)] = 16_384
+    kv_tokens: Tokens = 16_384
     """Tokens that the KV memory holds, over all requests. At least one whole context."""
-    swap_tokens: Annotated[int, Field(ge=0)] = 0
+    swap_tokens: Count = 0
     """Tokens of preempted requests that host memory holds beside it."""
     backend: Literal["native", "vllm"] = "native"
     """`native` verifies trees and swaps; `vllm` verifies chains with vLLM's own kernels
     (docs/config.md has the table)."""
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    tensor_parallel: AtLeastOne = 1
     """Ranks that share the model. Each needs whole attention heads."""
     placement: Placement = "actor"
     """`actor`: a process of its own, or one for each rank. `inline`: in the replica's process."""
@@ -118,14 +122,14 @@ class DrafterConfig(Section):
     """ngram and suffix look tokens up in the prompt and in past outputs, and cost nothing."""
     model: ModelName | None = None
     """Of kind model: a checkpoint's directory, or a built-in model as zoo/NAME."""
-    max_batch: Annotated[int, Field(ge=1)] = 16
+    max_batch: AtLeastOne = 16
     """Requests that each instance drafts for at once (B_j of Spin)."""
-    kv_tokens: Annotated[int, Field(ge=64)] = 32_768
+    kv_tokens: Tokens = 32_768
     """Tokens that the KV memory of each instance holds."""
-    past_tokens: Annotated[int, Field(ge=0)] = 100_000
+    past_tokens: Count = 100_000
     """Of kind suffix: tokens of past outputs that it remembers, over all requests; the least
     recently used leave. Each takes at most 120 bytes of the replica's memory (docs/drafters.md)."""
-    instances: Annotated[int, Field(ge=1)] = 1
+    instances: AtLeastOne = 1
     """Lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(
         default_factory=lambda known: "actor" if known["kind"] == "model" else "inline"

@@ -5,14 +5,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from cluster.config.section import Section, problems
-from policies import catalogue
+from cluster.config.section import Section, problems, within
+from policies import catalogue, ranges
 from policies.microbatch import MicroBatchParams
 from policies.scheduling.fairness import FairnessParams
 from policies.scheduling.rank_prompts import MAX_BATCH
 
-Seconds = Annotated[float, Field(gt=0)]
-Milliseconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, within(ranges.SECONDS)]
+Milliseconds = Annotated[float, within(ranges.SLO_MS)]
+Count = Annotated[int, within(ranges.COUNT)]
+AtLeastOne = Annotated[int, within(ranges.SOME)]
 Options = dict[str, Any]
 
 ORDERED_BY_LENGTH = ("laps_sd", "lp_sjf")
@@ -55,7 +57,7 @@ class PoliciesConfig(Section):
     """How drafting and verification overlap."""
     lengths: LengthsConfig = LengthsConfig()
     """Whether and how output lengths are predicted."""
-    seed: int = 0
+    seed: Annotated[int, within(ranges.SEED)] = 0
     """Of the policies' own random draws."""
 
     @model_validator(mode="after")
@@ -101,21 +103,21 @@ class SloClass(Section):
 
 
 class LimitsConfig(Section):
-    max_batch: Annotated[int, Field(ge=1)] = 16
+    max_batch: AtLeastOne = 16
     """Requests that a replica runs at once."""
-    max_waiting: Annotated[int, Field(ge=0)] = 64
+    max_waiting: Count = 64
     """Requests that wait for their turn there; one more is answered with 429."""
-    forward_tokens: Annotated[int, Field(ge=2)] = 512
+    forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
     """New tokens in one forward of the target: roots, drafts and pieces of prompts."""
-    unread_tokens: Annotated[int, Field(ge=1)] = 256
+    unread_tokens: AtLeastOne = 256
     """A request that is further ahead of its reader pauses."""
     stalled_s: Seconds = 30.0
     """A request that has paused for so long is cancelled."""
-    max_choices: Annotated[int, Field(ge=1)] = 16
+    max_choices: AtLeastOne = 16
     """`n` of one request at most."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
     """Of one HTTP request; a longer one is answered with 413."""
-    resubmits: Annotated[int, Field(ge=0)] = 2
+    resubmits: Count = 2
     """Times that a request whose replica dies is sent to another one."""
     silent_ingress_s: Seconds = 5.0
     """Requests of an ingress that has given no sign of life for so long are cancelled."""
@@ -141,18 +143,18 @@ class LimitsConfig(Section):
 class ScalingConfig(Section):
     """Each replica has a target and drafters of its own."""
 
-    min_replicas: Annotated[int, Field(ge=1)] = 1
+    min_replicas: AtLeastOne = 1
     """So many are always there."""
-    max_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: AtLeastOne = 1
     """More than the least: Serve's autoscaling decides, by the signals below."""
-    target_waiting: Annotated[float, Field(gt=0)] = 4.0
+    target_waiting: Annotated[float, Field(gt=0, le=ranges.COUNT.most)] = 4.0
     """Requests that wait at each replica, on average; more ask for another replica."""
     target_attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Of the requests that were promised something; a smaller share that got it asks for
     another replica."""
-    upscale_delay_s: Annotated[float, Field(ge=0)] = 10.0
+    upscale_delay_s: Annotated[float, Field(ge=0, le=ranges.SECONDS.most)] = 10.0
     """For so long the signals must ask before a replica is added ..."""
-    downscale_delay_s: Annotated[float, Field(ge=0)] = 300.0
+    downscale_delay_s: Annotated[float, Field(ge=0, le=ranges.SECONDS.most)] = 300.0
     """... or removed."""
     drain_s: Seconds = 120.0
     """A replica that goes may serve what it has begun for so long; the rest moves to others."""

@@ -1,6 +1,7 @@
 """What the application answers over HTTP, handles and gRPC: typed requests in, bodies out."""
 
 import asyncio
+import logging
 import os
 import time
 import tomllib
@@ -37,6 +38,7 @@ from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
 Body = dict[str, Any]
+_LOG = logging.getLogger(__name__)
 
 
 class Api:
@@ -148,6 +150,10 @@ class Api:
         except ApiError as error:
             yield error.body()
             return
+        except Exception:
+            _LOG.exception("request %s fails", answer.name)
+            yield ApiError.of_defect(answer.name).body()
+            return
         if request.include_usage:
             yield {**head, "choices": [], "usage": answer.usage}
 
@@ -161,6 +167,9 @@ class Api:
                 return await self.whole(request, answer)
         except (ApiError, InvalidRequest, ValidationError) as error:
             return ApiError.of(error).body()
+        except Exception:
+            _LOG.exception("a request fails")
+            return ApiError.of_defect().body()
 
     async def stream(
         self, fields: Mapping[str, Any], tenant: str = ""
@@ -176,6 +185,9 @@ class Api:
                         yield chunk
         except (ApiError, InvalidRequest, ValidationError) as error:
             yield ApiError.of(error).body()
+        except Exception:
+            _LOG.exception("a request fails")
+            yield ApiError.of_defect().body()
 
     def _check_model(self, name: str | None) -> None:
         served = self.config.served_name

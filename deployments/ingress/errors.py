@@ -48,6 +48,12 @@ class ApiError(Exception):
         raise error
 
     @classmethod
+    def of_defect(cls, request: str = "") -> "ApiError":
+        """Of ours, over which a request fails: the log says which, and the client that it does."""
+        name = f"request {request}" if request else "the request"
+        return cls(500, f"{name} failed inside the server, whose log says why")
+
+    @classmethod
     def _of_fields(cls, errors: Sequence[Any], skip: int = 0) -> "ApiError":
         """The first of pydantic's: `param` is the field of the request, the message says where in
         it."""

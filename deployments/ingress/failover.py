@@ -134,7 +134,9 @@ class FailoverStream:
             self._leave_replica()
             _LOG.warning("%s at token %d: %s", self.name, len(self.output_ids), lost)
             if self.attempt == self._limits.resubmits:
-                raise ApiError(503, f"lost {self.attempt + 1} replicas, the last one: {lost}")
+                raise ApiError(
+                    503, f"{self.attempt + 1} replicas were lost over it; try again later"
+                )
             await asyncio.sleep(_BACK_OFF_S * 2**self.attempt)
             self.attempt += 1
             self._earlier = self.statistics
@@ -179,7 +181,7 @@ class FailoverStream:
         try:
             message: Message = await anext(self._response)
         except BackPressureError as error:
-            raise ApiError(429, error.message) from error
+            raise ApiError(429, "too many requests wait; try again later") from error
         except (Exception, asyncio.CancelledError) as error:
             # The actor, its process or its node is gone: errors of many kinds, CancelledError
             # among them. Unless the client has gone, which wins over any resubmission.
@@ -190,7 +192,7 @@ class FailoverStream:
         if message["kind"] == "failed":
             if message["retry"]:
                 raise _Lost(message["message"])
-            raise ApiError(503, message["message"])
+            raise ApiError(message["status"], message["message"])
         return message
 
     @staticmethod

@@ -54,8 +54,8 @@ class GrpcIngress(Ingress):
 def _fields(request: StringValue) -> dict[str, Any]:
     try:
         fields = json.loads(request.value)
-    except ValueError as error:
-        raise ApiError(400, f"the request is no JSON: {error}") from error
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the request is no JSON, or nested too deep") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the request is no JSON object")
     return fields

@@ -35,6 +35,7 @@ def make_http(api: Api) -> FastAPI:
     http.add_middleware(Gate, keys=api.keys, max_body_bytes=api.config.limits.max_body_bytes)
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
         http.add_exception_handler(kind, refuse)
+    http.add_exception_handler(Exception, fail)
 
     @http.get("/health")
     async def health() -> Body:
@@ -132,6 +133,12 @@ async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, Non
 def refuse(_request: Request, error: Exception) -> JSONResponse:
     refusal = ApiError.of(error)
     return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+
+
+def fail(_request: Request, _error: Exception) -> JSONResponse:
+    """Starlette raises the error again behind this answer, so that it is logged."""
+    defect = ApiError.of_defect()
+    return JSONResponse(defect.body(), defect.status)
 
 
 class Gate:

@@ -1,6 +1,7 @@
 """Whether any replica would serve at once, and what it serves."""
 
 import asyncio
+import logging
 
 from ray.serve.handle import DeploymentHandle
 
@@ -8,6 +9,8 @@ from deployments.ingress.errors import ApiError
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.messages import Routed
 from engine.request import TargetLimits
+
+_LOG = logging.getLogger(__name__)
 
 _NEXT_S = 0.25
 """A replica may hang: when none has answered for so long, another one is asked as well."""
@@ -38,7 +41,8 @@ class Readiness:
                     error = "it is gone" if call.cancelled() else call.exception()
                     if error is None:
                         return call.result()
-                    problem = f"no replica can serve: {error}"
+                    _LOG.warning("a replica cannot serve: %s", error)
+                    problem = "no replica can serve now"
         finally:
             for call, question in waiting.items():
                 call.cancel()

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from cluster.config.section import within
 from engine.errors import InvalidRequest
-from engine.sampling.params import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
+from engine.sampling.params import SamplingParams
+from policies import ranges
 
 MAX_STOPS = 4
 
@@ -23,10 +25,13 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-TokenId = Annotated[int, Field(ge=0)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Milliseconds = Annotated[float, Field(gt=0)]
+TokenId = Annotated[int, within(ranges.COUNT)]
+TokenKey = Annotated[TokenId, Field(strict=False)]
+Bias = Annotated[float, within(ranges.BIAS)]
+Penalty = Annotated[float, within(ranges.PENALTY)]
+Milliseconds = Annotated[float, within(ranges.SLO_MS)]
+Alternatives = Annotated[int, within(ranges.LOGPROBS)]
+AtLeastOne = Annotated[int, within(ranges.SOME)]
 StopString = Annotated[str, Field(min_length=1)]
 Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
 
@@ -62,7 +67,7 @@ class SloTargets(Fields):
 class SpeculationOptions(Fields):
     drafter: str | None = None
     """Only this one drafts; left out: whichever the selection policy chooses."""
-    max_depth: Annotated[int, Field(ge=1)] | None = None
+    max_depth: AtLeastOne | None = None
     """Tokens drafted ahead at most."""
 
 
@@ -70,25 +75,25 @@ class SharedFields(Fields):
     """What both completion APIs have."""
 
     model: str
-    n: Annotated[int, Field(ge=1)] = 1
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    n: AtLeastOne = 1
+    temperature: Annotated[float, within(ranges.TEMPERATURE)] = 1.0
+    top_p: Annotated[float, within(ranges.TOP_P)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[Annotated[TokenId, Field(strict=False)], Bias] = {}
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=ranges.MAX_BIASES)] = {}
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
-    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] | None = None
+    seed: Annotated[int, within(ranges.SEED)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
     """Accepted for the client's own records; nothing depends on it."""
 
     # As vLLM names them.
-    top_k: Annotated[int, Field(ge=0)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    stop_token_ids: list[TokenId] = []
+    top_k: Annotated[int, within(ranges.TOP_K)] = 0
+    min_p: Annotated[float, within(ranges.MIN_P)] = 0.0
+    repetition_penalty: Annotated[float, within(ranges.REPETITION_PENALTY)] = 1.0
+    min_tokens: Annotated[int, within(ranges.COUNT)] = 0
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=ranges.MAX_STOP_TOKENS)] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
     """Each choice, or each piece of it, also says its token ids."""
@@ -96,7 +101,7 @@ class SharedFields(Fields):
     # Our own.
     slo: str | SloTargets | None = None
     """What to serve it for; a string names one of the config's classes."""
-    priority: int = 0
+    priority: Annotated[int, within(ranges.PRIORITY)] = 0
     """Higher ones go first."""
     speculation: str | SpeculationOptions | None = None
     """`off`, a drafter's name, or both a drafter and a bound."""
@@ -129,9 +134,9 @@ class CompletionRequest(SharedFields):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0)] = 16
+    max_tokens: Annotated[int, within(ranges.COUNT)] = 16
     """0 only says the prompt again, with `echo`."""
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Alternatives | None = None
     echo: bool = False
     """Each choice begins with its prompt, and `logprobs` with those of the prompt."""
 
@@ -197,11 +202,11 @@ class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: AtLeastOne | None = None
     """Its older name. Neither given: as many as the context has room for."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: AtLeastOne | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Alternatives | None = None
 
     audio: None = None
     function_call: Literal["none", "auto"] = "none"

@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.schema import ReplicaRank
 
 from actors.coordinator.events import Event, Verified
-from actors.coordinator.request_state import Cancelled, Overloaded, Stream
+from actors.coordinator.request_state import Cancelled, Overloaded, RequestFailed, Stream
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.messages import Heartbeat, Message, Refused, Routed, StreamRequest
@@ -77,6 +77,10 @@ class Replica:
         except SpindleError as error:
             yield self._refusal(error, request)
             return
+        except Exception:
+            _LOG.exception("request %s fails", request["name"])
+            yield messages.failed_by_itself(request["name"])
+            return
         name, ingress = request["name"], request["ingress"]
         self._streams[name] = stream
         self._silence.begin(name, ingress)
@@ -92,8 +96,10 @@ class Replica:
             else:
                 stalled_s = self._config.limits.stalled_s
                 yield messages.failed(f"nothing of it was read for {stalled_s:g} s", retry=False)
-        except SpindleError as error:  # the coordinator's end
-            yield messages.failed(str(error), retry=True)
+        except RequestFailed:
+            yield messages.failed_by_itself(name)
+        except SpindleError:  # the coordinator's end
+            yield messages.failed("its replica stopped serving", retry=True)
         finally:
             stream.close()
             self._given_up.discard(name)
@@ -189,7 +195,8 @@ class Replica:
         if isinstance(error, Overloaded):
             return messages.refused(429, error)
         if not isinstance(error, InvalidRequest):
-            return messages.refused(503, error)
+            _LOG.warning("request %s is not served: %s", request["name"], error)
+            return messages.cannot_serve()
         wanted = len(request["prompt_ids"]) + request["params"].get("max_tokens", 1)
         too_long = wanted > self._service.limits.max_context
         field_of_it = error.field in ("prompt", "max_tokens")

@@ -199,6 +199,10 @@ class ModelDrafter:
             if not drafting:
                 return
 
+    def roll_back(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._drop_rows(request)
+
     def _answer(
         self, order: DraftOrder, trees: GrowingTrees, job: int, matched: Sequence[bool]
     ) -> Draft:

@@ -60,6 +60,11 @@ class SuffixDrafter:
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
 
+    def roll_back(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._own.pop(request, None)
+            self._experience.forget(request)
+
     def _grow(self, order: DraftOrder, held: HeldRequest) -> Grown:
         request = order.prefix.request
         if request not in self._own:

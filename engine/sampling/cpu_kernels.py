@@ -20,6 +20,7 @@ _BIN_CEILING = gumbel_of_draw((np.arange(1, 2 ** (DRAW_BITS - _BIN_BITS) + 1) <<
 """The largest g among the draws that share their leading bits: a bound without logarithms."""
 _MAX_GUMBEL = np.float32(MAX_GUMBEL)
 _NEGATIVE_INFINITY = np.float32(-np.inf)
+_LOWEST = float(np.finfo(np.float32).min)
 
 CONFIDENCE_REACH = np.float32(8.0)
 """A token whose score stays further than this below the best adds less than e⁻⁸ to the sum of
@@ -110,7 +111,9 @@ def _kept(
         for token in range(logits.size):
             if logits[token] >= lowest:
                 total += math.exp((logits[token] - top) / temperature)
-    reach = 4.0 * temperature
+    # Not too near to the top: fp64 has no numbers in between, and the search would widen for long.
+    reach = max(4.0 * temperature, 1e-3)
+    possible = -1
     while True:
         cut = max(lowest, top - reach)
         ids = _at_least(logits, cut)
@@ -124,6 +127,10 @@ def _kept(
                 mass += math.exp((logits[token] - top) / temperature)
             enough = mass > top_p * total
         if enough:
+            break
+        if possible < 0:
+            possible = _at_least(logits, _LOWEST).size
+        if ids.size == possible:
             break
         reach *= 1.5
     # A stable sort leaves equal logits by rising id.

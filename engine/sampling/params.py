@@ -1,12 +1,19 @@
 """How one request wants its tokens chosen. The same parameters bind drafters and verifier."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from engine.errors import InvalidRequest
-
-SEED_LIMIT = 2**64
+from policies.ranges import (
+    BIAS,
+    LOGPROBS,
+    MAX_BIASES,
+    MAX_STOP_TOKENS,
+    SAMPLING_INTEGERS,
+    SAMPLING_REALS,
+    Range,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +21,7 @@ class SamplingParams:
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
-    """0 keeps every token."""
+    """0 keeps every token, as do -1 and what is beyond the vocabulary."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -44,54 +51,42 @@ class SamplingParams:
         )
 
 
-MAX_LOGPROBS = 20
-
-
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidRequest for the first field that no engine could honour."""
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-        if not math.isfinite(getattr(params, name)):
-            raise InvalidRequest(name, "must be a finite number")
-    checks = (
-        ("temperature", params.temperature >= 0, "must be at least 0"),
-        ("top_k", params.top_k >= 0, "must be at least 0 (0 keeps every token)"),
-        ("top_p", 0 < params.top_p <= 1, "must be in (0, 1]"),
-        ("min_p", 0 <= params.min_p <= 1, "must be in [0, 1]"),
-        ("repetition_penalty", params.repetition_penalty > 0, "must be above 0"),
-        ("presence_penalty", abs(params.presence_penalty) <= 2, "must be in [-2, 2]"),
-        ("frequency_penalty", abs(params.frequency_penalty) <= 2, "must be in [-2, 2]"),
-        ("max_tokens", params.max_tokens >= 1, "must be at least 1"),
-        (
-            "min_tokens",
-            0 <= params.min_tokens <= params.max_tokens,
-            "must be between 0 and max_tokens",
-        ),
-        (
-            "logprobs",
-            params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
-            f"must be in [0, {MAX_LOGPROBS}]",
-        ),
-        (
-            "prompt_logprobs",
-            params.prompt_logprobs is None or 0 <= params.prompt_logprobs <= MAX_LOGPROBS,
-            f"must be in [0, {MAX_LOGPROBS}]",
-        ),
-        (
-            "seed",
-            params.seed is None or 0 <= params.seed < SEED_LIMIT,
-            "must be a 64-bit unsigned integer",
-        ),
-    )
-    for name, holds, problem in checks:
-        if not holds:
-            raise InvalidRequest(name, f"{problem}, got {getattr(params, name)}")
-    for name, ids in (
-        ("logit_bias", params.logit_bias),
-        ("stop_token_ids", params.stop_token_ids),
-    ):
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise InvalidRequest(name, f"token {token} is outside the vocabulary")
+    for name, limits in SAMPLING_INTEGERS.items():
+        check_integer(name, getattr(params, name), limits)
+    for name, limits in SAMPLING_REALS.items():
+        check_number(name, getattr(params, name), limits)
+    if params.min_tokens > params.max_tokens:
+        raise InvalidRequest("min_tokens", "must be between 0 and max_tokens")
+    most = min(int(LOGPROBS.most), vocab_size)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > most:
+            raise InvalidRequest(name, f"must be in [0, {most}]: the vocabulary has no more")
+    _validate_tokens("logit_bias", params.logit_bias, MAX_BIASES, vocab_size)
+    _validate_tokens("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     for token, bias in params.logit_bias.items():
-        if not -100 <= bias <= 100:
-            raise InvalidRequest("logit_bias", f"bias of token {token} must be in [-100, 100]")
+        if not (isinstance(bias, Real) and BIAS.holds(bias)):
+            raise InvalidRequest("logit_bias", f"bias of token {token} must be in {BIAS}")
+
+
+def check_integer(name: str, value: int | None, limits: Range) -> None:
+    """Raises InvalidRequest naming the field. None: it was left out."""
+    if value is not None and not (isinstance(value, Integral) and limits.holds(value)):
+        raise InvalidRequest(name, f"must be an integer in {limits}")
+
+
+def check_number(name: str, value: float | None, limits: Range) -> None:
+    """As check_integer."""
+    if value is not None and not (isinstance(value, Real) and limits.holds(value)):
+        raise InvalidRequest(name, f"must be a number in {limits}")
+
+
+def _validate_tokens(name: str, tokens: Collection[int], most: int, vocab_size: int) -> None:
+    if len(tokens) > most:
+        raise InvalidRequest(name, f"names {len(tokens)} tokens; at most {most} can be given")
+    for token in tokens:
+        if not (isinstance(token, Integral) and 0 <= token < vocab_size):
+            raise InvalidRequest(
+                name, f"a token is outside the vocabulary; ids are in [0, {vocab_size - 1}]"
+            )

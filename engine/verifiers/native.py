@@ -121,6 +121,13 @@ class NativeVerifier:
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
 
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """Rows that the call has added go, committed or not; orders set the tokens anew."""
+        kv = self._model.kv
+        for request in requests:
+            if request in kv:
+                kv.truncate(request, min(kv.length(request), self._state[request].unchanged))
+
     def swap_out(self, request: str) -> None:
         """Parks a request's KV in host memory; its next order brings it back."""
         if request in self._model.kv:

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Stream
+from actors.coordinator.request_state import Overloaded, RequestFailed, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
 from cluster.config import AppConfig
 from deployments import messages
@@ -22,7 +22,7 @@ from deployments.ingress.http import make_http
 from deployments.messages import Heartbeat, Message, Routed, StreamRequest
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
-from engine.errors import SpindleError
+from engine.errors import InvalidRequest, SpindleError
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
 from policies.cost import LinearCost
@@ -125,7 +125,7 @@ class LocalReplicas:
                 attempt=request["attempt"],
                 speculate=request["speculation"]["enabled"],
             )
-        except SpindleError as error:
+        except (InvalidRequest, Overloaded) as error:
             yield messages.refused(429, error)
             return
         self.streams[request["name"]] = stream
@@ -135,6 +135,8 @@ class LocalReplicas:
                 if dies is not None and dies < commit.first_index + len(commit.token_ids):
                     raise RayActorError
                 yield messages.committed(commit, stream.statistics)
+        except RequestFailed:
+            yield messages.failed_by_itself(request["name"])
         except SpindleError as error:
             yield messages.failed(str(error), retry=False)
         finally:

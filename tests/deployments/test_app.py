@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,33 @@ TOPOLOGIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "vllm": ("cluster/vllm.yaml", {"backend": "vllm", "engine_args": {"enforce_eager": True}}),
 }
 """The file that `make serve TARGET=...` runs, and what its target keeps of it."""
+
+
+JSON = {"Content-Type": "application/json"}
+HOSTILE: Sequence[tuple[str | None, str]] = (
+    ("top_k", f'"top_k": {2**63}'),
+    ("stop_token_ids", f'"min_tokens": 2, "stop_token_ids": {list(range(2048))}'),
+    ("top_k", '"top_k": -2'),
+    ("temperature", '"temperature": 1e308'),
+    ("temperature", '"temperature": 1e400'),
+    ("temperature", '"temperature": NaN'),
+    ("repetition_penalty", '"repetition_penalty": 1e-300'),
+    ("repetition_penalty", '"repetition_penalty": 1e308'),
+    ("max_tokens", f'"max_tokens": {2**64}'),
+    ("min_tokens", f'"min_tokens": {2**64}'),
+    ("logprobs", f'"logprobs": {2**63}'),
+    ("seed", f'"seed": {2**64}'),
+    ("n", f'"n": {2**63}'),
+    ("priority", f'"priority": {-(2**63)}'),
+    ("prompt", f'"prompt": [{2**63}]'),
+    ("logit_bias", '"logit_bias": {"5": -1e308}'),
+    ("logit_bias", f'"logit_bias": {{"{2**64}": 1}}'),
+    ("slo", '"slo": {"tpot_ms": 1e-320}'),
+    ("speculation", f'"speculation": {{"max_depth": {2**63}}}'),
+    (None, f'"seed": {"9" * 5000}'),
+    (None, f'"stop": {"[" * 100_000}'),
+)
+"""The field that is refused, None where it is no JSON that can be read, and how it is spelt."""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +157,28 @@ def test_a_bad_field_is_named_in_openais_shape(
     error = answer.json()["error"]
     assert error["param"] == field
     assert field in error["message"]
+
+
+def test_hostile_requests_are_refused_and_harm_nothing(app: str) -> None:
+    """The first two ended every replica in turn."""
+
+    def serving_replica() -> str:
+        answer = ask(app, temperature=0, max_tokens=2, seed=1)
+        assert answer.ok
+        name: str = answer.json()["choices"][0]["spindle"]["replica"]
+        return name
+
+    before = serving_replica()
+    for field, fields in HOSTILE:
+        body = f'{{"model": "target", "max_tokens": 2, "prompt": "x", {fields}}}'
+        answer = requests.post(f"{app}/v1/completions", data=body, headers=JSON, timeout=60)
+        assert answer.status_code == 400, (fields[:80], answer.text)
+        error = answer.json()["error"]
+        assert error["param"] == field, (fields[:80], error)
+        assert "Traceback" not in answer.text
+        assert str(ROOT) not in answer.text
+    assert requests.get(f"{app}/health", timeout=5).ok
+    assert serving_replica() == before
 
 
 def test_another_model_is_404(app: str) -> None:

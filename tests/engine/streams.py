@@ -21,6 +21,7 @@ from engine.model import PackedModel
 from engine.protocol import (
     Commit,
     Drafter,
+    Failed,
     Missing,
     NoRoom,
     Verdict,
@@ -156,7 +157,9 @@ class Watched:
     def verifies_trees(self) -> bool:
         return self._verifier.verifies_trees
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+    def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> Sequence[Verdict | Missing | NoRoom | Failed]:
         answers = self._verifier.verify(orders)
         for order, answer in zip(orders, answers, strict=True):
             if isinstance(answer, Verdict):
@@ -175,6 +178,9 @@ class Watched:
 
     def forget(self, requests: Iterable[str]) -> None:
         self._verifier.forget(requests)
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        self._verifier.roll_back(requests)
 
 
 def serve(

@@ -3,6 +3,7 @@
 Every rank computes the same tokens from the same gathered logits, so none is broadcast.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from torch import Tensor
 
 from engine.protocol import Start, TokenLogprobs
 from engine.sampling.sampler import Row, choose, logprobs
+
+FAILED = -2
+"""In place of a token: none could be chosen for this request. vLLM hands it on as it is."""
+_LOG = logging.getLogger("spindle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class Asked:
     """One request of a step: its rows of logits stand behind the last committed token and
     behind each token of its draft."""
 
+    name: str
     wish: Wish
     first_row: int
     position: int
@@ -44,7 +50,24 @@ class Said:
 
 
 def decide(logits: Tensor, requests: Sequence[Asked]) -> list[Said]:
-    """The target's own tokens, as far as each draft agrees with them and one beyond."""
+    """The target's own tokens, as far as each draft agrees with them and one beyond; FAILED where
+    that raises. Out of here an error would end vLLM, and be every request's."""
+    try:
+        return _decided(logits, requests)
+    except Exception:
+        return [_decided_alone(logits, one) for one in requests]
+
+
+def _decided_alone(logits: Tensor, request: Asked) -> Said:
+    try:
+        (said,) = _decided(logits, [request])
+    except Exception:
+        _LOG.exception("request %s fails and is given up here", request.name)
+        return Said((FAILED,))
+    return said
+
+
+def _decided(logits: Tensor, requests: Sequence[Asked]) -> list[Said]:
     choosing = [one for one in requests if not one.wish.score]
     rows = [row for one in choosing for row in _rows(one)]
     wanted = [one.first_row + step for one in choosing for step in range(len(one.draft) + 1)]

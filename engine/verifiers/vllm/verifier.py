@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
-from engine.protocol import Missing, NoRoom, Start, Verdict, VerifyOrder
+from engine.protocol import Failed, Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.soft_state import HeldRequest, SoftState
 from engine.verifiers.vllm.adapter.core import KvBlocks, Outcome, StepEngine
 from engine.verifiers.vllm.adapter.scheduler import Turn
-from engine.verifiers.vllm.sampling import Wish
+from engine.verifiers.vllm.sampling import FAILED, Wish
 
 MAX_REQUESTS = 4096
 """Requests whose tokens are remembered; their KV is bounded by vLLM's pool."""
@@ -71,7 +71,7 @@ class VllmVerifier:
     def block_size(self) -> int:
         return self._engine.block_size
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         for order in orders:
             if not order.tree.is_chain:
                 raise ValueError("vLLM verifies chains, and was given a tree that branches")
@@ -106,6 +106,11 @@ class VllmVerifier:
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
 
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """vLLM gets them anew; its prefix cache has most of them."""
+        for request in requests:
+            self._close(request)
+
     def blocks(self) -> KvBlocks:
         """Of vLLM's KV pool; after the last request has left, none is used."""
         return self._engine.blocks()
@@ -115,6 +120,9 @@ class VllmVerifier:
         self._engine.shutdown()
 
     def _release(self, request: str, _held: HeldRequest) -> None:
+        self._close(request)
+
+    def _close(self, request: str) -> None:
         known = self._known.pop(request, None)
         if known is not None:
             self._engine.close([known.name])
@@ -127,7 +135,7 @@ class VllmVerifier:
             return known.name
         # New here, or its tokens are others than the last verdict said: vLLM gets it anew, and
         # its prefix cache has most of it.
-        self._release(request, held)
+        self._close(request)
         known = _Known(f"{request}#{next(self._opened)}", len(tokens))
         asked = order.prompt_logprobs_from is not None
         top_n = held.start.params.prompt_logprobs if asked else None
@@ -140,7 +148,7 @@ class VllmVerifier:
         order: VerifyOrder,
         state: HeldRequest | Missing,
         outcomes: dict[str, Outcome],
-    ) -> Verdict | Missing | NoRoom:
+    ) -> Verdict | Missing | NoRoom | Failed:
         if isinstance(state, Missing):
             return state
         prefix = order.prefix
@@ -148,6 +156,9 @@ class VllmVerifier:
         outcome = outcomes.get(known.name)
         if outcome is None:
             return NoRoom(prefix.request, prefix.attempt, prefix.round)
+        if FAILED in outcome.tokens:
+            self.forget([prefix.request])
+            return Failed(prefix.request, prefix.attempt, prefix.round)
         state.committed.extend(outcome.tokens)
         known.length += len(outcome.tokens)
         if outcome.finished:

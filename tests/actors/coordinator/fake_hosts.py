@@ -12,6 +12,7 @@ from engine.protocol import (
     Draft,
     Drafter,
     DraftOrder,
+    Failed,
     Missing,
     NoRoom,
     Verdict,
@@ -80,7 +81,9 @@ class PacedVerifier:
             verifier.verifies_trees,
         )
 
-    async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+    async def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> Sequence[Verdict | Missing | NoRoom | Failed]:
         self.calls += 1
         self.batches.append([order.prefix.request for order in orders])
         await asyncio.sleep(self._seconds)

@@ -1,6 +1,7 @@
 """The coordinator over a real engine, in virtual time: streams, limits, losses and readers."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -38,7 +39,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.cost import LinearCost
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
-from policies.request import LaneView
+from policies.request import LaneView, Slo
 from policies.scheduling.baselines import Las, LasParams, fcfs
 from policies.speculation.baselines import Fixed
 from tests import prompt_logprobs
@@ -574,6 +575,31 @@ def test_plain_requests_are_never_drafted_for() -> None:
         await read(stream)
         assert all(o.drafted == 0 for e in service.seen(Verified) for o in e.outcomes)
         assert service.near.calls == service.far.calls == 0
+        await service.end()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("field", "promised"),
+    [
+        ("slo.tpot_s", {"slo": Slo(tpot_s=5e-324)}),
+        ("slo.tpot_s", {"slo": Slo(tpot_s=math.nan)}),
+        ("slo.ttft_s", {"slo": Slo(ttft_s=1e308)}),
+        ("priority", {"priority": 2**63}),
+        ("priority", {"priority": 0.5}),
+        ("speculation.max_depth", {"max_depth": 0}),
+        ("speculation.max_depth", {"max_depth": 2**64}),
+    ],
+)
+def test_numbers_beside_the_sampling_are_refused_by_name(
+    field: str, promised: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        service = Service()
+        with pytest.raises(InvalidRequest, match=field) as refused:
+            service.coordinator.submit("one", [5], GREEDY, **promised)
+        assert refused.value.field == field
         await service.end()
 
     run(main())

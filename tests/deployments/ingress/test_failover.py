@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pytest
 from ray.exceptions import RayActorError
 
+from deployments import messages
 from deployments.ingress import failover as failover_module
 from deployments.ingress.api import Api
 from deployments.ingress.errors import ApiError
@@ -308,7 +309,7 @@ def test_a_first_refusal_is_the_clients() -> None:
 
 @pytest.mark.parametrize("retry", [False, True])
 def test_a_failure_says_whether_another_attempt_may_heal_it(retry: bool) -> None:
-    failed: Message = {"kind": "failed", "message": "the reader has stalled", "retry": retry}
+    failed: Message = messages.failed("the reader has stalled", retry)
     tokens, replicas, error = converse(
         [ACCEPTED, commit(0, 5), failed], [ACCEPTED, commit(1, 6, finish="stop")]
     )
@@ -317,6 +318,16 @@ def test_a_failure_says_whether_another_attempt_may_heal_it(retry: bool) -> None
     else:
         assert isinstance(error, ApiError)
         assert (error.status, len(replicas.requests)) == (503, 1)
+
+
+def test_a_request_that_fails_by_itself_is_tried_on_no_other_replica() -> None:
+    failed = messages.failed_by_itself("cmpl")
+    scripts: list[Script] = [[ACCEPTED, commit(0, 5), failed], [failed]]
+    for script in scripts:
+        _, replicas, error = converse(script, [ACCEPTED, commit(0, 5, finish="stop")])
+        assert isinstance(error, ApiError)
+        assert (error.status, len(replicas.requests)) == (500, 1)
+        assert "cmpl" in error.message
 
 
 def test_a_replica_that_dies_behind_its_last_commit_is_not_missed() -> None:

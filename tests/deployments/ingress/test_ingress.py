@@ -14,9 +14,12 @@ import httpx
 import pytest
 
 from deployments.ingress import readiness
+from deployments.ingress.admission import Admission
 from deployments.ingress.api import Api
 from deployments.ingress.errors import ApiError
 from deployments.messages import Routed
+from engine.protocol import Commit
+from engine.request import ServedRequest
 from tests.deployments.local import LocalReplicas, Method, local_api, make_config, serving
 
 PROMPT = {"model": "target", "prompt": "Count to 7", "seed": 3, "ignore_eos": True}
@@ -378,3 +381,60 @@ def test_nothing_is_raised_over_a_handle() -> None:
 def test_a_bug_is_not_blamed_on_the_client() -> None:
     with pytest.raises(KeyError):
         ApiError.of(KeyError("x"))
+
+
+def test_a_request_that_fails_by_itself_is_500_alone_and_says_nothing_of_the_inside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole and streamed, while others are served."""
+    honest = ServedRequest.commit
+
+    def poisoned(served: ServedRequest, *verdict: Any) -> Commit:
+        if served.seed == 666 and served.produced > 4:
+            raise RuntimeError("at /srv/secret/path")
+        return honest(served, *verdict)
+
+    async def streamed(app: App, seed: int) -> list[Any]:
+        asked = {**PROMPT, "seed": seed, "stream": True, "max_tokens": 20}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            return await events(response)
+
+    async def test(app: App) -> None:
+        undisturbed = (await app.ask(max_tokens=20)).json()["choices"][0]["text"]
+        monkeypatch.setattr(ServedRequest, "commit", poisoned)
+        (whole, *well), (failed, chunks) = await asyncio.gather(
+            asyncio.gather(*(app.ask(max_tokens=20, seed=seed) for seed in (666, 3, 3, 3, 3))),
+            asyncio.gather(*(streamed(app, seed) for seed in (666, 3))),
+        )
+        assert whole.status_code == 500
+        for error in (whole.json()["error"], failed[-1]["error"]):
+            assert (error["status"], error["type"], error["param"]) == (500, "internal_error", None)
+            assert re.search(r"request [0-9a-f]{32}-0 failed", error["message"])
+            assert "secret" not in error["message"]
+        assert failed[-1]["error"]["message"].split()[1].removesuffix("-0") in failed[0]["id"]
+        texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks)]
+        texts += [answer.json()["choices"][0]["text"] for answer in well]
+        assert texts == [undisturbed] * 5
+        names = [request["name"] for request in app.replicas.requests]
+        assert len(names) == len(set(names)), "nothing is sent again"
+        assert app.replicas.coordinator.alive
+
+    run(test)
+
+
+def test_a_defect_of_the_ingress_is_500_in_openais_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("at /srv/secret/path")
+
+    async def test(app: App) -> None:
+        monkeypatch.setattr(Admission, "choices", broken)
+        answers = [
+            (await app.ask(max_tokens=2)).json(),
+            await app.api.generate(PROMPT),
+            [chunk async for chunk in app.api.stream(PROMPT)][-1],
+        ]
+        for answer in answers:
+            assert (answer["error"]["status"], answer["error"]["type"]) == (500, "internal_error")
+            assert "secret" not in answer["error"]["message"]
+
+    run(test)

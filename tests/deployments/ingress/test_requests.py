@@ -217,6 +217,17 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("speculation", {"speculation": "nobody"}),
     ("speculation", {"speculation": {"max_depth": 0}}),
     ("speculation", {"speculation": False}),
+    ("speculation", {"speculation": {"max_depth": 2**31}}),
+    ("priority", {"priority": 2**31}),
+    ("priority", {"priority": -(2**63)}),
+    ("slo", {"slo": {"tpot_ms": 5e-324}}),
+    ("slo", {"slo": {"ttft_ms": 1e308}}),
+    ("n", {"n": 2**63}),
+    ("top_k", {"top_k": 2**63}),
+    ("top_k", {"top_k": -2}),
+    ("max_tokens", {"max_tokens": 2**63}),
+    ("logit_bias", {"logit_bias": {str(token): 1 for token in range(1025)}}),
+    ("stop_token_ids", {"stop_token_ids": [5] * 1025}),
 ]
 
 

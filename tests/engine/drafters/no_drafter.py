@@ -18,3 +18,6 @@ class NoDrafter:
 
     def forget(self, requests: Iterable[str]) -> None:
         """Nothing was remembered."""
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """Nothing was begun."""

@@ -17,7 +17,7 @@ VOCAB = 50
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_p", math.nan),

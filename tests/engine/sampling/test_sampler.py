@@ -22,6 +22,7 @@ from engine.sampling.sampler import (
     logprobs_of_rows,
 )
 from engine.sampling.torch_kernels import perturbed_top_torch
+from policies.ranges import REPETITION_PENALTY, TEMPERATURE, TOP_K
 from tests import reference
 from tests.checkpoints import llama
 from tests.identity import Identity
@@ -63,6 +64,20 @@ PARAMS = st.builds(
     max_tokens=st.just(100),
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
 )
+ENDS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([1e-300, 1e-45, 1e-7, 0.01, TEMPERATURE.most]),
+    top_k=st.sampled_from([0, 1, VOCAB - 1, int(TOP_K.most)]),
+    top_p=st.sampled_from([5e-324, 1e-12, 1 - 1e-16, 1.0]),
+    min_p=st.sampled_from([0.0, 5e-324, 1e-45, 1.0]),
+    repetition_penalty=st.sampled_from([REPETITION_PENALTY.least, REPETITION_PENALTY.most]),
+    presence_penalty=st.sampled_from([-2.0, 2.0]),
+    frequency_penalty=st.sampled_from([-2.0, 2.0]),
+    min_tokens=st.sampled_from([0, 100]),
+    max_tokens=st.just(100),
+    stop_token_ids=st.just(tuple(range(1, VOCAB))),
+)
+"""At and near the ends of the ranges; with min_tokens one token is left."""
 PATHS = st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple)
 
 
@@ -85,6 +100,27 @@ def test_every_path_chooses_what_the_literal_transforms_choose(
     for i, row in enumerate(rows):
         scores = reference_scores(logits[i], row)
         assert in_numba[i] == scores.argmax() or reference.gap(scores) < 1e-5
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(wanted=st.lists(st.tuples(ENDS, PATHS), min_size=1, max_size=3), seed=st.integers(0, 2**32))
+def test_at_the_ends_of_the_ranges_every_path_still_chooses_a_token(
+    wanted: list[tuple[SamplingParams, tuple[int, ...]]], seed: int
+) -> None:
+    rows = [row_at(params, seed, path) for params, path in wanted]
+    logits = random_logits(seed, len(rows))
+    adjusted = adjust(logits, rows)
+    chosen = choose(logits, rows)
+    on_torch, confidence = perturbed_top_torch(adjusted, knobs_of(rows), 2)
+    _, raw = candidates(logits, rows, 2)
+    assert on_torch[:, 0].tolist() == chosen
+    for row, token, own in zip(adjusted, chosen, rows, strict=True):
+        assert 0 <= token < VOCAB
+        assert torch.isfinite(row[token])
+        assert token == 0 or own.params.min_tokens == 0
+    for values in (confidence, raw):
+        assert np.isfinite(values).all()
+        assert (values.sum(1) <= 1 + 1e-5).all()
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
+from actors.hosts.isolation import isolated
+from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Row, choose
 from policies.tree import DraftTree
 from tests import prompt_logprobs, reference
 from tests.engine.streams import questions, reference_target
@@ -102,6 +104,40 @@ def test_each_order_has_a_chunk_of_its_own(ample: Host) -> None:
     answers = ample.verifier.verify([order("a", first, chunk=2), order("b", second, chunk=5)])
     pending = [answer.pending for answer in answers if isinstance(answer, Verdict)]
     assert pending == [len(first) - 2, len(second) - 5]
+
+
+def test_one_that_cannot_be_sampled_fails_alone(
+    ample: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poisoned(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+        if any(row.params == RANDOM for row in rows):
+            raise RuntimeError("defect")
+        return choose(logits, rows)
+
+    monkeypatch.setattr("engine.verifiers.native.choose", poisoned)
+    monkeypatch.setattr("engine.verifiers.vllm.sampling.choose", poisoned)
+    verifier = ample.verifier
+
+    def answered(orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
+        return isolated(verifier, verifier.verify, orders, probe=lambda: None)
+
+    prompts = dict(zip("abc", questions(False), strict=False))
+    streams: dict[str, list[int]] = {"a": [], "c": []}
+    # Where they have tokens already, and where one has the KV of a prompt and no token yet.
+    for with_poison in (True, False, True):
+        orders = [
+            order(name, [*prompts[name], *streams[name]], prompt_len=len(prompts[name]))
+            for name in streams
+        ]
+        poison = order("b", prompts["b"], DraftTree.chain([5, 6]), params=RANDOM)
+        answers = answered([orders[0], *([poison] if with_poison else []), orders[1]])
+        if with_poison:
+            assert answers.pop(1) == Failed("b", 0, 0)
+        for name, answer in zip(streams, answers, strict=True):
+            assert isinstance(answer, Verdict)
+            streams[name] += answer.tokens
+    for name, stream in streams.items():
+        assert stream == said(prompts[name], replace(GREEDY, max_tokens=3))
 
 
 def test_a_lost_prefix_is_missing_and_the_others_go_on(ample: Host) -> None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.zoo import TARGET, model_path
-from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
+from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from engine.verifiers.vllm.verifier import VllmVerifier
@@ -48,8 +48,8 @@ class Halves:
         self.stop_token_ids = verifier.stop_token_ids
         self.verifies_trees = verifier.verifies_trees
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
-        answers: list[Verdict | Missing | NoRoom | None] = [None] * len(orders)
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
+        answers: list[Verdict | Missing | NoRoom | Failed | None] = [None] * len(orders)
         for half in (0, 1):
             answers[half::2] = self._verifier.verify(orders[half::2])
         return [answer for answer in answers if answer is not None]
@@ -59,6 +59,9 @@ class Halves:
 
     def forget(self, requests: Iterable[str]) -> None:
         self._verifier.forget(requests)
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        self._verifier.roll_back(requests)
 
 
 def serve_vllm(case: Case, seen: Counter[str]) -> dict[str, Request]:

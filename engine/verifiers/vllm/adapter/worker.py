@@ -97,7 +97,7 @@ def sample(
                 history = [*request.prompt_token_ids, *request.output_token_ids]
             draft = tokens[first_draft : first_draft + count]
             position = int(runner.input_batch.num_tokens_no_spec[index])
-            asked.append(Asked(wish, first_row, position, history, draft))
+            asked.append(Asked(name, wish, first_row, position, history, draft))
             places.append(index)
         first_row += count + 1
         first_draft += count

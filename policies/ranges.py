@@ -1,0 +1,69 @@
+"""The ranges of all numbers that requests and configs may give.
+
+Checked where a number enters, so that inside it fits the array that it goes to and no arithmetic
+on it overflows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    least: float
+    most: float
+    above: bool = False
+    """`least` itself is outside."""
+
+    def holds(self, value: float) -> bool:
+        """NaN is in no range."""
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above else '['}{self.least}, {self.most}]"
+
+
+COUNT = Range(0, _INT32)
+"""Of anything."""
+SOME = Range(1, _INT32)
+"""A count of at least one."""
+SECONDS = Range(0, 1e9, above=True)
+
+TEMPERATURE = Range(0, 100)
+TOP_K = Range(-1, _INT32)
+"""-1 and 0 keep every token, and so does what is beyond the vocabulary."""
+TOP_P = Range(0, 1, above=True)
+MIN_P = Range(0, 1)
+REPETITION_PENALTY = Range(0.01, 100)
+"""Logits stay finite in fp32 whether they are multiplied or divided."""
+PENALTY = Range(-2, 2)
+BIAS = Range(-100, 100)
+LOGPROBS = Range(0, 20)
+SEED = Range(0, 2**64 - 1)
+PRIORITY = Range(-_INT32, _INT32)
+SLO_S = Range(1e-6, 86_400)
+"""A microsecond to a day."""
+SLO_MS = Range(1000 * SLO_S.least, 1000 * SLO_S.most)
+
+MAX_BIASES = 1024
+MAX_STOP_TOKENS = 1024
+
+SAMPLING_INTEGERS: Mapping[str, Range] = {
+    "top_k": TOP_K,
+    "max_tokens": SOME,
+    "min_tokens": COUNT,
+    "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
+    "seed": SEED,
+}
+SAMPLING_REALS: Mapping[str, Range] = {
+    "temperature": TEMPERATURE,
+    "top_p": TOP_P,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION_PENALTY,
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+}
+"""Both by the names that they have in engine.sampling.params.SamplingParams."""

@@ -1,0 +1,407 @@
+"""One request that makes a batch raise ends alone: the streams beside it are those of a run without
+it, on the real zoo, wherever it raises."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from actors.coordinator.estimates import Estimates
+from actors.coordinator.events import Event, Left
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request_state import RequestFailed
+from actors.coordinator.settings import Limits, Policies
+from actors.hosts.fleet import Fleet, load
+from actors.hosts.isolation import isolated
+from actors.hosts.protocol import HostLost, VerifierHost
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.zoo import TARGET, model_path
+from engine.committed import EMPTY_HASH
+from engine.drafters.model import ModelDrafter
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.runner import PackedRunner
+from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.tiny import TinyRunner
+from engine.errors import SpindleError
+from engine.kv.cache import KVCache
+from engine.model import PackedModel
+from engine.protocol import (
+    Draft,
+    DraftOrder,
+    Failed,
+    Missing,
+    NoRoom,
+    Prefix,
+    Start,
+    Verdict,
+    VerifyOrder,
+)
+from engine.request import ServedRequest
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+from policies.catalogue import fair, make_schedule, make_selection, make_speculation
+from policies.tree import DraftTree
+from tests.engine.streams import zoo_model
+from tests.engine.verifiers.orders import order
+
+KV_TOKENS = 4096
+QUESTIONS = (
+    "Count to 9.",
+    "List 6 animals.",
+    'Repeat "blue cup" 4 times.',
+    "What does os.path.join do?",
+    "Make a table of 5 rivers with length.",
+    "Count to 12.",
+    "List 3 colours.",
+    "Repeat the word tea 5 times.",
+)
+POISON = "poison"
+LIMITS = Limits(max_batch=10, max_waiting=8, kv_tokens=KV_TOKENS, forward_tokens=64)
+"""Prompts enter in pieces, so that orders of all kinds are in one batch."""
+Patch = pytest.MonkeyPatch
+Stream = tuple[int, ...]
+
+
+class Defect(Exception):
+    """In the server: /srv/secret/path."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    torch.set_num_threads(1)
+    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
+    drafters = [
+        DrafterSpec("tiny", checkpoint=model_path("tiny"), capacity=16),
+        DrafterSpec("ngram", kind="ngram"),
+        DrafterSpec("suffix", kind="suffix"),
+    ]
+    return load(target, drafters, tmp_path_factory.mktemp("profiles"))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
+    return [
+        tokenizer(f"<|user|>\n{question}<|end|>\n<|assistant|>\n")["input_ids"]
+        for question in QUESTIONS
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(fleet: Fleet, prompts: list[list[int]]) -> list[Stream]:
+    streams, _ = asyncio.run(served(fleet, prompts))
+    assert all(isinstance(stream, tuple) for stream in streams)
+    return streams  # type: ignore[return-value]  # just asserted
+
+
+_numbers = itertools.count()
+
+
+async def served(
+    fleet: Fleet,
+    prompts: list[list[int]],
+    poisons: int = 0,
+    selection: str = "fixed",
+) -> tuple[list[Stream | SpindleError], list[Event]]:
+    """The innocent streams, and then those of the poisons, which come in between."""
+    events: list[Event] = []
+    knowledge = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
+    coordinator = Coordinator(
+        fleet.verifier,
+        fleet.lanes,
+        Policies(
+            fair(make_schedule("default")),
+            make_selection(selection, seed=1),
+            make_speculation("fixed", calibrations=knowledge.calibrations),
+        ),
+        knowledge,
+        LIMITS,
+        observe=events.append,
+    )
+
+    async def stream(name: str, seed: int, prompt: list[int]) -> Stream | SpindleError:
+        params = SamplingParams(temperature=float(seed % 2), max_tokens=24, seed=seed)
+        commits = coordinator.submit(f"{name}-{next(_numbers)}", prompt, params)
+        try:
+            return tuple([token async for commit in commits for token in commit.token_ids])
+        except SpindleError as error:
+            return error
+
+    innocent = [stream("innocent", *one) for one in enumerate(prompts)]
+    poisonous = [stream(POISON, seed, prompts[seed]) for seed in range(poisons)]
+    half = len(innocent) // 2
+    said = await asyncio.gather(*innocent[:half], *poisonous, *innocent[half:])
+    assert coordinator.alive
+    again = await stream("after", 0, prompts[0])
+    while (await fleet.verifier.kv_state()).used:
+        await asyncio.sleep(0.01)  # what has left is being forgotten
+    await coordinator.close()
+    poisoned = said[half : half + poisons]
+    return [*said[:half], *said[half + poisons :], *poisoned, again], events
+
+
+def raising(
+    patch: Patch, owner: type, method: str, names: Callable[..., Sequence[str]], late: bool = False
+) -> None:
+    """`names`: of the requests that a call is about. `late`: only when its work is done."""
+    honest = getattr(owner, method)
+
+    def poisoned(*arguments: Any, **named: Any) -> Any:
+        guilty = any(name.startswith(POISON) for name in names(*arguments))
+        if guilty and not late:
+            raise Defect
+        answer = honest(*arguments, **named)
+        if guilty:
+            raise Defect
+        return answer
+
+    patch.setattr(owner, method, poisoned)
+
+
+def in_the_sampler(patch: Patch) -> None:
+    def names(_self: NativeVerifier, works: Sequence[Any], _logits: object) -> list[str]:
+        return [work.request for work in works if work.wanted_rows]
+
+    raising(patch, NativeVerifier, "_choose", names)
+
+
+def in_the_middle_of_its_output(patch: Patch) -> None:
+    """When the others decode, with drafts of all lengths."""
+
+    def names(_self: NativeVerifier, works: Sequence[Any], _logits: object) -> list[str]:
+        produced = {w.request: len(w.held.committed) - w.held.start.prompt_len for w in works}
+        return [request for request, tokens in produced.items() if tokens > 6]
+
+    raising(patch, NativeVerifier, "_choose", names)
+
+
+def behind_a_commit_in_the_middle_of_its_output(patch: Patch) -> None:
+    def names(_self: NativeVerifier, work: Any, *_: object) -> list[str]:
+        return [work.request] if work.held.committed.ids[work.held.start.prompt_len + 6 :] else []
+
+    raising(patch, NativeVerifier, "_commit", names, late=True)
+
+
+def in_the_forward(patch: Patch, late: bool = False) -> None:
+    def names(_self: PackedModel, segments: Sequence[Any]) -> list[str]:
+        return [segment.request for segment in segments]
+
+    raising(patch, PackedModel, "forward", names, late)
+
+
+def behind_the_forward(patch: Patch) -> None:
+    in_the_forward(patch, late=True)
+
+
+def in_the_commit(patch: Patch, late: bool = False) -> None:
+    raising(patch, NativeVerifier, "_commit", lambda _self, work, *_: [work.request], late)
+
+
+def behind_the_commit(patch: Patch) -> None:
+    in_the_commit(patch, late=True)
+
+
+def in_the_preparation(patch: Patch) -> None:
+    raising(patch, NativeVerifier, "_prepare", lambda _self, _index, order, _held: [order[0][0]])
+
+
+def in_the_kv(patch: Patch) -> None:
+    raising(patch, KVCache, "commit", lambda _self, request, *_: [request])
+
+
+def in_the_coordinator(patch: Patch) -> None:
+    raising(patch, ServedRequest, "commit", lambda self, *_: [self.name])
+
+
+VERIFYING = [
+    in_the_sampler,
+    in_the_forward,
+    behind_the_forward,
+    in_the_commit,
+    behind_the_commit,
+    in_the_preparation,
+    in_the_kv,
+    in_the_middle_of_its_output,
+    behind_a_commit_in_the_middle_of_its_output,
+    in_the_coordinator,
+]
+
+
+@pytest.mark.parametrize("poisons", [1, 3])
+@pytest.mark.parametrize("fault", VERIFYING)
+def test_a_request_that_cannot_be_verified_fails_alone(
+    fleet: Fleet,
+    prompts: list[list[int]],
+    expected: list[Stream],
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Callable[[Patch], None],
+    poisons: int,
+) -> None:
+    fault(monkeypatch)
+    with caplog.at_level(logging.ERROR, "spindle"):
+        streams, events = asyncio.run(served(fleet, prompts, poisons))
+    count = len(prompts)
+    assert streams[:count] == expected[:count]
+    assert streams[-1] == expected[0]
+    failures = streams[count : count + poisons]
+    assert all(isinstance(failure, RequestFailed) for failure in failures)
+    assert all("secret" not in str(failure) for failure in failures)
+    left = [event for event in events if isinstance(event, Left)]
+    assert sorted(event.view.name.split("-")[0] for event in left if event.failed) == (
+        [POISON] * poisons
+    )
+    logged = [record for record in caplog.records if record.exc_info is not None]
+    assert len(logged) == poisons, "each once, with its traceback"
+    assert all(POISON in record.getMessage() for record in logged)
+
+
+class Fragile:
+    """A verifier whose process ends over a poison, as soon as it would read it."""
+
+    def __init__(self, host: VerifierHost) -> None:
+        self._host = host
+        self._seen: set[str] = set()
+        self.limits = host.limits
+        self.score = host.score
+        self.forget = host.forget
+        self.kv_state = host.kv_state
+        self.losses = 0
+
+    async def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> Sequence[Verdict | Missing | NoRoom | Failed]:
+        self._seen |= {order.prefix.request for order in orders}
+        if any(one.prefix.request.startswith(POISON) and one.prefix.start for one in orders):
+            raise HostLost("segmentation fault")
+        return await self._host.verify(orders)
+
+    async def recover(self) -> None:
+        self.losses += 1
+        await self._host.forget(self._seen)
+
+
+@pytest.mark.parametrize("poisons", [1, 2])
+def test_a_request_that_no_verifier_survives_fails_and_the_others_go_on(
+    fleet: Fleet, prompts: list[list[int]], expected: list[Stream], poisons: int
+) -> None:
+    fragile = Fragile(fleet.verifier)
+    streams, _ = asyncio.run(served(replace(fleet, verifier=fragile), prompts, poisons))
+    count = len(prompts)
+    assert [*streams[:count], streams[-1]] == expected
+    assert all(isinstance(failure, RequestFailed) for failure in streams[count:-1])
+    assert fragile.losses <= 4 * poisons
+
+
+def in_a_small_model(patch: Patch) -> None:
+    def names(_self: TinyRunner, trees: Any, _pieces: object) -> list[str]:
+        return [job.request for job in trees.jobs]
+
+    raising(patch, TinyRunner, "extend", names)
+
+
+def behind_a_step_of_a_small_model(patch: Patch) -> None:
+    def names(_self: TinyRunner, trees: Any, drafting: Sequence[int]) -> list[str]:
+        return [trees.jobs[number].request for number in drafting]
+
+    raising(patch, TinyRunner, "step", names, late=True)
+
+
+def in_a_lookup(patch: Patch) -> None:
+    for lookup in (NgramDrafter, SuffixDrafter):
+        raising(patch, lookup, "_grow", lambda _self, order, _held: [order[0][0]], late=True)
+
+
+def in_every_drafter(patch: Patch) -> None:
+    in_a_small_model(patch)
+    in_a_lookup(patch)
+
+
+@pytest.mark.parametrize(
+    "fault", [in_a_small_model, behind_a_step_of_a_small_model, in_a_lookup, in_every_drafter]
+)
+@pytest.mark.parametrize("selection", ["fixed", "hedge"])
+def test_a_request_that_a_drafter_fails_for_goes_on_without_it(
+    fleet: Fleet,
+    prompts: list[list[int]],
+    expected: list[Stream],
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Callable[[Patch], None],
+    selection: str,
+) -> None:
+    fault(monkeypatch)
+    with caplog.at_level(logging.ERROR, "spindle"):
+        streams, events = asyncio.run(served(fleet, prompts, 2, selection))
+    assert streams == [*expected[:-1], *expected[:2], expected[0]]
+    assert len(caplog.records) <= 2 * len(fleet.lanes), "each lane gives each of them up once"
+    of_poisons = [
+        event.statistics.by_lane
+        for event in events
+        if isinstance(event, Left) and event.view.name.startswith(POISON)
+    ]
+    if fault is in_every_drafter:
+        assert of_poisons == [{}, {}]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("method", ["extend", "step"])
+def test_drafts_beside_one_that_fails_are_what_they_would_be(
+    prompts: list[list[int]], monkeypatch: Patch, method: str, late: bool
+) -> None:
+    """With a model that takes any layout, whose rows lie in a pool of blocks."""
+
+    def names(_self: PackedRunner, trees: Any, numbers: Sequence[Any]) -> list[str]:
+        jobs = [one if isinstance(one, int) else one.job for one in numbers]
+        return [trees.jobs[number].request for number in jobs]
+
+    def drafts() -> dict[tuple[str, int], list[int]]:
+        """Of two rounds, those that there are."""
+        small = zoo_model("small")
+        runner = PackedRunner(PackedModel(small, kv_tokens=KV_TOKENS))
+        drafter = ModelDrafter("small", runner, target_vocab_size=small.config.vocab_size)
+        said = {}
+        for length in (7, 12):
+            orders = [
+                DraftOrder(order(name, prompts[seed][:length]).prefix, depth=4)
+                for seed, name in enumerate(["a", POISON, "b", "c"])
+            ]
+            for answer in isolated(drafter, drafter.draft, orders, probe=lambda: None):
+                if isinstance(answer, Draft):
+                    said[answer.request, length] = answer.tree.tokens.tolist()
+            runner._model.kv.check()
+        return said
+
+    undisturbed = drafts()
+    raising(monkeypatch, PackedRunner, method, names, late)
+    expected = {one: tokens for one, tokens in undisturbed.items() if one[0] != POISON}
+    assert len(expected) == len(undisturbed) - 2
+    assert drafts() == expected
+
+
+def test_rows_of_a_call_that_raised_would_be_read_were_they_kept(
+    fleet: Fleet, prompts: list[list[int]], expected: list[Stream], monkeypatch: Patch
+) -> None:
+    """The test above would find it."""
+    behind_the_forward(monkeypatch)
+    monkeypatch.setattr(NativeVerifier, "roll_back", lambda _self, _requests: None)
+    streams, _ = asyncio.run(served(fleet, prompts, 1))
+    assert streams[: len(prompts)] != expected[:-1]
+
+
+def test_when_everything_fails_it_is_the_host_that_is_lost(
+    fleet: Fleet, monkeypatch: Patch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(PackedModel, "forward", broken)
+    prefix = Prefix("one", 0, 0, 0, EMPTY_HASH, (5, 6), Start(SamplingParams(), 0, 2))
+    with pytest.raises(HostLost):
+        asyncio.run(fleet.verifier.verify([VerifyOrder(prefix, DraftTree.empty(), 8)]))
