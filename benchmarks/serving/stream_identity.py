@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.serving.streams import ReceivedStream
@@ -45,16 +46,19 @@ class StreamIdentity:
         print(f"  seed {body['seed']}: differs at output token {first}", flush=True)
         return None
 
-    def _near_tie(self, body: Mapping[str, Any], output: Sequence[int]) -> bool:
-        """Of the token that follows this output."""
+    def scores(self, body: Mapping[str, Any], output: Sequence[int]) -> NDArray[np.float64]:
+        """Of each token that might follow this output: log p + g, up to a constant."""
         tokens = [*body["prompt"], *output]
         with torch.inference_mode():
             logits = self._model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        scores = logits.double().numpy()
+        scores: NDArray[np.float64] = logits.double().numpy()
         for token in set(output):
             scores[token] -= body["frequency_penalty"] * output.count(token)
         if body["temperature"]:
             noise = gumbel(int(body["seed"]), len(tokens), np.arange(len(scores)))
             scores = scores / body["temperature"] + noise
-        second, best = np.sort(scores)[-2:]
+        return scores
+
+    def _near_tie(self, body: Mapping[str, Any], output: Sequence[int]) -> bool:
+        second, best = np.sort(self.scores(body, output))[-2:]
         return bool(best - second < NEAR_TIE)
