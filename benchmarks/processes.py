@@ -1,4 +1,4 @@
-"""Processes: those that a benchmark starts beside itself, and its own."""
+"""The environment of processes that a benchmark starts, and how its own process exits."""
 
 import os
 import sys
@@ -9,8 +9,9 @@ from typing import NoReturn
 
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """For the libraries that a process started here loads before its first line of Python. What
-    else has changed meanwhile stays: Ray, where it starts, leaves its token here for others."""
+    """Sets environment variables for processes started in the block, whose libraries read them
+    before the first line of Python runs. Other variables that change meanwhile are kept: Ray puts
+    its authentication token into the environment."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -24,13 +25,12 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def end_after_ray(status: int) -> NoReturn:
-    """The end of a process that has started Ray more than once.
+    """Exits a process that has started Ray more than once, without interpreter shutdown.
 
-    Ray 2.60 leaves a driver's metrics thread behind when it is shut down and started anew. Those
-    threads go on exporting while the process is taken apart, through objects that are gone by then:
-    a segmentation fault instead of the status, seen in CI and behind two of three runs of
-    `benchmarks.serving.overhead`. Nothing closes them from Python, so the process is not taken
-    apart.
+    Ray 2.60 leaves a driver's metrics thread running when it is shut down and started again. Those
+    threads keep exporting during interpreter shutdown, through objects that no longer exist: the
+    process ends with a segmentation fault instead of its status. They cannot be stopped from
+    Python.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,17 +1,17 @@
-"""What the built-in models can do: `python -m benchmarks.zoo [--json FILE]`.
+"""Measures the built-in models: task accuracy, acceptance, calibration and time per token.
+
+`python -m benchmarks.zoo [--requests 24] [--per-kind 20] [--json FILE]`.
 
 Acceptance is teacher-forced: one forward of each drafter over the target's own continuations
-says at every position whether the drafter would have proposed the target's token, and rounds of
+shows at every position whether the drafter would have proposed the target's token, and rounds of
 a fixed draft depth are then replayed over those positions. This is exact for chains.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,24 +26,22 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from benchmarks.report import Record, parser, publish
+from benchmarks.serving.requests import DOMAIN_KINDS
 from cluster.zoo import DRAFTERS, SPECIALISTS, TARGET, inflated_target, model_path
 from cluster.zoo.batches import chat_text, user_message
 from cluster.zoo.corpus import Corpus, load_corpus
 from cluster.zoo.heldout import ranking_scores, task_scores
-from cluster.zoo.tasks import STATED_LENGTH_KINDS, Source, make_task
+from cluster.zoo.tasks import Source, make_task
 from engine.sampling.noise import gumbel
 
 DEPTH = 4
 NEW_TOKENS = 128
-WIN_MARGIN = 1.03  # a drafter wins a request when it beats the next best by 3%
+WIN_MARGIN = 1.03
+"""A drafter counts as best for a request where its goodput is 3% above the next one's."""
 COST_PARAMS = 90_000_000
 _PROMPT_TOKENS = 96
 _BATCH = 24
-_DOMAIN_KINDS = {
-    "code": ("code", "function"),
-    "prose": ("docs",),
-    "tasks": (*STATED_LENGTH_KINDS, "arithmetic", "copy", "edit"),
-}
 _CONFIDENCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
 
 Floats = npt.NDArray[np.float32]
@@ -51,17 +49,8 @@ Matches = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Record:
-    name: str
-    value: float
-    unit: str
-    reference: float | None = None
-    ratio: float | None = None
-
-
-@dataclass(frozen=True)
 class Continuation:
-    """A held-out request and what the target answers, under one seed and temperature."""
+    """A held-out request and the target's output under one seed and temperature."""
 
     domain: str
     prompt: list[int]
@@ -70,15 +59,18 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Forced:
-    """One drafter over one continuation: where it would have proposed the target's token."""
+class ForcedDraft:
+    """One drafter, teacher-forced over one continuation."""
 
     matches: Matches
+    """At each position, whether it proposes the target's token."""
     confidence: Floats
+    """Its probability of what it proposes."""
 
 
 class SharedNoise(LogitsProcessor):
-    """Turns greedy generation into seeded sampling at temperature 1 (DESIGN 4.1)."""
+    """Turns greedy generation into seeded sampling at temperature 1, with the noise that drafters
+    share (docs/architecture.md, "Drafter-invariant sampling")."""
 
     def __init__(self, seeds: Sequence[int], padding: Sequence[int]) -> None:
         self._seeds = seeds
@@ -94,17 +86,11 @@ class SharedNoise(LogitsProcessor):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the records there")
-    parser.add_argument("--requests", type=int, default=24, help="held-out requests per domain")
-    parser.add_argument("--per-kind", type=int, default=20, help="held-out tasks per kind")
-    arguments = parser.parse_args()
-    records = evaluate(arguments.requests, arguments.per_kind)
-    for record in records:
-        reference = "" if record.reference is None else f"  (reference {record.reference:g})"
-        print(f"{record.name:48} {record.value:10.3f} {record.unit}{reference}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=1))
+    arguments = parser(__doc__)
+    arguments.add_argument("--requests", type=int, default=24, help="held-out requests per domain")
+    arguments.add_argument("--per-kind", type=int, default=20, help="held-out tasks per kind")
+    options = arguments.parse_args()
+    publish(evaluate(options.requests, options.per_kind), options.json)
 
 
 def evaluate(requests: int, per_kind: int) -> list[Record]:
@@ -116,23 +102,21 @@ def evaluate(requests: int, per_kind: int) -> list[Record]:
     prompts = domain_prompts(tokenizer, corpus, requests)
     greedy = continuations(target, tokenizer, prompts, temperature=0)
     sampled = continuations(target, tokenizer, prompts, temperature=1)
-    forced = {
-        name: [forced_on(model, one, 0) for one in greedy] for name, model in drafters.items()
-    }
+    forced = {name: [force(model, text, 0) for text in greedy] for name, model in drafters.items()}
     records += acceptance_records("greedy", greedy, forced)
     for label, temperature in (("sampled, shared noise", 1), ("sampled, greedy drafts", 0)):
-        drafted = {
-            name: [forced_on(model, one, temperature) for one in sampled]
+        forced_sampled = {
+            name: [force(model, text, temperature) for text in sampled]
             for name, model in drafters.items()
         }
-        records += acceptance_records(label, sampled, drafted)
+        records += acceptance_records(label, sampled, forced_sampled)
     records += calibration_records(forced)
     costs = {name: step_ms(model, 1) for name, model in drafters.items()}
     records += [Record(f"cost/{name}", value, "ms/token") for name, value in costs.items()]
     verify = step_ms(_load(inflated_target(COST_PARAMS), torch.bfloat16), DEPTH + 1)
     records.append(Record(f"cost/target 90M, {DEPTH + 1} tokens", verify, "ms"))
     goodput = {
-        name: [tokens_per_round(one.matches) / (verify + DEPTH * costs[name]) for one in per_text]
+        name: [tokens_per_round(text.matches) / (verify + DEPTH * costs[name]) for text in per_text]
         for name, per_text in forced.items()
     }
     records += fleet_records("fleet", goodput)
@@ -143,7 +127,7 @@ def evaluate(requests: int, per_kind: int) -> list[Record]:
 def task_records(
     target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, per_kind: int
 ) -> list[Record]:
-    """The held-out tasks and ranking prompts, beside the bounds that the zoo must meet."""
+    """Scores on held-out tasks and ranking prompts, beside the bounds that the zoo must meet."""
     bounds = {"task/count": 0.8, "task/list": 0.8, "task/table": 0.8}
     bounds["ranking/length_only/stated"] = 0.5
     scores = task_scores(target, tokenizer, corpus, per_kind)
@@ -160,12 +144,13 @@ def task_records(
 def domain_prompts(
     tokenizer: PreTrainedTokenizerFast, corpus: Corpus, requests: int
 ) -> list[tuple[str, list[int]]]:
-    """Equally many held-out prompts per domain: chat requests, and for text also continuation."""
+    """Equally many held-out (domain, prompt) per domain: chat requests, of code and prose every
+    other one a text to continue."""
     rng = random.Random("domains")
     source = Source(corpus, held_out=True)
     texts = {"code": corpus.code, "prose": corpus.prose}
     prompts: list[tuple[str, list[int]]] = []
-    for domain, kinds in _DOMAIN_KINDS.items():
+    for domain, kinds in DOMAIN_KINDS.items():
         for index in range(requests):
             if domain in texts and index % 2:
                 ids = tokenizer(rng.choice(texts[domain]), verbose=False)["input_ids"]
@@ -183,7 +168,8 @@ def continuations(
     prompts: Sequence[tuple[str, list[int]]],
     temperature: int,
 ) -> list[Continuation]:
-    found: list[Continuation] = []
+    """The target's output for each prompt, each with a seed of its own."""
+    texts: list[Continuation] = []
     for start in range(0, len(prompts), _BATCH):
         batch = prompts[start : start + _BATCH]
         ids = [prompt for _, prompt in batch]
@@ -202,29 +188,29 @@ def continuations(
             answer = row[width:]
             if tokenizer.eos_token_id in answer:
                 answer = answer[: answer.index(tokenizer.eos_token_id) + 1]
-            found.append(Continuation(domain, prompt, answer, seed))
-    return found
+            texts.append(Continuation(domain, prompt, answer, seed))
+    return texts
 
 
-def forced_on(drafter: LlamaForCausalLM, text: Continuation, temperature: int) -> Forced:
-    """Where the drafter proposes the target's token, and how sure it is of its proposal."""
+def force(drafter: LlamaForCausalLM, text: Continuation, temperature: int) -> ForcedDraft:
+    """Runs the drafter over the target's own tokens."""
     tokens = torch.tensor([text.prompt + text.answer])
     first = len(text.prompt)
     with torch.inference_mode():
         logits = drafter(input_ids=tokens, use_cache=False).logits[0, first - 1 : -1].float()
     scores = logits.log_softmax(-1).numpy()
-    proposing = scores
+    perturbed = scores
     if temperature:
         vocabulary = np.arange(scores.shape[1])
         noise = [gumbel(text.seed, first + i, vocabulary) for i in range(len(text.answer))]
-        proposing = scores + np.stack(noise)
-    proposed = proposing.argmax(-1)
+        perturbed = scores + np.stack(noise)
+    proposed = perturbed.argmax(-1)
     confidence = np.exp(np.take_along_axis(scores, proposed[:, None], 1)[:, 0])
-    return Forced(proposed == np.array(text.answer), confidence)
+    return ForcedDraft(proposed == np.array(text.answer), confidence)
 
 
 def tokens_per_round(matches: Matches, depth: int = DEPTH) -> float:
-    """Mean tokens gained per round of `depth` drafts, the target's own token included."""
+    """Mean tokens committed per round of `depth` draft tokens, the target's own included."""
     rounds, position = 0, 0
     while position < len(matches):
         run = matches[position : position + depth]
@@ -234,15 +220,15 @@ def tokens_per_round(matches: Matches, depth: int = DEPTH) -> float:
 
 
 def acceptance_records(
-    label: str, texts: Sequence[Continuation], forced: dict[str, list[Forced]]
+    label: str, texts: Sequence[Continuation], forced: dict[str, list[ForcedDraft]]
 ) -> list[Record]:
-    """Accepted drafts per round, by drafter and domain."""
+    """Accepted draft tokens per round, by drafter and domain."""
     records = []
     for name, per_text in forced.items():
-        for domain in _DOMAIN_KINDS:
+        for domain in DOMAIN_KINDS:
             gains = [
-                tokens_per_round(one.matches) - 1
-                for text, one in zip(texts, per_text, strict=True)
+                tokens_per_round(draft.matches) - 1
+                for text, draft in zip(texts, per_text, strict=True)
                 if text.domain == domain
             ]
             accepted = statistics.mean(gains)
@@ -250,10 +236,12 @@ def acceptance_records(
     return records
 
 
-def calibration_records(forced: dict[str, list[Forced]]) -> list[Record]:
-    """Share of proposals accepted, by the drafter's confidence, all drafters together."""
-    confidence = np.concatenate([one.confidence for texts in forced.values() for one in texts])
-    matches = np.concatenate([one.matches for texts in forced.values() for one in texts])
+def calibration_records(forced: dict[str, list[ForcedDraft]]) -> list[Record]:
+    """Share of proposals accepted, by confidence, of all drafters; `reference`: mean confidence."""
+    confidence = np.concatenate(
+        [draft.confidence for drafts in forced.values() for draft in drafts]
+    )
+    matches = np.concatenate([draft.matches for drafts in forced.values() for draft in drafts])
     records = []
     for low, high in pairwise(_CONFIDENCE_EDGES):
         inside = (confidence > low) & (confidence <= high)
@@ -261,12 +249,13 @@ def calibration_records(forced: dict[str, list[Forced]]) -> list[Record]:
             name = f"calibration/confidence {low:g}-{high:g}"
             mean = float(confidence[inside].mean())
             share = float(matches[inside].mean())
-            records.append(Record(name, share, "accepted", mean, share / mean))
+            records.append(Record.over(mean, name, share, "accepted"))
     return records
 
 
 def fleet_records(fleet: str, goodput: dict[str, list[float]]) -> list[Record]:
-    """For how many requests each drafter is best, and what always choosing it would gain."""
+    """The share of requests for which each drafter is clearly best, and the goodput of the best
+    drafter of each request over that of the best single one."""
     requests = len(next(iter(goodput.values())))
     wins = dict.fromkeys(goodput, 0)
     for index in range(requests):
@@ -292,9 +281,9 @@ def step_ms(model: LlamaForCausalLM, tokens: int, repeats: int = 20) -> float:
         cache = model(input_ids=prefix, use_cache=True).past_key_values
         times = []
         for _ in range(repeats):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             model(input_ids=new, past_key_values=cache, use_cache=True)
-            times.append((time.perf_counter() - begun) * 1000)
+            times.append((time.perf_counter() - started) * 1000)
             cache.crop(128)
     return statistics.median(times)
 

@@ -1,4 +1,6 @@
-"""Attention layouts side by side: `python -m benchmarks.micro.attention [--json FILE]`.
+"""Measures the time of a forward under each attention layout.
+
+`python -m benchmarks.micro.attention [--json FILE]`.
 
 Whole forwards of a 768×12 Llama in bf16 over requests with prefixes of 30 to 600 tokens, the
 layouts interleaved in one run; `reference` is the padded layout (Spin's baseline in Fig. 12).
@@ -17,7 +19,7 @@ from engine.attention.layouts import LAYOUTS, LayoutName
 from engine.model import PackedModel, Segment
 
 BATCHES = ((1, 1), (8, 1), (16, 1), (8, 5), (16, 5))
-"""(requests, new rows of each)"""
+"""(requests, new rows of each request)"""
 PAIRS = 20
 SHORTEST, LONGEST = 30, 600
 _VOCAB = 2048
@@ -42,10 +44,10 @@ def main() -> None:
 
 
 def compare(models: Mapping[LayoutName, PackedModel], requests: int, rows: int) -> list[Record]:
-    """Milliseconds per forward of each layout, over the same requests."""
+    """Milliseconds per forward of each layout over the same requests."""
     batches = {name: open_requests(model, requests, rows) for name, model in models.items()}
     times: dict[LayoutName, list[float]] = {name: [] for name in models}
-    for _ in range(PAIRS + 1):  # the first one compiles and warms up
+    for _ in range(PAIRS + 1):  # the first pair compiles and warms up
         for name, model in models.items():
             times[name].append(1000 * seconds(partial(model.forward, batches[name])))
             for segment in batches[name]:
@@ -68,7 +70,7 @@ def compare(models: Mapping[LayoutName, PackedModel], requests: int, rows: int) 
 
 
 def open_requests(model: PackedModel, requests: int, rows: int) -> list[Segment]:
-    """Their prefixes are random: only the lengths matter here."""
+    """Opens requests with random prefixes, whose lengths are spread evenly."""
     rng = np.random.default_rng(0)
     lengths = np.linspace(SHORTEST, LONGEST, requests, dtype=int).tolist()
     segments = []

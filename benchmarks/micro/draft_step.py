@@ -1,11 +1,11 @@
-"""What a drafted token costs, compiled and eager.
+"""Measures the time of a draft token, in the compiled and in the packed runner.
 
 `python -m benchmarks.micro.draft_step [--json FILE]`.
 
 Whole calls of `ModelDrafter.draft` on one thread: orders with deltas in, chains out. Both runners
 draft the same rounds in turn with the zoo's two general drafters; `reference` is the packed runner.
 Exits with 1 unless the 64×2 model, greedy, takes at most LIMIT times what a native loop takes for
-a token, and less for each token of a batch.
+a token, and less per token in a batch.
 """
 
 import random
@@ -28,7 +28,7 @@ from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Prefix, Start
 from engine.sampling.params import SamplingParams
 
 NATIVE_LOOP_US = 31.0
-"""A token of a 64×2 model in a native loop, as the design measured it on such a machine."""
+"""A token of a 64×2 model in a native loop, measured once on two cores of this kind."""
 LIMIT = 3.0
 MODELS = {"tiny": "64x2", "small": "192x3"}
 BATCHES = (1, 4, 16)
@@ -36,13 +36,13 @@ TEMPERATURES = (0.0, 1.0)
 PROMPT = 128
 DEPTH = 8
 ACCEPTED = 2
-"""Draft tokens committed each round; the target's own follows them, another than drafted."""
+"""Draft tokens committed each round, followed by a token of the target's that was not drafted."""
 PAIRS = 40
 KV_TOKENS = 16_384
 
 
-class Side:
-    """One runner and its own copy of the requests' committed tokens."""
+class RunnerRounds:
+    """Draft rounds of one runner over its own copy of the requests."""
 
     def __init__(self, runner: DraftRunner, batch: int, temperature: float) -> None:
         self._vocabulary = runner.vocab_size
@@ -60,7 +60,7 @@ class Side:
     def round_us(self) -> float:
         """One draft call, in microseconds per drafted token; then the next round's orders."""
         answers: list[Draft | Missing | NoRoom] = []
-        taken = seconds(lambda: answers.extend(self._drafter.draft(self._orders)))
+        took_s = seconds(lambda: answers.extend(self._drafter.draft(self._orders)))
         trees = [answer.tree for answer in answers if isinstance(answer, Draft)]
         self._orders = []
         for number, (tokens, tree) in enumerate(zip(self._committed, trees, strict=True)):
@@ -69,7 +69,7 @@ class Side:
             base = len(tokens)
             tokens.extend([*accepted, other])
             self._orders.append(self._order(number, base, tokens.ids[base:]))
-        return 1e6 * taken / sum(len(tree) for tree in trees)
+        return 1e6 * took_s / sum(len(tree) for tree in trees)
 
     def _order(
         self, number: int, base: int, delta: Sequence[int], start: Start | None = None
@@ -98,15 +98,8 @@ def main() -> None:
             greedy[batch] = ours
     alone = statistics.median(greedy[1])
     over_native = paired_ratio(greedy[1], [NATIVE_LOOP_US] * PAIRS)
-    records.append(
-        Record(
-            "draft step/64x2/over a native loop",
-            alone,
-            "µs/token",
-            NATIVE_LOOP_US,
-            over_native.median,
-        )
-    )
+    name = "draft step/64x2/over a native loop"
+    records.append(Record(name, alone, "µs/token", NATIVE_LOOP_US, over_native.median))
     publish(records, arguments.json)
     if not over_native.at_most(LIMIT):
         sys.exit(f"missed: at most {LIMIT} times a native loop, got {over_native}")
@@ -115,16 +108,16 @@ def main() -> None:
 
 
 def rounds(name: str, batch: int, temperature: float) -> tuple[list[float], list[float]]:
-    """Microseconds per token of each round, compiled and eager interleaved."""
+    """Microseconds per token of each round, compiled and packed, interleaved."""
     tiny, stock = (
         LlamaForCausalLM.from_pretrained(model_path(name), dtype=torch.float32) for _ in range(2)
     )
-    compiled = Side(TinyRunner(tiny, kv_tokens=KV_TOKENS), batch, temperature)
+    compiled = RunnerRounds(TinyRunner(tiny, kv_tokens=KV_TOKENS), batch, temperature)
     packed = PackedModel(stock, kv_tokens=KV_TOKENS)
-    eager = Side(PackedRunner(packed), batch, temperature)
-    for side in (compiled, eager):
+    eager = RunnerRounds(PackedRunner(packed), batch, temperature)
+    for runner in (compiled, eager):
         for _ in range(2):  # prefill and, the first time, compilation
-            side.round_us()
+            runner.round_us()
     pairs = [(compiled.round_us(), eager.round_us()) for _ in range(PAIRS)]
     return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 

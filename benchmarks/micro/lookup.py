@@ -1,14 +1,15 @@
-"""How short a match lookups should follow, and what it is worth that they learn how far to believe
-what they find: `python -m benchmarks.micro.lookup [--json FILE]`.
+"""Measures the lookup drafters' tokens per round by shortest match, and the gain of calibration.
 
-The zoo's target as it was trained serves the same held-out requests, half of them sampled, with
-each lookup drafter and three tokens a draft, by the fewest tokens that must match. No clock is in
-it. Names: lookup/DRAFTER/SHORTEST/tokens_per_round (`reference`: where two tokens must match).
+`python -m benchmarks.micro.lookup [--requests 132] [--json FILE]`.
 
-Then the suffix lookup goes through the same texts once more, request after request, and each round
-verifies what is believed enough. Names: lookup/believed/COST/tokens, for each round of plain
-decoding's time if one more draft token costs COST of that, by the best threshold (`reference`: with
-beliefs as they are before anything was judged).
+The zoo's target, not inflated, serves the same held-out requests, half of them sampled, with each
+lookup drafter and drafts of three tokens, by the fewest tokens that must match. No time is
+measured. Names: lookup/DRAFTER/SHORTEST/tokens_per_round (`reference`: two tokens must match).
+
+Then the suffix lookup drafts for the same texts again, one request after the other, and each round
+verifies the nodes whose path confidence reaches a threshold. Names: lookup/believed/COST/tokens:
+tokens in the time of a plain round, if each verified draft token costs COST of that time, under the
+best threshold (`reference`: with the confidences that the lookup has before any feedback).
 """
 
 from collections.abc import Callable, Sequence
@@ -42,45 +43,41 @@ BATCH = 12
 MAX_TOKENS = 128
 KV_TOKENS = 16_384
 COSTS = (0.04, 0.13, 0.35)
-"""About what a draft token costs on the 90 M target on two cores at 1, 4 and 16 clients."""
+"""Cost of a draft token over that of a plain round, measured on the 90 M target on two cores at 1,
+4 and 16 clients."""
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8)
 DEEPEST = 8
 
 Text = tuple[Sequence[int], Sequence[int]]
-"""A prompt, and what was said."""
+"""A prompt and its output."""
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--requests", type=int, default=132)
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     model = PackedModel.load(
         model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=KV_TOKENS
     )
     records, texts = [], list[Text]()
     for name, make in DRAFTERS.items():
-        found = {}
+        per_round = {}
         for shortest in SHORTEST:
-            found[shortest], texts = serve(model, make(shortest), chosen.requests)
+            per_round[shortest], texts = serve(model, make(shortest), options.requests)
         records += [
-            Record(
-                f"lookup/{name}/{shortest}/tokens_per_round",
-                value,
-                "tokens",
-                found[REFERENCE],
-                value / found[REFERENCE],
+            Record.over(
+                per_round[REFERENCE], f"lookup/{name}/{shortest}/tokens_per_round", value, "tokens"
             )
-            for shortest, value in found.items()
+            for shortest, value in per_round.items()
         ]
     for cost in COSTS:
         learned, fixed = [most_tokens(texts, cost, learns) for learns in (True, False)]
-        name = f"lookup/believed/{cost}/tokens"
-        records.append(Record(name, learned, "tokens", fixed, learned / fixed))
-    publish(records, chosen.json)
+        records.append(Record.over(fixed, f"lookup/believed/{cost}/tokens", learned, "tokens"))
+    publish(records, options.json)
 
 
 def serve(model: PackedModel, drafter: Drafter, count: int) -> tuple[float, list[Text]]:
-    """Tokens per round, behind each request's first token, which no draft precedes."""
+    """Tokens per round without each request's first token, which has no draft; and the texts."""
     plan = DraftPlan(drafter.name, DEPTH)
     generation = Generation(
         NativeVerifier(model), [drafter], lambda _request, _round: plan, max_batch=BATCH
@@ -103,11 +100,14 @@ def serve(model: PackedModel, drafter: Drafter, count: int) -> tuple[float, list
 
 
 def most_tokens(texts: Sequence[Text], cost: float, learns: bool) -> float:
-    """For each round of plain decoding's time, by the best threshold."""
-    return max(tokens_by_belief(texts, cost, learns, threshold) for threshold in THRESHOLDS)
+    """Tokens per time of a plain round, under the best threshold."""
+    return max(tokens_at_threshold(texts, cost, learns, threshold) for threshold in THRESHOLDS)
 
 
-def tokens_by_belief(texts: Sequence[Text], cost: float, learns: bool, threshold: float) -> float:
+def tokens_at_threshold(
+    texts: Sequence[Text], cost: float, learns: bool, threshold: float
+) -> float:
+    """Tokens per time of a plain round, where nodes of this path confidence are verified."""
     weights, past, reading = first_weights(), TextIndex(), Reading(1, 10, PLACES)
     tokens, time = 0, 0.0
     for prompt, output in texts:
@@ -118,12 +118,12 @@ def tokens_by_belief(texts: Sequence[Text], cost: float, learns: bool, threshold
             verified = np.count_nonzero(grown.path_confidence >= threshold)
             pairs = zip(grown.tree.tokens[:verified].tolist(), output[at:], strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            said = np.array(output[at : at + right + 1], np.int32)
+            verdict = np.array(output[at : at + right + 1], np.int32)
             if learns:
-                judge(weights, grown.tree.tokens, grown.tree.parents, grown.kinds, said)
-            own.extend(said)
-            at += len(said)
-            tokens += len(said)
+                judge(weights, grown.tree.tokens, grown.tree.parents, grown.kinds, verdict)
+            own.extend(verdict)
+            at += len(verdict)
+            tokens += len(verdict)
             time += 1.0 + cost * verified
         past.extend([*output, NONE])
     return tokens / time

@@ -1,8 +1,10 @@
-"""What the policies themselves cost: `python -m benchmarks.micro.policy_cost [--json FILE]`.
+"""Measures the CPU time of each policy per round.
 
-Microseconds of CPU per round of 8, 64 and 256 running requests, each with a draft tree of 16 nodes.
-What they are told is made beforehand. The defaults together should stay under 1 ms at 64 requests
-and grow linearly. AdaServe reports 0.4% of its serving time.
+`python -m benchmarks.micro.policy_cost [--json FILE]`.
+
+Rounds of 8, 64 and 256 running requests, each with a draft tree of 16 nodes; the policies' inputs
+are made beforehand. The defaults together should stay below 1 ms at 64 requests and grow linearly.
+AdaServe reports 0.4% of its serving time.
 """
 
 import time
@@ -61,16 +63,14 @@ def main() -> None:
         records += [
             Record(f"policy_cost/{requests}/{name}", value, "us") for name, value in spent.items()
         ]
-    records.append(
-        Record("policy_cost/defaults at 64", totals[64], "us", TARGET_US, totals[64] / TARGET_US)
-    )
+    records.append(Record.over(TARGET_US, "policy_cost/defaults at 64", totals[64], "us"))
     growth = totals[256] / totals[64]
-    records.append(Record("policy_cost/growth from 64 to 256", growth, "x", 4.0, growth / 4.0))
+    records.append(Record.over(4.0, "policy_cost/growth from 64 to 256", growth, "x"))
     publish(records, arguments.json)
 
 
 def make_views(requests: int) -> list[RequestView]:
-    """Half of them with an SLO."""
+    """Running requests, every other one with an SLO."""
     return [
         RequestView(
             str(number),
@@ -103,54 +103,54 @@ def speculation_us(
 
     lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
     candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)
-    told = outcomes(views)
+    observed = outcomes(views)
     batches = [LaneBatch(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
-    def play(now: float) -> None:
+    def play_round(now: float) -> None:
         policy.plan(batches, context, now)
         policy.select(candidates, context, now)
-        policy.observe(told, now)
+        policy.observe(observed, now)
 
-    return microseconds(play)
+    return microseconds(play_round)
 
 
 def selection_us(policy: Selection, views: Sequence[RequestView]) -> float:
-    told = {lane: outcomes(views, lane) for lane in (None, *(lane.name for lane in LANES))}
+    by_lane = {lane: outcomes(views, lane) for lane in (None, *(lane.name for lane in LANES))}
 
-    def play(now: float) -> None:
+    def play_round(now: float) -> None:
         chosen = policy.assign(views, LANES, now)
-        policy.observe([told[chosen.get(view.name)][at] for at, view in enumerate(views)])
+        policy.observe([by_lane[chosen.get(view.name)][at] for at, view in enumerate(views)])
         for view in views:
             policy.likely_next(view.name)
 
-    return microseconds(play)
+    return microseconds(play_round)
 
 
 def schedule_us(policy: Schedule, views: Sequence[RequestView]) -> float:
-    """As many again wait as run."""
+    """Half of the requests run, the other half waits."""
     slots = max(1, len(views) // 2)
     for view in views:
         policy.arrive(view, 0.0)
     running = [view.name for view in views[:slots]]
 
-    told = {outcome.request: outcome for outcome in outcomes(views)}
+    by_request = {outcome.request: outcome for outcome in outcomes(views)}
 
-    def play(now: float) -> None:
+    def play_round(now: float) -> None:
         nonlocal running
         running = policy.pick(views, running, slots, now)
-        policy.observe([told[name] for name in running], now)
+        policy.observe([by_request[name] for name in running], now)
 
-    return microseconds(play)
+    return microseconds(play_round)
 
 
 def calibration_us(trees: Sequence[DraftTree]) -> float:
     calibration, drafted = Calibration(), flatten(trees)
     committed = [(0, 2, 5)] * len(trees)
 
-    def play(_now: float) -> None:
+    def play_round(_now: float) -> None:
         calibration.observe(calibration.calibrate(drafted), committed)
 
-    return microseconds(play)
+    return microseconds(play_round)
 
 
 def microbatch_us(requests: int) -> float:
@@ -162,13 +162,13 @@ def outcomes(views: Sequence[RequestView], lane: str | None = "a") -> list[Round
     return [RoundOutcome(view.name, lane, 4, 4, 2, 3, 0.025, 0.02, 0.001) for view in views]
 
 
-def microseconds(play: Callable[[float], object]) -> float:
-    """The median of rounds, on the CPU's clock, so that other load does not count."""
+def microseconds(play_round: Callable[[float], object]) -> float:
+    """Median over rounds of the CPU time, in which other processes do not count."""
     spent = []
     for number in range(5 + ROUNDS):
-        begun = time.process_time()
-        play(0.2 + 0.025 * number)
-        spent.append(time.process_time() - begun)
+        started = time.process_time()
+        play_round(0.2 + 0.025 * number)
+        spent.append(time.process_time() - started)
     return 1e6 * median(spent[5:])
 
 

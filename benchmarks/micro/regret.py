@@ -1,14 +1,14 @@
-"""LBSS's regret, and the time of a matching.
+"""Measures the regret of LBSS, and the time of a matching.
 
 `python -m benchmarks.micro.regret [--smoke] [--json FILE]`.
 
 Regret is that of Spin's eq. 6, switching included, of four requests on three lanes with two
-places each, in slots that all take the same time, with stationary rewards. Theorem 1 promises
-log T: then each doubling of T adds the same. Exits with 1 unless (CONTRACTS.md)
+places each, in slots of equal time, with stationary rewards. Theorem 1 bounds it by log T: then
+each doubling of T adds the same. Exits with 1 unless
 - LBSS adds no more from doubling to doubling, within two standard errors, and log T fits its
   regret better than √T and T do;
 - a constant ε, and LBSS with an α too small for the gap, both fail the same test;
-- 1,024 requests are matched to 16 lanes within 50 ms of CPU time, whatever they prefer.
+- 1,024 requests are matched to 16 lanes within 50 ms of CPU time, whatever their goodputs.
 """
 
 import functools
@@ -38,7 +38,7 @@ REQUESTS = 4
 LANES = 3
 PLACES = 2
 GAP = 0.1
-"""At least, between two lanes for one request and between the best matching and the next."""
+"""Least difference between two lanes for a request, and between the best matching and the next."""
 DRAFTS = 10
 """Draft tokens in a slot, each accepted with probability g: rewards have mean g within 0 ... 1."""
 CONTEXT = 100
@@ -54,7 +54,7 @@ MATCHING_MS = 50.0
 @dataclass(frozen=True, slots=True)
 class Scale:
     last_power: int
-    """The horizon is 2 to it."""
+    """The horizon is 2 to this power."""
     seeds: int
 
 
@@ -76,7 +76,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def stationary(rng: np.random.Generator) -> tuple[Floats, float]:
-    """Mean rewards by request and lane, with gaps of at least GAP; and the best matching's sum."""
+    """Mean rewards by request and lane, with gaps of at least GAP, and the best matching's sum."""
     while True:
         means = rng.uniform(0.1, 0.9, (REQUESTS, LANES))
         ordered = np.sort(means, axis=1)
@@ -90,7 +90,7 @@ def stationary(rng: np.random.Generator) -> tuple[Floats, float]:
 
 
 def play(policy: Selection, slots: int, rng: np.random.Generator) -> Floats:
-    """Cumulative regret (eq. 6) behind each slot."""
+    """Cumulative regret (eq. 6) after each slot."""
     means, best = stationary(rng)
     requests = [RequestView(str(i), 0.0, CONTEXT, max_tokens=slots) for i in range(REQUESTS)]
     lanes = [LaneView(str(j), f"drafter {j}", PLACES, catch_up_s=CATCH_UP_S) for j in range(LANES)]
@@ -123,7 +123,8 @@ def misfit(horizons: list[int], regret: Floats, shape: Callable[[float], float])
 
 
 def regret_records(name: str, scale: Scale) -> tuple[list[Record], bool]:
-    """What each doubling adds, its growth over the last three, and fits; whether it is log T."""
+    """The regret that each doubling adds, its growth over the last three, and the misfits; and
+    whether it is logarithmic."""
     powers = range(FIRST_POWER, scale.last_power + 1)
     horizons = [2**power for power in powers]
     runs = [
@@ -138,14 +139,8 @@ def regret_records(name: str, scale: Scale) -> tuple[list[Record], bool]:
     ]
     growth = added[:, -1] - added[:, -3]
     mean, error = float(growth.mean()), float(growth.std(ddof=1) / np.sqrt(scale.seeds))
-    records.append(
-        Record(
-            f"regret/{name}/growth over three doublings",
-            mean,
-            "reward, two SE beside it",
-            2 * error,
-        )
-    )
+    unit = "reward, two SE beside it"
+    records.append(Record(f"regret/{name}/growth over three doublings", mean, unit, 2 * error))
     misfits = {
         shape: misfit(horizons, at_powers.mean(axis=0), function)
         for shape, function in SHAPES.items()
@@ -157,36 +152,37 @@ def regret_records(name: str, scale: Scale) -> tuple[list[Record], bool]:
     return records, mean <= 2 * error and min(misfits, key=misfits.__getitem__) == "log T"
 
 
-def preferences(rng: np.random.Generator) -> dict[str, Floats]:
-    """By what they look like: goodputs of 1,024 requests on 16 lanes."""
+def goodputs(rng: np.random.Generator) -> dict[str, Floats]:
+    """Goodputs of 1,024 requests on 16 lanes, by the name of their structure."""
     requests, lanes = 1024, 16
     speed = rng.uniform(20, 80, lanes)
-    ease = rng.uniform(0.2, 1, requests)
+    acceptance = rng.uniform(0.2, 1, requests)
     domains = (speed * rng.uniform(0.5, 1.5, (6, lanes)))[rng.integers(6, size=requests)]
     noise = rng.normal(0.0, 1.0, (requests, lanes))
     return {
         "unrelated": rng.uniform(20, 80, (requests, lanes)),
         "lanes differ": speed + 5 * noise,
         "all alike": np.tile(speed, (requests, 1)),
-        "ease times speed": ease[:, None] * speed,
+        "ease times speed": acceptance[:, None] * speed,
         "six domains": domains,
         "six domains, noisy": domains + 2 * noise,
     }
 
 
 def cpu_ms(work: Callable[[], object], repeats: int) -> float:
-    """Median of the CPU time: wall time would measure the neighbours."""
-    taken = []
+    """Median of the CPU time, in which other processes do not count."""
+    spent = []
     for _ in range(repeats):
-        begun = time.process_time()
+        started = time.process_time()
         work()
-        taken.append(1e3 * (time.process_time() - begun))
-    return statistics.median(taken)
+        spent.append(1e3 * (time.process_time() - started))
+    return statistics.median(spent)
 
 
 def matching_records(repeats: int) -> tuple[list[Record], bool]:
-    """Half, just enough, and a quarter more places than requests; uneven lanes. For comparison KM
-    alone on the expanded matrix, where there are just enough."""
+    """Times of a matching with half as many places as requests, just as many, a quarter more, and
+    uneven lanes; and, where there are just as many, of KM alone on the expanded matrix. The bool:
+    whether all of ours keep the bound."""
     rng = np.random.default_rng(0)
     capacities = {
         "half": np.full(16, 32),
@@ -195,30 +191,30 @@ def matching_records(repeats: int) -> tuple[list[Record], bool]:
         "uneven": rng.multinomial(1280, rng.dirichlet(np.ones(16))),
     }
     ours, km_alone = [], []
-    for likes, values in preferences(rng).items():
+    for structure, values in goodputs(rng).items():
         unmatched = unmatched_values(values, np.zeros(len(values)))
         for places, capacity in capacities.items():
-            taken = cpu_ms(functools.partial(match, values, capacity, unmatched), repeats)
-            name = f"matching/1024 x 16/{likes}/{places}"
-            ours.append(Record(name, taken, "ms of CPU", MATCHING_MS))
+            spent_ms = cpu_ms(functools.partial(match, values, capacity, unmatched), repeats)
+            name = f"matching/1024 x 16/{structure}/{places}"
+            ours.append(Record(name, spent_ms, "ms of CPU", MATCHING_MS))
         expanded = np.repeat(values, capacities["just enough"], axis=1)
-        taken = cpu_ms(functools.partial(linear_sum_assignment, expanded, maximize=True), 1)
-        km_alone.append(Record(f"matching/KM alone/{likes}/just enough", taken, "ms of CPU"))
+        spent_ms = cpu_ms(functools.partial(linear_sum_assignment, expanded, maximize=True), 1)
+        km_alone.append(Record(f"matching/KM alone/{structure}/just enough", spent_ms, "ms of CPU"))
     return ours + km_alone, all(record.value <= MATCHING_MS for record in ours)
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--smoke", action="store_true", help="shorter and fewer runs")
-    given = arguments.parse_args()
-    scale = SMOKE if given.smoke else FULL
+    options = arguments.parse_args()
+    scale = SMOKE if options.smoke else FULL
 
-    records, fast = matching_records(repeats=3 if given.smoke else 9)
+    records, fast = matching_records(repeats=3 if options.smoke else 9)
     logarithmic: dict[str, bool] = {}
     for name in POLICIES:
-        found, logarithmic[name] = regret_records(name, scale)
-        records += found
-    publish(records, given.json)
+        of_policy, logarithmic[name] = regret_records(name, scale)
+        records += of_policy
+    publish(records, options.json)
 
     missed = [] if fast else [f"a matching takes more than {MATCHING_MS:g} ms"]
     for name, is_logarithmic in logarithmic.items():

@@ -1,9 +1,11 @@
-"""Our CPU step beside vLLM's: `python -m benchmarks.micro.step_time [--json FILE]`.
+"""Measures the time of a forward on a CPU, ours over vLLM's.
 
-The zoo's target inflated to 90M in bf16: what one forward takes for some requests with 1 or 5 new
-tokens each. Ours is `PackedModel.forward`; the reference is vLLM's `execute_model`, so neither
-side's scheduler and sampler count. Each side has a process of its own with as many threads, and
-the two take turns in short bursts. Exits with 1 where a ratio is above 1.1, or not resolved.
+`python -m benchmarks.micro.step_time [--threads 2] [--json FILE]`.
+
+The zoo's target inflated to 90M in bf16, 1 to 16 requests with 1 or 5 new tokens each. Ours is
+`PackedModel.forward`; the reference is vLLM's `execute_model`, so neither side's scheduler and
+sampler count. Each has a process of its own with the same number of threads, and they take turns in
+short bursts. Exits with 1 where a ratio is above 1.1, or not resolved.
 """
 
 import importlib.metadata
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.processes import environment
-from benchmarks.report import Ratio, Record, paired_ratio, parser, publish, seconds
+from benchmarks.report import Record, paired_ratio, parser, publish, seconds
 from cluster.zoo import inflated_target
 from engine.verifiers.vllm.environment import mend_llvmlite
 
@@ -33,16 +35,16 @@ VOCAB = 2048
 PREFIX = 256
 MOST_ROWS = 5
 CASES = tuple((requests, rows) for rows in (1, MOST_ROWS) for requests in (1, 4, 8, 16))
-"""(requests, new rows of each)"""
+"""(requests, new rows of each request)"""
 PAIRS = 20
 BURST_STEPS = 3
 IDLE_S = 0.01
-"""Between bursts: vLLM's threads spin for 5 ms behind their last one."""
-MARK = 1.1
+"""Between bursts: vLLM's threads spin for 5 ms after a burst."""
+BOUND = 1.1
 
 
-class Side(Protocol):
-    """Each step runs `rows` new tokens of each request and commits one of them."""
+class StepEngine(Protocol):
+    """Runs steps: each step runs `rows` new tokens of each request and commits one of them."""
 
     def open(self, requests: int, rows: int) -> None: ...
 
@@ -59,8 +61,8 @@ def main() -> None:
     options = arguments.parse_args()
     checkpoint = inflated_target(PARAMS)
     threads = {"OMP_NUM_THREADS": str(options.threads)}
-    ours = _start(Packed, checkpoint, threads)
-    theirs = _start(VLLM, checkpoint, threads | _vllm_environment())
+    ours = _start(PackedSteps, checkpoint, threads)
+    theirs = _start(VllmSteps, checkpoint, threads | _vllm_environment())
     records, missed = [], []
     for requests, rows in CASES:
         name = f"step_time/{requests} requests/{rows} rows"
@@ -68,50 +70,46 @@ def main() -> None:
         ratio = paired_ratio(*times)
         ms, reference = (1000 * statistics.median(side) for side in times)
         records.append(Record(name, ms, "ms", reference, ratio.median))
-        if not ratio.at_most(MARK):
-            missed.append(f"{name}: {_interval(ratio)}")
+        if not ratio.at_most(BOUND):
+            missed.append(f"{name}: {ratio}")
     publish(records, options.json)
     if missed:
-        sys.exit("\n".join([f"not at most {MARK}, or not resolved (95% interval):", *missed]))
+        sys.exit("\n".join([f"not at most {BOUND}, or not resolved (95% interval):", *missed]))
 
 
 def compare(sides: tuple[Connection, Connection], requests: int, rows: int) -> list[list[float]]:
-    """Each side's seconds per step, a burst's median each."""
+    """Seconds per step of each side; each value is the median of one burst."""
     times: list[list[float]] = [[], []]
     for side in sides:
-        _ask(side, "open", requests, rows)
-    for _ in range(PAIRS + 1):  # the first one warms up
+        _call(side, "open", requests, rows)
+    for _ in range(PAIRS + 1):  # the first burst warms up
         for side, medians in zip(sides, times, strict=True):
-            medians.append(statistics.median(_ask(side, "burst")))
+            medians.append(statistics.median(_call(side, "burst")))
             time.sleep(IDLE_S)
     for side in sides:
-        _ask(side, "close")
+        _call(side, "close")
     return [medians[1:] for medians in times]
 
 
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.median:.2f}, {ratio.low:.2f} to {ratio.high:.2f}"
-
-
-def _ask(side: Connection, method: str, *arguments: int) -> list[float]:
+def _call(side: Connection, method: str, *arguments: int) -> list[float]:
     side.send((method, arguments))
     answer: list[float] = side.recv()
     return answer
 
 
 def _start(
-    make: Callable[[Path], Side], checkpoint: Path, changes: Mapping[str, str]
+    make: Callable[[Path], StepEngine], checkpoint: Path, changes: Mapping[str, str]
 ) -> Connection:
     context = multiprocessing.get_context("spawn")
-    near, far = context.Pipe()
+    ours, theirs = context.Pipe()
     with environment(changes):
-        context.Process(target=_serve, args=(make, checkpoint, far), daemon=True).start()
-    return near
+        context.Process(target=_serve, args=(make, checkpoint, theirs), daemon=True).start()
+    return ours
 
 
-def _serve(make: Callable[[Path], Side], checkpoint: Path, connection: Connection) -> None:
+def _serve(make: Callable[[Path], StepEngine], checkpoint: Path, connection: Connection) -> None:
     side = make(checkpoint)
-    with suppress(EOFError):  # the benchmark is over
+    with suppress(EOFError):  # the benchmark has ended
         while True:
             method, arguments = connection.recv()
             if method == "burst":
@@ -121,7 +119,7 @@ def _serve(make: Callable[[Path], Side], checkpoint: Path, connection: Connectio
 
 
 def _vllm_environment() -> dict[str, str]:
-    """What vLLM's documentation and its own launcher of workers set."""
+    """As vLLM's documentation and its launcher of workers set it."""
     files = importlib.metadata.files("intel-openmp") or []
     openmp = next(file for file in files if file.name == "libiomp5.so")
     return {
@@ -137,7 +135,9 @@ def _prompt(request: int) -> NDArray[np.int32]:
     return np.random.default_rng(request).integers(5, VOCAB, PREFIX, dtype=np.int32)
 
 
-class Packed:
+class PackedSteps:
+    """`PackedModel.forward`."""
+
     def __init__(self, checkpoint: Path) -> None:
         import torch
 
@@ -159,10 +159,10 @@ class Packed:
 
     def step(self) -> float:
         tokens = np.arange(7, 7 + self._rows, dtype=np.int32)
-        taken = seconds(lambda: self._forward(self._requests, tokens))
+        took_s = seconds(lambda: self._forward(self._requests, tokens))
         for request in self._requests:
             self._model.kv.commit(request, [0], [7])
-        return taken
+        return took_s
 
     def close(self) -> None:
         for request in self._requests:
@@ -180,20 +180,9 @@ class Packed:
         )
 
 
-class NoDrafts:
-    """vLLM's proposer here: the benchmark itself hands in the drafts."""
+class VllmSteps:
+    """vLLM's `execute_model`, with drafts set by the benchmark."""
 
-    def __init__(self, _config: object) -> None:
-        pass
-
-    def load_model(self, *_: object) -> None:
-        pass
-
-    def propose(self, sampled: list[object], *_: object, **__: object) -> list[list[int]]:
-        return [[] for _ in sampled]
-
-
-class VLLM:
     def __init__(self, checkpoint: Path) -> None:
         mend_llvmlite()
         from vllm import EngineArgs, LLMEngine
@@ -211,7 +200,7 @@ class VLLM:
                 enable_prefix_caching=False,
                 speculative_config={
                     "method": "custom_class",
-                    "model": "benchmarks.micro.step_time.NoDrafts",
+                    "model": "engine.verifiers.vllm.adapter.worker.NoDrafts",
                     "num_speculative_tokens": MOST_ROWS - 1,
                 },
             )
@@ -221,7 +210,7 @@ class VLLM:
         runner = core.model_executor.driver_worker.worker.model_runner
         self._execute = runner.execute_model
         runner.execute_model = self._timed
-        self._taken = 0.0
+        self._took_s = 0.0
         self._tokens = 0
         self._requests: list[str] = []
         self._rows = 0
@@ -244,16 +233,16 @@ class VLLM:
         expected = len(self._requests) * self._rows
         if self._tokens != expected:
             raise RuntimeError(f"vLLM ran {self._tokens} tokens instead of {expected}")
-        return self._taken
+        return self._took_s
 
     def close(self) -> None:
         self._engine.abort_request(self._requests)
         self._engine.step()
 
     def _timed(self, scheduled: "SchedulerOutput", *arguments: object, **named: object) -> object:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         result = self._execute(scheduled, *arguments, **named)
-        self._taken = time.perf_counter() - begun
+        self._took_s = time.perf_counter() - started
         self._tokens = scheduled.total_num_scheduled_tokens
         return result
 

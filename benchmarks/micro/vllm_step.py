@@ -1,9 +1,11 @@
-"""What our adapter adds to a step of vLLM: `python -m benchmarks.micro.vllm_step [--json FILE]`.
+"""Measures the time of a step of our vLLM adapter over that of bare vLLM.
+
+`python -m benchmarks.micro.vllm_step [--threads 2] [--json FILE]`.
 
 The zoo's target inflated to 90M in bf16, 8 requests with 1 or 5 new tokens each. Ours is
 `VllmVerifier.verify`, from orders to verdicts; the reference is a step of vLLM's engine core with
 its own scheduler and sampler, given the same drafts. Both run in one process and take turns in
-short bursts, greedy; ours at temperature 1 stands beside them without a mark. Exits with 1 where
+short bursts, greedy; ours at temperature 1 is reported without a bound. Exits with 1 where
 a greedy step takes more than 1.05 of the reference's time, or where that is not resolved.
 """
 
@@ -35,13 +37,14 @@ PREFIX = 256
 MAX_TOKENS = 1024
 PAIRS = 30
 BURST_STEPS = 5
-MARK = 1.05
+BOUND = 1.05
 CHILD = "SPINDLE_VLLM_STEP"
+"""Set in the process that measures."""
 
 
-class Side(Protocol):
+class StepEngine(Protocol):
     def step(self) -> float:
-        """Seconds of one step, in which each request has as many rows, and gains a token."""
+        """Seconds of one step, in which each request runs `rows` new tokens and commits one."""
         ...
 
 
@@ -49,7 +52,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--threads", type=int, default=2, help="of the process (default 2)")
     options = arguments.parse_args()
-    if CHILD not in os.environ:  # once more, with what only a new process can load
+    if CHILD not in os.environ:  # run again: libraries are preloaded only in a new process
         threads = {"OMP_NUM_THREADS": str(options.threads), CHILD: "1"}
         environment = os.environ | process_environment() | threads
         command = [sys.executable, "-m", "benchmarks.micro.vllm_step", *sys.argv[1:]]
@@ -60,23 +63,23 @@ def main() -> None:
     core = _bare_core(str(checkpoint), kv_tokens)
     records, missed = [], []
     for rows in ROWS:
-        for temperature, mark in ((0.0, MARK), (1.0, None)):
-            bare, ours = Bare(core, rows), Ours(verifier, rows, temperature)
+        for temperature, bound in ((0.0, BOUND), (1.0, None)):
+            bare, ours = BareSteps(core, rows), AdapterSteps(verifier, rows, temperature)
             name = f"vllm_step/{REQUESTS} requests/{rows} rows/temperature {temperature:g}"
             ratio, record = compare(name, ours, bare)
             records.append(record)
-            if mark is not None and not ratio.at_most(mark):
-                missed.append(f"{name}: {ratio.median:.3f}, {ratio.low:.3f} to {ratio.high:.3f}")
+            if bound is not None and not ratio.at_most(bound):
+                missed.append(f"{name}: {ratio}")
             bare.close()
             ours.close()
     publish(records, options.json)
     if missed:
-        sys.exit("\n".join([f"not at most {MARK}, or not resolved (95% interval):", *missed]))
+        sys.exit("\n".join([f"not at most {BOUND}, or not resolved (95% interval):", *missed]))
 
 
-def compare(name: str, ours: Side, bare: Side) -> tuple[Ratio, Record]:
+def compare(name: str, ours: StepEngine, bare: StepEngine) -> tuple[Ratio, Record]:
     times: tuple[list[float], list[float]] = ([], [])
-    for pair in range(PAIRS + 1):  # the first one warms up
+    for pair in range(PAIRS + 1):  # the first pair warms up
         for side, medians in zip((ours, bare), times, strict=True):
             median = statistics.median(side.step() for _ in range(BURST_STEPS))
             if pair:
@@ -95,8 +98,8 @@ def _draft(rows: int) -> list[int]:
     return list(range(7, 6 + rows))
 
 
-class Ours:
-    """Orders as a coordinator sends them, of requests that are far from their end."""
+class AdapterSteps:
+    """`VllmVerifier.verify` of orders as a coordinator sends them, far from the requests' end."""
 
     def __init__(self, verifier: "VllmVerifier", rows: int, temperature: float) -> None:
         self._verifier = verifier
@@ -106,7 +109,7 @@ class Ours:
         self._requests = [
             admit(str(number), _prompt(number), params, limits) for number in range(REQUESTS)
         ]
-        for request in self._requests:  # one prompt after the other fits any budget
+        for request in self._requests:  # one after the other, so that prompts fit any token budget
             self._verify([request], DraftTree.empty())
 
     def step(self) -> float:
@@ -116,19 +119,19 @@ class Ours:
         self._verifier.forget([request.name for request in self._requests])
 
     def _verify(self, requests: list[ServedRequest], tree: DraftTree) -> float:
-        orders = [VerifyOrder(one.prefix_for(VERIFIER), tree, PREFIX) for one in requests]
+        orders = [VerifyOrder(request.prefix_for(VERIFIER), tree, PREFIX) for request in requests]
         answers: list[Verdict | Missing | NoRoom | Failed] = []
-        taken = seconds(lambda: answers.extend(self._verifier.verify(orders)))
+        took_s = seconds(lambda: answers.extend(self._verifier.verify(orders)))
         for request, answer in zip(requests, answers, strict=True):
             if not isinstance(answer, Verdict) or not answer.tokens:
                 raise RuntimeError(f"a step without a token: {answer}")
             request.known[VERIFIER] = len(request.committed) + len(answer.tokens)
             request.commit(answer.tokens)
-        return taken
+        return took_s
 
 
-class Bare:
-    """vLLM's engine core with all that is its own, handed the same drafts."""
+class BareSteps:
+    """vLLM's engine core with its own scheduler and sampler, given the same drafts."""
 
     def __init__(self, core: Any, rows: int) -> None:
         from vllm import SamplingParams as EngineParams

@@ -1,4 +1,4 @@
-"""Who asks for what, and when, in one cell: a dataset's requests at a workload's times."""
+"""The requests of one cell: lengths of its dataset at the times of its workload."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from benchmarks.papers.blocks import Dataset, Workload
 from benchmarks.papers.row import Scalar
 from benchmarks.papers.settings import Paper
-from benchmarks.simulator import workload as drawn
+from benchmarks.simulator import workload as synthetic
 from benchmarks.simulator.randomness import generator
 from benchmarks.simulator.workload import Arrival
 from policies.request import Slo
@@ -22,18 +22,19 @@ Floats = NDArray[np.float64]
 
 _PEAK_WIDTH = 1 / 8
 _PEAK_SHARE = 2 / 3
-"""Of a category whose rate peaks: the bell's width in runs, and what is not the floor."""
+"""Of a category with a peak: width of the bell as a share of the run, and its share of the
+requests; the others arrive at a constant rate."""
 _STEPS = 2049
 URGENT = "coding"
-"""The category that the axis `urgent` is about."""
+"""The category whose share the axis `urgent` sets."""
 
 
 def arrivals(
     paper: Paper, case: Mapping[str, Scalar], seed: int, idle_tpot_s: float, traces: Path
 ) -> list[Arrival]:
-    """All of a cell, in the order of their times."""
+    """In the order of their times."""
     dataset = paper.datasets[str(case["dataset"])]
-    workload = _at(paper.workloads[str(case["workload"])], case)
+    workload = _in_case(paper.workloads[str(case["workload"])], case)
     parts = _shares(str(case["dataset"]), dataset, case)
     times = _times(workload, seed, traces)
     chosen = generator(seed, "category").choice(len(parts), len(times), p=list(parts.values()))
@@ -43,11 +44,11 @@ def arrivals(
         if part in workload.peaks:
             at_s = _peaking(len(at_s), workload, part, seed)
         lengths = paper.datasets[part].lengths
-        assert lengths is not None, "a part of a mix is no mix"
-        # Parts are drawn apart, so that a request's lengths do not depend on the shares.
-        own = int(generator(seed, part).integers(2**31))
-        requests += drawn.draw(at_s, own, lengths, (part,))
-    requests.sort(key=lambda one: one.at_s)
+        assert lengths is not None, "a part of a mix is not a mix"
+        # Each part has its own seed, so that lengths do not depend on the shares.
+        part_seed = int(generator(seed, part).integers(2**31))
+        requests += synthetic.draw(at_s, part_seed, lengths, (part,))
+    requests.sort(key=lambda request: request.at_s)
     slos = {part: _slo(workload, part, case, idle_tpot_s) for part in parts}
     return [
         replace(
@@ -60,8 +61,8 @@ def arrivals(
     ]
 
 
-def _at(workload: Workload, case: Mapping[str, Scalar]) -> Workload:
-    """With the fields that are axes of the figure."""
+def _in_case(workload: Workload, case: Mapping[str, Scalar]) -> Workload:
+    """The workload with the case's values of its fields."""
     axes = {name: case[name] for name in ("requests", "rate", "clients") if name in case}
     return workload.model_copy(update=axes)
 
@@ -84,12 +85,12 @@ def _times(workload: Workload, seed: int, traces: Path) -> Floats:
         return np.zeros(workload.requests)
     assert workload.rate is not None
     if workload.arrivals == "poisson":
-        return drawn.poisson(workload.rate, workload.requests, seed)
-    return drawn.bursty(workload.rate, workload.requests, seed, workload.variation)
+        return synthetic.poisson(workload.rate, workload.requests, seed)
+    return synthetic.bursty(workload.rate, workload.requests, seed, workload.variation)
 
 
 def _replayed(workload: Workload, traces: Path) -> Floats:
-    """Between two times of the trace, at the workload's mean rate if it has one."""
+    """A trace between two of its times, scaled to the workload's mean rate if it has one."""
     assert workload.trace is not None
     assert workload.end_s is not None
     with (traces / workload.trace).open(newline="") as file:
@@ -103,7 +104,7 @@ def _replayed(workload: Workload, traces: Path) -> Floats:
 
 
 def _peaking(count: int, workload: Workload, part: str, seed: int) -> Floats:
-    """So many times in the run, at a rate that is a bell over a floor."""
+    """`count` times in the run, at a rate that is a bell over a constant."""
     assert workload.requests is not None
     assert workload.rate is not None
     shape = workload.variation**-2
@@ -112,26 +113,26 @@ def _peaking(count: int, workload: Workload, part: str, seed: int) -> Floats:
     moments = np.linspace(0.0, 1.0, _STEPS)
     bell = ndtr((moments - workload.peaks[part]) / _PEAK_WIDTH)
     bell = (bell - bell[0]) / (bell[-1] - bell[0])
-    come = _PEAK_SHARE * bell + (1.0 - _PEAK_SHARE) * moments
-    return np.interp(even, come, moments) * (workload.requests / workload.rate)
+    arrived = _PEAK_SHARE * bell + (1.0 - _PEAK_SHARE) * moments
+    return np.interp(even, arrived, moments) * (workload.requests / workload.rate)
 
 
 def _slo(workload: Workload, part: str, case: Mapping[str, Scalar], idle_tpot_s: float) -> Slo:
-    promised = workload.slo.get(part)
-    if promised is None:
+    slo = workload.slo.get(part)
+    if slo is None:
         return Slo()
-    if any(one.tpot_idle_multiple is not None for one in workload.slo.values()):
-        multiple = promised.tpot_idle_multiple
+    if any(other.tpot_idle_multiple is not None for other in workload.slo.values()):
+        multiple = slo.tpot_idle_multiple
         if multiple is None:
-            return Slo(promised.ttft_s, promised.tpot_s)
-        return Slo(promised.ttft_s, float(case.get("slo_scale", multiple)) * idle_tpot_s)
+            return Slo(slo.ttft_s, slo.tpot_s)
+        return Slo(slo.ttft_s, float(case.get("slo_scale", multiple)) * idle_tpot_s)
     scale = float(case.get("slo_scale", 1.0))
-    return Slo(_times_scale(promised.ttft_s, scale), _times_scale(promised.tpot_s, scale))
+    return Slo(_scaled(slo.ttft_s, scale), _scaled(slo.tpot_s, scale))
 
 
-def _times_scale(seconds: float | None, scale: float) -> float | None:
+def _scaled(seconds: float | None, scale: float) -> float | None:
     return None if seconds is None else seconds * scale
 
 
 def with_priorities(requests: Sequence[Arrival], priorities: Mapping[str, int]) -> list[Arrival]:
-    return [replace(one, priority=priorities.get(one.domain, 0)) for one in requests]
+    return [replace(r, priority=priorities.get(r.domain, 0)) for r in requests]

@@ -1,4 +1,4 @@
-"""What experiments are made of: models, machines, datasets, workloads and compared systems."""
+"""Blocks of the settings files: models, machines, datasets, workloads, metrics and arms."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self, TypeVar
@@ -22,7 +22,7 @@ class Block(BaseModel):
 
 
 def _made_by(make: Callable[..., Made]) -> BeforeValidator:
-    """A mapping of keyword arguments becomes what `make` returns for them."""
+    """Calls `make` with a mapping of keyword arguments."""
 
     def validate(given: Mapping[str, object] | Made) -> Made:
         if not isinstance(given, Mapping):
@@ -36,22 +36,22 @@ def _made_by(make: Callable[..., Made]) -> BeforeValidator:
 
 
 def _constant(kind: type) -> BeforeValidator:
-    """A name becomes the constant of benchmarks/simulator/hardware.py that bears it."""
+    """Replaces a name by the constant of this name in benchmarks/simulator/hardware.py."""
 
     def validate(given: object) -> object:
         if not isinstance(given, str):
             return given
-        found = getattr(hardware, given, None)
-        if not isinstance(found, kind):
+        constant = getattr(hardware, given, None)
+        if not isinstance(constant, kind):
             raise ValueError(f"hardware.py has no {kind.__name__} named {given!r}")
-        return found
+        return constant
 
     return BeforeValidator(validate)
 
 
 class Model(Block):
     paper: str
-    """As the paper calls it."""
+    """Its name in the paper."""
     shape: Annotated[hardware.Shape, _made_by(hardware.Shape), _constant(hardware.Shape)]
     """A constant of hardware.py, or parameters, layers, hidden and kv_width."""
     source: Source
@@ -60,17 +60,17 @@ class Model(Block):
 class Drafter(Block):
     model: str
     capacity: int = Field(ge=1)
-    """B_j: requests at once on one lane."""
+    """B_j: concurrent requests on one lane."""
     lanes: int = Field(1, ge=1)
     step_s: float | None = None
-    """Of one draft step, where the paper prints it; else the roofline says."""
+    """Of one draft step, where the paper prints it; else by the roofline."""
 
 
 class Machine(Block):
     target: str
     gpu: Annotated[hardware.Gpu, _constant(hardware.Gpu)]
     gpus: int = Field(1, ge=1)
-    """Of the target, tensor-parallel; a drafter's lane has one."""
+    """Of the target, tensor-parallel; each lane of a drafter has one."""
     drafters: tuple[Drafter, ...] = ()
     max_batch: int = Field(ge=1)
     source: Source
@@ -80,11 +80,11 @@ class Dataset(Block):
     paper: str
     lengths: Annotated[Lengths, _made_by(Lengths)] | None = None
     acceptance: Mapping[str, Annotated[DrafterModel, _made_by(synthetic)]] = {}
-    """By drafter model; arguments of `synthetic`, mostly the mean and how it spreads."""
+    """By drafter model; arguments of `synthetic`."""
     predictor_tau: Mapping[str, float] = {}
-    """Kendall's τ-b of each thing that predicts lengths or ranks: an input of the simulator."""
+    """Kendall's τ-b of each predictor of lengths or ranks: an input of the simulator."""
     mix_of: Mapping[str, float] = {}
-    """Shares of other datasets, instead of lengths and acceptance of its own."""
+    """Shares of other datasets, instead of its own lengths and acceptance."""
     source: Source
 
     @checked(mode="after")
@@ -100,7 +100,7 @@ class Slo(Block):
     tpot_s: float | None = None
     ttft_s: float | None = None
     tpot_idle_multiple: float | None = None
-    """TPOT as a multiple of the machine's latency per token when idle."""
+    """TPOT as a multiple of the idle machine's latency per token."""
 
 
 _NEEDS = {
@@ -113,21 +113,22 @@ _NEEDS = {
 
 
 class Workload(Block):
-    """What its arrivals need and it does not say is an axis of every figure that runs it."""
+    """Arrival times and SLOs. Fields that its arrivals need and it lacks must be axes of the
+    figures that use it."""
 
     arrivals: Literal["together", "poisson", "bursty", "replay", "closed"]
     requests: int | None = None
     rate: float | None = None
     """Per second."""
     variation: float = 3.0
-    """Of the gaps of bursty arrivals."""
+    """Coefficient of variation of the gaps of bursty arrivals."""
     trace: str | None = None
-    """A file of shared/data; lengths are the dataset's, only times are replayed."""
+    """A file in the folder `--data`; only its times are replayed, lengths are the dataset's."""
     begin_s: float = 0.0
     """In the trace's own time, like `end_s`."""
     end_s: float | None = None
     clients: int | None = None
-    """That ask again as soon as they are answered."""
+    """Of a closed loop."""
     peaks: Mapping[str, float] = {}
     """By dataset of a mix: when its rate peaks, as a share of the run."""
     slo: Mapping[str, Slo] = {}
@@ -136,7 +137,7 @@ class Workload(Block):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What its arrivals need and it leaves to the figure."""
+        """Fields that the figure must have as axes."""
         return tuple(name for name in _NEEDS[self.arrivals] if getattr(self, name) is None)
 
 
@@ -146,7 +147,7 @@ class Choice(Block):
 
 
 def _choice(given: object) -> object:
-    """`fcfs`, or `{las: {options}}`."""
+    """From `fcfs` or `{las: {options}}`."""
     if isinstance(given, str):
         return {"name": given}
     if isinstance(given, Mapping) and len(given) == 1:

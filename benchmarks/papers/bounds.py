@@ -1,8 +1,8 @@
-"""Rows of our own: our defaults against the best paper policy and against oracles.
+"""Rows of our own: Spindle's defaults against the best paper policy and against oracles.
 
-CONTRACTS.md, paper tables: over 5 paired seeds the planner for throughput has at least 0.97 of the
-best paper policy's goodput and attainment and 0.85 of a clairvoyant's, the fair default beside it;
-tables of schedules show the share of the shortest remaining time's latency.
+Over 5 paired seeds the planner under its throughput objective must have at least 0.97 of the best
+paper policy's goodput and attainment, and 0.85 of the clairvoyant's; the fair default is reported
+beside it. For schedules: the latency under shortest remaining time first, as a share of theirs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from math import inf
 from benchmarks.papers.cells import settings
 from benchmarks.papers.row import Interval, Row, RowTemplate, Scalar, written_out
 
-_OF_PAPERS = (
+_PAPER_ARMS = (
     "vllm",
     "vllm_priority",
     "sarathi",
@@ -31,7 +31,7 @@ _SCHEDULES = {
 
 
 def is_bound(row: Row) -> bool:
-    """Kept or missed, for no paper says it."""
+    """Whether its status is kept or missed, rather than reproduced or not."""
     return row.name.split("/")[2] == "bound"
 
 
@@ -45,7 +45,7 @@ def bounds(paper: str) -> Iterator[Row]:
 
 def _planner(figure: str, metric: str) -> Iterator[Row]:
     sides: Sequence[tuple[str, tuple[str, ...], Interval]] = (
-        ("best_paper", _OF_PAPERS, _BEST_PAPER),
+        ("best_paper", _PAPER_ARMS, _BEST_PAPER),
         ("oracle", ("clairvoyant",), _ORACLE),
     )
     for machine, rates in _RATES.items():
@@ -64,7 +64,7 @@ def _planner(figure: str, metric: str) -> Iterator[Row]:
 
 
 def _srpt(paper: str, figure: str, arms: Sequence[str]) -> Iterator[Row]:
-    """Latency of the shortest remaining time first, as a share of the arm's."""
+    """Latency under shortest remaining time first, as a share of the arm's."""
     over = settings(paper).figures[figure].over
     for arm in arms:
         yield from _rows(
@@ -81,8 +81,8 @@ def _srpt(paper: str, figure: str, arms: Sequence[str]) -> Iterator[Row]:
 
 def _rows(paper: str, figure: str, **claim: object) -> Iterator[Row]:
     template = RowTemplate.model_validate(
-        {"value": "ratio", "unit": "x", "says": "not the paper's", **claim}
-        | {"source": "not specified; ours, CONTRACTS.md"}
+        {"value": "ratio", "unit": "x", "quote": "not the paper's", **claim}
+        | {"source": "not specified; ours"}
     )
     chosen = settings(paper).figures[figure]
     return written_out(paper, figure, template, chosen.case, chosen.over)

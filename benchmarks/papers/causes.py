@@ -1,7 +1,6 @@
-"""Why a row is not reproduced, found by looking; docs/papers.md has the numbers.
+"""Why rows are not reproduced, as analysed in docs/papers.md.
 
-The first pattern that a row's name matches (as file names do) says it. What nobody has looked at
-has no cause yet.
+A row has the cause of the first pattern (as of file names) that its name matches.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ _LIGHTER = "urgent requests have shorter answers: at 0.9 the batch is 26 instead
 _TURNS = "where KV is short, promotion after 4 steps makes all requests take turns"
 _PREDICTION = "lengths of τ-b 0.6 are wrong by 0.4, and acceptance is judged after four rounds"
 _ROUND = "Algorithm 3 holds a whole round against the TPOT of one token, and decodes plainly"
-_LOAD = "35 requests are no load below a knee of 157 tokens: nobody has to draft less"
+_LOAD = "35 requests are no load below a knee of 157 tokens: no request has to draft less"
 _TTFT = "bursts miss the TTFT (0.2 to 0.4 attain it); the TPOT is attained as often as by the best"
 _LONGER_WAIT = "bursts miss the TTFT by little, and a prompt waits for a round that drafts lengthen"
 _DROPPED = "every round drafts a level, and elimination drops all of it: 4 ms of 25 for nothing"

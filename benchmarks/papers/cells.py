@@ -1,4 +1,4 @@
-"""What one run is: a system in a case, with a seed. Rows of several figures may share it."""
+"""A cell is one run: an arm in a case with a seed. Rows of several figures may share it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from benchmarks.papers.settings import Paper, load
 from policies.scheduling.laps_sd import LapsSdParams
 
 READ_BY_METRIC = ("window",)
-"""Axes that do not change a run, only what is looked at."""
+"""Axes that change only which metric is read, not the run."""
 ORACLES = {"srpt": "default", "clairvoyant": "planner_throughput"}
-"""Systems that know the future, so no file lists them; each is like this arm in all else."""
+"""Oracles, which no file lists; each equals this arm in all else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Cell:
 
 
 def cell(paper: str, arm: str, case: Mapping[str, Scalar], seed: int = 0) -> Cell:
-    """Without what makes no difference to the run, so that rows share all that they can."""
+    """Without the axes that do not change the run, so that rows share cells."""
     of = settings(paper)
-    relevant = {axis: at for axis, at in case.items() if _matters(of, arm, axis, at, case)}
-    return Cell(paper, _first_alike(paper, arm), tuple(sorted(relevant.items())), seed)
+    relevant = {axis: at for axis, at in case.items() if _changes_run(of, arm, axis, at, case)}
+    return Cell(paper, _first_equal(paper, arm), tuple(sorted(relevant.items())), seed)
 
 
 @cache
@@ -39,8 +39,9 @@ def settings(paper: str) -> Paper:
 
 
 @cache
-def _first_alike(paper: str, arm: str) -> str:
-    """The simulator's costs know no padding, so arms that differ in `attention` only are one."""
+def _first_equal(paper: str, arm: str) -> str:
+    """The first arm with the same run: the simulator has no costs of padding, so arms that differ
+    in `attention` only are equal."""
     arms = settings(paper).arms
     if arm in ORACLES:
         return arm
@@ -48,17 +49,17 @@ def _first_alike(paper: str, arm: str) -> str:
     return next(name for name, other in arms.items() if other.model_copy(update=same) == arms[arm])
 
 
-def _matters(paper: Paper, arm: str, axis: str, at: Scalar, case: Mapping[str, Scalar]) -> bool:
+def _changes_run(paper: Paper, arm: str, axis: str, at: Scalar, case: Mapping[str, Scalar]) -> bool:
     of = paper.arms[ORACLES.get(arm, arm)]
     match axis:
         case "parts":
-            # Where splitting never stops by itself. Spin's heuristic, beside it, chooses its own.
+            # Where splitting has no stopping rule; Spin's heuristic chooses its own number.
             return of.pipeline.epsilon >= 1.0
         case "queues":
             return of.schedule.name == "laps_sd" and at != LapsSdParams().queues
         case "slo_scale":
             slos = paper.workloads[str(case["workload"])].slo.values()
-            multiples = [one.tpot_idle_multiple for one in slos if one.tpot_idle_multiple]
+            multiples = [slo.tpot_idle_multiple for slo in slos if slo.tpot_idle_multiple]
             return at != (multiples[0] if multiples else 1.0)
         case _:
             return axis not in READ_BY_METRIC

@@ -1,4 +1,4 @@
-"""One line of a paper's figure or table: which runs it compares, and what the paper prints."""
+"""A row of a paper's figure or table: the runs that it compares, and what the paper prints."""
 
 import math
 import re
@@ -28,36 +28,36 @@ Source = Annotated[str, AfterValidator(_cited)]
 
 
 class RowTemplate(BaseModel):
-    """A row per value of the figure's axes that its name mentions."""
+    """Written out as one row per value of the figure's axes in its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     row: str
-    """Its name behind paper and figure; axes in braces."""
+    """Its name after paper and figure, with axes in braces."""
     metric: str
     of: str
-    """The arm that it is about."""
+    """The arm that is measured."""
     against: tuple[str, ...] = ()
-    """Other arms, of several the best; `value` is then a ratio or a difference of two."""
+    """Arms that it is compared with, of several the best."""
     value: Literal["plain", "ratio", "difference", "share_above", "share_below", "share_near"]
-    """Shares: of the cases in `across`, in which the ratio is above, below or near 1."""
+    """Shares: of the cases in `across` whose ratio is above, below or near 1."""
     case: Mapping[str, Scalar] = {}
     against_case: Mapping[str, Scalar] = {}
-    """What differs on the other side. BEST: the axis's value at which that side is best."""
+    """What differs in the case of `against`. BEST: the value of the axis at which that is best."""
     only: Mapping[str, tuple[Scalar, ...]] = {}
-    """Values of an axis, where the row has not all of them."""
+    """Values of an axis, where not all of the figure's."""
     across: tuple[str, ...] = ()
-    """Axes that are reduced to one number ..."""
+    """Axes that are reduced to one number."""
     reduce: Literal["mean", "min", "max", "argmin", "argmax"] | None = None
-    """... how. Shares need none."""
+    """How; shares need none."""
     unit: str
     printed: float | None = None
-    says: str
+    quote: str
     """The paper's words, or `only plotted`."""
     direction: Literal["above", "below", "near"] | None = None
-    """Of the other side, or of 1 (ratio), or of 0 (difference)."""
+    """The claimed side of 1 (ratio) or 0 (difference)."""
     accept: Interval | None = None
-    """What counts as reproduced, where the rule of README.md does not fit."""
+    """The accepted interval, instead of README.md's rule."""
     source: Source
 
     @checked(mode="after")
@@ -74,13 +74,13 @@ class RowTemplate(BaseModel):
         return self
 
     def points(self) -> Iterator[tuple[str, Scalar]]:
-        """Every axis and value that the row names itself."""
+        """Every axis and value in its own fields."""
         yield from self.case.items()
         yield from (point for point in self.against_case.items() if point[1] != BEST)
         yield from ((axis, value) for axis, values in self.only.items() for value in values)
 
     def _agrees(self) -> bool:
-        """The printed number lies on the side that the claim names."""
+        """Whether the printed number lies on the claimed side."""
         if self.printed is None or self.value not in ("ratio", "difference"):
             return True
         neutral = 1.0 if self.value == "ratio" else 0.0
@@ -91,17 +91,17 @@ class RowTemplate(BaseModel):
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
-    """As printed, and unlike that of any other row."""
+    """Unique among all rows."""
     figure: str
     template: RowTemplate
     case: Mapping[str, Scalar]
-    """Machine, dataset and a value for each axis that is not reduced."""
+    """Machine, dataset, workload and a value of each axis that is not reduced."""
     sweep: Mapping[str, tuple[Scalar, ...]]
-    """Values of the axes that are."""
+    """Values of the reduced axes."""
 
     @property
     def accepted(self) -> Interval | None:
-        """Where our value reproduces the paper's; None where the paper claims nothing."""
+        """The values that count as reproduced; None where the paper claims nothing."""
         claim = self.template
         if claim.accept is not None:
             return claim.accept

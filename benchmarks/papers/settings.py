@@ -1,7 +1,7 @@
-"""The papers' settings and printed numbers, as the YAML files beside this transcribe them.
+"""Loads the papers' settings and printed numbers from the YAML files beside this module.
 
-`load("laps_sd")` checks a whole file: every name it refers to exists, every policy takes its
-options, every block cites its section or says `not specified`. `rows` writes its templates out.
+`load("laps_sd")` validates a whole file: every name that it refers to exists, every policy accepts
+its options, every block cites its section or has `not specified`. `rows` writes out its templates.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -20,24 +20,24 @@ PAPERS = ("spin", "specserve", "adaserve", "laps_sd", "self_scheduling")
 
 
 class BadSettings(Exception):
-    """A file that cannot be what its author meant; says where."""
+    """A file is invalid; the message has the place."""
 
 
 class Figure(Block):
     title: str
     source: Source
     seeds: int = Field(1, ge=1)
-    """Paired runs that a value is the mean of."""
+    """Number of paired runs whose mean is taken."""
     run: Literal["simulator", "native", "zoo"]
     """`native`: needs the real engine; `zoo`: needs the zoo's target itself to answer."""
     case: Mapping[str, Scalar] = {}
     over: Mapping[str, tuple[Scalar, ...]] = {}
-    """Axes. Between them, both name the `machine`, the `dataset` and the `workload`."""
+    """Axes. `machine`, `dataset` and `workload` must each be in `case` or here."""
     arms: tuple[str, ...]
     rows: tuple[RowTemplate, ...]
 
     def values(self, name: str) -> tuple[Scalar, ...]:
-        """Of an axis, or of what is the same in all cases."""
+        """Of an axis, or the one value in `case`."""
         return (self.case[name],) if name in self.case else self.over.get(name, ())
 
     @checked(mode="after")
@@ -72,12 +72,12 @@ class Paper(Block):
     arms: Mapping[str, Arm]
     figures: Mapping[str, Figure]
     contradictions: tuple[str, ...] = ()
-    """Where the paper differs from itself."""
+    """Where the paper contradicts itself."""
 
     @checked(mode="before")
     @classmethod
     def _complete_arms(cls, given: dict[str, object]) -> dict[str, object]:
-        """`fixed` is what all arms share: a paper varies its own axis alone."""
+        """Adds `fixed`, the entries that all arms share, to each arm."""
         rest = {name: value for name, value in given.items() if name != "fixed"}
         fixed, arms = given.get("fixed", {}), given.get("arms")
         if not isinstance(fixed, dict) or not isinstance(arms, dict):
@@ -92,7 +92,7 @@ class Paper(Block):
         return self
 
     def _references(self) -> Iterator[tuple[str, Mapping[str, object], str]]:
-        """Every name in use, where it is defined, and what uses it."""
+        """Every name in use, the mapping that must define it, and the place of use."""
         for name, machine in self.machines.items():
             for model in (machine.target, *(drafter.model for drafter in machine.drafters)):
                 yield model, self.models, f"machines.{name}"
@@ -114,7 +114,7 @@ class Paper(Block):
                     yield str(value), defined, f"figures.{name}.{axis}"
 
     def _axes(self) -> dict[str, Mapping[str, object]]:
-        """Those whose values are names."""
+        """The axes whose values are names."""
         return {"machine": self.machines, "dataset": self.datasets, "workload": self.workloads}
 
     @checked(mode="after")
@@ -143,7 +143,7 @@ def load(paper: str, folder: Path = Path(__file__).parent) -> Paper:
     """Raises BadSettings."""
     file = folder / f"{paper}.yaml"
     try:
-        settings = Paper.model_validate(yaml.load(file.read_text(), _NoDoubles))
+        settings = Paper.model_validate(yaml.load(file.read_text(), _UniqueKeyLoader))
         rows(paper, settings)
     except (ValidationError, ValueError, KeyError, yaml.YAMLError) as error:
         raise BadSettings(f"{file.name}: {error}") from error
@@ -159,20 +159,20 @@ def rows(paper: str, settings: Paper) -> list[Row]:
         for row in written_out(paper, name, template, figure.case, figure.over)
     ]
     names = [row.name for row in written]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"rows of one name: {', '.join(doubled)}")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"rows of one name: {', '.join(duplicates)}")
     return written
 
 
-class _NoDoubles(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys and says nothing."""
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses duplicate keys, of which PyYAML silently keeps the last."""
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        doubled = {key for key in keys if keys.count(key) > 1}
-        if doubled:
-            raise yaml.YAMLError(f"given twice: {doubled} {node.start_mark}")
+        duplicates = {key for key in keys if keys.count(key) > 1}
+        if duplicates:
+            raise yaml.YAMLError(f"given twice: {duplicates} {node.start_mark}")
         return super().construct_mapping(node, deep)

@@ -1,4 +1,4 @@
-"""The application on a Ray cluster of its own, as benchmarks and long tests start and stop it."""
+"""Starts and stops the application on a Ray cluster of its own, for benchmarks and long tests."""
 
 import asyncio
 import socket
@@ -23,10 +23,10 @@ _CLUSTER = Path(__file__).parents[2] / "cluster"
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """One living actor, as Ray sees it."""
+    """A living actor as Ray lists it."""
 
     name: str
-    kind: str
+    class_name: str
     pid: int
     node: str
 
@@ -38,12 +38,12 @@ class App:
 
     def actors(self) -> list[Actor]:
         return [
-            Actor(one["Name"], one["ActorClassName"], one["Pid"], one["Address"]["NodeID"])
-            for one in state.actors(actor_state_name="ALIVE").values()
+            Actor(actor["Name"], actor["ActorClassName"], actor["Pid"], actor["Address"]["NodeID"])
+            for actor in state.actors(actor_state_name="ALIVE").values()
         ]
 
     def replica_states(self) -> Mapping[str, int]:
-        """How many replicas are in each of Serve's states."""
+        """The number of replicas in each of Serve's states."""
         states: Mapping[str, int] = (
             serve.status().applications[APP].deployments["Replica"].replica_states
         )
@@ -61,10 +61,10 @@ def small_args() -> dict[str, Any]:
 def running(
     args: Mapping[str, Any], port: int, worker_nodes: int = 0, cpus: float = 8
 ) -> Iterator[App]:
-    """Serve on `worker_nodes` fake nodes beside the head; without one the head hosts everything.
+    """Serve with `worker_nodes` simulated nodes beside the head; with none, the head hosts all.
 
-    With worker nodes the head has one CPU: give the hosts so large a share in `args` that a
-    replica does not fit there.
+    With worker nodes the head has one CPU: `args` must give the hosts so many CPUs that a replica
+    does not fit there.
     """
     _check_free(port)
     head = {"num_cpus": 1 if worker_nodes else cpus, "include_dashboard": False}
@@ -84,22 +84,22 @@ def running(
 
 
 def ray_environment() -> dict[str, str]:
-    """As `make serve` starts Ray."""
+    """The environment in which `make serve` starts Ray."""
     lines = (_CLUSTER / "serve.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
 def _check_free(port: int) -> None:
-    """Raises OSError: Serve's proxy would share it with whoever listens, and the requests, too."""
+    """Raises OSError if the port is in use: Serve's proxy would share it and its requests."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
 
 
-async def until(
+async def wait_until(
     condition: Callable[[], bool], bound_s: float, what: str, every_s: float = 0.2
 ) -> None:
-    """Polls something outside of our own code; benchmarks only."""
+    """Polls state that nothing notifies of, such as Ray's."""
     loop = asyncio.get_running_loop()
     end = loop.time() + bound_s
     while not await loop.run_in_executor(None, condition):

@@ -1,18 +1,18 @@
-"""Who competes in benchmarks/serving/peers.py, and Spindle on vLLM as one of them.
+"""What benchmarks/serving/peers.py compares: the protocol of a contender, and Spindle on vLLM.
 
-From token ids to token ids, on the same checkpoint, with as large a KV memory and as many threads.
-What serves is imported by the process that serves with it.
+All contenders serve token ids from the same checkpoint, with equal KV memory and threads. Each is
+imported in its own process only.
 """
 
 import asyncio
 import threading
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from benchmarks.serving.closed_loop import closed_loop
 
 if TYPE_CHECKING:
     from actors.coordinator.events import Event
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from cluster.config import AppConfig
 
 Dtype = Literal["bfloat16", "float32"]
-Number = TypeVar("Number", int, float)
 
 PARAMS = 90_000_000
 THREADS = 2
 KV_TOKENS = 8192
 CONFIG = Path("cluster/vllm.yaml")
 _RAY_CPUS = 16
-"""What Ray may hand out, however many there are."""
+"""Enough for all actors; Ray does not compare it with the machine's."""
 _SETTLED_S = 0.5
-"""Until hosts have heard what to forget: a call that is under way when everybody is stopped looks
+"""Until the last calls to hosts have returned: a call in flight while processes are stopped looks
 like a host that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PeerRequest:
     prompt: tuple[int, ...]
     temperature: float
     max_tokens: int
@@ -43,13 +42,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The same requests by one contender."""
+class TurnResult:
+    """One batch of requests, served by one contender."""
 
     lengths: tuple[int, ...]
-    took_s: tuple[float, ...]
-    """Of each request, from when it was sent to its last token."""
+    """Output tokens of each request."""
+    latencies_s: tuple[float, ...]
+    """Of each request, from when it is sent to its last token."""
     seconds: float
+    """Of all requests together."""
     forwards: int
     """Of the target."""
 
@@ -58,21 +59,21 @@ class Served:
         return sum(self.lengths)
 
 
-class Side(Protocol):
-    def serve(self, requests: Sequence[Asked], clients: int) -> Served:
-        """Closed loop: as many requests as clients are under way, as long as there are any."""
+class Server(Protocol):
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
+        """In a closed loop of so many clients."""
         ...
 
 
 class Spindle:
-    """The application of cluster/vllm.yaml without HTTP: its coordinator and policies in this
-    process, its models in actors, or here as well."""
+    """The application of cluster/vllm.yaml without HTTP: coordinator and policies in this process,
+    models in actors or, with `in_process`, here as well."""
 
     def __init__(self, objective: str, dtype: Dtype, in_process: bool = False) -> None:
-        """`objective`: of the planner."""
+        """`objective` is the planner's."""
         self._events: list[Event] = []
         self._names = map(str, count())
-        # On a thread of its own, for actors must be heard all the time.
+        # On a thread of its own: heartbeats of actors arrive between turns as well.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         starting = self._start(_config(objective, dtype, in_process), in_process)
@@ -104,32 +105,32 @@ class Spindle:
         await asyncio.sleep(_SETTLED_S)
         return service.coordinator
 
-    def serve(self, requests: Sequence[Asked], clients: int) -> Served:
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
         serving = self._serve(requests, clients)
         return asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
-    async def _serve(self, requests: Sequence[Asked], clients: int) -> Served:
+    async def _serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
         from actors.coordinator.events import LaneDown, Verified, VerifierDown
         from engine.sampling.params import SamplingParams
 
         self._events.clear()
 
-        async def ask(asked: Asked) -> int:
+        async def send(request: PeerRequest) -> int:
             params = SamplingParams(
-                temperature=asked.temperature,
-                max_tokens=asked.max_tokens,
-                stop_token_ids=asked.stop,
+                temperature=request.temperature,
+                max_tokens=request.max_tokens,
+                stop_token_ids=request.stop,
                 ignore_eos=True,
             )
-            stream = self._coordinator.submit(next(self._names), asked.prompt, params)
+            stream = self._coordinator.submit(next(self._names), request.prompt, params)
             return sum([len(commit.token_ids) async for commit in stream])
 
-        lengths, took_s, seconds = await closed_loop(requests, clients, ask)
+        timed = await serve_timed(requests, clients, send)
         await asyncio.sleep(_SETTLED_S)
-        if lost := [one for one in self._events if isinstance(one, LaneDown | VerifierDown)]:
-            raise RuntimeError(f"it lost a host: {lost[0].error}")
+        if lost := [e for e in self._events if isinstance(e, LaneDown | VerifierDown)]:
+            raise RuntimeError(f"a host was lost: {lost[0].error}")
         forwards = sum(isinstance(event, Verified) for event in self._events)
-        return Served(lengths, took_s, seconds, forwards)
+        return TurnResult(*timed, forwards)
 
 
 def _config(objective: str, dtype: Dtype, in_process: bool) -> "AppConfig":
@@ -137,36 +138,29 @@ def _config(objective: str, dtype: Dtype, in_process: bool) -> "AppConfig":
     from cluster.config import AppConfig
 
     (application,) = read(CONFIG)
-    said: dict[str, Any] = {**application.args}
-    said["target"] = {**said["target"], "dtype": dtype, "kv_tokens": KV_TOKENS}
-    said["policies"] = {"speculation": {"name": "planner", "options": {"objective": objective}}}
+    args: dict[str, Any] = {**application.args}
+    args["target"] = {**args["target"], "dtype": dtype, "kv_tokens": KV_TOKENS}
+    args["policies"] = {"speculation": {"name": "planner", "options": {"objective": objective}}}
     if in_process:
-        said["threads"] = said["target"].pop("threads")
-        for model in (said["target"], *said["drafters"]):
+        args["threads"] = args["target"].pop("threads")
+        for model in (args["target"], *args["drafters"]):
             if "model" in model:
                 model["placement"] = "inline"
-    return AppConfig.model_validate(said)
+    return AppConfig.model_validate(args)
 
 
-async def closed_loop(
-    requests: Sequence[Asked], clients: int, ask: Callable[[Asked], Awaitable[int]]
+async def serve_timed(
+    requests: Sequence[PeerRequest],
+    clients: int,
+    send: Callable[[PeerRequest], Awaitable[int]],
 ) -> tuple[tuple[int, ...], tuple[float, ...], float]:
-    """How many tokens each was given and how long it took, and all of them together."""
-    waiting = deque(enumerate(requests))
-    lengths: dict[int, int] = {}
-    took_s: dict[int, float] = {}
+    """`send` returns a request's output tokens. Returns those, the requests' latencies, and the
+    seconds of all together."""
+    clock = asyncio.get_running_loop().time
 
-    async def client() -> None:
-        while waiting:
-            place, asked = waiting.popleft()
-            sent_s = time.perf_counter()
-            lengths[place] = await ask(asked)
-            took_s[place] = time.perf_counter() - sent_s
+    async def timed(_number: int, request: PeerRequest) -> tuple[int, float]:
+        sent_s = clock()
+        return await send(request), clock() - sent_s
 
-    begun = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return in_order(lengths), in_order(took_s), time.perf_counter() - begun
-
-
-def in_order(by_place: Mapping[int, Number]) -> tuple[Number, ...]:
-    return tuple(by_place[place] for place in range(len(by_place)))
+    served, seconds = await closed_loop(requests, clients, timed)
+    return tuple(n for n, _ in served), tuple(latency_s for _, latency_s in served), seconds

@@ -1,6 +1,6 @@
-"""Who serves what, when, and beside whom: contenders that take turns on one machine.
+"""Contenders that serve the same requests in turns on one machine.
 
-Each is in processes of its own, stopped but for its turns.
+Each runs in processes of its own, which are stopped between its turns.
 """
 
 import multiprocessing
@@ -15,65 +15,65 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.processes import environment
-from benchmarks.serving.contenders import THREADS, Asked, Served, Side
+from benchmarks.serving.contenders import THREADS, PeerRequest, Server, TurnResult
 from engine.verifiers.vllm.environment import process_environment
 
-EACH = 6
-"""Requests of each client and round."""
+REQUESTS_PER_CLIENT = 6
+"""In each round."""
 FEWEST_CLIENTS = 4
-"""Fewer send as many requests as these, for a turn is to take a while."""
+"""A round has at least so many clients' requests, so that turns are not too short to measure."""
 LOAD_S, SERVE_S = 600.0, 120.0
-"""A contender that takes longer is out."""
+"""A contender that takes longer counts as failed."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(THREADS),
     "OMP_WAIT_POLICY": "PASSIVE",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are wherever there is room
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the scheduler places threads
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-MakeSide = Callable[[], Side]
+MakeServer = Callable[[], Server]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """What a contender says instead when it does not run."""
+class Failure:
+    """Why a contender does not run."""
 
     reason: str
 
 
-class Turn(NamedTuple):
-    """The same requests by a contender and by plain vLLM, in one round."""
+class PairedTurn(NamedTuple):
+    """The same requests, served by a contender and by plain vLLM in one round."""
 
-    ours: Served
-    plain: Served
+    ours: TurnResult
+    plain: TurnResult
     domains: Sequence[str]
-    """Of the requests."""
+    """Of each request."""
 
 
-Results = Mapping[tuple[str, int], Sequence[Turn]]
-"""By contender and clients, a `Turn` for each round."""
+Results = Mapping[tuple[str, int], Sequence[PairedTurn]]
+"""By contender and number of clients, one turn per round."""
 
 
 class Contender:
-    """A side in a process of its own, with all the processes that it starts."""
+    """A server in a process of its own, with all the processes that it starts."""
 
-    def __init__(self, name: str, make: MakeSide) -> None:
-        """Returns when it is loaded, or known not to run."""
+    def __init__(self, name: str, make: MakeServer) -> None:
+        """Returns when it is loaded or has failed."""
         self.name = name
-        self.refused: Refused | None = None
+        self.failure: Failure | None = None
         context = multiprocessing.get_context("spawn")
-        self._connection, far = context.Pipe()
+        self._connection, theirs = context.Pipe()
         with environment(ENVIRONMENT | process_environment()):
-            self._process = context.Process(target=_work, args=(make, far))
+            self._process = context.Process(target=_serve_requests, args=(make, theirs))
             self._process.start()
-        far.close()
+        theirs.close()
         self._answer(LOAD_S)
         self._signal(signal.SIGSTOP)
 
-    def serve(self, requests: Sequence[Asked], clients: int) -> Served | None:
-        """None from the moment on when it does not run."""
-        if self.refused:
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult | None:
+        """None once it has failed."""
+        if self.failure:
             return None
         self._signal(signal.SIGCONT)
         self._connection.send((requests, clients))
@@ -87,142 +87,144 @@ class Contender:
         self._process.join()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To all of them, for an engine that has nothing to do still wakes up: gloo's threads,
-        thirteen for each, every 10 ms."""
-        if not self._process.is_alive():  # its number may be somebody else's by now
+        """Sends it to all its processes: an idle engine is not quite idle, for its 13 threads of
+        gloo wake up every 10 ms."""
+        if not self._process.is_alive():  # the system may have given its id to another process
             return
         with suppress(psutil.NoSuchProcess):
             first = psutil.Process(self._process.pid)
-            for one in (first, *first.children(recursive=True)):
+            for process in (first, *first.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    one.send_signal(number)
+                    process.send_signal(number)
 
-    def _answer(self, within_s: float) -> Served | None:
-        answer: Served | Refused | None
+    def _answer(self, within_s: float) -> TurnResult | None:
+        answer: TurnResult | Failure | None
         try:
             late = not self._connection.poll(within_s)
-            answer = Refused(f"no answer in {within_s:.0f} s") if late else self._connection.recv()
+            answer = Failure(f"no answer in {within_s:.0f} s") if late else self._connection.recv()
         except EOFError:
             self._process.join()
-            answer = Refused(f"its process ended with {self._process.exitcode}")
-        if isinstance(answer, Refused):
-            self.refused = answer
+            answer = Failure(f"its process ended with {self._process.exitcode}")
+        if isinstance(answer, Failure):
+            self.failure = answer
             print(f"{self.name}: not run: {answer.reason}")
             self.close()
             return None
         return answer
 
 
-def _work(make: MakeSide, connection: Connection) -> None:
+def _serve_requests(make: MakeServer, connection: Connection) -> None:
     """In the contender's process."""
     try:
-        side = make()
+        server = make()
         connection.send(None)
         while True:
             requests, clients = connection.recv()
-            connection.send(side.serve(requests, clients))
+            connection.send(server.serve(requests, clients))
     except EOFError:
-        pass  # the benchmark is over
+        pass  # the benchmark has ended
     except Exception as error:
-        connection.send(Refused(f"{type(error).__name__}: {error}"))
+        connection.send(Failure(f"{type(error).__name__}: {error}"))
 
 
 def heats(
     plain: Contender,
-    others: Mapping[str, MakeSide],
-    questions: Iterator[Asked],
+    others: Mapping[str, MakeServer],
+    stream: Iterator[PeerRequest],
     loads: Sequence[int],
     rounds: int,
 ) -> Results:
-    """Each of the others alone with plain vLLM."""
+    """Each of the others in turns with plain vLLM, loaded one after the other."""
     most = max(loads)
-    warm_up = new_work(plain, questions, most)
-    work = [new_work(plain, questions, load) for _ in range(rounds) for load in loads]
-    results: dict[tuple[str, int], list[Turn]] = {}
+    warm_up = new_requests(plain, stream, most)
+    batches = [new_requests(plain, stream, load) for _ in range(rounds) for load in loads]
+    results: dict[tuple[str, int], list[PairedTurn]] = {}
     for name, make in others.items():
         with closing(Contender(name, make)) as contender:
             contender.serve(warm_up, most)
-            for number, requests in enumerate(work):
+            for number, requests in enumerate(batches):
                 load = loads[number % len(loads)]
-                turns = in_turn(plain, [contender], requests, load, number)
-                if contender.refused:
+                turns = run_round(plain, [contender], requests, load, number)
+                if contender.failure:
                     break
                 results.setdefault((name, load), []).append(turns[name])
-                print(f"{name} at {load} clients: {by_round([turns[name]])} of plain", flush=True)
+                ratio = ratios_by_round([turns[name]])
+                print(f"{name} at {load} clients: {ratio} of plain", flush=True)
     return results
 
 
 def final(
     plain: Contender,
-    others: Mapping[str, MakeSide],
-    questions: Iterator[Asked],
+    others: Mapping[str, MakeServer],
+    stream: Iterator[PeerRequest],
     load: int,
     rounds: int,
 ) -> Results:
-    """All of them at once."""
-    results: dict[tuple[str, int], list[Turn]] = {}
+    """All in turns in the same rounds, loaded together."""
+    results: dict[tuple[str, int], list[PairedTurn]] = {}
     with ExitStack() as loaded:
         contenders = [
             loaded.enter_context(closing(Contender(name, make))) for name, make in others.items()
         ]
-        warm_up = new_work(plain, questions, load)
+        warm_up = new_requests(plain, stream, load)
         for contender in contenders:
             contender.serve(warm_up, load)
         for number in range(rounds):
-            requests = new_work(plain, questions, load)
-            turns = in_turn(plain, contenders, requests, load, number)
+            requests = new_requests(plain, stream, load)
+            turns = run_round(plain, contenders, requests, load, number)
             for name, turn in turns.items():
                 results.setdefault((name, load), []).append(turn)
-            each = ", ".join(f"{name} {by_round([turn])}" for name, turn in turns.items())
-            print(f"final at {load} clients: {each} of plain", flush=True)
+            ratios = ", ".join(f"{name} {ratios_by_round([turn])}" for name, turn in turns.items())
+            print(f"final at {load} clients: {ratios} of plain", flush=True)
     return results
 
 
-def in_turn(
+def run_round(
     plain: Contender,
     others: Sequence[Contender],
-    requests: Sequence[Asked],
+    requests: Sequence[PeerRequest],
     load: int,
     number: int,
-) -> dict[str, Turn]:
-    """One round, in which another one begins than in the last. Who does not run has no turn."""
-    everyone = [plain, *others]
-    first = number % len(everyone)
-    order = everyone[first:] + everyone[:first]
+) -> dict[str, PairedTurn]:
+    """One round; its number rotates the order. A failed contender has no turn."""
+    contenders = [plain, *others]
+    first = number % len(contenders)
+    order = contenders[first:] + contenders[:first]
     served = {contender.name: contender.serve(requests, load) for contender in order}
     theirs = served[plain.name]
     if theirs is None:
-        raise SystemExit(f"{plain.name}, the reference, does not run any more")
-    domains = [one.domain for one in requests]
+        raise SystemExit(f"{plain.name}, the reference, no longer runs")
+    domains = [request.domain for request in requests]
     turns = {}
     for contender in others:
         ours = served[contender.name]
         if ours is not None:
-            assert ours.lengths == theirs.lengths, f"{contender.name} did other work"
-            turns[contender.name] = Turn(ours, theirs, domains)
+            assert ours.lengths == theirs.lengths, f"{contender.name} served other lengths"
+            turns[contender.name] = PairedTurn(ours, theirs, domains)
     return turns
 
 
-def new_work(plain: Contender, questions: Iterator[Asked], load: int) -> list[Asked]:
-    """New requests, each with the length of plain vLLM's answer for all."""
-    asked = list(islice(questions, EACH * max(load, FEWEST_CLIENTS)))
-    answered = plain.serve(asked, load)
-    if answered is None:
+def new_requests(plain: Contender, stream: Iterator[PeerRequest], load: int) -> list[PeerRequest]:
+    """The next requests of the stream, each limited to the length of plain vLLM's output."""
+    requests = list(islice(stream, REQUESTS_PER_CLIENT * max(load, FEWEST_CLIENTS)))
+    served = plain.serve(requests, load)
+    if served is None:
         raise SystemExit(f"{plain.name}, the reference, does not run")
     return [
-        Asked(one.prompt, one.temperature, length, domain=one.domain)
-        for one, length in zip(asked, answered.lengths, strict=True)
+        PeerRequest(request.prompt, request.temperature, length, domain=request.domain)
+        for request, length in zip(requests, served.lengths, strict=True)
     ]
 
 
-def speed(turns: Sequence[Turn]) -> float:
+def goodput_ratio(turns: Sequence[PairedTurn]) -> float:
     """Goodput over plain vLLM's."""
-    return goodput([one.ours for one in turns]) / goodput([one.plain for one in turns])
+    return goodput([turn.ours for turn in turns]) / goodput([turn.plain for turn in turns])
 
 
-def goodput(rounds: Sequence[Served]) -> float:
-    return sum(one.tokens for one in rounds) / sum(one.seconds for one in rounds)
+def goodput(turns: Sequence[TurnResult]) -> float:
+    """Output tokens per second over all turns."""
+    return sum(turn.tokens for turn in turns) / sum(turn.seconds for turn in turns)
 
 
-def by_round(turns: Sequence[Turn]) -> str:
-    return ", ".join(f"{speed([one]):.2f}" for one in turns)
+def ratios_by_round(turns: Sequence[PairedTurn]) -> str:
+    return ", ".join(f"{goodput_ratio([turn]):.2f}" for turn in turns)

@@ -1,11 +1,11 @@
-"""The zoo served in one process.
+"""Measures goodput, TTFT and domains' speeds with speculation over plain decoding, in one process.
 
 `python -m benchmarks.serving.local [--clients 1 4 16] [--json FILE]`.
 
-Closed-loop clients send the same held-out requests decoded plainly and with speculation, in
-alternating segments of one run; with the planner once more under its throughput objective. Names:
-local/CLIENTS/..., that objective's local/CLIENTS/throughput/...; `reference` is plain decoding, but
-for local/CLIENTS/to_throughput_objective that objective's goodput.
+Closed-loop clients send the same held-out requests in alternating segments: plain, with
+speculation, and with the planner also under its throughput objective. Names: local/CLIENTS/..., of
+that objective local/CLIENTS/throughput/...; `reference` is plain decoding, of
+local/CLIENTS/to_throughput_objective that objective's goodput.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from actors.hosts.inline import DirectDrafter
 from actors.hosts.loading import make_lookup
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
+from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
 from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
 from engine.sampling.params import SamplingParams
@@ -33,12 +34,15 @@ from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
 
 PLAIN, DRAFTED, THROUGHPUT = "plain", "drafted", "throughput"
+"""The modes compared."""
 KV_TOKENS = 32_768
 MAX_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RequestTiming:
+    """One served request."""
+
     domain: str
     tokens: int
     ttft_s: float
@@ -52,15 +56,15 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The same requests, served one way."""
+    """A batch of requests, served in one mode."""
 
-    served: list[Served]
+    served: list[RequestTiming]
     seconds: float
     events: list[Event]
 
     @property
     def goodput(self) -> float:
-        return sum(one.tokens for one in self.served) / self.seconds
+        return sum(request.tokens for request in self.served) / self.seconds
 
 
 def main() -> None:
@@ -69,7 +73,7 @@ def main() -> None:
     arguments.add_argument(
         "--requests", type=int, default=24, help="in each segment, and at least 4 for each client"
     )
-    arguments.add_argument("--segments", type=int, default=3, help="of each way")
+    arguments.add_argument("--segments", type=int, default=3, help="of each mode")
     arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
     arguments.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
@@ -78,17 +82,18 @@ def main() -> None:
     arguments.add_argument("--selection", default="hedge")
     arguments.add_argument("--speculation", default="planner")
     arguments.add_argument("--schedule", default="default")
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(2)
-    dtype = getattr(torch, chosen.dtype)
-    target = TargetSpec(inflated_target(chosen.params), dtype, KV_TOKENS)
-    drafters = [drafter(name) for name in chosen.drafters]
+    dtype = getattr(torch, options.dtype)
+    target = TargetSpec(inflated_target(options.params), dtype, KV_TOKENS)
+    drafters = [drafter_spec(name) for name in options.drafters]
     fleet = load(target, drafters, cache_dir() / "profiles")
-    records = asyncio.run(compare(fleet, drafters, chosen))
-    publish(records, chosen.json)
+    records = asyncio.run(compare(fleet, drafters, options))
+    publish(records, options.json)
 
 
-def drafter(name: str) -> DrafterSpec:
+def drafter_spec(name: str) -> DrafterSpec:
+    """Of a model of the zoo or a lookup drafter."""
     if name in DRAFTERS:
         return DrafterSpec(name, checkpoint=model_path(name))
     if name == "ngram":
@@ -98,8 +103,9 @@ def drafter(name: str) -> DrafterSpec:
     raise SystemExit(f"--drafters: no {name!r}; there are {', '.join(DRAFTERS)}, ngram, suffix")
 
 
-def forget_answers(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:
-    """New lookups: each way is asked the same, and must not find what another one was answered."""
+def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:
+    """Replaces lookup drafters by empty ones: modes serve the same requests, and must not find the
+    outputs of another mode."""
     specs = {spec.name: spec for spec in drafters}
     for lane in lanes:
         if isinstance(lane.host, DirectDrafter):
@@ -107,21 +113,21 @@ def forget_answers(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> No
 
 
 async def compare(
-    fleet: Fleet, drafters: Sequence[DrafterSpec], chosen: argparse.Namespace
+    fleet: Fleet, drafters: Sequence[DrafterSpec], options: argparse.Namespace
 ) -> list[Record]:
     events: list[Event] = []
     names = itertools.count()
-    largest = max(chosen.clients)
+    largest = max(options.clients)
     estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
-    schedule = make_schedule(chosen.schedule)
+    schedule = make_schedule(options.schedule)
 
-    def policies(**options: str) -> Policies:
+    def policies(**speculation_options: str) -> Policies:
         calibrations = estimates.calibrations
-        speculation = make_speculation(chosen.speculation, options, calibrations)
-        return Policies(schedule, make_selection(chosen.selection), speculation)
+        speculation = make_speculation(options.speculation, speculation_options, calibrations)
+        return Policies(schedule, make_selection(options.selection), speculation)
 
     drafting = {DRAFTED: policies()}
-    if chosen.speculation == "planner":
+    if options.speculation == "planner":
         drafting[THROUGHPUT] = policies(objective="throughput")
     coordinator = Coordinator(
         fleet.verifier,
@@ -132,67 +138,65 @@ async def compare(
         observe=events.append,
     )
 
-    async def segment(requests: Sequence[Request], clients: int, way: str) -> Segment:
+    async def segment(requests: Sequence[Request], clients: int, mode: str) -> Segment:
         events.clear()
-        forget_answers(fleet.lanes, drafters)
-        if way in drafting:
-            coordinator.use(drafting[way], MicroBatchParams())
-        waiting = list(enumerate(requests))
-        served: dict[int, Served] = {}
+        reset_lookups(fleet.lanes, drafters)
+        if mode in drafting:
+            coordinator.use(drafting[mode], MicroBatchParams())
 
-        async def client() -> None:
-            while waiting:
-                number, request = waiting.pop(0)
-                name = str(next(names))
-                served[number] = await serve(coordinator, name, request, way in drafting)
+        async def send(_number: int, request: Request) -> RequestTiming:
+            return await serve(coordinator, str(next(names)), request, mode in drafting)
 
-        begun = asyncio.get_running_loop().time()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        seconds = asyncio.get_running_loop().time() - begun
-        return Segment([served[n] for n in sorted(served)], seconds, list(events))
+        served, seconds = await closed_loop(requests, clients, send)
+        return Segment(served, seconds, list(events))
 
-    for way in drafting:  # learns and compiles
-        await segment(mixed_requests(chosen.requests, seed=2), largest, way)
-    ways = [PLAIN, *drafting]
+    for mode in drafting:  # warms up estimates and compiled functions
+        await segment(mixed_requests(options.requests, seed=2), largest, mode)
+    modes = [PLAIN, *drafting]
     records = []
-    for clients in chosen.clients:
-        # With fewer a segment would be one wave and its end, at the pace of the longest request.
-        count = max(chosen.requests, 4 * clients)
-        requests = mixed_requests(count * chosen.segments)
-        served: dict[str, list[Segment]] = {way: [] for way in ways}
-        for number in range(chosen.segments):
+    for clients in options.clients:
+        # With fewer, the longest request would determine the duration of a segment.
+        count = max(options.requests, 4 * clients)
+        requests = mixed_requests(count * options.segments)
+        served: dict[str, list[Segment]] = {mode: [] for mode in modes}
+        for number in range(options.segments):
             part = requests[number * count : (number + 1) * count]
-            first = number % len(ways)
-            for way in ways[first:] + ways[:first]:
-                served[way].append(await segment(part, clients, way))
+            first = number % len(modes)
+            for mode in modes[first:] + modes[:first]:
+                served[mode].append(await segment(part, clients, mode))
         records += report(f"local/{clients}", served[PLAIN], served[DRAFTED])
         if THROUGHPUT in served:
-            ours, best = (mean(s.goodput for s in served[way]) for way in (DRAFTED, THROUGHPUT))
+            ours, best = (mean(s.goodput for s in served[mode]) for mode in (DRAFTED, THROUGHPUT))
             name = f"local/{clients}/to_throughput_objective"
-            records.append(Record(name, ours, "tokens/s", best, ours / best))
+            records.append(Record.over(best, name, ours, "tokens/s"))
             records += by_domain(f"local/{clients}/throughput", served[PLAIN], served[THROUGHPUT])
     await coordinator.close()
     return records
 
 
-async def serve(coordinator: Coordinator, name: str, request: Request, speculate: bool) -> Served:
+async def serve(
+    coordinator: Coordinator, name: str, request: Request, speculate: bool
+) -> RequestTiming:
+    """Reads the whole stream of one request."""
     clock = asyncio.get_running_loop().time
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-    begun = clock()
+    started = clock()
     first_s, tokens = 0.0, 0
     async for commit in coordinator.submit(name, request.prompt, params, speculate=speculate):
-        first_s = first_s or clock() - begun
+        first_s = first_s or clock() - started
         tokens += len(commit.token_ids)
-    return Served(request.domain, tokens, first_s, clock() - begun)
+    return RequestTiming(request.domain, tokens, first_s, clock() - started)
 
 
 def report(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> list[Record]:
-    ours = [one for segment in drafted for one in segment.served]
-    theirs = [one for segment in plain for one in segment.served]
     goodput, reference = (mean(s.goodput for s in segments) for segments in (drafted, plain))
+    ttft_s, plain_ttft_s = (
+        median(request.ttft_s for segment in segments for request in segment.served)
+        for segments in (drafted, plain)
+    )
     records = [
-        Record(f"{name}/goodput", goodput, "tokens/s", reference, goodput / reference),
-        _compared(f"{name}/ttft_p50", [s.ttft_s for s in ours], [s.ttft_s for s in theirs]),
+        Record.over(reference, f"{name}/goodput", goodput, "tokens/s"),
+        Record.over(plain_ttft_s, f"{name}/ttft_p50", ttft_s, "s"),
     ]
     records += by_domain(name, plain, drafted)
     forwards = [e for segment in drafted for e in segment.events if isinstance(e, Verified)]
@@ -214,11 +218,11 @@ def report(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> l
 
 
 def by_domain(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -> list[Record]:
-    """Speeds of requests; the ratio is the median of each request's own."""
-    ours = [one for segment in drafted for one in segment.served]
-    theirs = [one for segment in plain for one in segment.served]
+    """Mean speeds of requests; the ratio is the median of each request's own ratio."""
+    ours = [request for segment in drafted for request in segment.served]
+    theirs = [request for segment in plain for request in segment.served]
     records = []
-    for domain in sorted({one.domain for one in ours}):
+    for domain in sorted({request.domain for request in ours}):
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.domain == domain]
         speeds = (
             [1 / a.seconds_per_token for a, _ in pairs],
@@ -229,10 +233,6 @@ def by_domain(name: str, plain: Sequence[Segment], drafted: Sequence[Segment]) -
             Record(f"{name}/{domain}", mean(speeds[0]), "tokens/s", mean(speeds[1]), ratio.median)
         )
     return records
-
-
-def _compared(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Record:
-    return Record(name, median(ours), "s", median(theirs), median(ours) / median(theirs))
 
 
 if __name__ == "__main__":

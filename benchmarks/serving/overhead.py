@@ -1,15 +1,15 @@
-"""What serving costs on top of the coordinator.
+"""Measures what serving adds to the coordinator: TTFT over HTTP, release of KV, calls to actors.
 
-`python -m benchmarks.serving.overhead [--json FILE]`.
+`python -m benchmarks.serving.overhead [--requests 100] [--json FILE]`.
 
 Time to the first token of single requests, over HTTP and from the same coordinator in this
-process, in turns; once with every host inline, once with hosts as Ray actors. Names:
+process, in turns; once with all hosts inline, once with hosts as Ray actors. Names:
 overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process),
 overhead/PLACEMENT/added_p50 (`reference`: the bound), overhead/PLACEMENT/freed_worst (from when
-eight clients go away in the middle until all of their KV is free) and overhead/lane/transport_p50
-(a call that does nothing, to a drafter that is an actor) and overhead/lane/transport_of_ray_p50
-(the same; `reference`: such a call to a bare actor, in turns, which tells the machine's share).
-Exits with 1 when a bound is missed.
+eight clients disconnect during their streams until all of their KV is free),
+overhead/lane/transport_p50 (an empty call to a drafter actor) and
+overhead/lane/transport_of_ray_p50 (the same; `reference`: such a call to a bare actor, in turns,
+which is the machine's share). Exits with 1 when a bound is exceeded.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.app import APP, App, running, until
+from benchmarks.serving.app import APP, App, running, wait_until
 from benchmarks.serving.requests import Request, mixed_requests
-from benchmarks.serving.streams import Said, read, session
+from benchmarks.serving.streams import ReceivedStream, read, session
 from cluster.zoo import TARGET, model_path
 from cluster.zoo.paths import cache_dir
 from engine.sampling.params import SamplingParams
@@ -44,11 +44,15 @@ PORT = 8173
 BOUNDS_S = {"inline": 0.010, "actor": 0.020}
 TRANSPORT_BOUND_S = 0.001
 FREED_BOUND_S = 1.0
-LEAVING = 8
-DEPARTURES = 10
+DISCONNECTING = 8
+"""Clients that disconnect at once."""
+DISCONNECTS = 10
 CALLS = 200
+WARM_UP = 4
+"""Requests that compile and open the connection."""
 MAX_TOKENS = 4
-LONG = 1500
+LONG_TOKENS = 1500
+"""Of requests whose clients disconnect."""
 KV_TOKENS = 16_384
 
 
@@ -63,111 +67,115 @@ def config(placement: str) -> dict[str, Any]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--requests", type=int, default=100)
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(1)
-    requests = mixed_requests(chosen.requests + 4, seed=5)
+    requests = mixed_requests(options.requests + WARM_UP, seed=5)
     records = []
     for placement in BOUNDS_S:
         with running(config(placement), PORT) as app:
             records += asyncio.run(compare(app, placement, requests))
-            records.append(asyncio.run(freed(app, placement, requests)))
+            records.append(asyncio.run(kv_release(app, placement, requests)))
             if placement == "actor":
                 records += asyncio.run(transport())
-    publish(records, chosen.json)
+    publish(records, options.json)
     bounds = ("added_p50", "freed_worst", "transport_p50")
-    bounded = [one for one in records if one.name.endswith(bounds)]
-    end_after_ray(0 if all(one.ratio is not None and one.ratio <= 1 for one in bounded) else 1)
+    ratios = [record.ratio for record in records if record.name.endswith(bounds)]
+    end_after_ray(0 if all(ratio is not None and ratio <= 1 for ratio in ratios) else 1)
 
 
 async def compare(app: App, placement: str, requests: Sequence[Request]) -> list[Record]:
-    coordinator = await in_process()
+    """Time to first token, over HTTP and in this process."""
+    coordinator = await local_coordinator()
     served: list[float] = []
     direct: list[float] = []
     async with session(60) as client:
         for number, request in enumerate(requests):
-            ways = [over_http(client, app.url, request), in_this(coordinator, number, request)]
+            ways = [http_ttft(client, app.url, request), local_ttft(coordinator, number, request)]
             seconds = [0.0, 0.0]
             for way in (0, 1) if number % 2 else (1, 0):
                 seconds[way] = await ways[way]
-            if number >= 4:  # the first compile, and open the connection
+            if number >= WARM_UP:
                 served.append(seconds[0])
                 direct.append(seconds[1])
     await coordinator.close()
     added = median(a - b for a, b in zip(served, direct, strict=True))
-    bound = BOUNDS_S[placement]
     name = f"overhead/{placement}"
-    ours, theirs = median(served), median(direct)
     return [
-        Record(f"{name}/ttft_p50", ours, "s", theirs, ours / theirs),
-        Record(f"{name}/added_p50", added, "s", bound, added / bound),
+        Record.over(median(direct), f"{name}/ttft_p50", median(served), "s"),
+        Record.over(BOUNDS_S[placement], f"{name}/added_p50", added, "s"),
     ]
 
 
-async def freed(app: App, placement: str, requests: Sequence[Request]) -> Record:
+async def kv_release(app: App, placement: str, requests: Sequence[Request]) -> Record:
+    """The longest time until the KV of clients that disconnect is free."""
     replica = serve.get_deployment_handle("Replica", APP)
     clock = asyncio.get_running_loop().time
     seconds = []
     async with session(60) as client:
-        for _ in range(DEPARTURES):
-            said = [Said() for _ in range(LEAVING)]
-            bodies = [body_of(request, LONG, ignore_eos=True) for request in requests[:LEAVING]]
+        for _ in range(DISCONNECTS):
+            streams = [ReceivedStream() for _ in range(DISCONNECTING)]
+            bodies = [
+                completion_body(request, LONG_TOKENS, ignore_eos=True)
+                for request in requests[:DISCONNECTING]
+            ]
             reading = [
-                asyncio.create_task(read(client, app.url, body, one))
-                for body, one in zip(bodies, said, strict=True)
+                asyncio.create_task(read(client, app.url, body, stream))
+                for body, stream in zip(bodies, streams, strict=True)
             ]
             async with asyncio.timeout(60):
-                while not all(one.times_s for one in said):
+                while not all(stream.times_s for stream in streams):
                     await asyncio.sleep(0.01)
-            for one in reading:
-                one.cancel()
-            begun = clock()
+            for task in reading:
+                task.cancel()
+            started = clock()
             await asyncio.gather(*reading, return_exceptions=True)
-            await until(lambda: is_free(replica), 30.0, "their KV is free", every_s=0.01)
-            seconds.append(clock() - begun)
-    worst = max(seconds)
+            await wait_until(lambda: kv_is_free(replica), 30.0, "all KV is free", every_s=0.01)
+            seconds.append(clock() - started)
     name = f"overhead/{placement}/freed_worst"
-    return Record(name, worst, "s", FREED_BOUND_S, worst / FREED_BOUND_S)
+    return Record.over(FREED_BOUND_S, name, max(seconds), "s")
 
 
-def is_free(replica: DeploymentHandle) -> bool:
-    """Nobody is there, and no block has got lost."""
+def kv_is_free(replica: DeploymentHandle) -> bool:
+    """No request is left, and every block is free or cached."""
     state = replica.state.remote().result(timeout_s=10)
     kv = state["kv_blocks"]
     idle: bool = state["running"] == state["waiting"] == kv["used"] == 0
     return idle and kv["free"] + kv["cached"] == kv["total"]
 
 
-class Bare:
+class BareActor:
+    """The cost of Ray's own actor call."""
+
     async def forget(self, names: Sequence[str]) -> None: ...
 
 
 async def transport() -> list[Record]:
-    fleet = await hosts("actor")
+    """Empty calls to a drafter actor and to a bare one, in turns."""
+    fleet = await load_hosts("actor")
     (lane,) = fleet.lanes
-    bare: ActorHandle = ray.remote(num_cpus=0)(Bare).remote()
+    bare: ActorHandle = ray.remote(num_cpus=0)(BareActor).remote()
     clock = asyncio.get_running_loop().time
-    ours: list[float] = []
-    rays: list[float] = []
+    ours_s: list[float] = []
+    bare_s: list[float] = []
     for _ in range(CALLS):
-        begun = clock()
+        started = clock()
         await lane.host.forget(())
-        ours.append(clock() - begun)
-        begun = clock()
+        ours_s.append(clock() - started)
+        started = clock()
         await bare.forget.remote(())
-        rays.append(clock() - begun)
+        bare_s.append(clock() - started)
     await fleet.close()
     ray.kill(bare)
-    took, its = median(ours), median(rays)
-    name, bound = "overhead/lane/transport", TRANSPORT_BOUND_S
+    name = "overhead/lane/transport"
     return [
-        Record(f"{name}_p50", took, "s", bound, took / bound),
-        Record(f"{name}_of_ray_p50", took, "s", its, took / its),
+        Record.over(TRANSPORT_BOUND_S, f"{name}_p50", median(ours_s), "s"),
+        Record.over(median(bare_s), f"{name}_of_ray_p50", median(ours_s), "s"),
     ]
 
 
-async def in_process() -> Coordinator:
-    """With the application's target, drafter and policies."""
-    fleet = await hosts("inline")
+async def local_coordinator() -> Coordinator:
+    """In this process, with the application's target, drafter and policies."""
+    fleet = await load_hosts("inline")
     estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     policies = Policies(
         make_schedule("default"),
@@ -178,20 +186,20 @@ async def in_process() -> Coordinator:
     return Coordinator(fleet.verifier, fleet.lanes, policies, estimates, limits)
 
 
-async def hosts(drafter: Where) -> Fleet:
+async def load_hosts(drafter: Where) -> Fleet:
     target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
     drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"), placement=drafter)]
     return await raise_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
 
 
-async def over_http(client: ClientSession, url: str, request: Request) -> float:
-    said = await read(client, url, body_of(request, MAX_TOKENS), Said())
-    if not said.complete:
-        raise SystemExit(f"a request failed: {said.error}")
-    return said.times_s[0] - said.begun_s
+async def http_ttft(client: ClientSession, url: str, request: Request) -> float:
+    stream = await read(client, url, completion_body(request, MAX_TOKENS), ReceivedStream())
+    if not stream.complete:
+        raise SystemExit(f"a request failed: {stream.error}")
+    return stream.times_s[0] - stream.started_s
 
 
-def body_of(request: Request, max_tokens: int, ignore_eos: bool = False) -> dict[str, Any]:
+def completion_body(request: Request, max_tokens: int, ignore_eos: bool = False) -> dict[str, Any]:
     return {
         "model": TARGET,
         "prompt": list(request.prompt),
@@ -201,13 +209,13 @@ def body_of(request: Request, max_tokens: int, ignore_eos: bool = False) -> dict
     }
 
 
-async def in_this(coordinator: Coordinator, number: int, request: Request) -> float:
+async def local_ttft(coordinator: Coordinator, number: int, request: Request) -> float:
     clock = asyncio.get_running_loop().time
-    begun = clock()
+    started = clock()
     first_s = 0.0
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     async for _commit in coordinator.submit(str(number), request.prompt, params):
-        first_s = first_s or clock() - begun
+        first_s = first_s or clock() - started
     return first_s
 
 

@@ -1,29 +1,31 @@
-"""vLLM's own speculation and Spindle on vLLM, side by side: `python -m benchmarks.serving.peers`.
+"""Measures the goodput of Spindle on vLLM against vLLM's own speculation methods.
 
-The zoo's target inflated to 90M, in bf16 or (`--dtype float32`) for a CPU that does not multiply
-it. Contenders: vLLM plain; its ngram, suffix and draft_model at k = 1, 3, 5; Spindle with its
-default policies, and once more under the planner's throughput objective: vLLM's methods do not see
-to it that no request is slowed down either.
+`python -m benchmarks.serving.peers [--served] [--clients 1 4 16] [--smoke] [--json FILE]`.
 
-Each is in one process: vLLM's engine a loop that steps and nothing else, Spindle with all of its
-models inline. That is the fastest that either gets here, and for vLLM nothing that one could serve
-with. `--served` has everyone as it is served: vLLM behind AsyncLLM, which `vllm serve` puts HTTP
-before, Spindle as cluster/vllm.yaml says, behind its coordinator; both with their models in
-processes of their own.
+The zoo's target inflated to 90M, in bf16, or with `--dtype float32` for a CPU without bf16
+arithmetic. Contenders: plain vLLM; its ngram, suffix and draft_model at k = 1, 3, 5; Spindle with
+its default policies, and with the planner's throughput objective, for vLLM's methods keep no
+no-harm bound either.
 
-Plain vLLM is there throughout. In the heats each of the others is loaded, serves the same new
-requests in turns with it, half of them sampled, to 1, 4 and 16 closed-loop clients, and goes. Heats
-are minutes apart, on machines whose pace drifts, and the best of many is partly luck. So the final,
-of each number of clients, has Spindle, plain vLLM and the best of vLLM's in the heats, all loaded
-anew, in turns in the same rounds. Who is not measured is stopped, and all have two threads for the
-target. An answer is as long as plain vLLM's own was, so everyone does equal work.
+Each contender is one process: vLLM a bare loop of engine steps, Spindle with all models inline.
+That is the fastest that either gets here, but a bare loop cannot serve clients. `--served` compares
+them as they are served: vLLM behind AsyncLLM, as in `vllm serve` without HTTP, Spindle's
+coordinator as in cluster/vllm.yaml; both with their models in processes of their own.
+
+Plain vLLM is loaded all the time. In the heats each other contender is loaded in turn and serves
+the same new requests as plain vLLM, half of them sampled, to 1, 4 and 16 closed-loop clients. Heats
+are minutes apart, so the machine's speed drifts between them, and the best of many is partly
+chance. So in the final, for each number of clients, Spindle, plain vLLM and the best of vLLM's
+methods are loaded together and serve in turns in the same rounds. The processes of the others are
+stopped meanwhile; all have two threads for the target. Every output is as long as plain vLLM's, so
+all do equal work.
 
 Names: peers/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM in its turns), .../slowest_domain
-(the median of its requests' own speeds over plain vLLM's), .../tokens_per_forward, .../forward_ms
-(from one to the next); likewise peers/final/...; peers/final/spindle.../cCLIENTS/over_best (goodput
-over plain vLLM's; `reference`: that of the best of vLLM's). A contender that does not run is named
-with its reason. Exits with 1 where Spindle is behind the best of vLLM's in the final; `--smoke`
-judges nothing. Suffix decoding needs the extra `peers` of pyproject.toml.
+(the median of its requests' speeds over plain vLLM's), .../tokens_per_forward, .../forward_ms (from
+one forward to the next); likewise peers/final/...; peers/final/spindle.../cCLIENTS/over_best
+(goodput over plain vLLM's; `reference`: that of vLLM's best). A contender that fails is listed with
+its reason. Exits with 1 where Spindle is behind vLLM's best in the final, except with `--smoke`.
+Suffix decoding needs the extra `peers` of pyproject.toml.
 """
 
 import sys
@@ -37,17 +39,17 @@ from typing import Any, get_args
 from transformers import GenerationConfig
 
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.contenders import PARAMS, Asked, Dtype, Spindle
+from benchmarks.serving.contenders import PARAMS, Dtype, PeerRequest, Spindle
 from benchmarks.serving.contest import (
     Contender,
-    MakeSide,
+    MakeServer,
+    PairedTurn,
     Results,
-    Turn,
-    by_round,
     final,
     goodput,
+    goodput_ratio,
     heats,
-    speed,
+    ratios_by_round,
 )
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.vllm_contenders import ServedVllm, VllmLoop
@@ -55,13 +57,13 @@ from cluster.zoo import inflated_target, model_path
 
 MAX_TOKENS = 128
 DRAFTER = "tiny"
-"""Of vLLM's draft_model. At k = 3 it is 8% to 17% faster there than with `small`."""
+"""Of vLLM's draft_model, which at k = 3 is 8% to 17% faster with it than with `small`."""
 FINALISTS = 2
-"""Of vLLM's, besides plain decoding."""
-KS = (1, 3, 5)
+"""Methods of vLLM in the final, besides plain decoding."""
+DRAFT_LENGTHS = (1, 3, 5)
 PLAIN, SPINDLE, THROUGHPUT = "vllm", "spindle", "spindle_throughput"
-SPINDLES = {SPINDLE: "fair", THROUGHPUT: "throughput"}
-"""By the planner's objective."""
+OBJECTIVES = {SPINDLE: "fair", THROUGHPUT: "throughput"}
+"""Of the planner, by contender."""
 PEERS: Mapping[str, Mapping[str, Any]] = {
     f"vllm_{method}_k{k}": {"method": method, "num_speculative_tokens": k, **options}
     for method, options in (
@@ -69,9 +71,9 @@ PEERS: Mapping[str, Mapping[str, Any]] = {
         ("suffix", {}),
         ("draft_model", {"model": str(model_path(DRAFTER))}),
     )
-    for k in KS
+    for k in DRAFT_LENGTHS
 }
-CONTENDERS = (*PEERS, *SPINDLES)
+CONTENDERS = (*PEERS, *OBJECTIVES)
 SMOKE = ("vllm_ngram_k3", SPINDLE)
 
 
@@ -85,102 +87,108 @@ def main() -> None:
         "--dtype", choices=get_args(Dtype), default="bfloat16", help="of the target"
     )
     arguments.add_argument("--served", action="store_true")
-    arguments.add_argument("--smoke", action="store_true", help="three of them, one round")
-    chosen = arguments.parse_args()
-    if chosen.smoke:
-        chosen.contenders, chosen.clients = SMOKE, [4]
-        chosen.rounds = chosen.final_rounds = 1
+    arguments.add_argument("--smoke", action="store_true", help="three contenders, one round")
+    options = arguments.parse_args()
+    if options.smoke:
+        options.contenders, options.clients = SMOKE, [4]
+        options.rounds = options.final_rounds = 1
     checkpoint = str(inflated_target(PARAMS))
-    vllm = partial(ServedVllm if chosen.served else VllmLoop, checkpoint, dtype=chosen.dtype)
-    spindle = partial(Spindle, dtype=chosen.dtype, in_process=not chosen.served)
-    others: dict[str, MakeSide] = {
-        name: partial(spindle, SPINDLES[name])
-        if name in SPINDLES
+    vllm = partial(ServedVllm if options.served else VllmLoop, checkpoint, dtype=options.dtype)
+    spindle = partial(Spindle, dtype=options.dtype, in_process=not options.served)
+    others: dict[str, MakeServer] = {
+        name: partial(spindle, OBJECTIVES[name])
+        if name in OBJECTIVES
         else partial(vllm, speculation=PEERS[name])
-        for name in chosen.contenders
+        for name in options.contenders
     }
     with closing(Contender(PLAIN, partial(vllm, speculation=None))) as plain:
-        asked = questions(checkpoint)
-        first = heats(plain, others, asked, chosen.clients, chosen.rounds)
-        finals: dict[tuple[str, int], Sequence[Turn]] = {}
-        for load in chosen.clients:
+        requests = peer_requests(checkpoint)
+        first = heats(plain, others, requests, options.clients, options.rounds)
+        finals: dict[tuple[str, int], Sequence[PairedTurn]] = {}
+        for load in options.clients:
             finalists = {name: others[name] for name in finalists_of(first, load)}
-            finals |= final(plain, finalists, asked, load, chosen.final_rounds)
-    over_best, behind = judged(finals)
-    publish([*report(first, "peers"), *report(finals, "peers/final"), *over_best], chosen.json)
-    sys.exit("\n".join(behind) if behind and not chosen.smoke else 0)
+            finals |= final(plain, finalists, requests, load, options.final_rounds)
+    over_best, behind = compared_with_best(finals)
+    publish([*report(first, "peers"), *report(finals, "peers/final"), *over_best], options.json)
+    sys.exit("\n".join(behind) if behind and not options.smoke else 0)
 
 
-def questions(checkpoint: str) -> Iterator[Asked]:
-    """Every domain greedy and sampled, in turns, without end and without repetition."""
+def peer_requests(checkpoint: str) -> Iterator[PeerRequest]:
+    """An endless stream without repetition, in which domains and temperatures 0 and 1 alternate."""
     stop = GenerationConfig.from_pretrained(checkpoint).eos_token_id
     for seed in count(1):
         for number, request in enumerate(mixed_requests(240, seed=seed)):
             temperature = float(number // 3 % 2)
-            yield Asked(request.prompt, temperature, MAX_TOKENS, (stop,), request.domain)
+            yield PeerRequest(request.prompt, temperature, MAX_TOKENS, (stop,), request.domain)
 
 
 def finalists_of(results: Results, load: int) -> list[str]:
-    """Spindle, and the best of vLLM's to hold it against."""
-    speeds = {name: speed(turns) for (name, clients), turns in results.items() if clients == load}
-    spindles = [name for name in speeds if name in SPINDLES]
-    theirs = sorted(set(speeds).difference(SPINDLES), key=speeds.__getitem__, reverse=True)
+    """Spindle, and the best of vLLM's methods in the heats."""
+    at_load = {name: turns for (name, clients), turns in results.items() if clients == load}
+    ratios = {name: goodput_ratio(turns) for name, turns in at_load.items()}
+    spindles = [name for name in ratios if name in OBJECTIVES]
+    theirs = sorted(set(ratios).difference(OBJECTIVES), key=ratios.__getitem__, reverse=True)
     return spindles + theirs[:FINALISTS]
 
 
 def report(results: Results, prefix: str) -> list[Record]:
     records = []
     for clients in dict.fromkeys(clients for _, clients in results):
-        turns = {name: ones for (name, load), ones in results.items() if load == clients}
-        # Plain vLLM against itself, in all its turns.
-        turns[PLAIN] = [
-            Turn(one.plain, one.plain, one.domains) for ones in turns.values() for one in ones
-        ]
-        for name, ones in turns.items():
-            records += _of_one(f"{prefix}/{name}/c{clients}", ones)
+        by_name = {name: turns for (name, load), turns in results.items() if load == clients}
+        by_name[PLAIN] = [_plain(turn) for turns in by_name.values() for turn in turns]
+        for name, turns in by_name.items():
+            records += _contender_records(f"{prefix}/{name}/c{clients}", turns)
     return records
 
 
-def judged(finals: Results) -> tuple[list[Record], list[str]]:
-    """Spindle over the best of vLLM's, plain decoding being one of them, and where it is behind."""
+def compared_with_best(finals: Results) -> tuple[list[Record], list[str]]:
+    """Spindle over the best of vLLM's, plain decoding included; and a line where it is behind."""
     records, behind = [], []
-    for (name, clients), ones in finals.items():
-        if name not in SPINDLES:
+    for (name, clients), turns in finals.items():
+        if name not in OBJECTIVES:
             continue
         theirs = {
-            other: turns
-            for (other, load), turns in finals.items()
-            if load == clients and other not in SPINDLES
+            other: other_turns
+            for (other, load), other_turns in finals.items()
+            if load == clients and other not in OBJECTIVES
         }
-        theirs[PLAIN] = [Turn(one.plain, one.plain, one.domains) for one in ones]
-        best = max(theirs, key=lambda other: speed(theirs[other]))
-        ours, reference = speed(ones), speed(theirs[best])
+        theirs[PLAIN] = [_plain(turn) for turn in turns]
+        best = max(theirs, key=lambda other: goodput_ratio(theirs[other]))
+        ours, reference = goodput_ratio(turns), goodput_ratio(theirs[best])
         over = f"peers/final/{name}/c{clients}/over_best"
-        records.append(Record(over, ours, "x plain", reference, ours / reference))
+        records.append(Record.over(reference, over, ours, "x plain"))
         if ours <= reference:
             behind.append(
                 f"{name} at {clients} clients: behind {best}, {ours / reference:.2f} of its "
-                f"goodput (over plain {by_round(ones)} for {by_round(theirs[best])} by round)"
+                f"goodput (over plain {ratios_by_round(turns)} for "
+                f"{ratios_by_round(theirs[best])} by round)"
             )
     return records, behind
 
 
-def slowest_domain(turns: Sequence[Turn]) -> float:
-    """Over plain vLLM, request by request: the median of the domain that has the lowest. What a
-    method gains on some it may take from others, who share their forwards."""
+def slowest_domain(turns: Sequence[PairedTurn]) -> float:
+    """The lowest of the domains' medians of their requests' speeds over plain vLLM's: long drafts
+    for some requests lengthen the forwards that others share."""
     speeds: dict[str, list[float]] = {}
     for ours, plain, domains in turns:
-        for domain, took_s, plain_s in zip(domains, ours.took_s, plain.took_s, strict=True):
-            speeds.setdefault(domain, []).append(plain_s / took_s)
-    return min(median(ones) for ones in speeds.values())
+        for domain, ours_s, plain_s in zip(
+            domains, ours.latencies_s, plain.latencies_s, strict=True
+        ):
+            speeds.setdefault(domain, []).append(plain_s / ours_s)
+    return min(median(of_domain) for of_domain in speeds.values())
 
 
-def _of_one(name: str, turns: Sequence[Turn]) -> list[Record]:
-    ours, plain = [one.ours for one in turns], [one.plain for one in turns]
-    forwards = sum(one.forwards for one in ours)
-    tokens, seconds = sum(one.tokens for one in ours), sum(one.seconds for one in ours)
+def _plain(turn: PairedTurn) -> PairedTurn:
+    """Plain vLLM against itself."""
+    return PairedTurn(turn.plain, turn.plain, turn.domains)
+
+
+def _contender_records(name: str, turns: Sequence[PairedTurn]) -> list[Record]:
+    ours, plain = [turn.ours for turn in turns], [turn.plain for turn in turns]
+    forwards = sum(turn.forwards for turn in ours)
+    tokens, seconds = sum(turn.tokens for turn in ours), sum(turn.seconds for turn in ours)
     return [
-        Record(f"{name}/goodput", goodput(ours), "tokens/s", goodput(plain), speed(turns)),
+        Record(f"{name}/goodput", goodput(ours), "tokens/s", goodput(plain), goodput_ratio(turns)),
         Record(f"{name}/slowest_domain", slowest_domain(turns), "x plain"),
         Record(f"{name}/tokens_per_forward", tokens / forwards, "tokens"),
         Record(f"{name}/forward_ms", 1000 * seconds / forwards, "ms"),

@@ -1,7 +1,7 @@
-"""Held-out requests of the zoo's domains, in equal parts: what serving benchmarks send."""
+"""The requests that serving benchmarks send: held-out prompts of the zoo's domains."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import AutoTokenizer
@@ -11,11 +11,12 @@ from cluster.zoo.batches import chat_text, user_message
 from cluster.zoo.corpus import load_corpus
 from cluster.zoo.tasks import STATED_LENGTH_KINDS, Source, make_task
 
-DOMAIN_KINDS = {
+DOMAIN_KINDS: Mapping[str, Sequence[str]] = {
     "code": ("code", "function"),
     "prose": ("docs",),
     "tasks": (*STATED_LENGTH_KINDS, "arithmetic", "copy", "edit"),
 }
+"""By domain, the kinds of task of cluster/zoo/tasks.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Request:
 
 
 def mixed_requests(count: int, seed: int = 1) -> Sequence[Request]:
-    """The domains take turns."""
+    """Domains alternate, so each has an equal share."""
     tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
     source = Source(load_corpus(held_out=True), held_out=True)
     rng = random.Random(f"benchmarks/requests/{seed}")

@@ -1,11 +1,13 @@
-"""Memory over time: `python -m benchmarks.serving.soak [--seconds 600] [--json FILE]`.
+"""Measures the growth of every process's memory under load.
 
-Clients send streams without a pause, some of which go away in the middle; every process's memory
-is sampled meanwhile, and judged by its slope over these seconds. They come behind a warm-up of four
-minutes, in which KV, prefix and suffix memories fill up to their bounds (the suffix drafter's is
-set low for that). Names: soak/PROCESS/slope (MiB a minute), soak/PROCESS/memory, soak/requests.
-Exits with 1 when a process grows or a request fails; a run of less than two minutes shows that it
-works: it has no warm-up, and judges no growth.
+`python -m benchmarks.serving.soak [--seconds 600] [--json FILE]`.
+
+Clients send requests without pause, and some disconnect during their streams. Each process's memory
+is sampled, and its slope over these seconds is compared with a bound. Before them is a warm-up of
+four minutes, in which KV, prefix and suffix memories fill up to their limits (the suffix drafter's
+is set low for that). Names: soak/PROCESS/slope, soak/PROCESS/memory, soak/requests, and
+soak/OUTCOME by how requests ended. Exits with 1 when a process grows or a request fails. A run of
+less than two minutes has no warm-up and does not check growth.
 """
 
 import asyncio
@@ -20,23 +22,23 @@ import psutil
 from aiohttp import ClientSession
 
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.app import APP, App, running, small_args
+from benchmarks.serving.app import APP, Actor, App, running, small_args
 from benchmarks.serving.requests import mixed_requests
-from benchmarks.serving.streams import Said, read, session
+from benchmarks.serving.streams import ReceivedStream, read, session
 from cluster.zoo import TARGET
 
 PORT = 8172
 CLIENTS = 12
 SAMPLE_S = 2.0
-LEAVES_EARLY = 0.2
-"""The share of clients that go away after a few events."""
+DISCONNECT_SHARE = 0.2
+"""Of requests whose client disconnects after the first event."""
 WARM_UP_S = 240.0
 PAST_TOKENS = 20_000
-"""So few that outputs fill them within the warm-up: what grows behind it is a leak."""
-LEAST_JUDGED_S = 120.0
-SHOWN_S = 30.0
-MOST_GROWTH = 1.0
-"""MiB a minute that a process may seem to grow: allocators' noise."""
+"""Few enough that outputs fill the suffix memory within the warm-up: growth after it is a leak."""
+MIN_CHECKED_S = 120.0
+PRINT_S = 30.0
+MAX_SLOPE = 1.0
+"""MiB a minute, the noise of allocators."""
 
 Sample = tuple[float, float]
 """Seconds since the start, MiB."""
@@ -45,22 +47,22 @@ Sample = tuple[float, float]
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--seconds", type=float, default=600.0)
-    chosen = arguments.parse_args()
-    judged = chosen.seconds >= LEAST_JUDGED_S
-    warm_up_s = WARM_UP_S if judged else 0.0
+    options = arguments.parse_args()
+    checked = options.seconds >= MIN_CHECKED_S
+    warm_up_s = WARM_UP_S if checked else 0.0
     with running(args(), PORT) as app:
-        samples, requests = asyncio.run(load(app, warm_up_s + chosen.seconds))
-    since_s = warm_up_s or chosen.seconds / 2
-    slopes = {name: slope(seen, since_s) for name, seen in samples.items()}
+        samples, requests = asyncio.run(run_load(app, warm_up_s + options.seconds))
+    since_s = warm_up_s or options.seconds / 2
+    slopes = {name: slope(of_process, since_s) for name, of_process in samples.items()}
     records = [Record("soak/requests", float(sum(requests.values())), "requests")]
-    records += [Record(f"soak/{how}", float(n), "requests") for how, n in requests.items()]
+    records += [Record(f"soak/{outcome}", float(n), "requests") for outcome, n in requests.items()]
     for name, value in slopes.items():
         records += [
             Record(f"soak/{name}/slope", value, "MiB/min"),
             Record(f"soak/{name}/memory", samples[name][-1][1], "MiB"),
         ]
-    publish(records, chosen.json)
-    grows = judged and max(slopes.values()) > MOST_GROWTH
+    publish(records, options.json)
+    grows = checked and max(slopes.values()) > MAX_SLOPE
     sys.exit(1 if grows or requests["failed"] else 0)
 
 
@@ -71,61 +73,64 @@ def args() -> dict[str, Any]:
     return args
 
 
-async def load(app: App, seconds: float) -> tuple[Mapping[str, list[Sample]], Counter[str]]:
+async def run_load(app: App, seconds: float) -> tuple[Mapping[str, list[Sample]], Counter[str]]:
+    """Memory samples by process, and numbers of requests by outcome."""
     requests = mixed_requests(256, seed=4)
     rng = random.Random(0)
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    counted: Counter[str] = Counter()
+    started = loop.time()
+    outcomes: Counter[str] = Counter()
 
     async def client(number: int) -> None:
         async with session(60) as http:
-            while loop.time() - begun < seconds:
+            while loop.time() - started < seconds:
                 body = {
                     "model": TARGET,
                     "prompt": list(rng.choice(requests).prompt),
                     "max_tokens": rng.randint(16, 128),
                     "temperature": float(number % 2),
                 }
-                counted[await one(http, app.url, body, leaves=rng.random() < LEAVES_EARLY)] += 1
+                disconnects = rng.random() < DISCONNECT_SHARE
+                outcomes[await send(http, app.url, body, disconnects)] += 1
 
     samples: dict[str, list[Sample]] = defaultdict(list)
 
-    async def watch() -> None:
-        shown_s = 0.0
+    async def sample() -> None:
+        printed_s = 0.0
         while True:
-            now = loop.time() - begun
-            seen = await loop.run_in_executor(None, memories, app)
-            for name, memory in seen.items():
+            now = loop.time() - started
+            memory_of = await loop.run_in_executor(None, process_memory, app)
+            for name, memory in memory_of.items():
                 samples[name].append((now, memory))
-            if now >= shown_s:
-                shown_s += SHOWN_S
-                sizes = ", ".join(f"{name} {memory:.0f}" for name, memory in seen.items())
-                print(f"{now:.0f} s, {sum(counted.values())} requests; MiB: {sizes}", flush=True)
+            if now >= printed_s:
+                printed_s += PRINT_S
+                sizes = ", ".join(f"{name} {memory:.0f}" for name, memory in memory_of.items())
+                print(f"{now:.0f} s, {sum(outcomes.values())} requests; MiB: {sizes}", flush=True)
             await asyncio.sleep(SAMPLE_S)
 
-    watching = loop.create_task(watch())
+    sampling = loop.create_task(sample())
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
-    watching.cancel()
-    return samples, counted
+    sampling.cancel()
+    return samples, outcomes
 
 
-async def one(http: ClientSession, url: str, body: Mapping[str, Any], leaves: bool) -> str:
-    said = Said()
-    reading = asyncio.get_running_loop().create_task(read(http, url, body, said))
-    if leaves:
-        while not said.times_s and not reading.done():
+async def send(http: ClientSession, url: str, body: Mapping[str, Any], disconnects: bool) -> str:
+    """Returns the outcome: `left` (disconnected), `complete` or `failed`."""
+    stream = ReceivedStream()
+    reading = asyncio.get_running_loop().create_task(read(http, url, body, stream))
+    if disconnects:
+        while not stream.times_s and not reading.done():
             await asyncio.sleep(0.01)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         return "left"
     await reading
-    return "complete" if said.complete else "failed"
+    return "complete" if stream.complete else "failed"
 
 
-def memories(app: App) -> dict[str, float]:
-    """MiB of each process of the application that is not shared with others."""
-    names = {actor.pid: label(actor.name, actor.kind) for actor in app.actors()}
+def process_memory(app: App) -> dict[str, float]:
+    """MiB of each process of the application, without what it shares with others."""
+    names = {actor.pid: process_name(actor) for actor in app.actors()}
     sizes = {}
     for pid, name in names.items():
         try:
@@ -135,13 +140,16 @@ def memories(app: App) -> dict[str, float]:
     return sizes
 
 
-def label(name: str, kind: str) -> str:
-    """`spindle:REPLICA:tiny:0` is tiny; Serve's own actors go by their class."""
-    return name.split(":")[2] if name.startswith(f"{APP}:") else kind.split(":")[-1]
+def process_name(actor: Actor) -> str:
+    """`tiny` of the host `spindle:REPLICA:tiny:0`; the class of Serve's own actors."""
+    if actor.name.startswith(f"{APP}:"):
+        return actor.name.split(":")[2]
+    return actor.class_name.split(":")[-1]
 
 
 def slope(samples: Sequence[Sample], since_s: float) -> float:
-    times, sizes = np.array([one for one in samples if one[0] >= since_s]).T
+    """MiB a minute, of the samples after that time."""
+    times, sizes = np.array([sample for sample in samples if sample[0] >= since_s]).T
     return float(np.polyfit(times / 60, sizes, 1)[0])
 
 

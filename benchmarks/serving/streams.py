@@ -1,7 +1,7 @@
-"""Streams over HTTP as a client sees them: what was said, and when.
+"""Streams over HTTP as a client receives them: tokens, and when each event arrived.
 
 The client is aiohttp, as in vLLM's own benchmark: httpx takes 0.9 ms longer to send a request and
-read its first line (1.6 instead of 0.7 ms to a server that does nothing), which is no cost of ours.
+read its first line (1.6 instead of 0.7 ms from an idle server), which is not a cost of Spindle.
 """
 
 import asyncio
@@ -16,31 +16,31 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 
 @dataclass(slots=True)
-class Said:
-    """One stream so far."""
+class ReceivedStream:
+    """What a client has received of one completion so far."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     error: str | None = None
     statistics: Mapping[str, Any] | None = None
-    begun_s: float = 0.0
+    started_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
-    """When each event with tokens came."""
+    """When each event with tokens arrived."""
 
     @property
     def complete(self) -> bool:
         return self.finish is not None and self.error is None
 
     def longest_pause_s(self, since_s: float) -> float:
-        """Between two events, from then on. What was on its way then has come through."""
+        """Between two events after that time."""
         times = [since_s, *(time for time in self.times_s if time > since_s)]
         return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 
-def session(silence_s: float) -> ClientSession:
-    """For as many streams at once as one likes; one that is silent for so long is given up."""
-    timeout = ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s)
+def session(timeout_s: float) -> ClientSession:
+    """With any number of connections; a stream without data for so long raises."""
+    timeout = ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
     return ClientSession(timeout=timeout, connector=TCPConnector(limit=0))
 
 
@@ -48,41 +48,49 @@ async def read(
     client: ClientSession,
     url: str,
     body: Mapping[str, Any],
-    said: Said,
+    stream: ReceivedStream,
     progress: Callable[[], None] = lambda: None,
-) -> Said:
-    """Fills `said` as the stream comes, so that others can look at it meanwhile."""
+) -> ReceivedStream:
+    """Fills `stream` event by event and calls `progress` after each one."""
     clock = asyncio.get_running_loop().time
-    said.begun_s = clock()
-    asked = {**body, "stream": True, "return_token_ids": True}
-    async with client.post(f"{url}/v1/completions", json=asked) as answer:
-        if answer.status != HTTPStatus.OK:
-            said.error = f"{answer.status}: {await answer.text()}"
-            return said
-        async for line in answer.content:
+    stream.started_s = clock()
+    streaming = {**body, "stream": True, "return_token_ids": True}
+    async with client.post(f"{url}/v1/completions", json=streaming) as response:
+        if response.status != HTTPStatus.OK:
+            stream.error = f"{response.status}: {await response.text()}"
+            return stream
+        async for line in response.content:
             data = line.removeprefix(b"data: ").strip()
             if data == b"[DONE]" or not line.startswith(b"data: "):
                 continue
             event = json.loads(data)
             if "error" in event:
-                said.error = event["error"]["message"]
+                stream.error = event["error"]["message"]
                 continue
             for choice in event["choices"]:
-                said.text += choice["text"]
-                said.token_ids += choice.get("token_ids") or ()
-                said.finish = choice["finish_reason"] or said.finish
-                said.statistics = choice.get("spindle") or said.statistics
+                stream.text += choice["text"]
+                stream.token_ids += choice.get("token_ids") or ()
+                stream.finish = choice["finish_reason"] or stream.finish
+                stream.statistics = choice.get("spindle") or stream.statistics
                 if choice.get("token_ids"):
-                    said.times_s.append(clock())
+                    stream.times_s.append(clock())
             progress()
-    return said
+    return stream
 
 
-async def read_all(url: str, bodies: Sequence[Mapping[str, Any]], timeout_s: float) -> list[Said]:
-    """All at once."""
-    said = [Said() for _ in bodies]
+async def read_all(
+    url: str,
+    bodies: Sequence[Mapping[str, Any]],
+    timeout_s: float,
+    progress: Callable[[Sequence[ReceivedStream]], None] = lambda _streams: None,
+) -> list[ReceivedStream]:
+    """All concurrently; `progress` gets all streams after each event of any."""
+    streams = [ReceivedStream() for _ in bodies]
     async with session(timeout_s) as client:
         await asyncio.gather(
-            *(read(client, url, body, one) for body, one in zip(bodies, said, strict=True))
+            *(
+                read(client, url, body, stream, lambda: progress(streams))
+                for body, stream in zip(bodies, streams, strict=True)
+            )
         )
-    return said
+    return streams

@@ -1,7 +1,7 @@
-"""vLLM with all that is its own, but for what has to be mended on a CPU: served, or as a loop.
+"""vLLM with its own scheduler and sampler, behind AsyncLLM or as a bare engine loop.
 
-vLLM's own processes import this module as well, and so does the benchmark's main module, which
-they import anew.
+Two defects of vLLM on a CPU are fixed. vLLM's processes import this module too, and the benchmark's
+main module, which imports it.
 """
 
 import asyncio
@@ -10,24 +10,26 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.serving.contenders import KV_TOKENS, Asked, Dtype, Served, closed_loop, in_order
+from benchmarks.serving.contenders import KV_TOKENS, Dtype, PeerRequest, TurnResult, serve_timed
 from engine.verifiers.vllm.environment import mend_llvmlite
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-VLLM_BLOCK = 128
-"""Tokens in a block of its own KV on a CPU."""
+Number = TypeVar("Number", int, float)
 
-mend_llvmlite()  # at once: a worker of vLLM's looks into all modules as soon as it begins
+VLLM_BLOCK = 128
+"""Tokens in a KV block of vLLM on a CPU."""
+
+mend_llvmlite()  # at import: vLLM's worker searches all modules when it starts
 
 
 class ServedVllm:
-    """vLLM as `vllm serve` runs it, but for HTTP: AsyncLLM here, its engine core and its worker in
-    processes of their own. A client reads its own stream."""
+    """vLLM as `vllm serve` runs it, without HTTP: AsyncLLM here, engine core and worker in
+    processes of their own."""
 
     def __init__(
         self, checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
@@ -43,36 +45,38 @@ class ServedVllm:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        side = self
+        contender = self
 
-        class Forwards(StatLoggerBase):
+        class ForwardCounter(StatLoggerBase):
             def __init__(self, *_: object) -> None: ...
 
             def record(self, scheduler_stats: object, *_: object, **__: object) -> None:
-                side._forwards += scheduler_stats is not None
+                contender._forwards += scheduler_stats is not None
 
             def log_engine_initialized(self) -> None: ...
 
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Forwards])
+        engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**arguments), stat_loggers=[ForwardCounter]
+        )
         await engine.collective_rpc("mend_temperatures")
         return engine
 
-    def serve(self, requests: Sequence[Asked], clients: int) -> Served:
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
         return self._loop.run_until_complete(self._serve(requests, clients))
 
-    async def _serve(self, requests: Sequence[Asked], clients: int) -> Served:
-        async def ask(asked: Asked) -> int:
-            stream = self._engine.generate(_prompt(asked), _params(asked), next(self._names))
-            return sum([len(one.outputs[0].token_ids) async for one in stream])
+    async def _serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
+        async def send(request: PeerRequest) -> int:
+            stream = self._engine.generate(_prompt(request), _params(request), next(self._names))
+            return sum([len(delta.outputs[0].token_ids) async for delta in stream])
 
         self._forwards = 0
-        lengths, took_s, seconds = await closed_loop(requests, clients, ask)
-        return Served(lengths, took_s, seconds, self._forwards)
+        timed = await serve_timed(requests, clients, send)
+        return TurnResult(*timed, self._forwards)
 
 
 class VllmLoop:
-    """vLLM's engine in this very thread, step by step. It is the fastest that vLLM gets here, and
-    no server: nobody else's code runs, and a client hears of a token when the loop is asked."""
+    """vLLM's engine stepped in this thread: the fastest that vLLM gets here, but not a server, for
+    no other code can run between steps."""
 
     def __init__(
         self, checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
@@ -85,43 +89,42 @@ class VllmLoop:
         self._engine.collective_rpc("mend_temperatures")
         self._names = map(str, count())
 
-    def serve(self, requests: Sequence[Asked], clients: int) -> Served:
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
         waiting = deque(enumerate(requests))
-        places: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         lengths: dict[int, int] = {}
         sent_s: dict[int, float] = {}
-        took_s: dict[int, float] = {}
+        latencies_s: dict[int, float] = {}
         forwards = 0
-        begun = time.perf_counter()
-        while waiting or places:
-            while waiting and len(places) < clients:
-                place, asked = waiting.popleft()
+        started = time.perf_counter()
+        while waiting or numbers:
+            while waiting and len(numbers) < clients:
+                number, request = waiting.popleft()
                 name = next(self._names)
-                self._engine.add_request(name, _prompt(asked), _params(asked))
-                places[name] = place
-                sent_s[place] = time.perf_counter()
+                self._engine.add_request(name, _prompt(request), _params(request))
+                numbers[name] = number
+                sent_s[number] = time.perf_counter()
             forwards += 1
             for output in self._engine.step():
-                place = places[output.request_id]
-                lengths[place] = lengths.get(place, 0) + len(output.outputs[0].token_ids)
+                number = numbers[output.request_id]
+                lengths[number] = lengths.get(number, 0) + len(output.outputs[0].token_ids)
                 if output.finished:
-                    took_s[place] = time.perf_counter() - sent_s[place]
-                    del places[output.request_id]
-        seconds = time.perf_counter() - begun
-        return Served(in_order(lengths), in_order(took_s), seconds, forwards)
+                    latencies_s[number] = time.perf_counter() - sent_s[number]
+                    del numbers[output.request_id]
+        seconds = time.perf_counter() - started
+        return TurnResult(_in_order(lengths), _in_order(latencies_s), seconds, forwards)
 
 
-class Mended:
-    """Mixed into vLLM's worker."""
+class FixedWorker:
+    """Mixed into vLLM's worker, so that `collective_rpc` finds the method."""
 
     def mend_temperatures(self) -> None:
         mend_temperatures()
 
 
 def mend_temperatures() -> None:
-    """On a CPU, vLLM 0.32's rejection sampler spreads the temperatures of requests over their
-    tokens into a copy, and divides by memory that nobody has set: no sampled draft is accepted.
-    """
+    """On a CPU, vLLM 0.32's rejection sampler expands the requests' temperatures to their tokens
+    into a copy, and divides by uninitialised memory: no sampled draft is accepted."""
     import torch
     from vllm.v1.sample import rejection_sampler
 
@@ -139,6 +142,10 @@ def mend_temperatures() -> None:
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
+def _in_order(by_number: Mapping[int, Number]) -> tuple[Number, ...]:
+    return tuple(by_number[number] for number in range(len(by_number)))
+
+
 def _arguments(
     checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
 ) -> dict[str, Any]:
@@ -147,26 +154,26 @@ def _arguments(
         "dtype": dtype,
         "skip_tokenizer_init": True,
         "num_gpu_blocks_override": KV_TOKENS // VLLM_BLOCK + 1,
-        "kv_cache_memory_bytes": 1 << 20,  # overridden by the line above
+        "kv_cache_memory_bytes": 1 << 20,  # has no effect beside the line above
         "speculative_config": speculation,
-        "worker_extension_cls": f"{__name__}.{Mended.__name__}",
+        "worker_extension_cls": f"{__name__}.{FixedWorker.__name__}",
     }
 
 
-def _prompt(asked: Asked) -> Any:
+def _prompt(request: PeerRequest) -> Any:
     from vllm.inputs import TokensPrompt
 
-    return TokensPrompt(prompt_token_ids=list(asked.prompt))
+    return TokensPrompt(prompt_token_ids=list(request.prompt))
 
 
-def _params(asked: Asked) -> "SamplingParams":
+def _params(request: PeerRequest) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        temperature=asked.temperature,
-        max_tokens=asked.max_tokens,
-        stop_token_ids=list(asked.stop),
+        temperature=request.temperature,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(request.stop),
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

@@ -1,10 +1,11 @@
-"""What a drafter's proposals are worth, without running it.
+"""Draws the confidence and acceptance of a drafter's proposals without running a model.
 
-At each position of each request every drafter has a latent *ease* u, uniform in [0, 1]. It decides
-both how confident the first choice is and how probably it is right, so drafters are as badly
-calibrated as they were recorded to be. Ease is correlated within a request, drifts at its
-beginning and settles (LAPS-SD, Fig. 3), comes in streaks, and is shared between drafters to a
-degree: what is hard for one is mostly hard for all.
+At each position of each request every drafter has a latent *predictability* u, uniform in [0, 1].
+It determines both the confidence of the first choice and the probability that this choice is the
+target's token, so drafters are as badly calibrated as they were recorded. Predictability is
+correlated within a request, drifts over its first tokens and settles (LAPS-SD, Fig. 3), has
+streaks, and is partly shared between drafters: positions that are hard for one are mostly hard for
+all.
 
     z(n) = √request_share · G + √early_share · e^(-n / early_tokens) · H + √(the rest) · ε(n)
     u(n) = Φ(z(n))       G, H: per request; ε: autoregressive noise per position; all N(0, 1)
@@ -24,8 +25,9 @@ from benchmarks.simulator.randomness import BLOCK, generator
 Floats = NDArray[np.float64]
 
 WRONG = -1
-"""The rank of the target's token where no sibling carries it."""
+"""The rank of the target's token where no sibling holds it."""
 QUANTILES = 65
+"""Steps of predictability in a model's curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +35,29 @@ class DrafterModel:
     """One drafter in one domain."""
 
     confidence: tuple[float, ...]
-    """Of the first choice, at even steps of ease from 0 to 1."""
+    """Of the first choice, at even steps of predictability from 0 to 1."""
     accepted: tuple[float, ...]
-    """How probably the first choice is right, at the same steps."""
+    """The probability that the first choice is right, at the same steps."""
     silent: float = 0.0
-    """Share of positions, the least easy ones, at which it proposes nothing (lookup)."""
+    """Share of positions, the least predictable ones, without any proposal (lookup)."""
     request_share: float = 0.0
-    """Of the variance of ease, what lies between requests."""
+    """Share of the variance of predictability that is constant in a request."""
     early_share: float = 0.0
-    """And what a request begins with and then loses."""
+    """Share at a request's first token that decays afterwards."""
     early_tokens: float = 32.0
+    """Tokens in which the amplitude of that part falls to 1/e."""
     persistence: float = 0.0
     """Correlation of ε between neighbouring positions."""
     residual: float = 0.0
-    """Standard deviation between requests of the acceptance's logit, at equal confidence."""
+    """Standard deviation between requests of the logit of acceptance, at equal confidence."""
     rank_shares: tuple[float, ...] = ()
-    """Where the first choice is wrong: how often the second, the third, ... is right."""
+    """Where the first choice is wrong: how often the second, third, ... choice is right."""
     sibling_confidence: tuple[float, ...] = ()
-    """Of the second, the third, ... choice, as shares of what the first leaves."""
+    """Of the second, third, ... choice, as shares of 1 - the first one's."""
 
     def __post_init__(self) -> None:
         if len(self.confidence) != len(self.accepted) or len(self.confidence) < 2:
-            raise ValueError("confidence and accepted need the same steps of ease, at least two")
+            raise ValueError("confidence and accepted need the same number of steps, at least two")
         if len(self.rank_shares) != len(self.sibling_confidence):
             raise ValueError("rank_shares and sibling_confidence differ in length")
         if self.request_share + self.early_share > 1.0:
@@ -62,7 +65,7 @@ class DrafterModel:
 
     @property
     def acceptance(self) -> float:
-        """Mean over all positions, of the first choice alone."""
+        """Mean over all positions of the first choice's."""
         return (1.0 - self.silent) * float(np.trapezoid(self.accepted) / (len(self.accepted) - 1))
 
 
@@ -79,11 +82,11 @@ def synthetic(
     rank_shares: tuple[float, ...] = (0.3, 0.12, 0.08),
     sibling_confidence: tuple[float, ...] = (0.45, 0.2, 0.1),
 ) -> DrafterModel:
-    """A drafter of which only its mean acceptance is known.
+    """A drafter of which only the mean acceptance is known.
 
-    Its probabilities of being right are Beta-distributed with `concentration` = a + b (below 2
-    most positions are plainly easy or plainly hard); its confidence is that probability to the
-    power of `distortion` (1: calibrated; 3: as under-confident as the zoo's drafters).
+    Acceptance probabilities are Beta-distributed with `concentration` = a + b (below 2, most are
+    near 0 or 1). Confidence is that probability to the power of `distortion` (1: calibrated; 3: as
+    under-confident as the zoo's drafters).
     """
     steps = (np.arange(QUANTILES) + 0.5) / QUANTILES
     right = beta.ppf(steps, concentration * acceptance, concentration * (1 - acceptance))
@@ -103,10 +106,12 @@ def synthetic(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """A drafter's choices at BLOCK positions that follow the right prefix."""
+    """A drafter's proposals at BLOCK positions, each after the target's own prefix."""
 
-    confidence: NDArray[np.float32]  # [positions, siblings], descending; 0: proposes nothing
-    rank: NDArray[np.int64]  # [positions]: which sibling is the target's token, or WRONG
+    confidence: NDArray[np.float32]
+    """[positions, siblings], descending; 0: no proposal."""
+    rank: NDArray[np.int64]
+    """[positions]: which sibling is the target's token, or WRONG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +121,12 @@ class Acceptance:
     models: Mapping[tuple[str, str], DrafterModel]
     """By (domain, drafter)."""
     request_agreement: float = 0.5
-    """Of a request's ease, what drafters share."""
+    """Share of the per-request parts that is common to all drafters."""
     position_agreement: float = 0.5
-    """And of a position's."""
+    """Share of the per-position noise that is common to all drafters."""
 
     def draws(self, seed: int, domain: str, drafter: str, block: int) -> Draws:
-        """Of the request with this sampling seed, at output positions from block · BLOCK on."""
+        """Of the request with this sampling seed, from output position block · BLOCK on."""
         model = self.models[domain, drafter]
         request = _mixed(
             generator(seed, "request").standard_normal(2),
@@ -129,34 +134,34 @@ class Acceptance:
             self.request_agreement,
         )
         own = generator(seed, drafter, block)
-        noise, luck = _mixed(
+        noise, acceptance_noise = _mixed(
             generator(seed, block).standard_normal((2, BLOCK)),
             own.standard_normal((2, BLOCK)),
             self.position_agreement,
         )
-        ease = ndtr(_ease(model, request, noise, block))
-        spoken = ease >= model.silent
-        ease = np.where(spoken, (ease - model.silent) / (1.0 - model.silent), 0.0)
+        u = ndtr(_normal_scores(model, request, noise, block))
+        proposes = u >= model.silent
+        u = np.where(proposes, (u - model.silent) / (1.0 - model.silent), 0.0)
         steps = np.linspace(0.0, 1.0, len(model.confidence))
-        first = np.where(spoken, np.interp(ease, steps, model.confidence), 0.0)
-        probability = _shifted(np.interp(ease, steps, model.accepted), model.residual, request[2])
-        right = spoken & (ndtr(luck) < probability)
+        first = np.where(proposes, np.interp(u, steps, model.confidence), 0.0)
+        probability = _shifted(np.interp(u, steps, model.accepted), model.residual, request[2])
+        right = proposes & (ndtr(acceptance_noise) < probability)
         rank = np.searchsorted(np.cumsum(model.rank_shares), own.random(BLOCK), "right") + 1
-        rank[(rank > len(model.rank_shares)) | ~spoken] = WRONG
+        rank[(rank > len(model.rank_shares)) | ~proposes] = WRONG
         rank[right] = 0
         return Draws(_with_siblings(first, model.sibling_confidence), rank)
 
 
 def _mixed(shared: Floats, own: Floats, agreement: float) -> Floats:
-    """N(0, 1) again; what has nothing shared beside it stays as it is."""
+    """N(0, 1) again; values of `own` beyond the length of `shared` are unchanged."""
     mixed = own.copy()
     mixed[: len(shared)] *= np.sqrt(1.0 - agreement)
     mixed[: len(shared)] += np.sqrt(agreement) * shared
     return mixed
 
 
-def _ease(model: DrafterModel, request: Floats, noise: Floats, block: int) -> Floats:
-    """z of the module's formula."""
+def _normal_scores(model: DrafterModel, request: Floats, noise: Floats, block: int) -> Floats:
+    """z of the formula above."""
     position = block * BLOCK + np.arange(BLOCK)
     early = np.sqrt(model.early_share) * np.exp(-position / model.early_tokens)
     if model.persistence:
@@ -167,13 +172,13 @@ def _ease(model: DrafterModel, request: Floats, noise: Floats, block: int) -> Fl
     return np.sqrt(model.request_share) * request[0] + early * request[1] + rest * noise
 
 
-def _shifted(probability: Floats, residual: float, request: float) -> Floats:
-    """The logit shifted by the request's own luck, stretched so that the mean stays (the usual
+def _shifted(probability: Floats, residual: float, request_noise: float) -> Floats:
+    """The logit shifted by the request's noise, and stretched to keep the mean (by the usual
     approximation of a logistic-normal mean)."""
     if not residual:
         return probability
     stretched = logit(np.clip(probability, 1e-6, 1 - 1e-6)) * np.sqrt(1 + np.pi / 8 * residual**2)
-    return expit(stretched + residual * request)
+    return expit(stretched + residual * request_noise)
 
 
 def _with_siblings(first: Floats, shares: tuple[float, ...]) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
-"""Virtual time for asyncio: when everything waits, the clock jumps to the next timer.
+"""Virtual time for asyncio: when all tasks wait, the clock jumps to the next timer.
 
-Whatever runs on it sees `loop.time()` alone, so hours pass in seconds and the same program does
-the same things in the same order, every time. Nothing outside the loop (a thread, a socket, a
-subprocess) can wake it.
+Code on the loop uses only `loop.time()`, so hours pass in seconds, and the same program does the
+same in the same order every time. Nothing outside the loop (a thread, a socket, a subprocess) can
+wake it.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _SHOWN = 8
-"""Waiting tasks that a Deadlock names."""
+"""Waiting tasks that a Deadlock lists."""
 
 
 class Deadlock(Exception):
-    """Everything waits and no timer is set: nothing will ever happen again."""
+    """All tasks wait and no timer is set, so none can ever continue."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Waits by moving its clock; looks at no file."""
+    """Waits by advancing its clock; no file is ever ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,13 +29,13 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise Deadlock("everything waits and no timer is set, for one in:\n" + _waiting())
+            raise Deadlock("all tasks wait and no timer is set, among them:\n" + _waiting())
         self.now_s += timeout
         return []
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 seconds."""
+    """Its time starts at 0."""
 
     def __init__(self) -> None:
         self._virtual = _JumpingSelector()
@@ -45,18 +45,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
     def spend(self, seconds: float) -> None:
-        """The code that runs takes so long itself, and whatever else is due waits for it."""
+        """Advances the clock as if the running code had computed for so long."""
         self._virtual.now_s += seconds
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """asyncio.run in virtual time. Raises Deadlock where real time would wait for ever."""
+    """asyncio.run in virtual time. Raises Deadlock where asyncio.run would wait for ever."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
 
 
 def spend(seconds: float) -> None:
-    """Of the running loop; in real time code takes its time by itself."""
+    """VirtualTimeLoop.spend of the running loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     loop.spend(seconds)

@@ -1,18 +1,22 @@
-"""A device in virtual time: one call at a time, in their order, and it may fail."""
+"""A host's device in virtual time: it serves one call at a time, in order, and may fail."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from numpy.random import Generator
 
 from actors.hosts.protocol import HostLost
+from engine.soft_state import HeldRequest, SoftState
+
+_MAX_REQUESTS = 4096
+"""As the engine's hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """When a host dies, and how long it takes until another one stands in its place."""
+    """When a host dies, and how long its restart takes."""
 
     at_s: Sequence[float] = ()
     recovery_s: float = 1.0
@@ -22,6 +26,8 @@ NO_FAULTS = Faults()
 
 
 class Device:
+    """Computes by sleeping; `busy_s` is how long it has computed."""
+
     def __init__(
         self,
         name: str,
@@ -29,8 +35,8 @@ class Device:
         faults: Faults = NO_FAULTS,
         draws: Generator | None = None,
     ) -> None:
-        """`transport_s`: of one call, there and back; the device is free meanwhile. With `draws`
-        it scatters exponentially around that."""
+        """`transport_s`: round trip of a call, during which the device is free; with `draws` it is
+        exponentially distributed around that mean."""
         self._name = name
         self._transport_s = transport_s
         self._draws = draws
@@ -42,16 +48,16 @@ class Device:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A call, from when the device takes it until its answer has arrived."""
+        """One call: the device is occupied in the block, and the transport follows it."""
         async with self._lock:
             self._check()
             yield
         if self._transport_s:
-            scattered = 1.0 if self._draws is None else self._draws.exponential()
-            await asyncio.sleep(self._transport_s * scattered)
+            factor = 1.0 if self._draws is None else self._draws.exponential()
+            await asyncio.sleep(self._transport_s * factor)
 
     async def work(self, seconds: float) -> None:
-        """Within a turn. Raises HostLost at the moment at which the host dies."""
+        """Computes, within a turn. Raises HostLost at the time at which the host dies."""
         now = asyncio.get_running_loop().time()
         if self._deaths and self._deaths[0] <= now + seconds:
             await asyncio.sleep(max(0.0, self._deaths.pop(0) - now))
@@ -68,3 +74,25 @@ class Device:
     def _check(self) -> None:
         if self._lost:
             raise HostLost(f"{self._name} is dead")
+
+
+class SimulatedHost:
+    """Soft state on a device: it is lost when the host dies."""
+
+    def __init__(self, device: Device, on_drop: Callable[[str, HeldRequest], None]) -> None:
+        self.device = device
+        self._state = SoftState(_MAX_REQUESTS, on_drop=on_drop)
+
+    async def forget(self, requests: Collection[str]) -> None:
+        async with self.device.turn():
+            self._state.forget(requests)
+
+    async def recover(self) -> None:
+        await self.device.recover()
+
+    async def _work(self, seconds: float) -> None:
+        try:
+            await self.device.work(seconds)
+        except HostLost:
+            self._state.forget(list(self._state))
+            raise

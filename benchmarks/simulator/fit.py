@@ -1,7 +1,7 @@
-"""An acceptance model from recorded traces: each drafter in each domain, and what drafters share.
+"""Fits an acceptance model to recorded traces of drafters.
 
-Means and curves are taken as they are; the correlations are moments of the normal scores of the
-first choice's confidence, matched to the formula of benchmarks/simulator/acceptance.py.
+Means and curves are taken from the traces directly; correlations are moments of the normal scores
+of the first choice's confidence, matched to the formula of benchmarks/simulator/acceptance.py.
 """
 
 from collections import defaultdict
@@ -20,34 +20,34 @@ from benchmarks.simulator.acceptance import QUANTILES, Acceptance, DrafterModel
 from benchmarks.simulator.recorder import Trace
 
 Floats = NDArray[np.float64]
-Of = tuple[str, str]
+DomainDrafter = tuple[str, str]
 """(domain, drafter)"""
 
 _EARLY_TOKENS = (8.0, 16.0, 32.0, 64.0, 128.0)
-"""Candidates for the drift's length."""
+"""Candidates for `DrafterModel.early_tokens`."""
 _APART = 8
-"""Positions of one request so far apart share no streak."""
+"""Positions at this distance share no streak."""
 _POSITIONS = 512
-"""Of a request, that count for its correlations."""
+"""Of a request, used for correlations."""
 _STEP = 4
 _FEWEST = 30
-"""Rows from which a sibling is known."""
+"""Least number of rows for a sibling's statistics, and of requests for agreements."""
 
 
 class Scores(NamedTuple):
-    """One request's confidences, standard normal over all requests of the domain."""
+    """One request's confidences as normal scores over all requests of the domain."""
 
     position: NDArray[np.int64]
     z: Floats
 
 
 def fit_acceptance(traces: Sequence[Trace]) -> Acceptance:
-    """Agreement is what several drafters on the same requests show; 0.5 where none were."""
-    recorded: dict[Of, list[Trace]] = defaultdict(list)
+    """Agreements come from pairs of drafters on the same requests; 0.5 where there are none."""
+    recorded: dict[DomainDrafter, list[Trace]] = defaultdict(list)
     for trace in traces:
         recorded[trace.domain, trace.drafter].append(trace)
-    models = {of: fit_drafter(of_one) for of, of_one in recorded.items()}
-    scores = {of: _scores(of_one) for of, of_one in recorded.items()}
+    models = {key: fit_drafter(of_drafter) for key, of_drafter in recorded.items()}
+    scores = {key: _scores(of_drafter) for key, of_drafter in recorded.items()}
     return Acceptance(models, *_agreements(models, scores))
 
 
@@ -55,19 +55,19 @@ def fit_drafter(traces: Sequence[Trace]) -> DrafterModel:
     """Of one drafter in one domain."""
     first = _first_confidences(traces)
     right = np.array([rank == 0 for trace in traces for rank in trace.ranks])
-    spoken = first > 0
-    if not spoken.any():
+    proposes = first > 0
+    if not proposes.any():
         return DrafterModel((0.0, 0.0), (0.0, 0.0), silent=1.0)
-    confidence, accepted = _curves(first[spoken], right[spoken])
+    confidence, accepted = _curves(first[proposes], right[proposes])
     scores = list(_scores(traces).values())
     pairs, total = _far_products(scores)
     request_share, early_share, early_tokens = _between_requests(pairs, total)
-    probability = np.interp(first, confidence, accepted) * spoken
+    probability = np.interp(first, confidence, accepted) * proposes
     rank_shares, sibling_confidence = _siblings(traces)
     return DrafterModel(
         confidence=tuple(confidence.tolist()),
         accepted=tuple(accepted.tolist()),
-        silent=float(1.0 - spoken.mean()),
+        silent=float(1.0 - proposes.mean()),
         request_share=request_share,
         early_share=early_share,
         early_tokens=early_tokens,
@@ -83,7 +83,7 @@ def _first_confidences(traces: Sequence[Trace]) -> Floats:
 
 
 def _curves(first: Floats, right: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Quantiles of confidence, and the monotone share that was right around each of them."""
+    """Quantiles of confidence, and the share of right choices around each, made monotone."""
     group = np.unique(first, return_inverse=True)[1]
     right_at = np.bincount(group, right) / np.bincount(group)
     order = np.argsort(first, kind="stable")
@@ -100,19 +100,19 @@ def _scores(traces: Sequence[Trace]) -> dict[str, Scores]:
     first = _first_confidences(traces)
     z = ndtri((rankdata(first) - 0.5) / len(first))
     scores = {}
-    begin = 0
+    start = 0
     for trace in traces:
-        end = begin + len(trace.positions)
+        end = start + len(trace.positions)
         position = np.array(trace.positions)
         early = position < _POSITIONS
-        scores[trace.request] = Scores(position[early], z[begin:end][early])
-        begin = end
+        scores[trace.request] = Scores(position[early], z[start:end][early])
+        start = end
     return scores
 
 
 def _far_products(scores: Sequence[Scores]) -> tuple[Floats, Floats]:
-    """How many pairs of a request's positions are far apart, and the sum of their products, by
-    the middle of the two in steps of _STEP."""
+    """The number of pairs of positions that are far apart in a request, and the sum of their
+    products, by the middle of the pair in steps of _STEP."""
     bins = _POSITIONS // _STEP
     pairs, total = np.zeros(bins), np.zeros(bins)
     for position, z in scores:
@@ -141,8 +141,8 @@ def _between_requests(pairs: Floats, total: Floats) -> tuple[float, float, float
 
 
 def _persistence(scores: Sequence[Scores], far: float) -> float:
-    """Neighbours are more alike than positions far apart are."""
-    products = [(one.z[1:] * one.z[:-1])[np.diff(one.position) == 1] for one in scores]
+    """From how much more alike neighbours are than positions far apart."""
+    products = [(z[1:] * z[:-1])[np.diff(position) == 1] for position, z in scores]
     near = _mean(products)
     return float(np.clip((near - far) / (1.0 - far), 0.0, 0.95))
 
@@ -157,30 +157,32 @@ def _residual(error: Floats, probability: Floats, traces: Sequence[Trace]) -> fl
 
 
 def _siblings(traces: Sequence[Trace]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Shares of the misses that each sibling turned right, and what it believed of the rest."""
+    """Of each sibling, its share of the misses, and its confidence over what the first leaves."""
     rows = [
         (row, rank)
         for trace in traces
         for row, rank in zip(trace.confidences, trace.ranks, strict=True)
     ]
     shares: list[float] = []
-    beliefs: list[float] = []
+    confidences: list[float] = []
     for sibling in range(1, max((len(row) for row, _ in rows), default=0)):
-        there = [(row, rank) for row, rank in rows if len(row) > sibling]
-        misses = [rank for _, rank in there if rank != 0]
-        if len(there) < _FEWEST or not misses:
+        present = [(row, rank) for row, rank in rows if len(row) > sibling]
+        misses = [rank for _, rank in present if rank != 0]
+        if len(present) < _FEWEST or not misses:
             break
         shares.append(misses.count(sibling) / len(misses))
-        beliefs.append(median(min(row[sibling] / max(1.0 - row[0], 1e-6), 1.0) for row, _ in there))
-    return tuple(shares), tuple(beliefs)
+        left = [min(row[sibling] / max(1.0 - row[0], 1e-6), 1.0) for row, _ in present]
+        confidences.append(median(left))
+    return tuple(shares), tuple(confidences)
 
 
 def _agreements(
-    models: Mapping[Of, DrafterModel], scores: Mapping[Of, dict[str, Scores]]
+    models: Mapping[DomainDrafter, DrafterModel],
+    scores: Mapping[DomainDrafter, dict[str, Scores]],
 ) -> tuple[float, float]:
-    """What two drafters of one domain share between requests and between positions."""
-    request: list[float] = []
-    position: list[float] = []
+    """The request and the position agreement of drafters in one domain."""
+    requests: list[float] = []
+    positions: list[float] = []
     for one, other in combinations(models, 2):
         both = scores[one].keys() & scores[other].keys()
         if one[0] != other[0] or len(both) < _FEWEST:
@@ -188,9 +190,9 @@ def _agreements(
         same, far = _cross_products([(scores[one][r], scores[other][r]) for r in sorted(both)])
         share, other_share = models[one].request_share, models[other].request_share
         if share and other_share:
-            request.append(far / float(np.sqrt(share * other_share)))
-        position.append((same - far) / float(np.sqrt((1 - share) * (1 - other_share))))
-    return _mean_share(request), _mean_share(position)
+            requests.append(far / float(np.sqrt(share * other_share)))
+        positions.append((same - far) / float(np.sqrt((1 - share) * (1 - other_share))))
+    return _mean_share(requests), _mean_share(positions)
 
 
 def _cross_products(pairs: Sequence[tuple[Scores, Scores]]) -> tuple[float, float]:
@@ -210,5 +212,5 @@ def _mean(parts: Sequence[Floats]) -> float:
     return float(joined.mean()) if len(joined) else 0.0
 
 
-def _mean_share(found: Sequence[float]) -> float:
-    return float(np.clip(np.mean(found), 0.0, 1.0)) if found else 0.5
+def _mean_share(shares: Sequence[float]) -> float:
+    return float(np.clip(np.mean(shares), 0.0, 1.0)) if shares else 0.5

@@ -1,14 +1,14 @@
-"""Cost models of the papers' machines, from published peak rates by the roofline.
+"""Cost models of the papers' machines: rooflines of published peak rates.
 
-A forward waits for the weights, or for arithmetic, whichever takes longer; it reads the KV of its
-context; and each layer costs its launches and, on several GPUs, two all-reduces:
+A forward is bound by reading the weights or by arithmetic, whichever takes longer; it reads the KV
+of its context; and each layer costs its launches and, on several GPUs, two all-reduces:
 
     T = max(bytes / bandwidth, 2 · parameters · tokens / flops) + kv_bytes · context / bandwidth
         + layers · (launch + 2 · all-reduce)
 
-Peak rates are the vendor's data sheets', dense half precision. What a real kernel reaches of them
-is assumed, equal for all GPUs: `Efficiency`. So ratios between sizes and machines are to be
-trusted, milliseconds only roughly.
+Peak rates are those of the vendor's data sheets, for dense half precision. The share of them that
+kernels reach (`Efficiency`) is assumed, and equal for all GPUs. So ratios between sizes and
+machines can be trusted, milliseconds only roughly.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from policies.cost import RooflineCost
 
 _HALF = 2
-"""Bytes of a number."""
+"""Bytes of a number in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Gpu:
     link: float
     """Between GPUs, bytes per second in one direction."""
     host_link: float
-    """To host memory, likewise: what swapping takes."""
+    """To host memory, likewise, for swapping."""
 
 
 # NVIDIA's data sheets: "V100" (SXM2: 125 TFLOPS, 900 GB/s, NVLink 300 GB/s both ways), "L40"
@@ -46,7 +46,7 @@ A100_40GB = Gpu(312e12, 1555e9, 40e9, link=300e9, host_link=32e9)
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Our assumptions."""
+    """Assumed shares of the peak rates, and latencies."""
 
     flops: float = 0.6
     bandwidth: float = 0.8
@@ -87,7 +87,7 @@ LLAMA_31_70B = Shape(70.6e9, 80, 8192, 1024)
 LLAMA_32_1B = Shape(1.24e9, 16, 2048, 512)
 QWEN_25_32B = Shape(32.8e9, 64, 5120, 1024)
 QWEN_25_05B = Shape(0.49e9, 24, 896, 128)
-# Spin's other SSMs are named by their size only; these layers and widths are our guess.
+# Spin names its other SSMs by size only; their layers and widths are assumed.
 LLAMA_265M = Shape(265e6, 12, 1024, 1024)
 LLAMA_616M = Shape(616e6, 16, 1536, 1536)
 LLAMA_1100M = Shape(1.1e9, 22, 2048, 2048)
@@ -96,17 +96,19 @@ LLAMA_1400M = Shape(1.4e9, 24, 2048, 2048)
 _DEFAULT = Efficiency()
 
 
-def roofline(model: Shape, gpu: Gpu, gpus: int = 1, reached: Efficiency = _DEFAULT) -> RooflineCost:
-    """One forward on so many GPUs, tensor-parallel."""
-    bandwidth = gpus * gpu.bandwidth * reached.bandwidth
+def roofline(
+    model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
+) -> RooflineCost:
+    """Of a forward, tensor-parallel on several GPUs."""
+    bandwidth = gpus * gpu.bandwidth * efficiency.bandwidth
     reading_s = model.weight_bytes / bandwidth
-    computing_s = 2 * model.parameters / (gpus * gpu.flops * reached.flops)
-    layer_s = reached.launch_s
+    computing_s = 2 * model.parameters / (gpus * gpu.flops * efficiency.flops)
+    layer_s = efficiency.launch_s
     reduce_s = 0.0
     if gpus > 1:
-        layer_s += 2 * reached.all_reduce_s
+        layer_s += 2 * efficiency.all_reduce_s
         sent = 2 * (gpus - 1) / gpus * _HALF * model.hidden
-        reduce_s = 2 * model.layers * sent / (gpu.link * reached.link)
+        reduce_s = 2 * model.layers * sent / (gpu.link * efficiency.link)
     return RooflineCost(
         alpha=model.kv_bytes / bandwidth,
         gamma=reduce_s,
@@ -117,12 +119,12 @@ def roofline(model: Shape, gpu: Gpu, gpus: int = 1, reached: Efficiency = _DEFAU
 
 
 def kv_tokens(model: Shape, gpu: Gpu, gpus: int = 1, share: float = 0.9) -> int:
-    """What of the memory the weights leave to the KV; engines take a `share` of it all."""
+    """KV tokens that fit beside the weights into this `share` of the memory."""
     return max(0, int((share * gpus * gpu.memory - model.weight_bytes) / model.kv_bytes))
 
 
 def swap_s_per_token(
-    model: Shape, gpu: Gpu, gpus: int = 1, reached: Efficiency = _DEFAULT
+    model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
 ) -> float:
-    """Copying KV to host memory, each GPU over its own link."""
-    return model.kv_bytes / (gpus * gpu.host_link * reached.link)
+    """Of copying KV to host memory, each GPU over its own link."""
+    return model.kv_bytes / (gpus * gpu.host_link * efficiency.link)

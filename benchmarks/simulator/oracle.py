@@ -1,17 +1,16 @@
-"""Policies that know what the simulated target will say, to measure the others against.
+"""Policies that know the simulated target's output, as upper bounds of the others.
 
-They see the draws that no policy sees. `true_goodput` is for
-benchmarks/simulator/selection_oracle.py; `Clairvoyant` drafts exactly as far as it pays in the
-round at hand and verifies nothing that is wrong. It does not look beyond the round: a policy that
-does can beat it by a little.
+`true_goodput` is for benchmarks/simulator/selection_oracle.py. `Clairvoyant` drafts as far as it
+pays in the present round and verifies only right tokens. It looks at one round alone, so a policy
+that looks further can exceed it a little.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.simulator.outputs import DrafterOutput, Target
 from benchmarks.simulator.run import Cluster, request_seed
-from benchmarks.simulator.scripts import DrafterScript, Target
 from benchmarks.simulator.selection_oracle import Goodput
 from benchmarks.simulator.workload import Arrival
 from policies.flat_trees import split
@@ -21,28 +20,29 @@ from policies.speculation.forest import draft_room
 from policies.speculation.stateless import Stateless
 
 DEEPEST = 16
-"""Draft levels that an oracle looks ahead."""
+"""Draft levels that the oracles consider."""
 
 
 class Foresight:
-    """The draws and the target of one run."""
+    """The target's output and the drafters' proposals of one run."""
 
     def __init__(self, arrivals: Sequence[Arrival], cluster: Cluster, seed: int) -> None:
-        """As `simulate` gets them."""
+        """The arguments of `simulate`."""
         self.arrivals = {arrival.name: arrival for arrival in arrivals}
         self._cluster = cluster
         self._seed = seed
-        self._target = Target({one.name: one.output_tokens for one in arrivals})
+        self._target = Target({arrival.name: arrival.output_tokens for arrival in arrivals})
         self._right: dict[tuple[str, str], list[int]] = {}
 
-    def truth(self, request: str) -> list[int]:
+    def output(self, request: str) -> list[int]:
+        """The target's whole output."""
         return self._target.output(request, request_seed(self._seed, request))
 
     def right(self, request: str, drafter: str) -> list[int]:
-        """At each output position: how many of the drafter's next first choices are right."""
+        """At each output position, how many of the drafter's next first choices are right."""
         if (request, drafter) not in self._right:
             arrival = self.arrivals[request]
-            script = DrafterScript(
+            output = DrafterOutput(
                 self._target,
                 self._cluster.acceptance,
                 request,
@@ -50,8 +50,8 @@ class Foresight:
                 arrival.domain,
                 drafter,
             )
-            script.write(arrival.output_tokens + DEEPEST)
-            self._right[request, drafter] = script.right
+            output.extend(arrival.output_tokens + DEEPEST)
+            self._right[request, drafter] = output.right
         return self._right[request, drafter]
 
     def forget(self, request: str) -> None:
@@ -60,10 +60,10 @@ class Foresight:
 
 
 def true_goodput(foresight: Foresight, cluster: Cluster, batch: int) -> Goodput:
-    """Tokens per second of a request under a drafter, at its best fixed depth, as if `batch`
-    requests did like it in every round."""
+    """Tokens per second of a request under a drafter at its best fixed draft depth, in a batch of
+    `batch` such requests."""
     costs = {spec.drafter: spec.cost for spec in cluster.drafters}
-    known: dict[tuple[str, str | None], float] = {}
+    computed: dict[tuple[str, str | None], float] = {}
 
     def replay(request: str, drafter: str | None) -> float:
         arrival = foresight.arrivals[request]
@@ -81,9 +81,9 @@ def true_goodput(foresight: Foresight, cluster: Cluster, batch: int) -> Goodput:
         return best
 
     def goodput(request: str, drafter: str | None) -> float:
-        if (request, drafter) not in known:
-            known[request, drafter] = replay(request, drafter)
-        return known[request, drafter]
+        if (request, drafter) not in computed:
+            computed[request, drafter] = replay(request, drafter)
+        return computed[request, drafter]
 
     return goodput
 
@@ -97,7 +97,7 @@ def _rounds(right: Sequence[int], tokens: int, depth: int) -> int:
 
 
 class Clairvoyant(Stateless):
-    """Speculation for the throughput of the round at hand; chains only."""
+    """Maximises the throughput of the present round; chains only."""
 
     def __init__(self, foresight: Foresight, cluster: Cluster) -> None:
         self._foresight = foresight
@@ -115,22 +115,23 @@ class Clairvoyant(Stateless):
 
     def _plan(self, lane: str, batch: Sequence[RequestView], context: RoundContext) -> DraftPlan:
         right = [self._right(view, self._drafters[lane]) for view in batch]
-        read = sum(view.context for view in batch)
+        context_tokens = sum(view.context for view in batch)
         draft = context.draft.get(lane)
         best, best_depth, drafting_s = 0.0, 0, 0.0
         for depth in range(max(right, default=0) + 1):
-            going = [view.context for view, run in zip(batch, right, strict=True) if run >= depth]
+            drafting = [v.context for v, run in zip(batch, right, strict=True) if run >= depth]
             if depth and draft is not None:
-                drafting_s += draft.predict(sum(going), len(going))
+                drafting_s += draft.predict(sum(drafting), len(drafting))
             tokens = len(batch) + sum(min(run, depth) for run in right)
             rows = tokens + context.prefill_tokens
-            seconds = drafting_s + context.verify.predict(read, rows) + context.waiting_s
+            verify_s = context.verify.predict(context_tokens, rows)
+            seconds = drafting_s + verify_s + context.waiting_s
             if tokens / seconds > best:
                 best, best_depth = tokens / seconds, depth
         return DraftPlan([DraftLimit(min(run, best_depth)) for run in right])
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        """What is right, shallow nodes first where the budget binds."""
+        """The right nodes, shallow ones first where the budget binds."""
         mask = np.zeros(len(candidates.trees.tokens), np.bool_)
         trees, starts = split(candidates.trees), candidates.trees.starts.tolist()
         paths = [
@@ -139,9 +140,9 @@ class Clairvoyant(Stateless):
         ]
         left = draft_room(len(candidates), context)
         for level in range(max(map(len, paths), default=0)):
-            for begin, path in zip(starts, paths, strict=False):
+            for start, path in zip(starts, paths, strict=False):
                 if left > 0 and level < len(path):
-                    mask[begin + path[level]] = True
+                    mask[start + path[level]] = True
                     left -= 1
         return mask
 
@@ -153,4 +154,4 @@ class Clairvoyant(Stateless):
         return min(self._foresight.right(view.name, drafter)[view.generated], most)
 
     def _ahead(self, view: RequestView) -> list[int]:
-        return self._foresight.truth(view.name)[view.generated : view.generated + DEEPEST]
+        return self._foresight.output(view.name)[view.generated : view.generated + DEEPEST]

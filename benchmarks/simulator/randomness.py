@@ -1,6 +1,6 @@
-"""Randomness by name: the same numbers for the same key, whoever asks, when, and how often.
+"""Random generators by key: the same key gives the same numbers, independent of any other use.
 
-So every policy meets the same requests, which are as easy or as hard at the same positions.
+So every policy gets the same requests with the same acceptance at the same positions.
 """
 
 from hashlib import blake2b
@@ -8,7 +8,7 @@ from hashlib import blake2b
 from numpy.random import Generator, Philox
 
 BLOCK = 256
-"""Positions are drawn so many at a time."""
+"""Positions that are drawn at once."""
 
 
 def generator(*key: int | str) -> Generator:

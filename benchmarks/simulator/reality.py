@@ -1,14 +1,17 @@
-"""The simulator against reality: `python -m benchmarks.simulator.reality [--clients 4]`.
+"""Measures how well the simulator predicts goodput and latency of real runs.
 
-In one command: profiles the zoo, records its drafters on some held-out requests (which refines the
-profiled costs as it does in service), serves others for real, and simulates just these with what
-was recorded. Learned costs leave out that a machine stands still at times: how much longer that
-makes things is what plain decoding of the recorded requests took beyond its own simulation. Names:
+`python -m benchmarks.simulator.reality [--clients 4] [--repeats 5] [--json FILE]`.
+
+It profiles the zoo, records its drafters on some held-out requests (which refines the profiled
+costs, as in service), serves other requests for real, and simulates the same ones from what was
+recorded. Learned costs leave out pauses of the machine; their effect is estimated as what plain
+decoding of the recorded requests took over its own simulation. Names:
 reality/CLIENTS/{plain,fixed,drafted}/...: without drafts, with six tokens of the first drafter, and
-as the defaults choose; `value` is simulated, `reference` real.
-All of it is done `--repeats` times, and the median ratio is judged: a machine that changes its pace
-between two runs spoils one comparison. Exits with an error where goodput or mean latency is off by
-more than 10%.
+with the default policies; `value` is simulated, `reference` real.
+
+Everything is done `--repeats` times, and the median ratio is compared with the bound, for a machine
+that changes its speed between two runs spoils one comparison. Exits with an error where goodput or
+mean latency is off by more than 10%.
 """
 
 import asyncio
@@ -21,47 +24,56 @@ import torch
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.settings import Lane, Limits
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.specs import TargetSpec
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, Served, drafter, serve
+from benchmarks.serving.closed_loop import closed_loop
+from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, RequestTiming, drafter_spec, serve
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.fit import fit_acceptance
 from benchmarks.simulator.recorder import Recorder, Trace
-from benchmarks.simulator.report import Report, Tally
-from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, OwnTime, simulate
+from benchmarks.simulator.run import (
+    Cluster,
+    CoordinatorTime,
+    DrafterSpec,
+    MakePolicies,
+    named_policies,
+    simulate,
+)
+from benchmarks.simulator.run_report import Report, Tally
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from cluster.zoo.paths import TARGET, cache_dir, inflated_target, model_path
-from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 from policies.cost import CostModel
 
-MOST_OFF = 0.10
+MAX_ERROR = 0.10
 RECORDED_DEPTH = 6
-MOST_OWN = 0.5
-"""Of a forward."""
+MAX_COORDINATOR_SHARE = 0.5
+"""Of a forward's time; what is longer is a pause of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    served: Sequence[Served]
+class RealRun:
+    served: Sequence[RequestTiming]
     seconds: float
     tally: Tally
     forwards: Sequence[Verified]
 
     @property
     def goodput(self) -> float:
-        return sum(one.tokens for one in self.served) / self.seconds
+        return sum(request.tokens for request in self.served) / self.seconds
 
     @property
     def mean_latency_s(self) -> float:
-        return mean(one.seconds for one in self.served)
+        return mean(request.seconds for request in self.served)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
+    """How a run is served."""
+
     make_policies: MakePolicies
     estimates: Estimates
     clients: int
@@ -70,16 +82,13 @@ class Serving:
 def policies(
     speculation: str, selection: str = "hedge", drafter: str | None = None
 ) -> MakePolicies:
-    options = {"length": RECORDED_DEPTH} if speculation == "fixed" else {}
-
-    def make(calibrations: Calibrations) -> Policies:
-        return Policies(
-            make_schedule("default"),
-            make_selection(selection, {"drafter": drafter} if drafter else {}),
-            make_speculation(speculation, options, calibrations),
-        )
-
-    return make
+    """With drafts of RECORDED_DEPTH where the length is fixed."""
+    return named_policies(
+        speculation,
+        selection,
+        speculation_options={"length": RECORDED_DEPTH} if speculation == "fixed" else None,
+        selection_options={"drafter": drafter} if drafter else None,
+    )
 
 
 def limits(clients: int) -> Limits:
@@ -88,8 +97,8 @@ def limits(clients: int) -> Limits:
 
 async def run_for_real(
     fleet: Fleet, lanes: Sequence[Lane], requests: Sequence[Request], serving: Serving
-) -> Run:
-    """Closed loop; requests are named by their place."""
+) -> RealRun:
+    """Serves the requests, which are named r0, r1, ..., in a closed loop."""
     tally = Tally()
     forwards: list[Verified] = []
 
@@ -106,24 +115,17 @@ async def run_for_real(
         limits(serving.clients),
         observe=observe,
     )
-    clock = asyncio.get_running_loop().time
-    waiting = iter(enumerate(requests))
-    served: dict[int, Served] = {}
 
-    async def client() -> None:
-        for number, request in waiting:
-            served[number] = await serve(coordinator, f"r{number}", request, speculate=True)
+    async def send(number: int, request: Request) -> RequestTiming:
+        return await serve(coordinator, f"r{number}", request, speculate=True)
 
-    begun = clock()
-    await asyncio.gather(*(client() for _ in range(serving.clients)))
-    seconds = clock() - begun
+    served, seconds = await closed_loop(requests, serving.clients, send)
     await coordinator.close()
-    in_order = [served[number] for number in range(len(requests))]
-    return Run(in_order, seconds, tally, forwards)
+    return RealRun(served, seconds, tally, forwards)
 
 
 async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acceptance:
-    """Each model drafts for all requests; lookups beside all of them."""
+    """All drafters' acceptance: each model drafts for all requests, and lookups with each model."""
     traces: list[Trace] = []
     lanes = [
         replace(
@@ -145,31 +147,29 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acc
     return fit_acceptance(traces)
 
 
-def own_time(forwards: Sequence[Verified], cost: CostModel) -> OwnTime:
-    """What the forwards without prompts took beyond drafting and their cost, on average over all of
-    them. (What a coordinator believes of it follows the last ten or so: at the end of a run it is
-    mostly those ten's luck.)"""
+def coordinator_time(forwards: Sequence[Verified], cost: CostModel) -> CoordinatorTime:
+    """What forwards without prefill took beyond drafting and their modelled cost, on average over
+    the run. (The coordinator's own estimate follows the last ten or so forwards only.)"""
     beyond_s: dict[bool, list[float]] = {False: [], True: []}
-    for one in forwards:
-        if not one.outcomes or one.prefill_tokens:
+    for forward in forwards:
+        if not forward.outcomes or forward.prefill_tokens:
             continue
-        drafting_s = max(outcome.draft_s for outcome in one.outcomes)
-        waited_s = max(0.0, one.idle_s - drafting_s)
-        predicted_s = cost.predict(one.context, one.tokens)
-        asked = any(outcome.tried for outcome in one.outcomes)
-        # A pause of the whole machine is not the coordinator's.
-        more_s = min(waited_s + one.seconds - predicted_s, MOST_OWN * predicted_s)
-        beyond_s[asked].append(more_s)
-    plain_s, asked_s = (mean(beyond_s[asked] or [0.0]) for asked in (False, True))
-    if beyond_s[True]:  # where nearly all are asked, the few others tell little
-        plain_s = min(plain_s, asked_s)
-    return OwnTime(max(0.0, plain_s), max(0.0, asked_s - max(0.0, plain_s)))
+        draft_s = max(outcome.draft_s for outcome in forward.outcomes)
+        waited_s = max(0.0, forward.idle_s - draft_s)
+        predicted_s = cost.predict(forward.context, forward.tokens)
+        drafting = any(outcome.tried for outcome in forward.outcomes)
+        more_s = waited_s + forward.seconds - predicted_s
+        beyond_s[drafting].append(min(more_s, MAX_COORDINATOR_SHARE * predicted_s))
+    plain_s, drafting_s = (mean(beyond_s[drafting] or [0.0]) for drafting in (False, True))
+    if beyond_s[True]:  # rounds without drafts may be too few for a mean
+        plain_s = min(plain_s, drafting_s)
+    return CoordinatorTime(max(0.0, plain_s), max(0.0, drafting_s - max(0.0, plain_s)))
 
 
 def modelled(
-    fleet: Fleet, acceptance: Acceptance, estimates: Estimates, learned_in: Run
+    fleet: Fleet, acceptance: Acceptance, estimates: Estimates, learned_in: RealRun
 ) -> Cluster:
-    """The fleet, with what was recorded of its drafters and learned of its costs."""
+    """The fleet with its recorded acceptance and the costs learned in a run."""
     learned = estimates.context()
     return Cluster(
         learned.verify,
@@ -189,32 +189,32 @@ def modelled(
         learned.verify_budget,
         learned.draft_budget,
         learned.most_tokens,
-        own=own_time(learned_in.forwards, learned.verify),
+        coordinator_time=coordinator_time(learned_in.forwards, learned.verify),
     )
 
 
 def simulated(
-    cluster: Cluster, requests: Sequence[Request], real: Run, clients: int, make: MakePolicies
+    cluster: Cluster, requests: Sequence[Request], real: RealRun, clients: int, make: MakePolicies
 ) -> Report:
-    """The same requests."""
+    """Simulates the requests of the real run, with their output lengths."""
     arrivals = [
-        Arrival(f"r{n}", 0.0, len(request.prompt), one.tokens, MAX_TOKENS, request.domain)
-        for n, (request, one) in enumerate(zip(requests, real.served, strict=True))
+        Arrival(f"r{n}", 0.0, len(request.prompt), served.tokens, MAX_TOKENS, request.domain)
+        for n, (request, served) in enumerate(zip(requests, real.served, strict=True))
     ]
     return simulate(arrivals, cluster, make, limits(clients), clients=clients)
 
 
-def compare_often(
+def compare_repeatedly(
     repeats: int,
     fleet: Fleet,
     recorded: Sequence[Request],
     requests: Sequence[Request],
     clients: Sequence[int],
 ) -> list[Record]:
-    """Of each name the comparison whose ratio is the median."""
+    """Of each name the record with the median ratio."""
     runs = [compare(fleet, recorded, requests, clients) for _ in range(repeats)]
-    by_name = [sorted(ones, key=lambda one: one.ratio or 0.0) for ones in zip(*runs, strict=True)]
-    return [ones[(repeats - 1) // 2] for ones in by_name]
+    by_name = [sorted(same, key=lambda r: r.ratio or 0.0) for same in zip(*runs, strict=True)]
+    return [same[(repeats - 1) // 2] for same in by_name]
 
 
 def compare(
@@ -223,9 +223,9 @@ def compare(
     requests: Sequence[Request],
     clients: Sequence[int],
 ) -> list[Record]:
-    """Simulated over real, from what the `recorded` ones show, for the others."""
+    """Simulated over real of `requests`, predicted from the `recorded` ones."""
     acceptance = asyncio.run(record(fleet, recorded, max(clients)))
-    served = {
+    modes = {
         "plain": policies("off", "fixed"),
         "fixed": policies("fixed", "fixed", fleet.lanes[0].view.drafter),
         "drafted": policies("planner"),
@@ -233,16 +233,15 @@ def compare(
     records = []
     for count in clients:
         pauses = 1.0
-        for name, make in served.items():
-            # A forward's pace depends on what else the cores do: learn it under these policies.
+        for name, make in modes.items():
+            # A forward's time depends on what else the cores do: learn it under these policies.
             learning = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
             serving = Serving(make, learning, count)
             learned = asyncio.run(run_for_real(fleet, fleet.lanes, recorded, serving))
             cluster = modelled(fleet, acceptance, learning, learned)
             if name == "plain":
-                # Costs leave out what is odd (policies/estimates/online_cost.py), such as the
-                # moments in which a shared machine stands still; what is served waits through
-                # them.
+                # Costs leave out outliers (policies/estimates/online_cost.py), such as pauses of a
+                # shared machine; served requests do not.
                 report = simulated(cluster, recorded, learned, count, make)
                 pauses = learned.mean_latency_s / report.mean_latency_s
             estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
@@ -252,8 +251,8 @@ def compare(
             goodput, latency_s = report.throughput / pauses, report.mean_latency_s * pauses
             prefix = f"reality/{count}/{name}"
             records += [
-                _compared(f"{prefix}/goodput", goodput, real.goodput, "tokens/s"),
-                _compared(f"{prefix}/mean_latency", latency_s, real.mean_latency_s, "s"),
+                Record.over(real.goodput, f"{prefix}/goodput", goodput, "tokens/s"),
+                Record.over(real.mean_latency_s, f"{prefix}/mean_latency", latency_s, "s"),
             ]
     return records
 
@@ -271,21 +270,19 @@ def main() -> None:
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
     )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(2)
-    model = inflated_target(chosen.params) if chosen.params else model_path(TARGET)
-    target = TargetSpec(model, getattr(torch, chosen.dtype), KV_TOKENS)
-    fleet = load(target, [drafter(name) for name in chosen.drafters], cache_dir() / "profiles")
-    recorded, requests = mixed_requests(chosen.recorded, seed=2), mixed_requests(chosen.requests)
-    records = compare_often(chosen.repeats, fleet, recorded, requests, chosen.clients)
-    publish(records, chosen.json)
-    off = [one.name for one in records if one.ratio and abs(one.ratio - 1) > MOST_OFF]
-    if off:
-        raise SystemExit(f"off by more than {MOST_OFF:.0%}: {', '.join(off)}")
-
-
-def _compared(name: str, simulated: float, real: float, unit: str) -> Record:
-    return Record(name, simulated, unit, real, simulated / real)
+    model = inflated_target(options.params) if options.params else model_path(TARGET)
+    target = TargetSpec(model, getattr(torch, options.dtype), KV_TOKENS)
+    fleet = load(
+        target, [drafter_spec(name) for name in options.drafters], cache_dir() / "profiles"
+    )
+    recorded, requests = mixed_requests(options.recorded, seed=2), mixed_requests(options.requests)
+    records = compare_repeatedly(options.repeats, fleet, recorded, requests, options.clients)
+    publish(records, options.json)
+    missed = [r.name for r in records if r.ratio and abs(r.ratio - 1) > MAX_ERROR]
+    if missed:
+        raise SystemExit(f"off by more than {MAX_ERROR:.0%}: {', '.join(missed)}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
-"""Records what drafters proposed and what the target then said, from any coordinator's hosts.
+"""Records drafters' proposals and the target's tokens, between a coordinator and its drafters.
 
-A recorder stands between coordinator and drafter. The drafter's own trees pass through it, and
-the committed tokens come with the orders that follow, so every proposal behind the right prefix
-is judged in the end. Record with a fixed depth: a policy that stops where it is in doubt hides
-just the positions that it doubts.
+Drafts pass through the recorder, and the committed tokens come with the orders that follow, so
+every proposal after the target's own prefix is compared with the target's token. Record with a
+fixed depth: a policy that stops at low confidence would hide the positions of low confidence.
 """
 
-import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from actors.hosts.protocol import DrafterHost
 from benchmarks.simulator.acceptance import WRONG
@@ -20,33 +17,33 @@ from policies.tree import ROOT, DraftTree
 
 @dataclass(slots=True)
 class Trace:
-    """What one drafter proposed to one request, at positions of its output in ascending order."""
+    """One drafter's proposals for one request, at ascending positions of its output."""
 
     request: str
     domain: str
     drafter: str
     positions: list[int] = field(default_factory=list)
     confidences: list[list[float]] = field(default_factory=list)
-    """Of all siblings in the drafter's order; none where it proposed nothing."""
+    """Of all siblings in the drafter's order; empty without a proposal."""
     ranks: list[int] = field(default_factory=list)
-    """Which of them the target chose, or WRONG."""
+    """Which sibling is the target's token, or WRONG."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A request between its orders."""
+class _OpenRequest:
+    """A request that is being recorded, and its newest draft."""
 
     trace: Trace
     prompt_len: int
     position: int = 0
-    """Of the newest draft's first token, in the output."""
+    """Output position of the newest draft's first token."""
     draft: DraftTree | None = None
     depth: int = 0
-    """Levels of it that say something; a draft that ends before had nothing more to propose."""
+    """Levels of it that are recorded; one that ends before had no further proposal."""
 
 
 class Recorder:
-    """One lane's drafter, recorded. `keep` gets each trace when its request is forgotten."""
+    """Records the drafter of one lane. `keep` is called with each trace when its request ends."""
 
     def __init__(
         self,
@@ -59,72 +56,63 @@ class Recorder:
         self._drafter = drafter
         self._domain_of = domain_of
         self._keep = keep
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> Sequence[Draft | Missing | NoRoom | Failed]:
         for order in orders:
-            self._begin(order)
-            self._judge(order)
+            self._open_request(order)
+            self._compare(order)
         answers = await self._host.draft(orders, rule)
         for order, answer in zip(orders, answers, strict=True):
-            # What a rule has cut off was not the drafter's own silence.
+            # A draft that a rule has stopped is not one without further proposals.
             if isinstance(answer, Draft) and order.depth > 0 and rule is None:
-                self._note(order, answer.tree)
+                self._keep_draft(order, answer.tree)
         return answers
 
     async def forget(self, requests: Collection[str]) -> None:
         for request in requests:
-            known = self._open.pop(request, None)
-            if known is not None and known.trace.positions:
-                self._keep(known.trace)
+            recorded = self._open.pop(request, None)
+            if recorded is not None and recorded.trace.positions:
+                self._keep(recorded.trace)
         await self._host.forget(requests)
 
     async def recover(self) -> None:
         await self._host.recover()
 
-    def _begin(self, order: DraftOrder) -> None:
-        """With the first order, which may only let the drafter catch up."""
+    def _open_request(self, order: DraftOrder) -> None:
+        """At its first order, which may be for catch-up only."""
         request, start = order.prefix.request, order.prefix.start
         if start is not None and request not in self._open:
             trace = Trace(request, self._domain_of(request), self._drafter)
-            self._open[request] = _Open(trace, start.prompt_len)
+            self._open[request] = _OpenRequest(trace, start.prompt_len)
 
-    def _note(self, order: DraftOrder, tree: DraftTree) -> None:
+    def _keep_draft(self, order: DraftOrder, tree: DraftTree) -> None:
         prefix = order.prefix
-        known = self._open.get(prefix.request)
-        if known is None:
-            return  # began before the recorder did
-        known.position = prefix.base + len(prefix.delta) - known.prompt_len
-        # A beam drops likely children for likelier ones elsewhere, except on its first level.
-        known.draft, known.depth = tree, order.depth if order.width == 1 else 1
+        recorded = self._open.get(prefix.request)
+        if recorded is None:
+            return  # older than the recorder
+        recorded.position = prefix.base + len(prefix.delta) - recorded.prompt_len
+        # On deeper levels a beam drops likely children for likelier ones of other nodes.
+        recorded.draft, recorded.depth = tree, order.depth if order.width == 1 else 1
 
-    def _judge(self, order: DraftOrder) -> None:
-        """The order's new tokens decide about the draft before it."""
-        known = self._open.get(order.prefix.request)
-        if known is None or known.draft is None:
+    def _compare(self, order: DraftOrder) -> None:
+        """The order's new tokens with the draft before it."""
+        recorded = self._open.get(order.prefix.request)
+        if recorded is None or recorded.draft is None:
             return
-        tree, known.draft = known.draft, None
-        first = known.prompt_len + known.position - order.prefix.base
+        tree, recorded.draft = recorded.draft, None
+        first = recorded.prompt_len + recorded.position - order.prefix.base
         if first < 0:
-            return  # the host lost its state and gets everything again
+            return  # the host has lost its state, and the order has all tokens
         node = ROOT
-        for below, token in enumerate(order.prefix.delta[first : first + known.depth]):
+        for level, token in enumerate(order.prefix.delta[first : first + recorded.depth]):
             children = [child for child, parent in enumerate(tree.parents) if parent == node]
             right = [rank for rank, child in enumerate(children) if tree.tokens[child] == token]
-            known.trace.positions.append(known.position + below)
-            known.trace.confidences.append([float(tree.confidence[child]) for child in children])
-            known.trace.ranks.append(right[0] if right else WRONG)
+            recorded.trace.positions.append(recorded.position + level)
+            recorded.trace.confidences.append([float(tree.confidence[child]) for child in children])
+            recorded.trace.ranks.append(right[0] if right else WRONG)
             if not right:
                 return
             node = children[right[0]]
-
-
-def write_traces(traces: Sequence[Trace], file: Path) -> None:
-    """One a line."""
-    file.write_text("".join(json.dumps(asdict(trace)) + "\n" for trace in traces))
-
-
-def read_traces(file: Path) -> list[Trace]:
-    return [Trace(**json.loads(line)) for line in file.read_text().splitlines()]

@@ -1,10 +1,10 @@
-"""Runs the real coordinator, in virtual time, over simulated hosts: a workload in, a report out.
+"""Runs the real coordinator in virtual time over simulated hosts.
 
-The same arguments give the same run to the last event.
+The same arguments give the same run, to the last event.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.coordinator.estimates import Costs, Estimates
@@ -16,48 +16,67 @@ from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.device import NO_FAULTS, Faults
 from benchmarks.simulator.drafter import SimulatedDrafter
+from benchmarks.simulator.outputs import Target
 from benchmarks.simulator.randomness import generator
-from benchmarks.simulator.report import Report, Served, Tally
-from benchmarks.simulator.scripts import Target
+from benchmarks.simulator.run_report import FinishedRequest, Report, Tally
 from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
 from benchmarks.simulator.workload import Arrival
 from engine.sampling.params import SamplingParams
-from policies.catalogue import Calibrations
+from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 from policies.cost import CostModel
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView
 
 _CHUNK = 512
-"""Tokens of one catch-up forward, by which its cost per token is told to policies."""
-
+"""Tokens of one catch-up forward, from which its cost per token is derived."""
 
 _PIPELINE = MicroBatchParams()
 
 MakePolicies = Callable[[Calibrations], Policies]
-"""Fresh policies for a run; they may read what its coordinator learns of confidences."""
+"""New policies for a run, given the calibrations that its coordinator learns."""
+
+
+def named_policies(
+    speculation: str,
+    selection: str,
+    schedule: str = "default",
+    *,
+    speculation_options: Mapping[str, object] | None = None,
+    selection_options: Mapping[str, object] | None = None,
+) -> MakePolicies:
+    """Policies by their names in policies/catalogue.py."""
+
+    def make(calibrations: Calibrations) -> Policies:
+        return Policies(
+            make_schedule(schedule),
+            make_selection(selection, selection_options),
+            make_speculation(speculation, speculation_options, calibrations),
+        )
+
+    return make
 
 
 class WrongOutput(Exception):
-    """A request got other tokens than its target says: a defect of the code under test."""
+    """A request's tokens are not its target's output: a defect of the code under test."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
     lane: str
     drafter: str
-    """Names its acceptance; several lanes may run the same one."""
+    """Selects its acceptance model; several lanes may run the same drafter."""
     cost: CostModel | None
-    """Of one forward. None: a lookup, which costs nothing and drafts for every request."""
+    """Of one forward. None: a lookup, which has no forwards and drafts for every request."""
     capacity: int = 1 << 20
     size: float = 0.0
     """Parameters."""
     faults: Faults = NO_FAULTS
     call_s: float = 0.0
-    """What a call takes besides its forwards; of a lookup, all of it, and the coordinator with
+    """Time of a call besides its forwards; of a lookup, which runs in the coordinator, all of
     it."""
     apart: bool = True
-    """Its drafter computes on a device of its own, not on the verifier's: it may read all the
-    time."""
+    """Whether it has a device of its own instead of the verifier's, so that it can always catch
+    up."""
 
     @property
     def view(self) -> LaneView:
@@ -66,20 +85,20 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTime:
-    """Of the coordinator's process, behind each forward; everything else waits for it."""
+class CoordinatorTime:
+    """CPU time of the coordinator after each forward, during which nothing else runs."""
 
     round_s: float = 0.0
     drafting_s: float = 0.0
-    """More of it, where somebody was asked for drafts."""
+    """In addition, in rounds with draft orders."""
 
 
-NO_TIME = OwnTime()
+NO_TIME = CoordinatorTime()
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One replica."""
+    """One replica: target, drafters, and their costs and faults."""
 
     verify: CostModel
     memory: KvMemory
@@ -91,11 +110,11 @@ class Cluster:
     trees: bool = True
     """Whether the verifier takes trees; vLLM takes chains only."""
     transport_s: float = 0.0
-    """Of one call to a host, there and back."""
+    """Round trip of one call to a host."""
     scatters: bool = False
-    """That, and `call_s`: exponentially, around their means."""
+    """Whether `transport_s` and `call_s` are exponentially distributed around these means."""
     verifier_faults: Faults = NO_FAULTS
-    own: OwnTime = NO_TIME
+    coordinator_time: CoordinatorTime = NO_TIME
 
 
 def simulate(
@@ -109,8 +128,8 @@ def simulate(
     seed: int = 0,
     observe: Callable[[Event], None] = lambda _event: None,
 ) -> Report:
-    """Each request at its time; or, with `clients`, as soon as one of so many has got its last
-    answer. Raises WrongOutput."""
+    """Serves each request at its time, or, with `clients`, in a closed loop of so many clients.
+    Raises WrongOutput."""
     tally = Tally()
 
     def observe_all(event: Event) -> None:
@@ -118,11 +137,12 @@ def simulate(
         observe(event)
         if isinstance(event, Verified):
             tried = any(outcome.tried for outcome in event.outcomes)
-            clock.spend(cluster.own.round_s + (cluster.own.drafting_s if tried else 0.0))
+            own = cluster.coordinator_time
+            clock.spend(own.round_s + (own.drafting_s if tried else 0.0))
 
     target = Target({arrival.name: arrival.output_tokens for arrival in arrivals})
 
-    async def serve() -> list[Served | None]:
+    async def serve() -> list[FinishedRequest | None]:
         estimates = _estimates(cluster)
         coordinator = Coordinator(
             _verifier(cluster, target, arrivals, seed),
@@ -133,20 +153,20 @@ def simulate(
             pipeline,
             observe_all,
         )
-        users = _Users(coordinator, target, seed)
+        load = _Load(coordinator, target, seed)
         if clients is None:
-            served = await users.in_time(arrivals)
+            served = await load.open_loop(arrivals)
         else:
-            served = await users.in_turn(arrivals, clients)
+            served = await load.closed_loop(arrivals, clients)
         await coordinator.close()
         return served
 
-    served = [one for one in clock.run(serve()) if one is not None]
+    served = [request for request in clock.run(serve()) if request is not None]
     return Report(served, refused=len(arrivals) - len(served), tally=tally)
 
 
-class _Users:
-    """Send requests and read their streams."""
+class _Load:
+    """Sends requests and reads their streams; None stands for a request that is not admitted."""
 
     def __init__(self, coordinator: Coordinator, target: Target, seed: int) -> None:
         self._coordinator = coordinator
@@ -154,26 +174,26 @@ class _Users:
         self._seed = seed
         self._clock = asyncio.get_running_loop().time
 
-    async def in_time(self, arrivals: Sequence[Arrival]) -> list[Served | None]:
-        """Open loop. None: refused."""
+    async def open_loop(self, arrivals: Sequence[Arrival]) -> list[FinishedRequest | None]:
         readers = []
-        for arrival in sorted(arrivals, key=lambda one: one.at_s):
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.at_s):
             await asyncio.sleep(arrival.at_s - self._clock())
             readers.append(asyncio.create_task(self._serve(arrival)))
         return await asyncio.gather(*readers)
 
-    async def in_turn(self, arrivals: Sequence[Arrival], clients: int) -> list[Served | None]:
-        """Closed loop."""
+    async def closed_loop(
+        self, arrivals: Sequence[Arrival], clients: int
+    ) -> list[FinishedRequest | None]:
         waiting = iter(arrivals)
 
-        async def client() -> list[Served | None]:
+        async def client() -> list[FinishedRequest | None]:
             return [await self._serve(arrival) for arrival in waiting]
 
         served = await asyncio.gather(*(client() for _ in range(clients)))
-        return [one for of_client in served for one in of_client]
+        return [request for of_client in served for request in of_client]
 
-    async def _serve(self, arrival: Arrival) -> Served | None:
-        begun = self._clock()
+    async def _serve(self, arrival: Arrival) -> FinishedRequest | None:
+        started = self._clock()
         seed = request_seed(self._seed, arrival.name)
         try:
             stream = self._coordinator.submit(
@@ -189,18 +209,18 @@ class _Users:
         if arrival.predicted_tokens is not None:
             self._coordinator.predict(arrival.name, arrival.predicted_tokens)
         first_token_s = 0.0
-        got: list[int] = []
+        received: list[int] = []
         async for commit in stream:
-            if not got:
+            if not received:
                 first_token_s = self._clock()
-            got += commit.token_ids
-        if got != self._target.output(arrival.name, seed)[: arrival.max_tokens]:
+            received += commit.token_ids
+        if received != self._target.output(arrival.name, seed)[: arrival.max_tokens]:
             raise WrongOutput(f"request {arrival.name!r}")
-        return Served(arrival, begun, first_token_s, self._clock(), len(got))
+        return FinishedRequest(arrival, started, first_token_s, self._clock(), len(received))
 
 
 def request_seed(seed: int, request: str) -> int:
-    """Its sampling seed in the run of this seed."""
+    """Its sampling seed in the run with this seed."""
     return int(generator(seed, request).integers(2**63))
 
 
@@ -242,7 +262,7 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
 
 
 def _estimates(cluster: Cluster) -> Estimates:
-    """Policies are told the true costs, as a perfect profile would."""
+    """With the true costs, as a perfect profile would have them."""
     draft = {spec.lane: spec.cost for spec in cluster.drafters if spec.cost is not None}
     costs = Costs(
         cluster.verify,

@@ -1,4 +1,4 @@
-"""Selection that knows the true goodput: what the simulator measures the others against."""
+"""Selection by the true goodput, as the upper bound of the other policies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,37 +11,40 @@ from policies.selection.membership import Membership
 from policies.selection.switching import goodput_after_switch, tokens_left
 
 Goodput = Callable[[str, str | None], float]
-"""Of a request under a drafter, now; None: decoded plainly."""
+"""Tokens per second of a request under a drafter; None: plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class OracleParams:
     hold_slots: int = 4
-    """Slots of a request, on average, after which it asks again: the truth may drift."""
+    """Slots of a request, on average, after which lanes are assigned again: true goodputs may
+    change."""
     horizon_tokens: int = 128
-    """A switch must pay within so many tokens."""
+    """Tokens within which a switch must pay."""
 
 
-class Oracle:
+class OracleSelection:
+    """The matching of requests and lanes with the largest sum of true goodputs."""
+
     def __init__(self, goodput: Goodput, params: OracleParams = OracleParams()) -> None:
         self._true_goodput = goodput
         self._params = params
-        self._roster = Membership()
+        self._membership = Membership()
         self._mapping: dict[str, str | None] = {}
         self._slots = 0
 
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
-        changed = self._roster.changed(requests, lanes)
+        changed = self._membership.changed(requests, lanes)
         if changed or self._slots >= self._params.hold_slots * len(requests):
             self._slots = 0
-            self._mapping = self._decide(requests, lanes)
+            self._mapping = self._match(requests, lanes)
         return self._mapping
 
     def likely_next(self, request: str) -> str | None:
-        """The best, whether it has room or not."""
-        lanes = self._roster.lanes.values()
+        """The best lane, whether it has capacity left or not."""
+        lanes = self._membership.lanes.values()
         if request not in self._mapping or not lanes:
             return None
         return max(lanes, key=lambda lane: self._true_goodput(request, lane.drafter)).name
@@ -57,7 +60,7 @@ class Oracle:
     def forget(self, request: str) -> None:
         self._mapping.pop(request, None)
 
-    def _decide(
+    def _match(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView]
     ) -> dict[str, str | None]:
         values = np.array(

@@ -1,26 +1,24 @@
-"""The simulated verifier: KV memory that runs out, prefill in chunks, and the target's verdicts."""
+"""The simulated verifier: limited KV memory, chunked prefill, and the target's verdicts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from actors.hosts.protocol import HostLost, KvState
-from benchmarks.simulator.device import NO_FAULTS, Device, Faults
+from actors.hosts.protocol import KvState
+from benchmarks.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
+from benchmarks.simulator.outputs import STOP, Target, TargetOutput
 from benchmarks.simulator.randomness import generator
-from benchmarks.simulator.scripts import STOP, Target, TargetScript
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
-from engine.soft_state import HeldRequest, SoftState
+from engine.soft_state import HeldRequest
 from policies.cost import CostModel
 from policies.tree import ROOT, DraftTree
 
-_MAX_REQUESTS = 4096
-"""As the engine's hosts."""
 _CHUNK = 512
-"""Prompt tokens that one forward of `score` takes, as the native verifier's."""
+"""Most prompt tokens in one forward of `score`, as in the native verifier."""
 _KV_BLOCK = 16
 
 
@@ -29,42 +27,46 @@ class KvMemory:
     tokens: int
     """The pool's size."""
     swap_s_per_token: float | None = 0.0
-    """Of copying KV to host memory, or back. None: it cannot swap (vLLM), so what gives way to
-    others is computed anew."""
+    """Time of copying KV to host memory or back. None: no swapping (vLLM), so evicted requests are
+    prefilled again."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One request's KV."""
+    """One request's KV and output."""
 
-    script: TargetScript
+    output: TargetOutput
     rows: int = 0
-    """Committed tokens that are in it."""
+    """Committed tokens in the KV."""
     blocks: int = 0
-    """What it takes of the pool; 0 while it is in host memory."""
+    """Blocks in the pool; 0 while the KV is in host memory."""
 
 
 @dataclass(slots=True)
-class _Work:
-    """One order on its way through a forward."""
+class _BatchSlot:
+    """One order in a forward."""
 
     index: int
     order: VerifyOrder
     held: HeldRequest
     sequence: _Sequence
     cached: int
+    """Committed tokens whose KV exists."""
     entering: int
+    """Committed tokens that this forward adds."""
     pending: int
+    """Committed tokens that remain for later forwards."""
     nodes: int
+    """Of the draft tree."""
     blocks: int
-    """Of KV that the forward needs for it."""
+    """KV blocks that the forward needs for it."""
 
     @property
     def request(self) -> str:
         return self.order.prefix.request
 
 
-class SimulatedVerifier:
+class SimulatedVerifier(SimulatedHost):
     def __init__(
         self,
         cost: CostModel,
@@ -77,7 +79,7 @@ class SimulatedVerifier:
         faults: Faults = NO_FAULTS,
         draws: Generator | None = None,
     ) -> None:
-        self.device = Device("verifier", transport_s, faults, draws)
+        super().__init__(Device("verifier", transport_s, faults, draws), self._drop)
         self._cost = cost
         self._target = target
         self._max_context = max_context
@@ -85,7 +87,6 @@ class SimulatedVerifier:
         self._blocks = memory.tokens // _KV_BLOCK
         self._swap_s_per_token = memory.swap_s_per_token
         self._used_blocks = 0
-        self._state = SoftState(_MAX_REQUESTS, on_drop=self._drop)
         self._sequences: dict[str, _Sequence] = {}
 
     @property
@@ -94,109 +95,92 @@ class SimulatedVerifier:
 
     @property
     def used_blocks(self) -> int:
-        """Of the KV pool."""
+        """KV blocks in use."""
         return self._used_blocks
 
     async def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
         if not self._trees and not all(order.tree.is_chain for order in orders):
-            raise ValueError("this verifier takes chains, and was given a tree that branches")
+            raise ValueError("this verifier takes chains only, and an order has a tree")
         answers: list[Verdict | Missing | None] = [None] * len(orders)
         async with self.device.turn():
-            works = []
-            followed = self._state.accept([order.prefix for order in orders])
-            for index, (order, held) in enumerate(zip(orders, followed, strict=True)):
+            batch = []
+            accepted = self._state.accept([order.prefix for order in orders])
+            for index, (order, held) in enumerate(zip(orders, accepted, strict=True)):
                 if isinstance(held, Missing):
                     answers[index] = held
                 else:
-                    works.append(self._prepare(index, order, held))
-            copied = self._make_room(works)
+                    batch.append(self._prepare(index, order, held))
+            copied = self._make_room(batch)
             seconds = copied * (self._swap_s_per_token or 0.0)
-            if works:
-                context = sum(work.cached for work in works)
-                rows = sum(work.entering + work.nodes for work in works)
+            if batch:
+                context = sum(slot.cached for slot in batch)
+                rows = sum(slot.entering + slot.nodes for slot in batch)
                 seconds += self._cost.predict(context, rows)
             await self._work(seconds)
-            for work in works:
-                answers[work.index] = self._commit(work)
+            for slot in batch:
+                answers[slot.index] = self._commit(slot)
         return [
             answer or NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
             for answer, order in zip(answers, orders, strict=True)
         ]
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Takes its time; what it says means nothing, for the simulated target reads no prompt."""
+        """Takes the time of a prefill; scores are random, for the target reads no prompt."""
         async with self.device.turn():
             ends = range(0, len(prompt), _CHUNK)
             chunks = [(cached, min(_CHUNK, len(prompt) - cached)) for cached in ends]
             await self._work(sum(self._cost.predict(*chunk) for chunk in chunks))
-        drawn = generator("score", *prompt).standard_normal(len(token_ids))
-        return drawn.astype(np.float32)
-
-    async def forget(self, requests: Collection[str]) -> None:
-        async with self.device.turn():
-            self._state.forget(requests)
+        scores = generator("score", *prompt).standard_normal(len(token_ids))
+        return scores.astype(np.float32)
 
     async def kv_state(self) -> KvState:
         used = self._used_blocks
         return KvState(free=self._blocks - used, used=used, cached=0, total=self._blocks)
 
-    async def recover(self) -> None:
-        await self.device.recover()
-
-    async def _work(self, seconds: float) -> None:
-        try:
-            await self.device.work(seconds)
-        except HostLost:
-            self._state.forget(list(self._state))
-            raise
-
-    def _prepare(self, index: int, order: VerifyOrder, held: HeldRequest) -> _Work:
+    def _prepare(self, index: int, order: VerifyOrder, held: HeldRequest) -> _BatchSlot:
         request = order.prefix.request
         sequence = self._sequences.get(request)
         if sequence is None:
-            script = TargetScript(self._target, request, held.start.seed)
-            sequence = self._sequences[request] = _Sequence(script)
-        # The last committed token always runs: its row decides the next one.
+            output = TargetOutput(self._target, request, held.start.seed)
+            sequence = self._sequences[request] = _Sequence(output)
+        # The last committed token always runs: its row gives the next token.
         length = len(held.committed)
         cached = sequence.rows = min(sequence.rows, held.unchanged, length - 1)
         entering = min(order.chunk, length - cached)
         pending = length - cached - entering
         nodes = 0 if pending else len(order.tree)
         blocks = _blocks(cached + entering + nodes)
-        return _Work(index, order, held, sequence, cached, entering, pending, nodes, blocks)
+        return _BatchSlot(index, order, held, sequence, cached, entering, pending, nodes, blocks)
 
-    def _make_room(self, works: list[_Work]) -> int:
-        """Idle requests give way, least recently used first; then the last orders wait. Returns
-        the tokens that were copied from and to host memory."""
+    def _make_room(self, batch: list[_BatchSlot]) -> int:
+        """Evicts idle requests, least recently used first, then removes orders from the end of the
+        batch. Returns the tokens copied from and to host memory."""
         copied = 0
-        batch = {work.request for work in works}
-        needed = sum(work.blocks for work in works)
-        idle = self._used_blocks - sum(work.sequence.blocks for work in works)
+        running = {slot.request for slot in batch}
+        needed = sum(slot.blocks for slot in batch)
+        idle = self._used_blocks - sum(slot.sequence.blocks for slot in batch)
         while needed + idle > self._blocks:
             victim = next(
                 (
                     name
                     for name in self._state
-                    if name not in batch and self._sequences[name].blocks
+                    if name not in running and self._sequences[name].blocks
                 ),
                 None,
             )
             if victim is not None:
                 idle -= self._sequences[victim].blocks
-                copied += self._give_way(victim)
+                copied += self._evict(victim)
             else:
-                last = works.pop()
-                batch.discard(last.request)
+                last = batch.pop()
+                running.discard(last.request)
                 needed -= last.blocks
                 idle += last.sequence.blocks
-        copied += sum(work.cached for work in works if not work.sequence.blocks)
+        copied += sum(slot.cached for slot in batch if not slot.sequence.blocks)
         return copied
 
-    def _may_give_way(self, request: str, batch: Collection[str]) -> bool:
-        return request not in batch and self._sequences[request].blocks > 0
-
-    def _give_way(self, request: str) -> int:
-        """Returns the tokens that this copies."""
+    def _evict(self, request: str) -> int:
+        """Returns the tokens copied to host memory."""
         sequence = self._sequences[request]
         if self._swap_s_per_token is None:
             self._state.forget([request])
@@ -204,16 +188,16 @@ class SimulatedVerifier:
         self._take_blocks(sequence, 0)
         return sequence.rows
 
-    def _commit(self, work: _Work) -> Verdict:
-        prefix, held, sequence = work.order.prefix, work.held, work.sequence
+    def _commit(self, slot: _BatchSlot) -> Verdict:
+        prefix, held, sequence = slot.order.prefix, slot.held, slot.sequence
         path: list[int] = []
         tokens: list[int] = []
-        if not work.pending:
+        if not slot.pending:
             first = len(held.committed) - held.start.prompt_len
-            said = sequence.script.upto(first + work.nodes + 1)
-            path = _follow(work.order.tree, said, first)
-            tokens = said[first : first + len(path) + 1]
-        sequence.rows = work.cached + work.entering + len(path)
+            output = sequence.output.upto(first + slot.nodes + 1)
+            path = _accepted_path(slot.order.tree, output, first)
+            tokens = output[first : first + len(path) + 1]
+        sequence.rows = slot.cached + slot.entering + len(path)
         self._take_blocks(sequence, _blocks(sequence.rows))
         held.committed.extend(tokens)
         return Verdict(
@@ -222,7 +206,7 @@ class SimulatedVerifier:
             prefix.round,
             tuple(path),
             tuple(tokens),
-            work.pending,
+            slot.pending,
         )
 
     def _take_blocks(self, sequence: _Sequence, blocks: int) -> None:
@@ -239,13 +223,13 @@ def _blocks(rows: int) -> int:
     return -(-rows // _KV_BLOCK)
 
 
-def _follow(tree: DraftTree, tokens: Sequence[int], first: int) -> list[int]:
-    """The path that the target takes. Children stand behind their parents, so one pass does."""
+def _accepted_path(tree: DraftTree, tokens: Sequence[int], first: int) -> list[int]:
+    """The nodes with the target's tokens. Children follow their parents, so one pass suffices."""
     path: list[int] = []
-    node, wanted = ROOT, tokens[first]
+    node, expected = ROOT, tokens[first]
     nodes = zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
     for child, (token, parent) in enumerate(nodes):
-        if token == wanted and parent == node:
+        if token == expected and parent == node:
             path.append(child)
-            node, wanted = child, tokens[first + len(path)]
+            node, expected = child, tokens[first + len(path)]
     return path

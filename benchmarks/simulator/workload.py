@@ -1,7 +1,6 @@
-"""Who asks for what, and when: synthetic arrivals, replayed traces, and the papers' SLOs."""
+"""Synthetic and replayed requests: arrival times, lengths and predicted lengths."""
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,32 +18,34 @@ _NO_SLO = Slo()
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """One request of a workload."""
+
     name: str
     at_s: float
     prompt_tokens: int
     output_tokens: int
-    """What the target will say; nobody but the target knows."""
+    """Of the target; policies do not see it."""
     max_tokens: int
-    """What the request allows."""
+    """The request's limit."""
     domain: str = ""
     slo: Slo = _NO_SLO
     priority: int = 0
     tenant: str = ""
     predicted_tokens: float | None = None
-    """What a length predictor says as it arrives."""
+    """Output length that is predicted on arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Log-normal, as the lengths of chat traces roughly are."""
+    """Log-normal distributions, which lengths of chat traces roughly follow."""
 
     prompt_mean: float = 256.0
     prompt_spread: float = 0.6
-    """Standard deviation of the logarithm; 0: all alike."""
+    """Standard deviation of the logarithm; 0: all equal."""
     output_mean: float = 200.0
     output_spread: float = 0.6
     longest: int = 2048
-    """Of prompts and of outputs; also what every request allows."""
+    """Of prompts and outputs; also every request's max_tokens."""
 
 
 def poisson(rate: float, count: int, seed: int) -> Floats:
@@ -65,7 +66,7 @@ def draw(
     lengths: Lengths = Lengths(),
     domains: Sequence[str] = ("",),
 ) -> list[Arrival]:
-    """Requests of equally frequent domains at these times."""
+    """Requests at these times, of equally frequent domains."""
     rng = np.random.default_rng([seed, 2])
     count = len(times)
     prompts = _lognormal(rng, lengths.prompt_mean, lengths.prompt_spread, lengths.longest, count)
@@ -85,17 +86,17 @@ def _lognormal(
 
 
 def replay_csv(
-    path: Path, *, begin_s: float = 0.0, end_s: float = np.inf, speed: float = 1.0
+    path: Path, *, start_s: float = 0.0, end_s: float = np.inf, speed: float = 1.0
 ) -> list[Arrival]:
-    """A trace with columns arrival_s, prompt_tokens, output_tokens, between two of its times and
-    `speed` times as fast. Every request allows what the longest output of the trace takes."""
+    """The requests of a trace between two of its times, `speed` times as fast; its columns are
+    arrival_s, prompt_tokens, output_tokens. max_tokens is the trace's longest output."""
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if begin_s <= float(row["arrival_s"]) < end_s]
+        rows = [row for row in csv.DictReader(file) if start_s <= float(row["arrival_s"]) < end_s]
     longest = max((int(row["output_tokens"]) for row in rows), default=1)
     return [
         Arrival(
             f"r{i}",
-            (float(row["arrival_s"]) - begin_s) / speed,
+            (float(row["arrival_s"]) - start_s) / speed,
             max(1, int(row["prompt_tokens"])),
             max(1, int(row["output_tokens"])),
             max(1, longest),
@@ -104,56 +105,9 @@ def replay_csv(
     ]
 
 
-def replay_adaserve(path: Path, idle_tpot_s: float, *, speed: float = 1.0) -> list[Arrival]:
-    """AdaServe's artifact: SLOs come with the requests, relative ones to the idle latency per
-    token; each of its three tasks (by SLO: coding, chat, summarising) is a domain."""
-    arrivals = []
-    for i, line in enumerate(path.read_text().splitlines()):
-        row = json.loads(line)
-        ratio = row["slo_ratio"]
-        arrivals.append(
-            Arrival(
-                f"r{i}",
-                row["arrival_s"] / speed,
-                row["prompt_tokens"],
-                row["output_tokens"],
-                row["output_tokens"],
-                domain="coding" if ratio > 0 else "chat" if ratio >= -50 else "summarising",
-                slo=Slo(tpot_s=ratio * idle_tpot_s if ratio > 0 else -ratio / 1000),
-            )
-        )
-    return arrivals
-
-
-def adaserve_slos(
-    arrivals: Sequence[Arrival],
-    idle_tpot_s: float,
-    seed: int,
-    mix: Sequence[float] = (0.6, 0.2, 0.2),
-    strictest: float = 1.2,
-) -> list[Arrival]:
-    """TPOTs of `strictest` times the idle latency, 50 ms and 150 ms (AdaServe, section 6.1)."""
-    classes = (
-        ("coding", Slo(tpot_s=strictest * idle_tpot_s)),
-        ("chat", Slo(tpot_s=0.050)),
-        ("summarising", Slo(tpot_s=0.150)),
-    )
-    chosen = np.random.default_rng([seed, 3]).choice(len(classes), len(arrivals), p=mix)
-    return [
-        replace(arrival, domain=classes[number][0], slo=classes[number][1])
-        for arrival, number in zip(arrivals, chosen.tolist(), strict=True)
-    ]
-
-
-def specserve_slo(arrivals: Sequence[Arrival], scale: float = 1.0) -> list[Arrival]:
-    """TTFT 200 ms and TPOT 30 ms, both times `scale` (SpecServe, section 7.1: 0.8 to 1.4)."""
-    slo = Slo(ttft_s=0.200 * scale, tpot_s=0.030 * scale)
-    return [replace(arrival, slo=slo) for arrival in arrivals]
-
-
 def predict_lengths(arrivals: Sequence[Arrival], tau: float, seed: int) -> list[Arrival]:
-    """Output lengths as a predictor of this rank correlation (Kendall's τ-b) would say them:
-    true ones times log-normal errors, as wide as it takes."""
+    """Adds predicted output lengths of this rank correlation (Kendall's τ-b): true lengths times
+    log-normal errors, whose spread is found by bisection."""
     if not 0.0 < tau <= 1.0:
         raise ValueError(f"tau must be in (0, 1], got {tau}")
     true = np.array([arrival.output_tokens for arrival in arrivals], np.float64)

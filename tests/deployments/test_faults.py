@@ -16,10 +16,10 @@ from benchmarks.serving.chaos import (
     STREAMS,
     Outcome,
     Setting,
-    requests,
-    series,
+    request_bodies,
+    run_rounds,
 )
-from benchmarks.serving.judge import Judge
+from benchmarks.serving.stream_identity import StreamIdentity
 
 Outcomes = Mapping[str, Outcome]
 
@@ -27,13 +27,13 @@ Outcomes = Mapping[str, Outcome]
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
     """At least half of the streams are under way when a fault strikes, or this fails."""
-    bodies, judge = requests(STREAMS), Judge()
+    bodies, identity = request_bodies(STREAMS), StreamIdentity()
     seen: dict[str, Outcome] = {}
     for ranks in (1, 2):
         setting = Setting(ranks, backend="native")
         faults = [fault for fault in FAULTS if fault.ranks == ranks]
         with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
-            of_setting = asyncio.run(series(app, setting, faults, 1, bodies, judge))
+            of_setting = asyncio.run(run_rounds(app, setting, faults, 1, bodies, identity))
         seen |= {name: outcome for name, (outcome,) in of_setting.items()}
     return seen
 

@@ -16,7 +16,7 @@ import pytest
 import requests
 from ray import serve
 
-from benchmarks.serving.streams import Said, read, read_all, session
+from benchmarks.serving.streams import ReceivedStream, read, read_all, session
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
@@ -93,7 +93,7 @@ def ask(**fields: Any) -> dict[str, Any]:
     return answer
 
 
-def check(said: Sequence[Said], asked: Sequence[Mapping[str, Any]]) -> None:
+def check(said: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
     """Every stream is complete and the oracle's."""
     identity = Identity(oracle())
     names = SamplingParams.__dataclass_fields__.keys() - {"seed", "ignore_eos"}
@@ -138,7 +138,7 @@ def test_without_speculation_the_same_is_said() -> None:
 @pytest.mark.parametrize("part", ["verifier", "tiny"])
 def test_a_killed_part_comes_back_and_nobody_notices(part: str) -> None:
     asked = bodies(max_tokens=96)
-    said = [Said() for _ in asked]
+    said = [ReceivedStream() for _ in asked]
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)[part]
     killed: list[int] = []

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.papers.cells import cell
-from benchmarks.papers.setup import experiment
-from benchmarks.papers.watch import Watch
-from benchmarks.simulator.no_harm import KV_TOKENS, cluster, drafting, load
+from benchmarks.papers.experiment import build_experiment
+from benchmarks.papers.run_observer import RunObserver
+from benchmarks.simulator.no_harm import KV_TOKENS, cluster, planner_policies, workload
 from benchmarks.simulator.run import simulate
 from policies.catalogue import Calibrations
 from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
@@ -34,9 +34,9 @@ class NoHarm:
 
     def __call__(self, through: Through) -> None:
         limits = Limits(max_batch=self.clients, max_waiting=self.clients, kv_tokens=KV_TOKENS)
-        make = drafting("fair")
+        make = planner_policies("fair")
         simulate(
-            load(0, self.requests),
+            workload(0, self.requests),
             cluster(apart=self.apart),
             lambda calibrations: through(make(calibrations)),
             limits,
@@ -51,19 +51,19 @@ class PaperCell:
     case: Mapping[str, str | float]
 
     def __call__(self, through: Through) -> None:
-        ready = experiment(cell(self.paper, self.arm, self.case), NO_TRACES)
-        watch = Watch()
+        experiment = build_experiment(cell(self.paper, self.arm, self.case), NO_TRACES)
+        observer = RunObserver()
 
         def make(calibrations: Calibrations) -> Policies:
-            return through(ready.policies(calibrations, watch))
+            return through(experiment.policies(calibrations, observer))
 
         simulate(
-            ready.requests[:REQUESTS],
-            ready.cluster,
+            experiment.requests[:REQUESTS],
+            experiment.cluster,
             make,
-            ready.limits,
-            clients=ready.clients,
-            pipeline=ready.pipeline,
+            experiment.limits,
+            clients=experiment.clients,
+            pipeline=experiment.pipeline,
         )
 
 

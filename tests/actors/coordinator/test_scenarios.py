@@ -26,7 +26,7 @@ from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.clock import VirtualTimeLoop
 from benchmarks.simulator.device import Faults
 from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.scripts import Target
+from benchmarks.simulator.outputs import Target
 from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
 from engine.sampling.params import SamplingParams
 from policies.catalogue import (

@@ -1,4 +1,4 @@
-"""The papers' transcribed settings: whole, cited, and strict about mistakes."""
+"""The papers' transcribed settings are complete and cited, and mistakes are refused."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FIGURES = {
     "laps_sd": {"fig2", "fig3", "fig5", "fig6", "fig7"},
     "self_scheduling": {"fig5", "fig6", "fig7", "fig8", "fig10", "table1", "table2", "table3"},
 }
-"""What issue 3 and PAPERS.md ask for; self-scheduling's Fig. 8 is its starvation ablation."""
+"""All that are to be reproduced; self-scheduling's Fig. 8 is its starvation ablation."""
 
 SMALL = """
 title: Small
@@ -38,7 +38,7 @@ figures:
     arms: [las, fcfs]
     rows:
       - {row: "{requests}/las_vs_fcfs", metric: latency, of: las, against: [fcfs], value: ratio,
-         unit: x, printed: 0.64, direction: below, says: "36% less", source: "§4"}
+         unit: x, printed: 0.64, direction: below, quote: "36% less", source: "§4"}
 """
 
 
@@ -50,7 +50,7 @@ def small(folder: Path, old: str = "", new: str = "") -> Paper:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_figure_asked_for_is_there_and_prints_rows(paper: str) -> None:
+def test_every_figure_exists_and_has_rows(paper: str) -> None:
     settings = load(paper)
     written = rows(paper, settings)
     assert set(settings.figures) == FIGURES[paper]
@@ -60,14 +60,14 @@ def test_every_figure_asked_for_is_there_and_prints_rows(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_papers_own_numbers_would_count_as_reproduced(paper: str) -> None:
+def test_a_papers_own_numbers_count_as_reproduced(paper: str) -> None:
     printed = [row for row in rows(paper, load(paper)) if row.template.printed is not None]
     assert printed
     for row in printed:
         assert row.reproduced(row.template.printed or 0.0), row.name
 
 
-def test_rows_are_written_out_over_the_axes_that_they_do_not_fix(tmp_path: Path) -> None:
+def test_rows_are_written_out_over_the_axes_in_their_names(tmp_path: Path) -> None:
     written = rows("small", small(tmp_path))
     assert [row.name for row in written] == [
         "small/fig1/10/las_vs_fcfs",
@@ -91,7 +91,7 @@ def test_a_reduced_axis_is_swept_by_one_row(tmp_path: Path) -> None:
     assert "requests" not in row.case
 
 
-def test_arms_share_what_is_fixed(tmp_path: Path) -> None:
+def test_arms_share_the_fixed_entries(tmp_path: Path) -> None:
     arms = small(tmp_path).arms
     assert arms["las"].schedule.name == "las"
     assert arms["las"].speculation == arms["fcfs"].speculation
@@ -99,7 +99,7 @@ def test_arms_share_what_is_fixed(tmp_path: Path) -> None:
 
 
 def template(**claim: object) -> RowTemplate:
-    base = {"row": "r", "metric": "m", "of": "a", "unit": "x", "says": "so", "source": "§1"}
+    base = {"row": "r", "metric": "m", "of": "a", "unit": "x", "quote": "so", "source": "§1"}
     return RowTemplate.model_validate({**base, **claim})
 
 
@@ -134,7 +134,7 @@ def test_a_row_without_number_or_direction_is_not_specified(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('max_batch: 1, source: "§1"', 'max_batch: 1, source: "we think"', "cites no section"),
+        ('max_batch: 1, source: "§1"', 'max_batch: 1, source: "assumed"', "cites no section"),
         ("shape: LLAMA_7B", "shape: LLAMA_8B", "LLAMA_8B"),
         ("gpu: L20", "gpu: LLAMA_7B", "no Gpu named"),
         ("target: big", "target: huge", "there is no 'huge'"),
@@ -155,7 +155,9 @@ def test_a_row_without_number_or_direction_is_not_specified(tmp_path: Path) -> N
         ("metric: latency", "metric: speed", "there is no 'speed'"),
     ],
 )
-def test_mistakes_are_refused_by_name(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+def test_mistakes_are_refused_with_their_place(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
     with pytest.raises(BadSettings, match=r"small\.yaml") as refused:
         small(tmp_path, old, new)
     assert complaint in str(refused.value)

@@ -1,4 +1,4 @@
-"""Contenders in turns, with sides on the native backend, which are up in seconds."""
+"""Contenders that take turns, with servers on the native backend, which load in seconds."""
 
 import multiprocessing
 import os
@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.serving.contenders import Asked, Served
-from benchmarks.serving.contest import EACH, FEWEST_CLIENTS, Contender, final, heats
-from benchmarks.serving.peers import PLAIN, questions
+from benchmarks.serving.contenders import PeerRequest, TurnResult
+from benchmarks.serving.contest import FEWEST_CLIENTS, REQUESTS_PER_CLIENT, Contender, final, heats
+from benchmarks.serving.peers import PLAIN, peer_requests
 from cluster.zoo import TARGET, model_path
 from engine.drafters.ngram import NgramDrafter
 from engine.generate import Rejected, generate
@@ -23,35 +23,35 @@ from engine.model import PackedModel
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 
-MOST = 12
-"""Tokens of an answer."""
+MAX_TOKENS = 12
+"""Output tokens of a request."""
 LOADS = (1, 2)
 
 
-class Native:
-    """The zoo's target as it was trained; made in the contender's process."""
+class NativeServer:
+    """The zoo's target, not inflated; made in the contender's process."""
 
-    def __init__(self, checkpoint: str, drafts: bool = False, dies_at: int = 100) -> None:
+    def __init__(self, checkpoint: str, drafts: bool = False, batches: int = 100) -> None:
         model = PackedModel.load(checkpoint, dtype=torch.float32, device="cpu", kv_tokens=4096)
         self._verifier = NativeVerifier(model)
         self._drafter = NgramDrafter("ngram") if drafts else None
-        self._batches_left = dies_at
+        self._batches_left = batches
 
-    def serve(self, requests: Sequence[Asked], clients: int) -> Served:
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
         if not self._batches_left:
             os._exit(3)
         self._batches_left -= 1
         params = [
             SamplingParams(
-                one.temperature,
-                max_tokens=one.max_tokens,
-                stop_token_ids=one.stop,
+                request.temperature,
+                max_tokens=request.max_tokens,
+                stop_token_ids=request.stop,
                 ignore_eos=True,
                 seed=0,
             )
-            for one in requests
+            for request in requests
         ]
-        prompts = [one.prompt for one in requests]
+        prompts = [request.prompt for request in requests]
         lengths = [0] * len(requests)
         commits = list(
             generate(self._verifier, prompts, params, drafter=self._drafter, max_batch=clients)
@@ -59,75 +59,75 @@ class Native:
         for commit in commits:
             assert not isinstance(commit, Rejected)
             lengths[int(commit.request)] += len(commit.token_ids)
-        return Served(tuple(lengths), (1.0,) * len(lengths), 1.0, len(commits))
+        return TurnResult(tuple(lengths), (1.0,) * len(lengths), 1.0, len(commits))
 
 
-def few_tokens(checkpoint: str) -> Iterator[Asked]:
-    return (replace(one, max_tokens=MOST) for one in questions(checkpoint))
+def short_requests(checkpoint: str) -> Iterator[PeerRequest]:
+    return (replace(request, max_tokens=MAX_TOKENS) for request in peer_requests(checkpoint))
 
 
-def test_everyone_serves_the_same_work_and_who_does_not_run_says_why(
+def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     checkpoint = str(model_path(TARGET))
     others = {
-        "drafting": partial(Native, checkpoint, drafts=True),
-        "dying": partial(Native, checkpoint, dies_at=2),
-        "missing": partial(Native, "/no/such/checkpoint"),
+        "drafting": partial(NativeServer, checkpoint, drafts=True),
+        "dying": partial(NativeServer, checkpoint, batches=2),
+        "missing": partial(NativeServer, "/no/such/checkpoint"),
     }
-    with closing(Contender(PLAIN, partial(Native, checkpoint))) as plain:
-        results = heats(plain, others, few_tokens(checkpoint), LOADS, rounds=1)
-    said = capsys.readouterr().out
-    assert "dying: not run: its process ended with 3" in said
-    assert "missing: not run:" in said
-    assert "/no/such/checkpoint" in said
+    with closing(Contender(PLAIN, partial(NativeServer, checkpoint))) as plain:
+        results = heats(plain, others, short_requests(checkpoint), LOADS, rounds=1)
+    printed = capsys.readouterr().out
+    assert "dying: not run: its process ended with 3" in printed
+    assert "missing: not run:" in printed
+    assert "/no/such/checkpoint" in printed
     assert set(results) == {*(("drafting", load) for load in LOADS), ("dying", LOADS[0])}
     lengths: list[int] = []
     for load in LOADS:
         (turn,) = results["drafting", load]
         assert turn.ours.lengths == turn.plain.lengths
-        assert len(turn.ours.lengths) == EACH * FEWEST_CLIENTS
+        assert len(turn.ours.lengths) == REQUESTS_PER_CLIENT * FEWEST_CLIENTS
         assert turn.ours.forwards < turn.plain.forwards
         lengths += turn.plain.lengths
-    assert min(lengths) < max(lengths) == MOST, "answers end where the target ends them"
+    assert min(lengths) < max(lengths) == MAX_TOKENS, "outputs end where the target ends them"
 
 
-def test_in_a_final_all_serve_each_rounds_requests_and_plain_is_one_of_them(
+def test_all_contenders_of_a_final_serve_the_requests_of_each_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     checkpoint = str(model_path(TARGET))
     others = {
-        "drafting": partial(Native, checkpoint, drafts=True),
-        "also": partial(Native, checkpoint),
-        "dying": partial(Native, checkpoint, dies_at=2),
+        "drafting": partial(NativeServer, checkpoint, drafts=True),
+        "plain_too": partial(NativeServer, checkpoint),
+        "dying": partial(NativeServer, checkpoint, batches=2),
     }
-    with closing(Contender(PLAIN, partial(Native, checkpoint))) as plain:
-        results = final(plain, others, few_tokens(checkpoint), load=2, rounds=2)
+    with closing(Contender(PLAIN, partial(NativeServer, checkpoint))) as plain:
+        results = final(plain, others, short_requests(checkpoint), load=2, rounds=2)
     assert {name: len(turns) for name, turns in results.items()} == {
         ("drafting", 2): 2,
-        ("also", 2): 2,
+        ("plain_too", 2): 2,
         ("dying", 2): 1,
     }
-    for drafting, also in zip(results["drafting", 2], results["also", 2], strict=True):
-        assert drafting.plain is also.plain
-        assert drafting.ours.lengths == also.ours.lengths == also.plain.lengths
+    for drafting, plain_too in zip(results["drafting", 2], results["plain_too", 2], strict=True):
+        assert drafting.plain is plain_too.plain
+        assert drafting.ours.lengths == plain_too.ours.lengths == plain_too.plain.lengths
     assert "dying: not run: its process ended with 3" in capsys.readouterr().out
 
 
-def stops(process: psutil.Process) -> bool:
-    """A signal takes a moment to arrive."""
+def is_stopped(process: psutil.Process) -> bool:
+    """Waits, for a signal takes some time to arrive."""
     end = time.monotonic() + 5.0
     while process.status() != psutil.STATUS_STOPPED and time.monotonic() < end:
         time.sleep(0.01)
     return bool(process.status() == psutil.STATUS_STOPPED)
 
 
-def test_only_who_serves_takes_processor_time() -> None:
+def test_contenders_are_stopped_between_their_turns() -> None:
     checkpoint = str(model_path(TARGET))
-    with closing(Contender(PLAIN, partial(Native, checkpoint))) as plain:
+    with closing(Contender(PLAIN, partial(NativeServer, checkpoint))) as plain:
         (process,) = multiprocessing.active_children()
         waiting = psutil.Process(process.pid)
-        assert stops(waiting)
-        assert plain.serve(list(islice(few_tokens(checkpoint), 2)), clients=2) is not None
-        assert stops(waiting)
+        assert is_stopped(waiting)
+        assert plain.serve(list(islice(short_requests(checkpoint), 2)), clients=2) is not None
+        assert is_stopped(waiting)
     assert not waiting.is_running()

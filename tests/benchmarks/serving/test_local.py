@@ -1,25 +1,25 @@
-"""The zoo served in one process: what its ways are compared on."""
+"""What the modes of `benchmarks.serving.local` are compared on."""
 
 from actors.coordinator.settings import Lane
 from actors.hosts.inline import DirectDrafter
 from actors.hosts.loading import make_lookup
-from benchmarks.serving.local import drafter, forget_answers
+from benchmarks.serving.local import drafter_spec, reset_lookups
 from policies.request import LaneView
 from tests.engine.drafters.orders import Stream
 
-ANSWER = [11, 12, 13, 14, 15, 16]
+OUTPUT = [11, 12, 13, 14, 15, 16]
 
 
-def test_no_way_finds_what_another_one_was_answered() -> None:
-    spec = drafter("suffix")
+def test_lookups_do_not_find_the_outputs_of_another_mode() -> None:
+    spec = drafter_spec("suffix")
     host = DirectDrafter(make_lookup(spec))
     lanes = [Lane(LaneView("suffix", "suffix", 64), host, free=True)]
     first = Stream("first", [1, 2])
     first.draft(host.drafter, depth=0)
-    first.committed.extend(ANSWER)
+    first.committed.extend(OUTPUT)
     first.draft(host.drafter, depth=0)
     host.drafter.forget(["first"])
-    found = Stream("second", [1, 11, 12]).draft(host.drafter, depth=3)
-    assert found.tokens.tolist() == [13, 14, 15]
-    forget_answers(lanes, [spec])
+    draft = Stream("second", [1, 11, 12]).draft(host.drafter, depth=3)
+    assert draft.tokens.tolist() == [13, 14, 15]
+    reset_lookups(lanes, [spec])
     assert len(Stream("third", [1, 11, 12]).draft(host.drafter, depth=3)) == 0

@@ -1,4 +1,4 @@
-"""vLLM's own sides, what they are asked, and how Spindle is judged."""
+"""vLLM's contenders, the requests they get, and how Spindle is compared with them."""
 
 import multiprocessing
 from contextlib import closing
@@ -10,49 +10,55 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.serving.contenders import Served
-from benchmarks.serving.contest import EACH, Contender, Turn
-from benchmarks.serving.peers import PLAIN, SPINDLE, finalists_of, judged, questions, report
+from benchmarks.serving.contenders import TurnResult
+from benchmarks.serving.contest import REQUESTS_PER_CLIENT, Contender, PairedTurn
+from benchmarks.serving.peers import (
+    PLAIN,
+    SPINDLE,
+    compared_with_best,
+    finalists_of,
+    peer_requests,
+    report,
+)
 from benchmarks.serving.vllm_contenders import ServedVllm, VllmLoop, mend_temperatures
 from cluster.zoo import TARGET, model_path
 
-MOST = 12
-"""Tokens of an answer."""
+MAX_TOKENS = 12
 
 
 @pytest.mark.parametrize("kind", [VllmLoop, ServedVllm])
-def test_vllm_itself_serves_and_ends_with_its_process(
+def test_vllm_serves_and_its_processes_end_with_the_contender(
     kind: type[VllmLoop] | type[ServedVllm],
 ) -> None:
-    """Slow, for vLLM compiles the model. Numba, which comes with our packages, once kept it from
-    starting, and nobody saw that until the table was wanted."""
+    """Slow, for vLLM compiles the model. Numba among our packages once kept vLLM from starting."""
     checkpoint = str(model_path(TARGET))
     with closing(Contender(PLAIN, partial(kind, checkpoint, None, "float32"))) as plain:
-        assert plain.refused is None
+        assert plain.failure is None
         (process,) = multiprocessing.active_children()
-        its_own = psutil.Process(process.pid).children(recursive=True)
-        asked = list(islice(questions(checkpoint), 2))
-        short = [replace(one, max_tokens=MOST, stop=()) for one in asked]
+        children = psutil.Process(process.pid).children(recursive=True)
+        requests = list(islice(peer_requests(checkpoint), 2))
+        short = [replace(request, max_tokens=MAX_TOKENS, stop=()) for request in requests]
         served = plain.serve(short, clients=2)
     assert served is not None
-    assert served.lengths == (MOST, MOST)
-    assert 0 < served.forwards <= MOST + 2
-    _, alive = psutil.wait_procs(its_own, timeout=10)
+    assert served.lengths == (MAX_TOKENS, MAX_TOKENS)
+    assert 0 < served.forwards <= MAX_TOKENS + 2
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
 
 
-def test_questions_are_greedy_and_sampled_in_every_domain_and_never_come_twice() -> None:
-    asked = list(islice(questions(str(model_path(TARGET))), 60))
-    assert [one.temperature for one in asked[:EACH]] == [0, 0, 0, 1, 1, 1]
-    assert len({one.prompt for one in asked}) > 50
+def test_requests_are_greedy_and_sampled_in_every_domain_and_differ() -> None:
+    requests = list(islice(peer_requests(str(model_path(TARGET))), 60))
+    temperatures = [request.temperature for request in requests[:REQUESTS_PER_CLIENT]]
+    assert temperatures == [0, 0, 0, 1, 1, 1]
+    assert len({request.prompt for request in requests}) > 50
 
 
-def turn(ours_s: float, plain_s: float) -> Turn:
-    ours, plain = (Served((100,), (took_s,), took_s, 10) for took_s in (ours_s, plain_s))
-    return Turn(ours, plain, ("code",))
+def turn(ours_s: float, plain_s: float) -> PairedTurn:
+    ours, plain = (TurnResult((100,), (taken_s,), taken_s, 10) for taken_s in (ours_s, plain_s))
+    return PairedTurn(ours, plain, ("code",))
 
 
-def test_the_report_has_everyone_over_plain_vllm_in_their_turns() -> None:
+def test_the_report_compares_each_contender_with_plain_vllm_in_its_turns() -> None:
     records = report(
         {
             ("vllm_suffix_k3", 1): [turn(1.0, 1.0), turn(1.0, 3.0)],
@@ -68,8 +74,8 @@ def test_the_report_has_everyone_over_plain_vllm_in_their_turns() -> None:
     assert by_name[f"peers/{PLAIN}/c1/goodput"].value == 50
 
 
-def test_spindle_is_held_against_the_best_of_vllms_in_the_final_be_it_plain_decoding() -> None:
-    records, behind = judged(
+def test_spindle_is_compared_with_the_best_of_vllms_in_the_final_plain_included() -> None:
+    records, behind = compared_with_best(
         {
             ("vllm_suffix_k3", 1): [turn(1.0, 1.0), turn(1.0, 3.0)],
             ("vllm_ngram_k3", 1): [turn(1.0, 1.0), turn(1.0, 1.0)],
@@ -80,7 +86,7 @@ def test_spindle_is_held_against_the_best_of_vllms_in_the_final_be_it_plain_deco
             (SPINDLE, 16): [turn(1.25, 1.0)],
         }
     )
-    over = {one.name: (one.value, one.reference, one.ratio) for one in records}
+    over = {r.name: (r.value, r.reference, r.ratio) for r in records}
     assert over["peers/final/spindle/c1/over_best"] == (1.6, 2, 0.8)
     assert over["peers/final/spindle/c4/over_best"] == (2, 1, 2)
     assert over["peers/final/spindle/c16/over_best"] == (0.8, 1, 0.8)
@@ -90,7 +96,7 @@ def test_spindle_is_held_against_the_best_of_vllms_in_the_final_be_it_plain_deco
     ]
 
 
-def test_the_best_of_vllms_at_a_load_come_into_its_final_with_spindle() -> None:
+def test_the_final_of_a_load_has_spindle_and_the_best_of_vllms_at_it() -> None:
     heats = {
         (name, load): [turn(1.0, plain_s)]
         for load in (1, 4)
@@ -105,17 +111,18 @@ def test_the_best_of_vllms_at_a_load_come_into_its_final_with_spindle() -> None:
     assert finalists_of(heats, 4) == [SPINDLE, "vllm_suffix_k5", "vllm_ngram_k1"]
 
 
-def test_the_slowest_domain_is_the_one_that_gains_least_for_most_of_its_requests() -> None:
+def test_the_slowest_domain_has_the_lowest_median_speed_over_plain() -> None:
     plain, ours = (
-        Served((1,) * 4, took_s, 1.0, 1) for took_s in ((4.0, 4.0, 4.0, 2.0), (1.0, 2.0, 8.0, 2.5))
+        TurnResult((1,) * 4, latencies_s, 1.0, 1)
+        for latencies_s in ((4.0, 4.0, 4.0, 2.0), (1.0, 2.0, 8.0, 2.5))
     )
-    turns = [Turn(ours, plain, ("code", "code", "code", "prose"))]
+    turns = [PairedTurn(ours, plain, ("code", "code", "code", "prose"))]
     records = report({(SPINDLE, 4): turns}, "peers")
-    (slowest,) = (one for one in records if one.name == "peers/spindle/c4/slowest_domain")
+    (slowest,) = (r for r in records if r.name == "peers/spindle/c4/slowest_domain")
     assert slowest.value == 2.0 / 2.5
 
 
-def test_vllms_rejection_sampler_gets_the_temperature_of_each_token() -> None:
+def test_vllms_rejection_sampler_uses_the_temperature_of_each_token() -> None:
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
     mend_temperatures()
     temperatures, ends = torch.tensor([0.5, 0.0, 0.7, 2.0]), torch.tensor([2, 3, 3, 6])

@@ -1,4 +1,4 @@
-"""What the acceptance model promises of its draws, jointly and marginally."""
+"""Joint and marginal distributions of the acceptance model's draws."""
 
 import numpy as np
 import pytest
@@ -28,34 +28,34 @@ def confidence(drawn: list[Draws]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
-def test_the_mean_is_the_given_one(mean: float) -> None:
+def test_the_mean_acceptance_is_the_given_one(mean: float) -> None:
     model = synthetic(mean, residual=0.5, persistence=0.5, early_share=0.3)
     assert model.acceptance == pytest.approx(mean, abs=0.01)
     assert accepted(draws(model)).mean() == pytest.approx(mean, abs=0.03)
 
 
 @pytest.mark.parametrize("distortion", [1.0, 3.0])
-def test_confidence_is_worth_what_the_distortion_says(distortion: float) -> None:
+def test_acceptance_follows_confidence_by_the_distortion(distortion: float) -> None:
     drawn = draws(synthetic(0.6, distortion=distortion))
-    believed, right = confidence(drawn), accepted(drawn)
+    confident, right = confidence(drawn), accepted(drawn)
     for low in (0.2, 0.4, 0.6, 0.8):
-        there = (believed > low) & (believed < low + 0.1)
-        expected = (believed[there] ** (1 / distortion)).mean()
-        assert right[there].mean() == pytest.approx(expected, abs=0.03)
+        band = (confident > low) & (confident < low + 0.1)
+        expected = (confident[band] ** (1 / distortion)).mean()
+        assert right[band].mean() == pytest.approx(expected, abs=0.03)
 
 
-def test_siblings_are_ranked_and_catch_their_share_of_the_misses() -> None:
+def test_siblings_are_ranked_and_hold_their_shares_of_the_misses() -> None:
     drawn = draws(synthetic(0.6, rank_shares=(0.3, 0.1), sibling_confidence=(0.5, 0.2)))
     rank = np.stack([one.rank for one in drawn])
     misses = rank[rank != 0]
     assert (misses == 1).mean() == pytest.approx(0.3, abs=0.02)
     assert (misses == 2).mean() == pytest.approx(0.1, abs=0.02)
-    beliefs = np.stack([one.confidence for one in drawn])
-    assert (np.diff(beliefs, axis=2) <= 0).all()
-    assert (beliefs.sum(axis=2) <= 1 + 1e-6).all()
+    confidences = np.stack([one.confidence for one in drawn])
+    assert (np.diff(confidences, axis=2) <= 0).all()
+    assert (confidences.sum(axis=2) <= 1 + 1e-6).all()
 
 
-def test_requests_differ_by_the_share_that_is_theirs() -> None:
+def test_requests_differ_by_the_request_share() -> None:
     def spread(request_share: float) -> float:
         return float(accepted(draws(synthetic(0.6, request_share=request_share))).mean(1).std())
 
@@ -64,14 +64,14 @@ def test_requests_differ_by_the_share_that_is_theirs() -> None:
     assert spread(0.3) > 3 * independent
 
 
-def test_acceptance_drifts_at_first_and_settles() -> None:
-    """LAPS-SD, Fig. 3: how a request begins says less of its end than its middle does."""
+def test_acceptance_drifts_at_first_and_then_settles() -> None:
+    """LAPS-SD, Fig. 3: a request's first tokens predict its end less than its middle does."""
     drawn = accepted(draws(synthetic(0.6, request_share=0.2, early_share=0.7, early_tokens=40.0)))
-    begin, middle, end = (drawn[:, part].mean(1) for part in np.split(np.arange(192), 3))
-    assert np.corrcoef(begin, end)[0, 1] < np.corrcoef(middle, end)[0, 1] - 0.1
+    first, middle, last = (drawn[:, part].mean(1) for part in np.split(np.arange(192), 3))
+    assert np.corrcoef(first, last)[0, 1] < np.corrcoef(middle, last)[0, 1] - 0.1
 
 
-def test_streaks_are_as_long_as_persistence_makes_them() -> None:
+def test_neighbouring_positions_correlate_by_the_persistence() -> None:
     def neighbours(persistence: float) -> float:
         model = synthetic(0.6, request_share=0.0, persistence=persistence)
         drawn = confidence(draws(model))
@@ -81,7 +81,7 @@ def test_streaks_are_as_long_as_persistence_makes_them() -> None:
     assert neighbours(0.6) == pytest.approx(0.6, abs=0.06)
 
 
-def test_drafters_share_what_is_hard() -> None:
+def test_drafters_correlate_by_the_agreement() -> None:
     model = synthetic(0.6, request_share=0.0)
     for agreement, low, high in ((0.0, -0.03, 0.03), (0.8, 0.6, 0.9)):
         one, other = (
@@ -90,14 +90,14 @@ def test_drafters_share_what_is_hard() -> None:
         assert low < np.corrcoef(one, other)[0, 1] < high
 
 
-def test_a_silent_drafter_is_silent_as_often_as_it_is() -> None:
+def test_a_lookup_proposes_nothing_at_its_share_of_positions() -> None:
     drawn = draws(DrafterModel((0.4, 0.9), (0.5, 0.9), silent=0.4))
-    believed = confidence(drawn)
-    assert (believed == 0).mean() == pytest.approx(0.4, abs=0.02)
-    assert not accepted(drawn)[believed == 0].any()
+    confident = confidence(drawn)
+    assert (confident == 0).mean() == pytest.approx(0.4, abs=0.02)
+    assert not accepted(drawn)[confident == 0].any()
 
 
-def test_the_same_position_has_the_same_draw_whoever_asks_and_when() -> None:
+def test_draws_do_not_depend_on_their_order() -> None:
     acceptance = Acceptance({("", "ssm"): synthetic(0.6), ("", "other"): synthetic(0.4)})
     later_first = acceptance.draws(7, "", "ssm", 3), acceptance.draws(7, "", "ssm", 0)
     again = acceptance.draws(7, "", "ssm", 0), acceptance.draws(7, "", "ssm", 3)
@@ -108,6 +108,6 @@ def test_the_same_position_has_the_same_draw_whoever_asks_and_when() -> None:
     assert not np.array_equal(again[0].rank, acceptance.draws(7, "", "other", 0).rank)
 
 
-def test_shares_beyond_the_whole_are_refused() -> None:
+def test_shares_above_1_are_refused() -> None:
     with pytest.raises(ValueError, match="exceed 1"):
         synthetic(0.5, request_share=0.7, early_share=0.4)

@@ -1,4 +1,4 @@
-"""Virtual time: exact, in order, and never silent about a program that cannot go on."""
+"""Virtual time is exact and in order, and a program that cannot continue is reported."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.simulator import clock
 
 
-def test_hours_pass_at_once_and_exactly() -> None:
+def test_hours_pass_immediately_and_exactly() -> None:
     async def main() -> float:
         await asyncio.sleep(3600.0)
         await asyncio.sleep(0.25)
@@ -49,7 +49,7 @@ def test_a_timeout_fires_in_virtual_time() -> None:
     assert clock.run(main()) == 30.0
 
 
-def test_whatever_is_due_waits_for_code_that_takes_its_time() -> None:
+def test_timers_wait_while_code_spends_time() -> None:
     async def main() -> float:
         timer = asyncio.create_task(asyncio.sleep(1.0))
         await asyncio.sleep(0.5)
@@ -60,7 +60,7 @@ def test_whatever_is_due_waits_for_code_that_takes_its_time() -> None:
     assert clock.run(main()) == 2.5
 
 
-def test_a_program_that_cannot_go_on_is_told_which_task_waits() -> None:
+def test_a_deadlock_lists_the_waiting_tasks() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -68,10 +68,10 @@ def test_a_program_that_cannot_go_on_is_told_which_task_waits() -> None:
         clock.run(waits_for_ever())
 
 
-def test_errors_of_the_program_come_through() -> None:
+def test_exceptions_of_the_program_are_raised() -> None:
     async def main() -> None:
         await asyncio.sleep(1.0)
-        raise KeyError("mine")
+        raise KeyError("error")
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError, match="error"):
         clock.run(main())

@@ -1,4 +1,4 @@
-"""The simulated drafter: the protocol of real ones, the cost model's time, acceptance's truth."""
+"""The simulated drafter: the protocol of real drafters, the cost model's time, drawn acceptance."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.device import NO_FAULTS, Faults
 from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.scripts import Target
+from benchmarks.simulator.outputs import Target
 from engine.protocol import Draft, DraftOrder, Missing
 from policies.cost import LinearCost
 from policies.tree import DraftTree
@@ -21,8 +21,8 @@ from tests.engine.drafters.orders import Stream
 
 PROMPT = [5, 6, 7]
 FORWARDS = LinearCost(0.0, 0.0, 1.0)
-"""Counts forwards."""
-OF = {"a": "", "b": ""}
+"""A second each."""
+DOMAINS = {"a": "", "b": ""}
 MODEL = synthetic(0.7)
 TARGET = Target({})
 
@@ -35,7 +35,7 @@ def drafter(
 ) -> SimulatedDrafter:
     acceptance = Acceptance({("", "ssm"): model})
     return SimulatedDrafter(
-        "ssm", cost, TARGET, acceptance, OF, transport_s=transport_s, faults=faults
+        "ssm", cost, TARGET, acceptance, DOMAINS, transport_s=transport_s, faults=faults
     )
 
 
@@ -44,11 +44,11 @@ def tree_of(answer: object) -> DraftTree:
     return answer.tree
 
 
-def truth(request: str, seed: int = 0) -> list[int]:
+def target_tokens(request: str, seed: int = 0) -> list[int]:
     return TARGET.block(request, seed, 0).tolist()
 
 
-def test_a_delta_without_its_beginning_is_missing_and_the_rest_goes_on() -> None:
+def test_a_delta_whose_prefix_is_not_held_is_missing_and_other_orders_are_served() -> None:
     async def main() -> None:
         host = drafter()
         known, unknown = Stream("a", PROMPT), Stream("b", PROMPT)
@@ -64,11 +64,11 @@ def test_a_delta_without_its_beginning_is_missing_and_the_rest_goes_on() -> None
     ("prompt", "depth", "forwards"),
     [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)],
 )
-def test_a_draft_takes_the_forwards_that_a_real_one_takes(
+def test_a_draft_takes_as_many_forwards_as_a_real_one(
     prompt: int, depth: int, forwards: int
 ) -> None:
-    """Committed tokens in chunks of 512, the last one proposing level 1; then one per level. To
-    catch up, the last token need not run."""
+    """Committed tokens in chunks of 512, the last of which proposes level 1; then one per level.
+    For catch-up alone, the last token need not run."""
 
     async def main() -> float:
         await drafter().draft([Stream("a", [1] * prompt).order(depth)], None)
@@ -77,24 +77,24 @@ def test_a_draft_takes_the_forwards_that_a_real_one_takes(
     assert clock.run(main()) == forwards
 
 
-def test_rows_that_turn_out_committed_are_not_run_again() -> None:
+def test_rows_of_accepted_draft_tokens_are_not_run_again() -> None:
     rows = LinearCost(0.0, 1.0, 0.0)
 
     async def main(accepted: int) -> float:
         host = drafter(rows, DrafterModel((1.0, 1.0), (1.0, 1.0)))
         stream = Stream("a", PROMPT)
         await host.draft([stream.order(3)], None)
-        begun = asyncio.get_running_loop().time()
-        stream.committed.extend(truth("a")[: accepted + 1])
+        started = asyncio.get_running_loop().time()
+        stream.committed.extend(target_tokens("a")[: accepted + 1])
         await host.draft([stream.order(1)], None)
-        return asyncio.get_running_loop().time() - begun
+        return asyncio.get_running_loop().time() - started
 
     assert clock.run(main(accepted=0)) == 1  # the target's own token
     assert clock.run(main(accepted=2)) == 1
-    assert clock.run(main(accepted=3)) == 2  # and the deepest one, which was proposed, not run
+    assert clock.run(main(accepted=3)) == 2  # and the deepest level, which was proposed, not run
 
 
-def test_requests_draft_in_one_batch_to_their_own_depths() -> None:
+def test_requests_in_a_batch_are_drafted_to_their_own_depths() -> None:
     async def main() -> tuple[list[int], float]:
         orders = [Stream("a", PROMPT).order(1), Stream("b", PROMPT).order(4)]
         answers = await drafter(LinearCost(0.0, 1.0, 10.0)).draft(orders, None)
@@ -105,7 +105,7 @@ def test_requests_draft_in_one_batch_to_their_own_depths() -> None:
     assert seconds == (10 + 6) + 3 * (10 + 1)
 
 
-def test_calls_wait_for_each_other() -> None:
+def test_calls_are_served_one_at_a_time() -> None:
     async def main() -> list[float]:
         host, ends = drafter(), []
 
@@ -120,51 +120,51 @@ def test_calls_wait_for_each_other() -> None:
 
 
 @dataclass
-class _UpTo:
-    """Lets each request draft to a level of its own, and notes what it is shown."""
+class _DepthRule:
+    """Drafts each request to a level of its own, and records its arguments."""
 
     levels: dict[str, int]
-    seen: list[tuple[int, list[str], list[list[float]]]] = field(default_factory=list)
+    calls: list[tuple[int, list[str], list[list[float]]]] = field(default_factory=list)
 
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
     ) -> Sequence[bool]:
-        self.seen.append((depth, list(requests), [level.tolist() for level in frontier]))
+        self.calls.append((depth, list(requests), [level.tolist() for level in frontier]))
         return [depth < self.levels[request] for request in requests]
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_rule_stops_each_request_at_its_level(width: int) -> None:
-    async def main(rule: _UpTo) -> tuple[list[DraftTree], float]:
+    async def main(rule: _DepthRule) -> tuple[list[DraftTree], float]:
         orders = [Stream(name, PROMPT).order(5, width) for name in ("a", "b")]
         answers = await drafter().draft(orders, rule)
         return [tree_of(one) for one in answers], asyncio.get_running_loop().time()
 
-    rule = _UpTo({"a": 1, "b": 3})
+    rule = _DepthRule({"a": 1, "b": 3})
     (first, second), seconds = clock.run(main(rule))
     assert [int(first.depth.max()), int(second.depth.max())] == [1, 3]
     assert seconds == 3
-    assert [(depth, requests) for depth, requests, _ in rule.seen] == [
+    assert [(depth, requests) for depth, requests, _ in rule.calls] == [
         (0, ["a", "b"]),
         (1, ["a", "b"]),
         (2, ["b"]),
         (3, ["b"]),
     ]
-    assert rule.seen[0][2] == [[], []]
+    assert rule.calls[0][2] == [[], []]
     path = second.path_confidence()
-    for depth, _, frontier in rule.seen[1:]:
+    for depth, _, frontier in rule.calls[1:]:
         assert frontier[-1] == pytest.approx(path[second.depth == depth].tolist())
 
 
-def test_a_rule_may_refuse_to_draft_at_all() -> None:
+def test_a_rule_may_stop_a_draft_before_its_first_level() -> None:
     async def main() -> tuple[int, float]:
-        (answer,) = await drafter().draft([Stream("a", PROMPT).order(5)], _UpTo({"a": 0}))
+        (answer,) = await drafter().draft([Stream("a", PROMPT).order(5)], _DepthRule({"a": 0}))
         return len(tree_of(answer)), asyncio.get_running_loop().time()
 
     assert clock.run(main()) == (0, 1.0)  # the prompt is read up to its last token
 
 
-def test_trees_are_trees_and_hold_the_chain_of_first_choices() -> None:
+def test_trees_are_well_formed_and_hold_the_first_choice() -> None:
     async def main() -> list[DraftTree]:
         trees = []
         for width in (1, 2, 4):
@@ -181,7 +181,7 @@ def test_trees_are_trees_and_hold_the_chain_of_first_choices() -> None:
         assert tree.follow(chain.tokens.tolist()[:1])
 
 
-def test_wider_trees_catch_more_of_the_target() -> None:
+def test_wider_trees_hold_more_of_the_targets_tokens() -> None:
     async def accepted(width: int) -> int:
         host = SimulatedDrafter(
             "ssm",
@@ -193,7 +193,7 @@ def test_wider_trees_catch_more_of_the_target() -> None:
         orders = [Stream(str(seed), PROMPT, seed=seed).order(3, width) for seed in range(300)]
         answers = await host.draft(orders, None)
         return sum(
-            len(tree_of(answer).follow(truth(str(seed), seed)))
+            len(tree_of(answer).follow(target_tokens(str(seed), seed)))
             for seed, answer in enumerate(answers)
         )
 
@@ -201,35 +201,35 @@ def test_wider_trees_catch_more_of_the_target() -> None:
     assert wide > 1.2 * narrow
 
 
-def test_matched_says_what_the_drafter_would_have_drafted() -> None:
-    """Counterfactual scores agree with drafts really made at every position."""
+def test_matched_are_the_tokens_that_the_drafter_would_have_drafted() -> None:
+    """Counterfactual scores agree with drafts made at every position."""
 
     async def main() -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        said = truth("a")[:40]
+        output = target_tokens("a")[:40]
         stream = Stream("a", PROMPT)
-        stream.committed.extend(said)
+        stream.committed.extend(output)
         prefix = stream.prefix()
         (answer,) = await drafter().draft([DraftOrder(prefix, depth=0, score=True)], None)
         assert isinstance(answer, Draft)
-        tried = []
-        for position, token in enumerate(said):
+        drafted = []
+        for position, token in enumerate(output):
             other = Stream("a", PROMPT)
-            other.committed.extend(said[:position])
-            (one,) = await drafter().draft([other.order(1)], None)
-            tried.append(tree_of(one).tokens.tolist() == [token])
-        return answer.matched, tuple(tried)
+            other.committed.extend(output[:position])
+            (draft,) = await drafter().draft([other.order(1)], None)
+            drafted.append(tree_of(draft).tokens.tolist() == [token])
+        return answer.matched, tuple(drafted)
 
-    matched, tried = clock.run(main())
-    assert matched == tried
+    matched, drafted = clock.run(main())
+    assert matched == drafted
     assert {True, False} == set(matched)
 
 
-def test_matched_covers_only_output_that_was_new() -> None:
+def test_matched_covers_only_new_output() -> None:
     async def main() -> int:
         host, stream = drafter(), Stream("a", PROMPT)
-        stream.committed.extend(truth("a")[:4])
+        stream.committed.extend(target_tokens("a")[:4])
         await host.draft([stream.order(0)], None)
-        stream.committed.extend(truth("a")[4:10])
+        stream.committed.extend(target_tokens("a")[4:10])
         (answer,) = await host.draft([DraftOrder(stream.prefix(), 0, score=True)], None)
         assert isinstance(answer, Draft)
         return len(answer.matched)
@@ -237,10 +237,10 @@ def test_matched_covers_only_output_that_was_new() -> None:
     assert clock.run(main()) == 6
 
 
-def test_a_request_may_be_forgotten_while_its_answer_travels() -> None:
+def test_a_request_may_be_forgotten_during_the_transport_of_its_answer() -> None:
     async def main() -> int:
         host, stream = drafter(transport_s=1.0), Stream("a", PROMPT)
-        stream.committed.extend(truth("a")[:4])
+        stream.committed.extend(target_tokens("a")[:4])
         reading = asyncio.create_task(
             host.draft([DraftOrder(stream.prefix(), depth=0, score=True)], None)
         )
@@ -253,7 +253,7 @@ def test_a_request_may_be_forgotten_while_its_answer_travels() -> None:
     assert clock.run(main()) == 4
 
 
-def test_a_lookup_drafter_may_say_nothing_and_takes_no_time() -> None:
+def test_a_lookup_drafter_may_propose_nothing_and_takes_no_time() -> None:
     silent = DrafterModel((0.5, 0.9), (0.5, 0.9), silent=0.5)
 
     async def main() -> tuple[int, float]:
@@ -273,17 +273,17 @@ def test_a_lookup_drafter_may_say_nothing_and_takes_no_time() -> None:
     assert seconds == 0.0
 
 
-def test_a_drafter_that_dies_forgets_and_comes_back() -> None:
+def test_a_drafter_that_dies_loses_its_state_and_recovers() -> None:
     async def main() -> None:
-        clock_s = asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
         host, stream = drafter(faults=Faults((1.5,), recovery_s=2.0)), Stream("a", PROMPT)
         with pytest.raises(HostLost):
             await host.draft([stream.order(4)], None)
-        assert clock_s() == 1.5
+        assert now() == 1.5
         with pytest.raises(HostLost):
             await host.forget(["a"])
         await host.recover()
-        assert clock_s() == 3.5
+        assert now() == 3.5
         stream.committed.extend([1])
         (answer,) = await host.draft([stream.order(1)], None)
         assert answer == Missing("a", 0, 2, have=0)

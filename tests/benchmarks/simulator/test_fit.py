@@ -1,6 +1,4 @@
-"""From proposals to traces to a model: what was put in comes out."""
-
-from pathlib import Path
+"""Recording drafters and fitting a model recovers the parameters of the model they drew from."""
 
 import numpy as np
 import pytest
@@ -9,8 +7,8 @@ from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import WRONG, Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.drafter import SimulatedDrafter
 from benchmarks.simulator.fit import fit_acceptance, fit_drafter
-from benchmarks.simulator.recorder import Recorder, Trace, read_traces, write_traces
-from benchmarks.simulator.scripts import Target
+from benchmarks.simulator.outputs import Target
+from benchmarks.simulator.recorder import Recorder, Trace
 from engine.protocol import Draft
 from tests.engine.drafters.orders import Stream
 
@@ -20,24 +18,24 @@ TARGET = Target({})
 def recorded(
     model: DrafterModel, tokens: int, depth: int, width: int = 1, caught_up: bool = False
 ) -> Trace:
-    """One request, drafted and verified to its end, its drafter recorded; with `caught_up`, it had
-    read the prompt in idle time before its first draft."""
+    """The trace of one request that is drafted and verified to its end; with `caught_up`, an order
+    for catch-up alone precedes the first draft."""
     traces: list[Trace] = []
 
     async def main() -> None:
         acceptance = Acceptance({("prose", "ssm"): model})
         host = SimulatedDrafter("ssm", None, TARGET, acceptance, {"a": "prose"})
         recorder = Recorder(host, "ssm", lambda _request: "prose", traces.append)
-        stream, truth = Stream("a", [1, 2, 3]), TARGET.block("a", 0, 0).tolist()
-        said = 0
+        stream, output = Stream("a", [1, 2, 3]), TARGET.block("a", 0, 0).tolist()
+        position = 0
         if caught_up:
             await recorder.draft([stream.order(0)], None)
-        while said < tokens:
+        while position < tokens:
             (answer,) = await recorder.draft([stream.order(depth, width)], None)
             assert isinstance(answer, Draft)
-            accepted = len(answer.tree.follow(truth[said:]))
-            stream.committed.extend(truth[said : said + accepted + 1])
-            said += accepted + 1
+            accepted = len(answer.tree.follow(output[position:]))
+            stream.committed.extend(output[position : position + accepted + 1])
+            position += accepted + 1
         await recorder.draft([stream.order(0)], None)
         await recorder.forget(["a"])
 
@@ -46,7 +44,7 @@ def recorded(
     return trace
 
 
-def test_the_recorder_sees_the_draws_at_every_position_that_was_judged() -> None:
+def test_a_trace_holds_the_draws_at_every_position_that_was_verified() -> None:
     model = synthetic(0.7)
     trace = recorded(model, tokens=120, depth=3)
     drawn = Acceptance({("prose", "ssm"): model}).draws(0, "prose", "ssm", 0)
@@ -55,18 +53,18 @@ def test_the_recorder_sees_the_draws_at_every_position_that_was_judged() -> None
     assert trace.ranks == [0 if drawn.rank[p] == 0 else WRONG for p in trace.positions]
     first = [row[0] for row in trace.confidences]
     assert first == pytest.approx([float(drawn.confidence[p, 0]) for p in trace.positions])
-    # Unjudged is only the target's own token behind a draft that was right to its end.
-    unjudged = set(range(120)) - set(trace.positions)
-    assert all(drawn.rank[p - 1] == 0 for p in unjudged)
+    # Not recorded are only the target's own tokens after drafts that were right to their end.
+    unrecorded = set(range(120)) - set(trace.positions)
+    assert all(drawn.rank[p - 1] == 0 for p in unrecorded)
 
 
-def test_a_request_that_begins_with_catching_up_is_recorded_as_well() -> None:
+def test_a_request_that_starts_with_catch_up_is_recorded_too() -> None:
     model = synthetic(0.7)
     trace = recorded(model, tokens=120, depth=3, caught_up=True)
     assert trace == recorded(model, tokens=120, depth=3)
 
 
-def test_the_recorder_keeps_the_ranks_of_siblings() -> None:
+def test_a_trace_holds_the_ranks_of_siblings() -> None:
     model = synthetic(0.5)
     trace = recorded(model, tokens=120, depth=1, width=4)
     drawn = Acceptance({("prose", "ssm"): model}).draws(0, "prose", "ssm", 0)
@@ -75,35 +73,29 @@ def test_the_recorder_keeps_the_ranks_of_siblings() -> None:
     assert {0, 1, WRONG} <= set(trace.ranks)
 
 
-def test_silence_is_recorded_as_silence() -> None:
+def test_positions_without_a_proposal_are_recorded() -> None:
     trace = recorded(DrafterModel((0.4, 0.9), (0.5, 0.9), silent=0.5), tokens=200, depth=4)
-    silent = [rank for row, rank in zip(trace.confidences, trace.ranks, strict=True) if not row]
-    assert len(silent) > 20
-    assert set(silent) == {WRONG}
-
-
-def test_traces_survive_the_file(tmp_path: Path) -> None:
-    traces = [recorded(synthetic(0.6), tokens=20, depth=2)]
-    write_traces(traces, tmp_path / "traces.jsonl")
-    assert read_traces(tmp_path / "traces.jsonl") == traces
+    empty = [rank for row, rank in zip(trace.confidences, trace.ranks, strict=True) if not row]
+    assert len(empty) > 20
+    assert set(empty) == {WRONG}
 
 
 @pytest.fixture(scope="module")
 def fitted() -> Acceptance:
-    """Of traces that TRUTH has drawn."""
+    """To traces drawn from DRAWN_FROM."""
     return fit_acceptance(
         [
-            Trace(str(seed), "", drafter, list(range(160)), beliefs, ranks)
+            Trace(str(seed), "", drafter, list(range(160)), confidences, ranks)
             for seed in range(250)
             for drafter in ("ssm", "other")
-            if (drawn := TRUTH.draws(seed, "", drafter, 0))
-            and (beliefs := drawn.confidence[:160].tolist())
+            if (drawn := DRAWN_FROM.draws(seed, "", drafter, 0))
+            and (confidences := drawn.confidence[:160].tolist())
             and (ranks := drawn.rank[:160].tolist())
         ]
     )
 
 
-TRUTH = Acceptance(
+DRAWN_FROM = Acceptance(
     {
         ("", "ssm"): synthetic(
             0.65, distortion=3.0, request_share=0.3, persistence=0.3, residual=0.5
@@ -115,27 +107,27 @@ TRUTH = Acceptance(
 )
 
 
-def test_the_fit_finds_what_was_put_in(fitted: Acceptance) -> None:
-    found, put = fitted.models["", "ssm"], TRUTH.models["", "ssm"]
-    assert found.acceptance == pytest.approx(put.acceptance, abs=0.04)
-    assert found.confidence == pytest.approx(put.confidence, abs=0.03)
-    off = np.abs(np.array(found.accepted) - np.array(put.accepted))
-    assert off.mean() < 0.03
-    assert found.request_share == pytest.approx(0.3, abs=0.08)
-    assert found.persistence == pytest.approx(0.3, abs=0.06)
-    assert found.residual == pytest.approx(0.5, abs=0.12)
-    assert found.rank_shares == pytest.approx((0.3, 0.12, 0.08), abs=0.02)
-    assert found.sibling_confidence == pytest.approx((0.45, 0.2, 0.1), abs=0.02)
+def test_the_fit_recovers_each_drafters_parameters(fitted: Acceptance) -> None:
+    model, original = fitted.models["", "ssm"], DRAWN_FROM.models["", "ssm"]
+    assert model.acceptance == pytest.approx(original.acceptance, abs=0.04)
+    assert model.confidence == pytest.approx(original.confidence, abs=0.03)
+    error = np.abs(np.array(model.accepted) - np.array(original.accepted))
+    assert error.mean() < 0.03
+    assert model.request_share == pytest.approx(0.3, abs=0.08)
+    assert model.persistence == pytest.approx(0.3, abs=0.06)
+    assert model.residual == pytest.approx(0.5, abs=0.12)
+    assert model.rank_shares == pytest.approx((0.3, 0.12, 0.08), abs=0.02)
+    assert model.sibling_confidence == pytest.approx((0.45, 0.2, 0.1), abs=0.02)
     assert fitted.models["", "other"].residual < 0.2
     assert fitted.models["", "other"].rank_shares == ()
 
 
-def test_the_fit_finds_what_drafters_share(fitted: Acceptance) -> None:
+def test_the_fit_recovers_the_agreement_of_drafters(fitted: Acceptance) -> None:
     assert fitted.position_agreement == pytest.approx(0.3, abs=0.06)
     assert fitted.request_agreement == pytest.approx(0.8, abs=0.25)
 
 
-def test_a_drafter_that_never_spoke_never_speaks() -> None:
+def test_a_drafter_without_any_proposal_is_fitted_as_empty() -> None:
     model = fit_drafter([Trace("a", "", "ngram", [0, 1], [[], []], [WRONG, WRONG])])
     assert model.silent == 1.0
     assert model.acceptance == 0.0

@@ -1,4 +1,4 @@
-"""Roofline costs: where published peaks put real forwards, and how they scale."""
+"""Roofline costs: times of forwards from published peak rates, and how they scale."""
 
 import pytest
 
@@ -16,31 +16,31 @@ from benchmarks.simulator.hardware import (
 )
 
 
-def test_a_70b_model_on_four_a100_decodes_at_some_25_ms() -> None:
+def test_a_70b_model_on_four_a100_takes_some_25_ms_per_token() -> None:
     cost = roofline(LLAMA_31_70B, A100, 4)
     assert 0.020 < cost.predict(1024, 1) < 0.032
 
 
-def test_a_token_more_is_nearly_free_before_the_knee_and_costs_arithmetic_behind_it() -> None:
+def test_a_token_is_nearly_free_below_the_knee_and_costs_arithmetic_above_it() -> None:
     cost = roofline(LLAMA_7B, A100)
     assert 64 < cost.knee < 512
-    before = cost.predict(0, cost.knee) - cost.predict(0, 1)
-    behind = cost.predict(0, 3 * cost.knee) - cost.predict(0, 2 * cost.knee)
-    assert before < 0.01 * cost.predict(0, 1)
-    assert behind == pytest.approx(2 * 6.74e9 * cost.knee / (0.6 * 312e12), rel=0.01)
+    below = cost.predict(0, cost.knee) - cost.predict(0, 1)
+    above = cost.predict(0, 3 * cost.knee) - cost.predict(0, 2 * cost.knee)
+    assert below < 0.01 * cost.predict(0, 1)
+    assert above == pytest.approx(2 * 6.74e9 * cost.knee / (0.6 * 312e12), rel=0.01)
 
 
-def test_gpus_share_the_weights_but_pay_for_talking() -> None:
+def test_gpus_share_the_weights_and_pay_for_all_reduces() -> None:
     one, four = roofline(LLAMA_7B, V100).predict(0, 1), roofline(LLAMA_7B, V100, 4).predict(0, 1)
     assert one / 4 < four < one / 2
 
 
-def test_small_drafters_are_bound_by_launches_not_by_their_size() -> None:
+def test_small_drafters_are_bound_by_launches_not_by_size() -> None:
     tiny, small = roofline(LLAMA_68M, A100).predict(0, 1), roofline(LLAMA_32_1B, A100).predict(0, 1)
     assert 5 < small / tiny < 1.24e9 / 68e6
 
 
-def test_memory_holds_what_the_weights_leave() -> None:
+def test_kv_gets_the_memory_that_the_weights_leave() -> None:
     # 48 GB less 13.5 GB of weights, half a MiB of KV per token.
     assert kv_tokens(LLAMA_7B, L20) == pytest.approx((0.9 * 48e9 - 13.48e9) / 524_288, abs=1)
     assert kv_tokens(LLAMA_31_70B, A100) == 0

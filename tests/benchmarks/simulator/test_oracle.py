@@ -1,4 +1,4 @@
-"""The oracles are right about the run that they foresee."""
+"""The oracles foresee the run rightly, and exceed the other policies."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,9 @@ import pytest
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
-from benchmarks.simulator.report import Report
 from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
-from benchmarks.simulator.selection_oracle import Oracle
+from benchmarks.simulator.run_report import Report
+from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Lengths, draw
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
@@ -33,8 +33,6 @@ CLUSTER = Cluster(
 )
 ARRIVALS = draw([0.0] * 100, 0, Lengths(64, 0.5, 80, 0.5, 256), ("code", "prose"))
 LIMITS = Limits(max_batch=8, max_waiting=100, kv_tokens=100_000)
-
-
 FASTER, BARRIER = MicroBatchParams("faster"), MicroBatchParams("barrier")
 
 
@@ -52,14 +50,14 @@ def foresight() -> Foresight:
     return Foresight(ARRIVALS, CLUSTER, seed=5)
 
 
-def test_a_clairvoyant_never_verifies_a_wrong_token(foresight: Foresight) -> None:
+def test_the_clairvoyant_never_verifies_a_wrong_token(foresight: Foresight) -> None:
     report = served(make_selection("fixed"), Clairvoyant(foresight, CLUSTER))
     assert report.acceptance == 1.0
     assert report.tally.drafted > 2000
 
 
-def test_a_clairvoyant_length_beats_every_fixed_one(foresight: Foresight) -> None:
-    """Not under every pipeline: it looks at one round alone (docs/simulator.md)."""
+def test_the_clairvoyant_beats_every_fixed_draft_length(foresight: Foresight) -> None:
+    """Not under every pipeline, for it looks at one round alone (docs/simulator.md)."""
     clairvoyant = served(
         make_selection("fixed"), Clairvoyant(foresight, CLUSTER), FASTER
     ).throughput
@@ -68,21 +66,22 @@ def test_a_clairvoyant_length_beats_every_fixed_one(foresight: Foresight) -> Non
         assert served(make_selection("fixed"), fixed, FASTER).throughput < clairvoyant
 
 
-def test_true_goodput_names_the_better_drafter_of_each_domain(foresight: Foresight) -> None:
+def test_true_goodput_is_higher_for_the_better_drafter_of_each_domain(foresight: Foresight) -> None:
     goodput = true_goodput(foresight, CLUSTER, batch=8)
     better: Mapping[str, str] = {"code": "one", "prose": "two"}
     right = [
-        goodput(one.name, better[one.domain]) == max(goodput(one.name, d) for d in ("one", "two"))
-        for one in ARRIVALS
+        goodput(request.name, better[request.domain])
+        == max(goodput(request.name, drafter) for drafter in ("one", "two"))
+        for request in ARRIVALS
     ]
     assert sum(right) >= 90
-    assert all(goodput(one.name, "one") >= goodput(one.name, None) for one in ARRIVALS)
+    assert all(goodput(request.name, "one") >= goodput(request.name, None) for request in ARRIVALS)
 
 
-def test_an_oracles_selection_beats_either_drafter_for_all(foresight: Foresight) -> None:
+def test_oracle_selection_beats_either_drafter_for_all_requests(foresight: Foresight) -> None:
     def throughput(selection: Selection) -> float:
         return served(selection, make_speculation("fixed", {"length": 4})).throughput
 
-    best = throughput(Oracle(true_goodput(foresight, CLUSTER, batch=8)))
+    best = throughput(OracleSelection(true_goodput(foresight, CLUSTER, batch=8)))
     for drafter in ("one", "two"):
         assert best > 1.05 * throughput(make_selection("fixed", {"drafter": drafter}))

@@ -13,16 +13,16 @@ from actors.coordinator.events import CaughtUp, Event, Left, Preempted, Verified
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.device import Faults
-from benchmarks.simulator.report import Report
-from benchmarks.simulator.run import Cluster, DrafterSpec, OwnTime, WrongOutput, simulate
-from benchmarks.simulator.scripts import TargetScript
+from benchmarks.simulator.outputs import TargetOutput
+from benchmarks.simulator.run import Cluster, CoordinatorTime, DrafterSpec, WrongOutput, simulate
+from benchmarks.simulator.run_report import Report
 from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson, specserve_slo
+from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson
 from policies.catalogue import Calibrations
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import MicroBatchParams
 from policies.request import RequestView, Slo
-from tests.benchmarks.simulator.standins import ArrivalOrder, policies
+from tests.benchmarks.simulator.stand_in_policies import ArrivalOrder, policies
 
 VERIFY = RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
 DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
@@ -35,7 +35,7 @@ ACCEPTANCE = Acceptance(
 
 
 def cluster(*drafters: str) -> Cluster:
-    """Lanes of these drafters; `ngram` costs nothing."""
+    """A lane of each drafter; `ngram` takes no time."""
     specs = [DrafterSpec(name, name, None if name == "ngram" else DRAFT) for name in drafters]
     return Cluster(VERIFY, KvMemory(100_000), specs, ACCEPTANCE)
 
@@ -51,7 +51,7 @@ def events_of_a_run() -> str:
     return hashlib.sha256(repr(events).encode()).hexdigest()
 
 
-def test_a_run_repeats_to_its_last_event_in_any_process() -> None:
+def test_runs_repeat_to_the_last_event_in_any_process() -> None:
     here = events_of_a_run()
     assert here == events_of_a_run()
     script = f"from {__name__} import events_of_a_run; print(events_of_a_run())"
@@ -65,36 +65,38 @@ def test_a_run_repeats_to_its_last_event_in_any_process() -> None:
     assert elsewhere.stdout.strip() == here
 
 
-def test_a_lone_drafter_reads_ahead_also_while_it_is_not_let_draft() -> None:
-    """Else it falls behind, and to begin would cost the more, the longer nobody did; and what it
-    reads shows the speculation policy when it should."""
+def test_a_single_drafter_catches_up_even_while_it_does_not_draft() -> None:
+    """Otherwise its first draft would cost the more, the later it is; and the speculation policy
+    learns from the matches in what it reads."""
     events: list[Event] = []
-    learned: list[tuple[str, int]] = []
+    observed: list[tuple[str, int]] = []
 
     def make(calibrations: Calibrations) -> Policies:
         made = policies(depth=0)(calibrations)
 
-        def note(request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]) -> None:
-            learned.append((lane, len(matched)))
+        def observe_read(
+            request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+        ) -> None:
+            observed.append((lane, len(matched)))
 
-        made.speculation.observe_read = note  # type: ignore[method-assign]
+        made.speculation.observe_read = observe_read  # type: ignore[method-assign]
         return made
 
     requests = workload()
     simulate(requests, cluster("small"), make, LIMITS, observe=events.append)
-    read = sum(event.tokens for event in events if isinstance(event, CaughtUp))
-    assert read > sum(one.prompt_tokens for one in requests) / 2
-    assert sum(tokens for lane, tokens in learned if lane == "small") > 100
+    caught_up = sum(event.tokens for event in events if isinstance(event, CaughtUp))
+    assert caught_up > sum(request.prompt_tokens for request in requests) / 2
+    assert sum(tokens for lane, tokens in observed if lane == "small") > 100
 
 
-def test_another_seed_is_another_run() -> None:
+def test_seeds_give_different_runs() -> None:
     def latency(seed: int) -> float:
         return simulate(workload(), cluster("small"), policies(), LIMITS, seed=seed).mean_latency_s
 
     assert latency(1) != latency(2)
 
 
-def test_plain_decoding_alone_takes_what_the_cost_model_says() -> None:
+def test_plain_decoding_of_one_request_takes_the_cost_models_time() -> None:
     request = Arrival("r0", 0.5, prompt_tokens=100, output_tokens=5, max_tokens=50)
     report = simulate([request], cluster(), policies(), LIMITS)
     (served,) = report.served
@@ -105,13 +107,14 @@ def test_plain_decoding_alone_takes_what_the_cost_model_says() -> None:
     assert served.tpot_s == pytest.approx(decode / 4)
 
 
-def test_the_coordinators_own_time_comes_behind_each_forward() -> None:
+def test_the_coordinators_time_follows_each_forward() -> None:
     request = Arrival("r0", 0.0, prompt_tokens=100, output_tokens=40, max_tokens=50)
-    own = OwnTime(round_s=0.003, drafting_s=0.002)
-    plain = simulate([request], replace(cluster(), own=own), policies(), LIMITS)
+    own = CoordinatorTime(round_s=0.003, drafting_s=0.002)
+    plain = simulate([request], replace(cluster(), coordinator_time=own), policies(), LIMITS)
     without = simulate([request], cluster(), policies(), LIMITS)
     assert plain.served[0].latency_s == pytest.approx(without.served[0].latency_s + 40 * 0.003)
 
+    timed = replace(cluster("small"), coordinator_time=own)
     idle: list[float] = []
     drafted: list[bool] = []
 
@@ -120,12 +123,18 @@ def test_the_coordinators_own_time_comes_behind_each_forward() -> None:
             idle.append(event.idle_s - max(one.draft_s for one in event.outcomes))
             drafted.append(any(one.tried for one in event.outcomes))
 
-    simulate([request], replace(cluster("small"), own=own), policies(), LIMITS, observe=watch)
+    simulate(
+        [request],
+        timed,
+        policies(),
+        LIMITS,
+        observe=watch,
+    )
     assert any(drafted)
     assert idle[1:] == pytest.approx([0.005 if one else 0.003 for one in drafted[:-1]])
 
 
-def test_calls_scatter_around_what_they_take_and_by_the_seed() -> None:
+def test_transport_times_scatter_around_their_mean_by_the_seed() -> None:
     requests = [Arrival(f"r{n}", 0.0, 100, output_tokens=400, max_tokens=500) for n in range(4)]
 
     def seconds(scatters: bool, seed: int) -> float:
@@ -136,7 +145,7 @@ def test_calls_scatter_around_what_they_take_and_by_the_seed() -> None:
     assert seconds(True, 1) == pytest.approx(seconds(False, 1), rel=0.15)
 
 
-def test_a_request_ends_at_the_targets_stop_or_at_what_it_allows() -> None:
+def test_a_request_ends_at_the_targets_stop_or_at_max_tokens() -> None:
     stops = Arrival("r0", 0.0, prompt_tokens=4, output_tokens=7, max_tokens=50)
     cut = Arrival("r1", 0.0, prompt_tokens=4, output_tokens=70, max_tokens=50)
     ends: dict[str, tuple[int, str | None]] = {}
@@ -149,7 +158,7 @@ def test_a_request_ends_at_the_targets_stop_or_at_what_it_allows() -> None:
     assert ends == {"r0": (7, "stop"), "r1": (50, "length")}
 
 
-def test_a_better_drafter_serves_faster_and_all_beat_plain_decoding() -> None:
+def test_a_better_drafter_is_faster_and_both_beat_plain_decoding() -> None:
     def latency(*drafters: str) -> float:
         return simulate(workload(), cluster(*drafters), policies(), LIMITS).mean_latency_s
 
@@ -157,18 +166,18 @@ def test_a_better_drafter_serves_faster_and_all_beat_plain_decoding() -> None:
     assert large < small < 0.7 * plain
 
 
-def test_tokens_per_round_are_what_a_perfect_drafter_earns() -> None:
+def test_a_perfect_drafter_gains_its_depth_in_every_round() -> None:
     perfect = Acceptance({("", "small"): DrafterModel((1.0, 1.0), (1.0, 1.0))})
     request = Arrival("r0", 0.0, prompt_tokens=8, output_tokens=101, max_tokens=101)
     lanes = replace(cluster("small"), acceptance=perfect)
     report = simulate([request], lanes, policies(depth=4), LIMITS, pipeline=ONE_BATCH)
     assert report.acceptance == 1.0
-    # The prompt's forward says one token, each of 20 rounds 4 + 1.
+    # The prefill yields one token, each of 20 rounds 4 + 1.
     assert report.tally.request_rounds == 21
 
 
-def test_every_policy_meets_the_same_draws() -> None:
-    """What is accepted of a chain is a function of where it begins, not of how it was scheduled."""
+def test_all_policies_get_the_same_draws() -> None:
+    """What is accepted of a chain depends on its first position, not on the schedule."""
 
     def accepted(depth: int, max_batch: int) -> dict[tuple[str, int], int]:
         at: dict[str, int] = {}
@@ -193,9 +202,8 @@ def test_every_policy_meets_the_same_draws() -> None:
     assert all(wide[start] == min(2, deep[start]) for start in both)
 
 
-def test_a_host_that_dies_costs_time_and_no_token() -> None:
-    """simulate() itself compares every output with the target's."""
-
+def test_a_host_that_dies_costs_time_but_no_token() -> None:
+    """simulate() compares every output with the target's."""
     whole = cluster("small", "large")
 
     def served(lanes: Cluster) -> Report:
@@ -212,7 +220,7 @@ def test_a_host_that_dies_costs_time_and_no_token() -> None:
     assert without_verifier.mean_latency_s > report.mean_latency_s + 0.3
 
 
-def test_scarce_kv_preempts_or_waits_and_loses_nothing() -> None:
+def test_with_scarce_kv_requests_are_preempted_or_wait_and_all_finish() -> None:
     for swap_s_per_token in (1e-5, None):
         memory = KvMemory(768, swap_s_per_token)
         limits = replace(LIMITS, kv_tokens=768)
@@ -223,13 +231,13 @@ def test_scarce_kv_preempts_or_waits_and_loses_nothing() -> None:
         assert scarce.mean_latency_s > ample.mean_latency_s
 
 
-def test_free_drafters_add_to_the_trees_of_costly_ones() -> None:
+def test_lookups_add_to_the_trees_of_model_drafters() -> None:
     alone = simulate(workload(), cluster("small"), policies(), LIMITS)
     joined = simulate(workload(), cluster("small", "ngram"), policies(), LIMITS)
     assert joined.tokens_per_round > alone.tokens_per_round
 
 
-def test_a_full_waiting_room_refuses_and_counts() -> None:
+def test_requests_beyond_max_waiting_are_refused_and_counted() -> None:
     limits = replace(LIMITS, max_batch=2, max_waiting=3)
     report = simulate(workload(30, rate=1000.0), cluster("small"), policies(), limits)
     assert report.refused > 10
@@ -237,10 +245,11 @@ def test_a_full_waiting_room_refuses_and_counts() -> None:
     assert report.attainment < 1
 
 
-def test_slos_are_judged_by_request() -> None:
-    easy = [replace(one, slo=Slo(tpot_s=10.0)) for one in workload()]
-    tight = specserve_slo(workload(rate=30.0), scale=0.8)
-    assert simulate(easy, cluster("small"), policies(), LIMITS).attainment == 1.0
+def test_slo_attainment_and_goodput_are_counted_by_request() -> None:
+    loose = [replace(request, slo=Slo(tpot_s=10.0)) for request in workload()]
+    slo = Slo(ttft_s=0.160, tpot_s=0.024)
+    tight = [replace(request, slo=slo) for request in workload(rate=30.0)]
+    assert simulate(loose, cluster("small"), policies(), LIMITS).attainment == 1.0
     report = simulate(tight, cluster("small"), policies(), LIMITS)
     assert 0 < report.attainment < 1
     assert report.goodput == pytest.approx(
@@ -248,17 +257,14 @@ def test_slos_are_judged_by_request() -> None:
     )
 
 
-def test_a_late_switch_is_late_and_catching_up_is_not() -> None:
-    """Requests that change lanes are caught up on; in idle time where the lane has any."""
+def test_catch_up_happens_after_switches_and_in_idle_time() -> None:
     report = simulate(workload(), cluster("small", "large"), policies(period=30), LIMITS)
     assert report.tally.switches > 10
     assert report.tally.idle_tokens > 0
 
 
-def test_preemptions_are_seen() -> None:
-    """A stand-in schedule that turns its order around at every pick."""
-
-    class TurnAround(ArrivalOrder):
+def test_preemptions_are_reported() -> None:
+    class NewestFirst(ArrivalOrder):
         def pick(
             self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
         ) -> list[str]:
@@ -266,12 +272,12 @@ def test_preemptions_are_seen() -> None:
 
     events: list[Event] = []
     limits = replace(LIMITS, max_batch=3)
-    flipped = policies(schedule=TurnAround)
-    simulate(workload(30, 20.0), cluster("small"), flipped, limits, observe=events.append)
+    preempting = policies(schedule=NewestFirst)
+    simulate(workload(30, 20.0), cluster("small"), preempting, limits, observe=events.append)
     assert any(isinstance(event, Preempted) for event in events)
 
 
-def test_clients_in_a_closed_loop_keep_so_many_requests_running() -> None:
+def test_a_closed_loop_keeps_as_many_requests_running_as_clients() -> None:
     most = 0
 
     def observe(event: Event) -> None:
@@ -283,15 +289,15 @@ def test_clients_in_a_closed_loop_keep_so_many_requests_running() -> None:
     report = simulate(at_once, cluster(), policies(), LIMITS, clients=3, observe=observe)
     assert len(report.served) == len(at_once)
     assert most == 3
-    # Nobody waits: every request begins as one before it ends.
+    # Every request starts when an earlier one ends.
     ends = {0.0} | {one.finished_s for one in report.served}
-    assert {one.begun_s for one in report.served} <= ends
+    assert {one.started_s for one in report.served} <= ends
 
 
-def test_a_verifier_that_is_off_by_one_position_is_found_out(
+def test_a_verifier_that_is_off_by_one_position_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = TargetScript.upto
-    monkeypatch.setattr(TargetScript, "upto", lambda self, end: right(self, end + 1)[1:])
+    right = TargetOutput.upto
+    monkeypatch.setattr(TargetOutput, "upto", lambda self, end: right(self, end + 1)[1:])
     with pytest.raises(WrongOutput):
         simulate(workload(3), cluster("small"), policies(), LIMITS)

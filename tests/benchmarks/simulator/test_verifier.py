@@ -1,4 +1,4 @@
-"""The simulated verifier: the target's own tokens, chunked prefill, and KV memory that runs out."""
+"""The simulated verifier: the target's tokens, chunked prefill, and limited KV memory."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import pytest
 from actors.hosts.protocol import HostLost
 from benchmarks.simulator import clock
 from benchmarks.simulator.device import NO_FAULTS, Faults
-from benchmarks.simulator.scripts import STOP, Target
+from benchmarks.simulator.outputs import STOP, Target
 from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from policies.cost import LinearCost
@@ -17,7 +17,7 @@ from tests.engine.drafters.orders import Stream
 
 TARGET = Target({"a": 6})
 FORWARDS = LinearCost(0.0, 0.0, 1.0)
-"""Counts forwards."""
+"""A second each."""
 
 
 def verifier(
@@ -31,9 +31,9 @@ def verifier(
 
 
 def order(stream: Stream, tree: DraftTree | None = None, chunk: int = 512) -> VerifyOrder:
-    one = VerifyOrder(stream.prefix(), tree or DraftTree.empty(), chunk)
+    verify_order = VerifyOrder(stream.prefix(), tree or DraftTree.empty(), chunk)
     stream.seen = len(stream.committed)
-    return one
+    return verify_order
 
 
 async def verify(host: SimulatedVerifier, stream: Stream, tree: DraftTree | None = None) -> Verdict:
@@ -44,12 +44,12 @@ async def verify(host: SimulatedVerifier, stream: Stream, tree: DraftTree | None
     return answer
 
 
-def test_the_output_is_the_targets_whatever_is_drafted() -> None:
+def test_the_output_is_the_targets_under_any_drafts() -> None:
     async def main(trees: list[DraftTree]) -> list[int]:
-        host, stream, said = verifier(), Stream("a", [1, 2]), list[int]()
+        host, stream, output = verifier(), Stream("a", [1, 2]), list[int]()
         for tree in trees:
-            said += (await verify(host, stream, tree)).tokens
-        return said
+            output += (await verify(host, stream, tree)).tokens
+        return output
 
     out = TARGET.output("a", 0)
     assert out[-1] == STOP
@@ -66,7 +66,7 @@ def test_the_output_is_the_targets_whatever_is_drafted() -> None:
     assert tree[:6] == out
 
 
-def test_accepted_nodes_are_the_path_of_the_target() -> None:
+def test_accepted_nodes_are_those_with_the_targets_tokens() -> None:
     async def main() -> Verdict:
         out = TARGET.output("a", 0)
         wrong = 1 + out[0] % 31_999
@@ -78,7 +78,7 @@ def test_accepted_nodes_are_the_path_of_the_target() -> None:
     assert verdict.tokens == tuple(TARGET.output("a", 0)[:3])
 
 
-def test_a_long_prompt_enters_in_chunks_and_says_nothing_until_its_end() -> None:
+def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_its_end() -> None:
     async def main() -> tuple[list[Verdict], list[float]]:
         host, stream = verifier(LinearCost(0.001, 1.0, 0.0)), Stream("a", [1] * 10)
         verdicts, ends = [], []
@@ -92,11 +92,11 @@ def test_a_long_prompt_enters_in_chunks_and_says_nothing_until_its_end() -> None
     verdicts, ends = clock.run(main())
     assert [one.pending for one in verdicts] == [6, 2, 0]
     assert [len(one.tokens) for one in verdicts] == [0, 0, 1]
-    # Rows, and KV rows that are read; the draft runs once the whole prompt is in.
+    # New rows, and KV rows that are read; the draft runs once the prompt is complete.
     assert ends == pytest.approx([4.0, 8.004, 8.004 + 3.008])
 
 
-def test_a_batch_that_does_not_fit_sends_its_last_ones_away() -> None:
+def test_the_last_orders_of_a_batch_that_does_not_fit_get_no_room() -> None:
     async def main() -> list[object]:
         host = verifier(tokens=64)
         orders = [order(Stream(name, [1] * 20)) for name in ("a", "b", "c")]
@@ -108,7 +108,7 @@ def test_a_batch_that_does_not_fit_sends_its_last_ones_away() -> None:
     assert third == NoRoom("c", 0, 1)
 
 
-def test_idle_requests_give_way_and_the_copies_take_time() -> None:
+def test_idle_requests_are_swapped_out_and_copies_take_time() -> None:
     async def main() -> list[float]:
         host = verifier(tokens=64, swap_s_per_token=0.5)
         streams = {name: Stream(name, [1] * 40) for name in ("a", "b")}
@@ -122,7 +122,7 @@ def test_idle_requests_give_way_and_the_copies_take_time() -> None:
     assert clock.run(main()) == [1.0, 1.0 + 20.0, 1.0 + 40.0]
 
 
-def test_without_swap_what_gave_way_is_missing_and_computed_anew() -> None:
+def test_without_swap_evicted_requests_are_missing_and_prefilled_again() -> None:
     async def main() -> None:
         host = verifier(tokens=64, swap_s_per_token=None)
         first, second = Stream("a", [1] * 40), Stream("b", [1] * 40)
@@ -137,7 +137,7 @@ def test_without_swap_what_gave_way_is_missing_and_computed_anew() -> None:
     clock.run(main())
 
 
-def test_forgotten_requests_leave_their_room() -> None:
+def test_forgotten_requests_free_their_blocks() -> None:
     async def main() -> None:
         host = verifier(tokens=64, swap_s_per_token=1e9)
         for name in ("a", "b", "c"):
@@ -148,7 +148,7 @@ def test_forgotten_requests_leave_their_room() -> None:
     clock.run(main())
 
 
-def test_a_verifier_that_dies_forgets_what_it_held() -> None:
+def test_a_verifier_that_dies_loses_its_state() -> None:
     async def main() -> None:
         host, stream = verifier(faults=Faults((1.5,), recovery_s=3.0)), Stream("a", [1] * 20)
         await verify(host, stream)

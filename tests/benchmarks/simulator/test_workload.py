@@ -1,6 +1,5 @@
-"""Arrivals, replays and SLOs come out as they are described."""
+"""Arrivals, lengths, replays and predicted lengths have their stated distributions."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,14 +10,11 @@ from scipy.stats import kendalltau
 from benchmarks.simulator.workload import (
     Floats,
     Lengths,
-    adaserve_slos,
     bursty,
     draw,
     poisson,
     predict_lengths,
-    replay_adaserve,
     replay_csv,
-    specserve_slo,
 )
 
 
@@ -35,7 +31,7 @@ def test_arrivals_have_their_rate_and_their_burstiness(
     assert not np.array_equal(times, arrive(4.0, 20_000, 2))
 
 
-def test_lengths_and_domains_are_drawn_as_asked() -> None:
+def test_lengths_and_domains_have_their_distribution() -> None:
     arrivals = draw(
         poisson(1.0, 5000, 0), 0, Lengths(output_mean=100, output_spread=0.5), ("code", "prose")
     )
@@ -46,42 +42,19 @@ def test_lengths_and_domains_are_drawn_as_asked() -> None:
     assert len({one.name for one in arrivals}) == 5000
 
 
-def test_a_trace_is_replayed_between_two_times_and_at_its_speed(tmp_path: Path) -> None:
+def test_a_trace_is_replayed_between_two_times_at_the_given_speed(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(
         "arrival_s,prompt_tokens,output_tokens\n1.0,9,9\n10.0,374,44\n14.0,396,0\n30,1,1\n"
     )
-    first, second = replay_csv(file, begin_s=10.0, end_s=30.0, speed=2.0)
+    first, second = replay_csv(file, start_s=10.0, end_s=30.0, speed=2.0)
     assert (first.at_s, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
     assert (second.at_s, second.prompt_tokens, second.output_tokens) == (2.0, 396, 1)
     assert first.max_tokens == second.max_tokens == 44
 
 
-def test_adaserves_requests_bring_their_slos(tmp_path: Path) -> None:
-    row = {"arrival_s": 4.0, "prompt_tokens": 100, "output_tokens": 256, "prompt": "x"}
-    file = tmp_path / "trace.jsonl"
-    file.write_text("\n".join(json.dumps({**row, "slo_ratio": r}) for r in (1.2, -50.0, -150.0)))
-    arrivals = replay_adaserve(file, idle_tpot_s=0.025, speed=2.0)
-    assert [one.slo.tpot_s for one in arrivals] == pytest.approx([0.03, 0.05, 0.15])
-    assert [one.domain for one in arrivals] == ["coding", "chat", "summarising"]
-    assert arrivals[0].at_s == 2.0
-
-
-def test_slo_classes_mix_as_asked() -> None:
-    arrivals = adaserve_slos(draw(poisson(1.0, 5000, 0), 0), idle_tpot_s=0.02, seed=0)
-    coding = [one for one in arrivals if one.domain == "coding"]
-    assert len(coding) / 5000 == pytest.approx(0.6, abs=0.03)
-    assert {one.slo.tpot_s for one in coding} == {1.2 * 0.02}
-    assert {one.slo.tpot_s for one in arrivals if one.domain == "chat"} == {0.05}
-
-
-def test_specserves_slo_scales() -> None:
-    (one,) = specserve_slo(draw([0.0], 0), scale=0.8)
-    assert (one.slo.ttft_s, one.slo.tpot_s) == pytest.approx((0.16, 0.024))
-
-
 @pytest.mark.parametrize("tau", [0.3, 0.6, 0.9])
-def test_predictions_are_as_good_as_their_tau(tau: float) -> None:
+def test_predicted_lengths_have_the_given_tau(tau: float) -> None:
     arrivals = predict_lengths(draw(poisson(1.0, 2000, 0), 0), tau, seed=5)
     true = [one.output_tokens for one in arrivals]
     predicted = [one.predicted_tokens or 0.0 for one in arrivals]

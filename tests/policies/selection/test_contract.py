@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator.selection_oracle import Oracle
+from benchmarks.simulator.selection_oracle import OracleSelection
 from policies.protocols import Selection
 from policies.request import LaneView
 from policies.selection.baselines import (
@@ -35,7 +35,7 @@ POLICIES: dict[str, Callable[[], Selection]] = {
     "spin_epsilon_greedy": lambda: EpsilonGreedy(SpinEpsilonGreedyParams()),
     "lbss": Lbss,
     "hedge": Hedge,
-    "oracle": lambda: Oracle(goodput),
+    "oracle": lambda: OracleSelection(goodput),
 }
 every_policy = pytest.mark.parametrize("name", POLICIES)
 

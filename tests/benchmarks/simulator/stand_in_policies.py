@@ -1,4 +1,4 @@
-"""The simplest policies that serve, so that the simulator's tests stand on nothing else."""
+"""Minimal policies, so that the simulator's tests do not depend on the product's policies."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,8 +31,9 @@ class ArrivalOrder:
     def forget(self, request: str) -> None: ...
 
 
-class TakeTurns:
-    """Requests r0, r1, ... are dealt out to the lanes, anew after every `period` rounds."""
+class RotatingLanes:
+    """Distributes requests r0, r1, ... evenly to the lanes, and moves each to the next lane after
+    every `period` rounds."""
 
     def __init__(self, period: int) -> None:
         self._period = period
@@ -46,9 +47,9 @@ class TakeTurns:
             return {view.name: None for view in requests}
         chosen: dict[str, str | None] = {}
         for view in requests:
-            turn = int(view.name[1:]) + self._rounds // self._period
-            chosen[view.name] = lanes[turn % len(lanes)].name
-            self._next[view.name] = lanes[(turn + 1) % len(lanes)].name
+            lane = int(view.name[1:]) + self._rounds // self._period
+            chosen[view.name] = lanes[lane % len(lanes)].name
+            self._next[view.name] = lanes[(lane + 1) % len(lanes)].name
         return chosen
 
     def likely_next(self, request: str) -> str | None:
@@ -96,5 +97,5 @@ def policies(
     schedule: type[ArrivalOrder] = ArrivalOrder,
 ) -> MakePolicies:
     return lambda _calibrations: Policies(
-        schedule(), TakeTurns(period), FixedLength(depth, width, rule)
+        schedule(), RotatingLanes(period), FixedLength(depth, width, rule)
     )

@@ -1,4 +1,4 @@
-"""What stands between a paper's settings and its verdicts: arrivals, prompts, runs, values."""
+"""From a paper's settings to its verdicts: arrivals, rank prompts, runs, and values of rows."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ import pytest
 
 from benchmarks.papers.__main__ import SMOKE
 from benchmarks.papers.arrivals import arrivals
-from benchmarks.papers.asking import PREFIX, Asking, WithLengths, with_prompts
 from benchmarks.papers.bounds import bounds
 from benchmarks.papers.causes import CAUSES, cause_of
 from benchmarks.papers.cells import Cell, cell, settings
-from benchmarks.papers.judging import cells_of, judge
+from benchmarks.papers.experiment import build_experiment
+from benchmarks.papers.measuring import measure
+from benchmarks.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
 from benchmarks.papers.row import Row, Scalar
-from benchmarks.papers.running import measure
 from benchmarks.papers.settings import PAPERS, rows
-from benchmarks.papers.setup import experiment
+from benchmarks.papers.verdicts import cells_of, evaluate
 from benchmarks.simulator.workload import Arrival
 from policies.catalogue import make_schedule
 from policies.request import RequestView
@@ -38,10 +38,10 @@ def row(name: str) -> Row:
 
 
 def value(name: str, of_arm: Mapping[str, Mapping[str, float]]) -> float:
-    """Of a row whose cells measure what their arm says, the same in all cases."""
+    """Of a row whose cells have the metrics of their arm, the same in all cases."""
     paper = name.partition("/")[0]
     cells = cells_of(paper, row(name))
-    return judge(paper, row(name), {one: of_arm[one.arm] for one in cells}).value
+    return evaluate(paper, row(name), {one: of_arm[one.arm] for one in cells}).value
 
 
 def queues(one: Cell) -> int:
@@ -51,46 +51,46 @@ def queues(one: Cell) -> int:
 # Values of rows
 
 
-def test_the_best_of_several_others_is_least_where_less_is_better() -> None:
+def test_the_best_of_several_arms_is_the_lowest_where_lower_is_better() -> None:
     latency = {"laps_sd": 6.0, "lp_sjf": 10.0, "las": 8.0}
     measured = {arm: {"mean_latency": seconds} for arm, seconds in latency.items()}
     best = value("laps_sd/fig5/overall/latency_vs_best_baseline", measured)
     assert best == pytest.approx(6.0 / 8.0)
 
 
-def test_ratios_are_averaged_geometrically_and_seeds_before_them() -> None:
+def test_seeds_are_averaged_before_ratios_and_ratios_geometrically() -> None:
     name = "laps_sd/fig5/overall/latency_vs_las"
     measured = {}
     for one in cells_of("laps_sd", row(name)):
         ours = one.arm == "laps_sd"
         doubled = one.at["dataset"] == "mbpp"
-        # The seed of 4 weighs as what it took, not as one ratio among five.
+        # Seed 4 has more weight, for latencies are averaged before the ratio.
         latency = (2.0 if doubled else 0.5) if ours else 1.0
         measured[one] = {"mean_latency": latency * (6.0 if one.seed == 4 else 1.0)}
-    verdict = judge("laps_sd", row(name), measured)
+    verdict = evaluate("laps_sd", row(name), measured)
     assert verdict.value == pytest.approx((2.0 * 0.5 * 0.5) ** (1 / 3))
 
 
-def test_the_best_value_of_an_axis_is_what_argmin_names() -> None:
+def test_argmin_is_the_value_of_the_axis_with_the_lowest_metric() -> None:
     name = "laps_sd/fig6/chatbot/10/best_queues"
     measured = {
         one: {"mean_latency": abs(queues(one) - 5.5) + one.seed}
         for one in cells_of("laps_sd", row(name))
     }
-    verdict = judge("laps_sd", row(name), measured)
+    verdict = evaluate("laps_sd", row(name), measured)
     assert verdict.value == 5.0
     assert verdict.status == "reproduced"
     assert verdict.record.reference == 6
     assert verdict.record.ratio == pytest.approx(5 / 6)
 
 
-def test_the_other_side_may_be_the_best_of_an_axis() -> None:
+def test_the_compared_case_may_be_the_best_value_of_an_axis() -> None:
     name = "laps_sd/fig6/chatbot/10/2_queues_vs_best"
     measured = {
         one: {"mean_latency": {2: 3.0, 7: 1.5}.get(queues(one), 4.0)}
         for one in cells_of("laps_sd", row(name))
     }
-    assert judge("laps_sd", row(name), measured).value == pytest.approx(2.0)
+    assert evaluate("laps_sd", row(name), measured).value == pytest.approx(2.0)
 
 
 def test_shares_count_cases() -> None:
@@ -99,31 +99,31 @@ def test_shares_count_cases() -> None:
         one: {"speed": 0.5 if one.arm == "fixed_5" and one.at["workload"] == "trace_1" else 1.0}
         for one in cells_of("specserve", row(name))
     }
-    assert judge("specserve", row(name), measured).value == pytest.approx(1 / 3)
+    assert evaluate("specserve", row(name), measured).value == pytest.approx(1 / 3)
 
 
-def test_a_window_is_looked_at_not_run() -> None:
+def test_windows_share_one_run() -> None:
     name = "laps_sd/fig3/mbpp/range_late_vs_early"
     cells = cells_of("laps_sd", row(name))
     assert len(cells) == 1
     measured = {one: {"rate_range/early": 0.4, "rate_range/late": 0.1} for one in cells}
-    assert judge("laps_sd", row(name), measured).value == pytest.approx(0.25)
+    assert evaluate("laps_sd", row(name), measured).value == pytest.approx(0.25)
 
 
-def test_no_violation_on_either_side_is_a_tie_and_on_one_is_beyond_any_ratio() -> None:
+def test_a_ratio_of_zeros_is_1_and_a_ratio_to_zero_is_infinite() -> None:
     name = "adaserve/fig8/llama/4.8/violations_vs_best_fixed_length"
     fixed = {f"fixed_{length}": {"violations": 0.0} for length in (1, 3, 5)}
     assert value(name, {"adaserve": {"violations": 0.0}, **fixed}) == 1.0
     assert value(name, {"adaserve": {"violations": 0.1}, **fixed}) == np.inf
 
 
-def test_micro_batches_are_an_axis_of_the_arm_that_never_stops_splitting() -> None:
+def test_parts_are_an_axis_of_the_arm_without_a_stopping_rule_only() -> None:
     name = "spin/fig13/alpaca/heuristic_vs_best"
-    asked = Counter(one.arm for one in cells_of("spin", row(name)))
-    assert asked == {"parts": 10, "spin": 1}
+    runs = Counter(one.arm for one in cells_of("spin", row(name)))
+    assert runs == {"parts": 10, "spin": 1}
 
 
-def test_rows_share_runs_that_cannot_differ() -> None:
+def test_rows_share_runs_that_are_equal() -> None:
     case = row("laps_sd/fig6/chatbot/10/2_queues_vs_best").case
     assert cell("laps_sd", "laps_sd", {**case, "queues": 6}) == cell(
         "laps_sd", "laps_sd", row("laps_sd/fig5/chatbot/10/latency_vs_las").case
@@ -134,41 +134,41 @@ def test_rows_share_runs_that_cannot_differ() -> None:
     assert cell("spin", "spin", fig10) != cell("spin", "lbss", fig10)
 
 
-def test_a_row_that_misses_says_why_and_one_without_a_claim_does_not() -> None:
+def test_a_row_that_is_not_reproduced_has_its_cause_and_one_without_claim_has_none() -> None:
     missed = {"laps_sd": {"mean_latency": 2.0}, "lp_sjf": {"mean_latency": 1.0}}
     name = "laps_sd/fig5/overall/latency_vs_lp_sjf"
     cells = cells_of("laps_sd", row(name))
-    verdict = judge("laps_sd", row(name), {one: missed[one.arm] for one in cells})
+    verdict = evaluate("laps_sd", row(name), {one: missed[one.arm] for one in cells})
     assert verdict.status == f"not reproduced: {cause_of(name)}"
     name = "laps_sd/fig5/mbpp/10/default_vs_laps_sd"
     cells = cells_of("laps_sd", row(name))
-    verdict = judge("laps_sd", row(name), {one: {"mean_latency": 1.0} for one in cells})
+    verdict = evaluate("laps_sd", row(name), {one: {"mean_latency": 1.0} for one in cells})
     assert verdict.status == "not specified by the paper"
 
 
-def test_bounds_of_our_own_are_kept_or_missed() -> None:
+def test_our_own_bounds_are_kept_or_missed() -> None:
     name = "adaserve/fig9/bound/llama/4.8/planner_throughput_vs_oracle"
     cells = cells_of("adaserve", row(name))
     assert {one.seed for one in cells} == set(range(5))
     for ours, status in ((0.86, "kept"), (0.84, "missed")):
         goodput = {"planner_throughput": ours, "clairvoyant": 1.0}
         measured = {one: {"goodput": goodput[one.arm]} for one in cells}
-        assert judge("adaserve", row(name), measured).status.partition(":")[0] == status
+        assert evaluate("adaserve", row(name), measured).status.partition(":")[0] == status
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_simulated_row_of_ours_and_theirs_knows_its_cells(paper: str) -> None:
+def test_every_simulated_row_has_cells(paper: str) -> None:
     for one in all_rows(paper):
         if settings(paper).figures[one.figure].run == "simulator":
             assert cells_of(paper, one), one.name
 
 
-def test_every_cause_is_of_some_row_and_every_smoke_row_exists() -> None:
+def test_every_cause_and_every_smoke_prefix_matches_a_row() -> None:
     names = [one.name for paper in PAPERS for one in all_rows(paper)]
     for pattern, cause in CAUSES:
         assert cause in map(cause_of, names), pattern
-    assert all(any(name.startswith(beginning) for name in names) for beginning in SMOKE)
-    assert {beginning.partition("/")[0] for beginning in SMOKE} == set(PAPERS)
+    assert all(any(name.startswith(prefix) for name in names) for prefix in SMOKE)
+    assert {prefix.partition("/")[0] for prefix in SMOKE} == set(PAPERS)
 
 
 # Arrivals
@@ -181,7 +181,7 @@ def drawn(paper: str, case: Mapping[str, Scalar], seed: int = 0) -> list[Arrival
 FLUCTUATING: dict[str, Scalar] = {"dataset": "equal", "workload": "fluctuating"}
 
 
-def test_each_category_peaks_when_it_should() -> None:
+def test_each_category_peaks_at_its_time() -> None:
     requests = [one for seed in range(4) for one in drawn("adaserve", FLUCTUATING, seed)]
     middle = {
         domain: np.median([one.at_s for one in requests if one.domain == domain])
@@ -190,7 +190,7 @@ def test_each_category_peaks_when_it_should() -> None:
     assert middle["coding"] < 20 < middle["chat"] < 40 < middle["summarising"]
 
 
-def test_urgent_requests_take_their_share_and_the_others_the_rest_equally() -> None:
+def test_urgent_requests_have_their_share_and_other_categories_equal_parts() -> None:
     case = {**FLUCTUATING, "urgent": 0.7}
     requests = [one for seed in range(10) for one in drawn("adaserve", case, seed)]
     shares = Counter(one.domain for one in requests)
@@ -198,7 +198,7 @@ def test_urgent_requests_take_their_share_and_the_others_the_rest_equally() -> N
     assert shares["chat"] / len(requests) == pytest.approx(0.15, abs=0.03)
 
 
-def test_strictness_scales_what_the_paper_scales() -> None:
+def test_slo_scale_applies_to_the_slos_that_the_paper_scales() -> None:
     requests = drawn("adaserve", {**FLUCTUATING, "slo_scale": 0.6})
     strict = {one.domain: one.slo.tpot_s for one in requests}
     assert strict["coding"] == pytest.approx(0.6 * 0.02)
@@ -209,9 +209,9 @@ def test_strictness_scales_what_the_paper_scales() -> None:
     assert loose.tpot_s == pytest.approx(0.042)
 
 
-def test_systems_meet_the_same_requests(tmp_path: Path) -> None:
+def test_all_arms_get_the_same_requests(tmp_path: Path) -> None:
     ours, theirs = (
-        experiment(cell("laps_sd", arm, {**BURST, "requests": 10}), tmp_path).requests
+        build_experiment(cell("laps_sd", arm, {**BURST, "requests": 10}), tmp_path).requests
         for arm in ("laps_sd", "las")
     )
     assert ours == theirs
@@ -226,7 +226,7 @@ def test_a_trace_is_replayed_at_the_rate_of_the_case(tmp_path: Path) -> None:
     assert requests[-1].at_s == pytest.approx(59 / 4)
 
 
-# Asking for ranks
+# Rank prompts
 
 
 def request(number: int, at_s: float) -> Arrival:
@@ -237,18 +237,18 @@ def view(name: str, at_s: float) -> RequestView:
     return RequestView(name, at_s, 50, 40)
 
 
-def test_prompts_come_when_a_batch_is_full_or_has_waited() -> None:
+def test_prompts_follow_full_batches_and_timeouts() -> None:
     requests = [request(number, 0.01 * number) for number in range(12)]
     requests += [request(12, 5.0)]
-    asked = with_prompts(requests, "length_only", batch=10, timeout_s=0.5, least=2)
-    prompts = [one for one in asked if one.name.startswith(PREFIX)]
+    prompted = with_prompts(requests, "length_only", batch=10, timeout_s=0.5, least=2)
+    prompts = [one for one in prompted if one.name.startswith(PREFIX)]
     assert [one.at_s for one in prompts] == [0.09, pytest.approx(0.10 + 0.5, abs=1e-5)]
     assert prompts[0].prompt_tokens == 100 + 10 * 50
-    assert len(with_prompts(requests, "length_only", 10, 0.5, least=1)) == len(asked) + 1
+    assert len(with_prompts(requests, "length_only", 10, 0.5, least=1)) == len(prompted) + 1
 
 
-def test_answers_order_requests_once_their_prompt_is_done() -> None:
-    schedule = Asking(SelfRanked(), {"r0": 300.0, "r1": 20.0})
+def test_answers_order_requests_once_their_prompt_has_finished() -> None:
+    schedule = RankPrompting(SelfRanked(), {"r0": 300.0, "r1": 20.0})
     views = [view("r0", 0.0), view("r1", 0.1)]
     for one in views:
         schedule.arrive(one, one.arrival_s)
@@ -260,8 +260,8 @@ def test_answers_order_requests_once_their_prompt_is_done() -> None:
     assert schedule.pick(views, [], 2, 0.8) == ["r1", "r0"]
 
 
-def test_a_schedule_that_reads_lengths_gets_them_with_the_answer() -> None:
-    schedule = Asking(WithLengths(make_schedule("lp_sjf")), {"r0": 300.0, "r1": 20.0})
+def test_a_schedule_that_reads_predicted_lengths_gets_them_with_the_answer() -> None:
+    schedule = RankPrompting(PredictedLengths(make_schedule("lp_sjf")), {"r0": 300.0, "r1": 20.0})
     views = [view("r0", 0.0), view("r1", 0.1)]
     for one in views:
         schedule.arrive(one, one.arrival_s)
@@ -285,26 +285,26 @@ def test_the_same_cell_gives_the_same_numbers_and_seeds_differ() -> None:
     assert other["mean_latency"] != run("laps_sd", "laps_sd", case)["mean_latency"]
 
 
-def test_knowing_the_lengths_beats_every_schedule_that_does_not() -> None:
+def test_srpt_with_true_lengths_beats_every_schedule() -> None:
     case = {**BURST, "requests": 20}
     srpt = run("laps_sd", "srpt", case)["mean_latency"]
     for arm in ("laps_sd", "lp_sjf", "las", "fcfs", "default"):
         assert srpt <= run("laps_sd", arm, case)["mean_latency"], arm
 
 
-def test_a_machine_that_serves_one_at_a_time_does() -> None:
+def test_the_machines_max_batch_limits_the_arms() -> None:
     case: dict[str, Scalar] = {
         "machine": "one_at_a_time",
         "dataset": "numinamath",
         "workload": "twenty",
     }
-    ready = experiment(Cell("self_scheduling", "fcfs", tuple(case.items())), NO_TRACES)
+    ready = build_experiment(Cell("self_scheduling", "fcfs", tuple(case.items())), NO_TRACES)
     assert ready.limits.max_batch == 1
 
 
-def test_what_the_metrics_do_not_look_at_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flood of 3,000 requests ends behind its ten minutes, here behind two seconds."""
-    monkeypatch.setattr("benchmarks.papers.running.ENDS", {"flood": (2.0, 1)})
+def test_a_run_ends_when_its_metrics_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of 3,000 requests ends after its ten minutes, here after two seconds."""
+    monkeypatch.setattr("benchmarks.papers.measuring.ENDS", {"flood": (2.0, 1)})
     case: dict[str, Scalar] = {"machine": "a100", "dataset": "sharegpt", "workload": "flood"}
     answered = run("self_scheduling", "fcfs", case)
     assert 1 <= answered["answered_10_min"] < 100

@@ -1,4 +1,4 @@
-"""From measured cells to a row's value, and what may be said of it."""
+"""Computes a row's value from measured cells, and its status."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +13,17 @@ from benchmarks.papers.row import BEST, Row, Scalar
 from benchmarks.report import Record
 
 _NEAR = (1 / 1.1, 1.1)
+"""Ratios that `share_near` counts."""
 
 Case = Mapping[str, Scalar]
-Look = Callable[[str, Case], float]
+ReadMetric = Callable[[str, Case], float]
 """The row's metric of an arm in a case, mean over the seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """A row and its measured value."""
+
     row: Row
     value: float
 
@@ -41,25 +44,25 @@ class Verdict:
 
 
 def cells_of(paper: str, row: Row) -> set[Cell]:
-    """All that its value needs, whatever it turns out to be."""
-    asked: set[Cell] = set()
+    """All cells that its value is computed from."""
+    cells: set[Cell] = set()
 
-    def look(arm: str, case: Case) -> float:
-        asked.update(_seeded(paper, row, arm, case))
+    def read(arm: str, case: Case) -> float:
+        cells.update(_seeded(paper, row, arm, case))
         return 1.0
 
-    _value(paper, row, look)
-    return asked
+    _value(paper, row, read)
+    return cells
 
 
-def judge(paper: str, row: Row, measured: Mapping[Cell, Mapping[str, float]]) -> Verdict:
-    def look(arm: str, case: Case) -> float:
+def evaluate(paper: str, row: Row, measured: Mapping[Cell, Mapping[str, float]]) -> Verdict:
+    def read(arm: str, case: Case) -> float:
         metric = "/".join(
             [row.template.metric, *(str(case[axis]) for axis in READ_BY_METRIC if axis in case)]
         )
-        return fmean(measured[one][metric] for one in _seeded(paper, row, arm, case))
+        return fmean(measured[seeded][metric] for seeded in _seeded(paper, row, arm, case))
 
-    return Verdict(row, _value(paper, row, look))
+    return Verdict(row, _value(paper, row, read))
 
 
 def _seeded(paper: str, row: Row, arm: str, case: Case) -> list[Cell]:
@@ -67,47 +70,47 @@ def _seeded(paper: str, row: Row, arm: str, case: Case) -> list[Cell]:
     return [cell(paper, arm, case, seed) for seed in range(seeds)]
 
 
-def _value(paper: str, row: Row, look: Look) -> float:
+def _value(paper: str, row: Row, read: ReadMetric) -> float:
     claim = row.template
-    points = [dict(zip(row.sweep, values, strict=True)) for values in product(*row.sweep.values())]
-    found = [_at_point(paper, row, {**row.case, **point}, look) for point in points]
+    points = [dict(zip(row.sweep, point, strict=True)) for point in product(*row.sweep.values())]
+    values = [_at_point(paper, row, {**row.case, **point}, read) for point in points]
     match claim.value:
         case "share_above":
-            return fmean(ratio > 1 for ratio in found)
+            return fmean(ratio > 1 for ratio in values)
         case "share_below":
-            return fmean(ratio < 1 for ratio in found)
+            return fmean(ratio < 1 for ratio in values)
         case "share_near":
-            return fmean(_NEAR[0] <= ratio <= _NEAR[1] for ratio in found)
+            return fmean(_NEAR[0] <= ratio <= _NEAR[1] for ratio in values)
     match claim.reduce:
         case "min":
-            return min(found)
+            return min(values)
         case "max":
-            return max(found)
+            return max(values)
         case "argmin" | "argmax":
-            extreme = min(found) if claim.reduce == "argmin" else max(found)
+            extreme = min(values) if claim.reduce == "argmin" else max(values)
             (axis,) = claim.across
-            return float(points[found.index(extreme)][axis])
+            return float(points[values.index(extreme)][axis])
         case "mean":
-            return _mean(found, claim.value == "ratio")
-    (only,) = found
+            return _mean(values, claim.value == "ratio")
+    (only,) = values
     return only
 
 
-def _mean(found: Sequence[float], ratios: bool) -> float:
+def _mean(values: Sequence[float], ratios: bool) -> float:
     if not ratios:
-        return fmean(found)
-    return geometric_mean(found) if min(found) > 0 else 0.0
+        return fmean(values)
+    return geometric_mean(values) if min(values) > 0 else 0.0
 
 
-def _at_point(paper: str, row: Row, case: Case, look: Look) -> float:
+def _at_point(paper: str, row: Row, case: Case, read: ReadMetric) -> float:
     claim = row.template
-    ours = look(claim.of, case)
+    ours = read(claim.of, case)
     if claim.value == "plain":
         return ours
-    others = [look(arm, other) for arm in claim.against for other in _other_cases(paper, row, case)]
+    others = [read(arm, other) for arm in claim.against for other in _other_cases(paper, row, case)]
     better = settings(paper).metrics[claim.metric].better
     if len(others) > 1 and better is None:
-        raise ValueError(f"{row.name}: no one says which {claim.metric} is the best")
+        raise ValueError(f"{row.name}: metrics.{claim.metric} does not name its `better` side")
     theirs = min(others) if better == "lower" else max(others)
     if claim.value == "difference":
         return ours - theirs
@@ -117,7 +120,7 @@ def _at_point(paper: str, row: Row, case: Case, look: Look) -> float:
 
 
 def _other_cases(paper: str, row: Row, case: Case) -> Iterator[Case]:
-    """The other side's, one for each value of an axis of which the best counts."""
+    """The other side's case, or one for each value of an axis of which the best counts."""
     changed = row.template.against_case
     over = settings(paper).figures[row.figure].over
     axes = {axis: over[axis] if value == BEST else (value,) for axis, value in changed.items()}

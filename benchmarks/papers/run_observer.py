@@ -1,4 +1,4 @@
-"""What the metrics need of a run beyond the simulator's report."""
+"""Records what the metrics need of a run beyond the simulator's report."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,20 +6,22 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from actors.coordinator.events import Event, Left, Verified
-from benchmarks.papers.asking import PREFIX
+from benchmarks.papers.rank_prompts import PREFIX
 from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext, Speculation
 from policies.request import RoundOutcome
 from policies.scheduling.laps_sd import LapsSd
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-class Enough(Exception):
-    """All that the cell's metrics look at has happened."""
+class RunComplete(Exception):
+    """All that the cell's metrics need has happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
+    """One forward of the verifier."""
+
     at_s: float
     """When it ended."""
     requests: int
@@ -27,29 +29,31 @@ class Forward:
 
 
 @dataclass(slots=True)
-class Watch:
+class RunObserver:
+    """Observes the coordinator's events, and may end the run."""
+
     horizon_s: float | None = None
+    """The run ends after this time, once `answers` requests have finished; None: at its own end."""
     answers: int = 0
-    """A run may end behind this time, once it has given so many answers."""
     keep_rounds: bool = False
     forwards: list[Forward] = field(default_factory=list)
     finished_s: list[float] = field(default_factory=list)
-    """Of users' requests."""
+    """Without rank prompts."""
     decoding_rounds: int = 0
-    """Of all requests together; a request's first round is its prefill."""
+    """Of all requests; a request's first round is its prefill."""
     drafted_rounds: int = 0
     acceptance_sum: float = 0.0
-    """Of accepted ÷ verified draft tokens, over rounds with drafts."""
+    """Sum over rounds with drafts of accepted ÷ verified draft tokens."""
     rounds: dict[str, list[RoundOutcome]] = field(default_factory=dict)
-    """By request, if kept."""
+    """By request, with `keep_rounds`."""
     estimate_errors: list[float] = field(default_factory=list)
     selection_s: float = 0.0
-    """CPU time of choosing what to draft and what to verify."""
+    """CPU time of the speculation policy."""
     ended: bool = False
-    _began: set[str] = field(default_factory=set)
+    _prefilled: set[str] = field(default_factory=set)
 
     def observe(self, event: Event) -> None:
-        """Raises Enough."""
+        """Raises RunComplete."""
         if isinstance(event, Verified):
             self._verified(event)
         elif isinstance(event, Left) and not event.view.name.startswith(PREFIX):
@@ -60,14 +64,14 @@ class Watch:
             and len(self.finished_s) >= self.answers
         ):
             self.ended = True
-            raise Enough
+            raise RunComplete
 
     def _verified(self, event: Verified) -> None:
         drafted = sum(outcome.drafted for outcome in event.outcomes)
         self.forwards.append(Forward(event.at_s, len(event.outcomes), drafted))
         for outcome in event.outcomes:
-            if outcome.request not in self._began:
-                self._began.add(outcome.request)
+            if outcome.request not in self._prefilled:
+                self._prefilled.add(outcome.request)
                 continue
             self.decoding_rounds += 1
             if outcome.drafted:
@@ -77,12 +81,12 @@ class Watch:
                 self.rounds.setdefault(outcome.request, []).append(outcome)
 
 
-class Timed:
-    """A speculation policy whose CPU time is taken."""
+class TimedSpeculation:
+    """Measures the CPU time of a speculation policy."""
 
-    def __init__(self, inner: Speculation, watch: Watch) -> None:
+    def __init__(self, inner: Speculation, observer: RunObserver) -> None:
         self._inner = inner
-        self._watch = watch
+        self._observer = observer
         self.observe = inner.observe
         self.observe_read = inner.observe_read
         self.forget = inner.forget
@@ -90,24 +94,24 @@ class Timed:
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        return self._taking(lambda: self._inner.plan(batches, context, now))
+        return self._timed(lambda: self._inner.plan(batches, context, now))
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        return self._taking(lambda: self._inner.select(candidates, context, now))
+        return self._timed(lambda: self._inner.select(candidates, context, now))
 
-    def _taking(self, work: Callable[[], Made]) -> Made:
-        begun = time.process_time()
-        made = work()
-        self._watch.selection_s += time.process_time() - begun
-        return made
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        started = time.process_time()
+        result = work()
+        self._observer.selection_s += time.process_time() - started
+        return result
 
 
-class Estimates:
-    """LAPS-SD whose first estimate of each request is compared with what it took (Fig. 7)."""
+class EstimateErrors:
+    """Compares LAPS-SD's first estimate of each request with the time that it took (Fig. 7)."""
 
-    def __init__(self, inner: LapsSd, watch: Watch) -> None:
+    def __init__(self, inner: LapsSd, observer: RunObserver) -> None:
         self._inner = inner
-        self._watch = watch
+        self._observer = observer
         self._estimated: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self.arrive = inner.arrive
@@ -126,4 +130,4 @@ class Estimates:
         self._inner.forget(request)
         took, estimated = self._took.pop(request, 0.0), self._estimated.pop(request, None)
         if took and estimated is not None:
-            self._watch.estimate_errors.append(abs(estimated - took) / took)
+            self._observer.estimate_errors.append(abs(estimated - took) / took)

@@ -1,4 +1,4 @@
-"""What a run was worth: per request, and of the whole."""
+"""The results of a simulated run: of each request, and of the whole run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,26 +12,26 @@ from benchmarks.simulator.workload import Arrival
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One finished request."""
+class FinishedRequest:
+    """When a request got its first and its last token."""
 
     arrival: Arrival
-    begun_s: float
+    started_s: float
     first_token_s: float
     finished_s: float
     tokens: int
 
     @property
     def latency_s(self) -> float:
-        return self.finished_s - self.begun_s
+        return self.finished_s - self.started_s
 
     @property
     def ttft_s(self) -> float:
-        return self.first_token_s - self.begun_s
+        return self.first_token_s - self.started_s
 
     @property
     def tpot_s(self) -> float:
-        """Mean over the tokens behind the first."""
+        """Mean over the tokens after the first."""
         return (self.finished_s - self.first_token_s) / max(1, self.tokens - 1)
 
     @property
@@ -54,9 +54,9 @@ class Tally:
     request_rounds: int = 0
     switches: int = 0
     late_tokens: int = 0
-    """That a drafter had to catch up on after a switch, before it could draft."""
+    """Catch-up after a switch, before the drafter could draft."""
     idle_tokens: int = 0
-    """That drafters caught up on in idle time."""
+    """Catch-up in idle time."""
     preemptions: int = 0
     draft_s: dict[str, float] = field(default_factory=dict)
     """By lane."""
@@ -92,31 +92,31 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    served: Sequence[Served]
+    served: Sequence[FinishedRequest]
     refused: int
-    """Requests that found the waiting room full."""
+    """Requests that were not admitted."""
     tally: Tally
 
     @property
     def duration_s(self) -> float:
-        begun = min(one.begun_s for one in self.served)
-        return max(one.finished_s for one in self.served) - begun
+        started = min(request.started_s for request in self.served)
+        return max(request.finished_s for request in self.served) - started
 
     @property
     def throughput(self) -> float:
         """Committed output tokens per second."""
-        return sum(one.tokens for one in self.served) / self.duration_s
+        return sum(request.tokens for request in self.served) / self.duration_s
 
     @property
     def goodput(self) -> float:
         """As throughput, but only of requests that met their SLO."""
-        good = sum(one.tokens for one in self.served if one.meets_slo)
+        good = sum(request.tokens for request in self.served if request.meets_slo)
         return good / self.duration_s
 
     @property
     def attainment(self) -> float:
         """Share of requests that met their SLO; refused ones did not."""
-        return sum(one.meets_slo for one in self.served) / (len(self.served) + self.refused)
+        return sum(request.meets_slo for request in self.served) / (len(self.served) + self.refused)
 
     @property
     def acceptance(self) -> float:
@@ -133,23 +133,23 @@ class Report:
 
     @property
     def mean_latency_s(self) -> float:
-        return float(np.mean([one.latency_s for one in self.served]))
+        return float(np.mean([request.latency_s for request in self.served]))
 
     @property
     def p99_latency_s(self) -> float:
-        return float(np.percentile([one.latency_s for one in self.served], 99))
+        return float(np.percentile([request.latency_s for request in self.served], 99))
 
     @property
     def mean_ttft_s(self) -> float:
-        return float(np.mean([one.ttft_s for one in self.served]))
+        return float(np.mean([request.ttft_s for request in self.served]))
 
     @property
     def p99_ttft_s(self) -> float:
-        return float(np.percentile([one.ttft_s for one in self.served], 99))
+        return float(np.percentile([request.ttft_s for request in self.served], 99))
 
     @property
     def mean_tpot_s(self) -> float:
-        return float(np.mean([one.tpot_s for one in self.served]))
+        return float(np.mean([request.tpot_s for request in self.served]))
 
     def records(self, prefix: str) -> list[Record]:
         units = {

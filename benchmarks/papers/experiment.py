@@ -1,4 +1,4 @@
-"""A cell made ready: the paper's words as what the simulator takes."""
+"""Builds the simulator's arguments for a cell from the paper's settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,18 +9,18 @@ from pydantic import TypeAdapter
 
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.papers.arrivals import arrivals, with_priorities
-from benchmarks.papers.asking import Asking, WithLengths, with_prompts
 from benchmarks.papers.blocks import Arm, Drafter, Machine
 from benchmarks.papers.cells import ORACLES, Cell, settings
+from benchmarks.papers.rank_prompts import PredictedLengths, RankPrompting, with_prompts
 from benchmarks.papers.row import Scalar
+from benchmarks.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculation
 from benchmarks.papers.settings import Paper
 from benchmarks.papers.srpt import srpt
-from benchmarks.papers.watch import Estimates, Timed, Watch
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
 from benchmarks.simulator.run import Cluster, DrafterSpec
-from benchmarks.simulator.selection_oracle import Oracle
+from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, predict_lengths
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
@@ -30,27 +30,29 @@ from policies.protocols import Schedule, Selection, Speculation
 from policies.scheduling.laps_sd import LapsSd
 from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
 
-_BY_ANSWERS = ("self_ranked", "default")
-"""Schedules that a predictor's answers order, where the target itself is asked."""
+_RANK_PROMPTING = ("self_ranked", "default")
+"""Schedules that predict lengths by prompts to the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
+    """One cell, ready to run."""
+
     cell: Cell
     arm: Arm
     requests: Sequence[Arrival]
     """Rank prompts included."""
     answers: Mapping[str, float]
-    """And what they will say."""
+    """Of the rank prompts: predicted length by request."""
     cluster: Cluster
     limits: Limits
     clients: int | None
     pipeline: MicroBatchParams
 
-    def policies(self, calibrations: Calibrations, watch: Watch) -> Policies:
-        """Fresh ones for one run."""
-        speculation = Timed(self._speculation(calibrations), watch)
-        return Policies(self._schedule(watch), self._selection(), speculation)
+    def policies(self, calibrations: Calibrations, observer: RunObserver) -> Policies:
+        """New ones for a run."""
+        speculation = TimedSpeculation(self._speculation(calibrations), observer)
+        return Policies(self._schedule(observer), self._selection(), speculation)
 
     def _speculation(self, calibrations: Calibrations) -> Speculation:
         if self.cell.arm == "clairvoyant":
@@ -62,21 +64,21 @@ class Experiment:
         chosen = self.arm.selection
         if chosen.name == "oracle":
             batch = self.clients or self.limits.max_batch
-            return Oracle(true_goodput(self._foresight(), self.cluster, batch))
+            return OracleSelection(true_goodput(self._foresight(), self.cluster, batch))
         return make_selection(chosen.name, chosen.options, self.cell.seed)
 
-    def _schedule(self, watch: Watch) -> Schedule:
+    def _schedule(self, observer: RunObserver) -> Schedule:
         if self.cell.arm == "srpt":
             return self._srpt()
         schedule = make_schedule(self.arm.schedule.name, self._schedule_options())
         if self.arm.priorities:
-            # Turns for the starving are ours, not the paper's.
+            # Priorities are the paper's, the promotion of starved requests is not.
             schedule = fair(schedule, {"starve_after_s": inf})
         if isinstance(schedule, LapsSd):
-            return Estimates(schedule, watch)
+            return EstimateErrors(schedule, observer)
         if self.answers:
-            asks = schedule if isinstance(schedule, SelfRanked) else WithLengths(schedule)
-            return Asking(asks, self.answers)
+            ranked = schedule if isinstance(schedule, SelfRanked) else PredictedLengths(schedule)
+            return RankPrompting(ranked, self.answers)
         return schedule
 
     def _schedule_options(self) -> dict[str, object]:
@@ -95,22 +97,24 @@ class Experiment:
         return Foresight(self.requests, self.cluster, self.cell.seed)
 
 
-def experiment(cell: Cell, traces: Path) -> Experiment:
+def build_experiment(cell: Cell, traces: Path) -> Experiment:
     paper, case = settings(cell.paper), cell.at
     arm = paper.arms[ORACLES.get(cell.arm, cell.arm)]
     machine = paper.machines[str(case["machine"])]
     verify = _roofline(paper, machine)
-    requests = arrivals(paper, case, cell.seed, _idle_tpot_s(paper, verify, case), traces)
+    requests: Sequence[Arrival] = arrivals(
+        paper, case, cell.seed, _idle_tpot_s(paper, verify, case), traces
+    )
     limits = _limits(paper, machine, arm)
     workload = paper.workloads[str(case["workload"])]
     clients = case.get("clients", workload.clients)
     tau = paper.datasets[str(case["dataset"])].predictor_tau
     requests = with_priorities(requests, arm.priorities)
-    asked, answers = _predicted(tau, cell, arm, requests)
+    requests, answers = _predicted(tau, cell, arm, requests)
     return Experiment(
         cell=cell,
         arm=arm,
-        requests=asked,
+        requests=requests,
         answers=answers,
         cluster=_cluster(paper, machine, arm, limits, verify),
         limits=limits,
@@ -124,11 +128,11 @@ def _roofline(paper: Paper, machine: Machine) -> RooflineCost:
 
 
 def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
-    """Of a lone request that decodes plainly, in the middle of its answer."""
+    """Of a single request with plain decoding, in the middle of its output."""
     dataset = paper.datasets[str(case["dataset"])]
     parts = [paper.datasets[part] for part in dataset.mix_of] or [dataset]
     lengths = [part.lengths for part in parts if part.lengths is not None]
-    context = sum(one.prompt_mean + one.output_mean / 2 for one in lengths) / len(lengths)
+    context = sum(part.prompt_mean + part.output_mean / 2 for part in lengths) / len(lengths)
     return verify.predict(context, 1)
 
 
@@ -186,17 +190,17 @@ def _draft_cost(spec: DrafterSpec) -> RooflineCost | None:
 def _predicted(
     tau: Mapping[str, float], cell: Cell, arm: Arm, requests: Sequence[Arrival]
 ) -> tuple[Sequence[Arrival], Mapping[str, float]]:
-    """Predictions of the stated τ-b: at hand as a request arrives, or, where the target itself is
-    asked, with the prompts, beside what these will say."""
+    """Adds predicted lengths of the stated τ-b: to the requests themselves, or, where the target
+    predicts them, as rank prompts and their answers."""
     if len(requests) == 1:
         return requests, {}
     if "length" in tau:
         return predict_lengths(requests, tau["length"], cell.seed), {}
-    if not tau or cell.arm == "srpt" or arm.schedule.name not in _BY_ANSWERS:
+    if not tau or cell.arm == "srpt" or arm.schedule.name not in _RANK_PROMPTING:
         return requests, {}
     ranked = arm.schedule.name == "self_ranked"
     params = TypeAdapter(SelfRankedParams).validate_python(arm.schedule.options if ranked else {})
-    told = predict_lengths(requests, tau[params.form], cell.seed)
-    answers = {one.name: one.predicted_tokens for one in told if one.predicted_tokens is not None}
+    predicted = predict_lengths(requests, tau[params.form], cell.seed)
+    answers = {r.name: r.predicted_tokens for r in predicted if r.predicted_tokens is not None}
     least = 2 if ranked and params.rank == "batch" else 1
     return with_prompts(requests, params.form, params.batch, params.timeout_s, least), answers
