@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.serving.contenders import KV_TOKENS, Asked, Dtype, Served, closed_loop, in_order
-from engine.verifiers.vllm.environment import mend_llvmlite
+from engine.verifiers.vllm.environment import patch_llvmlite
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VLLM_BLOCK = 128
 """Tokens in a block of its own KV on a CPU."""
 
-mend_llvmlite()  # at once: a worker of vLLM's looks into all modules as soon as it begins
+patch_llvmlite()  # at once: a worker of vLLM's looks into all modules as soon as it begins
 
 
 class ServedVllm:
