@@ -34,10 +34,6 @@ class PagePool:
         """Rows of all pages together."""
         return self.kv.shape[2] * PAGE
 
-    @property
-    def free_pages(self) -> int:
-        return len(self._free_pages)
-
     def add(self) -> PagedRequest:
         if not self._free_table_rows:
             table_rows = len(self.tables)

@@ -30,10 +30,6 @@ class KVShape:
     dtype: torch.dtype
     device: torch.device
 
-    @property
-    def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
-
 
 @dataclass(slots=True)
 class _Entry:

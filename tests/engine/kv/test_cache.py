@@ -491,9 +491,9 @@ def test_a_digest_depends_on_the_whole_prefix() -> None:
     assert chain_digests([256, 0], 2) != chain_digests([0, 1], 2)
 
 
-def test_storage_takes_the_shapes_bytes_per_token() -> None:
+def test_storage_holds_keys_and_values_of_all_layers() -> None:
     shape = KVShape(3, 2, 8, torch.bfloat16, torch.device("cpu"))
     cache = KVCache(shape, blocks=4, block_size=16)
-    assert shape.bytes_per_token == 2 * 3 * 2 * 8 * 2
-    assert cache._storage.nbytes == shape.bytes_per_token * cache.capacity
+    bytes_per_token = 2 * 3 * 2 * 8 * 2  # keys and values · layers · heads · head_dim · bfloat16
+    assert cache._storage.nbytes == bytes_per_token * cache.capacity
     assert cache.k[0].shape == (64, 2, 8)
