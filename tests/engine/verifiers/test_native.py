@@ -47,7 +47,9 @@ def trees(draw: st.DrawFn) -> DraftTree:
     tokens: list[int] = []
     parents: list[int] = []
     for node in range(draw(st.integers(0, 14))):
-        parent = draw(st.integers(ROOT, node - 1))
+        # Siblings have different tokens, so a node has at most VOCAB children.
+        candidates = [one for one in range(ROOT, node) if parents.count(one) < VOCAB]
+        parent = draw(st.sampled_from(candidates))
         taken = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
         tokens.append(draw(st.sampled_from(sorted(set(range(VOCAB)) - taken))))
         parents.append(parent)
