@@ -1,7 +1,7 @@
-"""The committed tokens of one request, as a host holds them: soft state, checked by hash.
+"""A host's copy of one request's committed tokens: soft state, checked by hash.
 
-The coordinator owns the truth. An order says from which length it continues and what the hash
-of everything before it is, so a host knows at once whether its own copy will do.
+The coordinator's copy is authoritative. An order carries the length that it continues from and the
+hash of all tokens before, so a host can check its own copy at once.
 """
 
 from array import array
@@ -17,8 +17,8 @@ class CommittedTokens:
 
     ids: list[int] = field(default_factory=list)
     hashes: "array[int]" = field(default_factory=lambda: array("q", [EMPTY_HASH]))
-    """Of so many first tokens. As Python's integers they would take six times the memory, and a
-    server's memory grows mostly by them."""
+    """hashes[n] is the hash of the first n tokens. An array, as Python's integers take six times
+    the memory, and these hashes are most of what a server's memory grows by."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -27,8 +27,8 @@ class CommittedTokens:
         hashes = self.hashes
         value = hashes[-1]
         for token in tokens:
-            # Python's own hash of a pair, in a third of the time that a product modulo a prime
-            # takes. Of numbers it is the same in every process: only strings are salted.
+            # Python's hash of a pair takes a third of the time of a product modulo a prime, and for
+            # numbers it is the same in every process: only strings are salted.
             value = hash((value, token))
             hashes.append(value)
         self.ids += tokens
@@ -38,5 +38,5 @@ class CommittedTokens:
         del self.hashes[length + 1 :]
 
     def continues(self, base: int, base_hash: int) -> bool:
-        """Whether the first `base` tokens are here and are the ones that the order means."""
+        """Whether this copy has the first `base` tokens, and they have that hash."""
         return base <= len(self) and self.hashes[base] == base_hash

@@ -1,7 +1,7 @@
-"""Which model families the packed forward can serve without loss; all others are refused at load.
+"""Refuses model families that the packed forward cannot serve without loss.
 
-What a config says is checked before any weight is read. The rest is observed: a probe runs the
-model once and looks at how it called our attention.
+The config is checked before any weight is read. The rest is observed: a probe runs the model once
+and checks how it called the registered attention function.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PROBE_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the probe saw; with tensor parallelism, of this rank."""
+    """The shapes that the probe observed; with tensor parallelism, those of this rank."""
 
     layers: int
     heads: int
@@ -31,7 +31,7 @@ class AttentionShape:
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Raises UnsupportedModel for what the config alone gives away."""
+    """Raises UnsupportedModel if the config alone rules the model out."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         raise UnsupportedModel(config.model_type, "encoder-decoder models are not causal LMs")
@@ -52,7 +52,7 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def prepare(model: PreTrainedModel) -> AttentionShape:
-    """Switches the model to our attention and checks that it really goes through it."""
+    """Switches the model to our attention function and checks that every layer calls it once."""
     kind = model.config.model_type
     check_config(model.config)
     if model._is_stateful:
@@ -81,7 +81,7 @@ def prepare(model: PreTrainedModel) -> AttentionShape:
 
 @torch.inference_mode()
 def stock_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """What the model says behind `tokens` without any of our code: [vocabulary] in fp32."""
+    """The stock model's logits behind `tokens`, without any of our code: [vocabulary] in fp32."""
     with _stock_attention(model):
         return model(input_ids=tokens[None], use_cache=False).logits[0, -1].float()
 
@@ -96,7 +96,7 @@ def _stock_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _rope_types(parameters: dict[str, object]) -> Iterator[object]:
-    """Of a flat description, or of one per layer type (Gemma 3)."""
+    """The rope types of flat parameters, or of parameters per layer type (Gemma 3)."""
     yield parameters.get("rope_type")
     for nested in parameters.values():
         if isinstance(nested, dict):
@@ -123,7 +123,7 @@ def _observe(model: PreTrainedModel) -> list[LayerCall]:
 
 
 def _check_windows(model: PreTrainedModel, calls: list[LayerCall]) -> None:
-    """A family that puts its window only into masks would silently attend too far."""
+    """A family that applies its window only in masks would silently attend too far."""
     text = model.config.get_text_config(decoder=True)
     window = getattr(text, "sliding_window", None)
     types = getattr(text, "layer_types", None)

@@ -1,7 +1,7 @@
-"""Rounds in one process: prompts in, a stream of commits out, with any drafters.
+"""Generation in one process: prompts in, a stream of commits out, with any drafters or none.
 
-The smallest loop that is complete: continuous batching in arrival order, prefill in chunks,
-preemption when the KV pool is full.
+The smallest complete round loop: continuous batching in arrival order, chunked prefill, preemption
+when the KV pool is full. Tests and benchmarks use it; a served replica runs actors/coordinator.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from policies.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """Who drafts for a request in one round, and how far; no drafter means plain decoding."""
+    """The drafter of a request in one round and its draft's shape; None is plain decoding."""
 
     drafter: str | None
     depth: int = 4
@@ -37,7 +37,7 @@ class DraftPlan:
 
 PLAIN = DraftPlan(drafter=None)
 ChoosePlan = Callable[[str, int], DraftPlan]
-"""(request, round) → plan: where selection and speculation policies decide."""
+"""(request, round) → plan, in place of the selection and speculation policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class _Request:
     served: ServedRequest
     prefilled: bool = False
     """The verifier's KV holds everything but the last token, so a draft can be verified."""
-    cramped: bool = False
-    """The last order found no room in the KV pool: the next one goes without a draft."""
+    out_of_room: bool = False
+    """The last order found no room in the KV pool, so the next one carries no draft."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class _Request:
 
 
 class Generation:
-    """A session that requests join and leave at any round."""
+    """A session whose requests may join and leave in any round."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Generation:
         self._chunk = chunk
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []  # in order of arrival
-        self._full = False
+        self._pool_full = False
 
     @property
     def active(self) -> bool:
@@ -94,15 +94,14 @@ class Generation:
         self._waiting.append(_Request(admit(name, prompt, params, self._limits)))
 
     def cancel(self, name: str) -> None:
-        """Unknown requests are no error: they may have just finished."""
+        """Unknown requests are no error, as they may just have finished."""
         self._waiting = deque(request for request in self._waiting if request.name != name)
-        self._leave([request for request in self._running if request.name == name])
+        self._remove([request for request in self._running if request.name == name])
 
     def step(self) -> list[Commit]:
-        """One round: who runs, draft, verify, commit. Raises what a drafter or verifier raises:
-        serving goes on beside it (actors/hosts/isolation.py), a program that calls this does
-        not."""
-        while self._waiting and not self._full and len(self._running) < self._max_batch:
+        """One round: admit, draft, verify, commit. Raises what a drafter or verifier raises: a
+        server isolates the request that causes it (actors/hosts/isolation.py), this does not."""
+        while self._waiting and not self._pool_full and len(self._running) < self._max_batch:
             self._running.append(self._waiting.popleft())
         batch = list(self._running)
         trees = self._draft(batch)
@@ -120,7 +119,7 @@ class Generation:
         commits = []
         for request, answer in zip(batch, answers, strict=True):
             request.served.round += 1
-            request.cramped = isinstance(answer, NoRoom)
+            request.out_of_room = isinstance(answer, NoRoom)
             if isinstance(answer, Missing):
                 request.served.known[VERIFIER] = answer.have
                 request.prefilled = False
@@ -133,20 +132,20 @@ class Generation:
                 if answer.tokens:
                     commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}
-        self._leave([request for request in batch if request.name in finished])
-        if any(request.cramped for request in self._running):
+        self._remove([request for request in batch if request.name in finished])
+        if any(request.out_of_room for request in self._running):
             self._preempt_youngest()
         return commits
 
     def _draft(self, batch: Sequence[_Request]) -> list[DraftTree]:
-        """A tree for each request, the drafters' batches one after the other."""
+        """A tree for each request, empty without a drafter; drafters run one after the other."""
         trees = [DraftTree.empty()] * len(batch)
         orders: dict[str, list[tuple[int, DraftOrder]]] = {}
         for index, request in enumerate(batch):
             plan = self._choose_plan(request.name, request.served.round)
-            # The target's own token always comes on top, so one less is worth drafting.
+            # A verdict adds one token of the target's own to the accepted ones.
             depth = min(plan.depth, request.served.params.max_tokens - request.served.produced - 1)
-            if plan.drafter and request.prefilled and not request.cramped and depth > 0:
+            if plan.drafter and request.prefilled and not request.out_of_room and depth > 0:
                 order = DraftOrder(request.served.prefix_for(plan.drafter), depth, plan.width)
                 orders.setdefault(plan.drafter, []).append((index, order))
         for drafter, lane in orders.items():
@@ -160,26 +159,26 @@ class Generation:
                     served.known[drafter] = answer.have if isinstance(answer, Missing) else 0
         return trees
 
-    def _leave(self, requests: Sequence[_Request]) -> None:
+    def _remove(self, requests: Sequence[_Request]) -> None:
         names = {request.name for request in requests}
         self._running = [request for request in self._running if request.name not in names]
-        self._full = self._full and not names
+        self._pool_full = self._pool_full and not names
         self._verifier.forget(names)
         for drafter in self._drafters.values():
             drafter.forget(names)
 
     def _preempt_youngest(self) -> None:
-        """Gives its KV back; it is computed again from the committed tokens later.
+        """Frees the youngest request's KV, which is recomputed from its committed tokens later.
 
-        The oldest is never preempted for a younger one, so every request gets its turn.
+        An older request is never preempted for a younger one, so every request finishes.
         """
         if len(self._running) > 1:
             youngest = self._running.pop()
             self._verifier.forget([youngest.name])
             youngest.served.known.pop(VERIFIER, None)
-            youngest.prefilled = youngest.cramped = False
+            youngest.prefilled = youngest.out_of_room = False
             self._waiting.appendleft(youngest)
-            self._full = True  # until someone leaves
+            self._pool_full = True  # until a request leaves
 
 
 def generate(
@@ -193,7 +192,7 @@ def generate(
     max_batch: int = 16,
     chunk: int = 512,
 ) -> Iterator[Commit | Rejected]:
-    """Streams the commits of all prompts; request names are the prompts' indices."""
+    """Yields the commits of all prompts; a request's name is its prompt's index."""
     plan = DraftPlan(drafter.name, depth, width) if drafter else PLAIN
     session = Generation(
         verifier,
@@ -203,9 +202,9 @@ def generate(
         chunk=chunk,
     )
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    for index, (prompt, wanted) in enumerate(zip(prompts, each, strict=True)):
+    for index, (prompt, own_params) in enumerate(zip(prompts, each, strict=True)):
         try:
-            session.add(str(index), prompt, wanted)
+            session.add(str(index), prompt, own_params)
         except InvalidRequest as error:
             yield Rejected(str(index), error)
     while session.active:

@@ -22,7 +22,7 @@ from engine.attention.hook import Handler, LayerCall, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutName
 from engine.cpu.decoder_loop import Forward, fused_forward
 from engine.cpu.prepack import prepack
-from engine.cpu.row_counts import has_dear_counts, with_few_row_counts
+from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
 from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
 from engine.kv.cache import KVCache, KVShape
@@ -87,7 +87,7 @@ class PackedModel:
         prepack(model)
         compute: Forward = fused_forward(model) or partial(stock_forward, model)
         if self.device.type == "cpu":
-            compute = with_few_row_counts(compute, has_dear_counts(self.device, model.dtype))
+            compute = with_few_row_counts(compute, has_slow_row_counts(self.device, model.dtype))
         self._compute = compute
         self._check_against(stock)
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.cpu.row_counts import step_of
+from engine.cpu.row_counts import row_cost_step
 from engine.model import PackedModel, Segment
 from policies.cost import (
     FitErrors,
@@ -77,7 +77,7 @@ class ProfileKey:
             dtype=str(model.hf_model.dtype),
             threads=torch.get_num_threads(),
             grid=grid,
-            step=step_of(model.device, model.hf_model.dtype),
+            step=row_cost_step(model.device, model.hf_model.dtype),
         )
 
 

@@ -1,4 +1,4 @@
-"""Small random checkpoints, made on the spot: every test knows what it runs on."""
+"""Small random models for tests, built without downloads."""
 
 import copy
 
@@ -37,7 +37,7 @@ def llama(
 
 
 def blurred(model: PreTrainedModel, noise: float, seed: int = 0) -> PreTrainedModel:
-    """A drafter that often agrees with `model`: the same weights, each off by a little."""
+    """A drafter that often agrees with `model`: the same weights plus noise."""
     generator = torch.Generator().manual_seed(seed)
     drafter = copy.deepcopy(model)
     with torch.no_grad():

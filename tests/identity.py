@@ -1,4 +1,4 @@
-"""Grade F of identity: streams equal the reference's, but for excused near-ties."""
+"""The comparison of streams with the reference: equal except for excused near-ties (grade F)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ TOKENS_PER_EXCUSE = 20_000
 
 @dataclass(slots=True)
 class Identity:
-    """Compares any number of streams with one reference model and counts what it excused."""
+    """Compares streams with one reference model and counts the near-ties it excuses."""
 
     model: PreTrainedModel
     tokens: int = 0
@@ -25,8 +25,8 @@ class Identity:
     ) -> None:
         """`params` must name every stop token. An excused divergence ends the comparison.
 
-        As long as the stream is the reference's own, one forward over all of it holds what the
-        reference would compute token by token; the first difference is looked at again alone.
+        One forward over the whole stream replaces token-by-token generation, as both are equal up
+        to the first difference, which is then recomputed alone.
         """
         tokens = [*prompt, *stream]
         logits = reference.forward(self.model, tokens)
@@ -44,7 +44,7 @@ class Identity:
     def _excuse(
         self, before: list[int], prompt_len: int, token: int, params: SamplingParams, seed: int
     ) -> None:
-        """Only the second of two best scores that are a near-tie is excused."""
+        """Excuses a token whose score is within NEAR_TIE of the best one."""
         scores = reference.perturbed(
             reference.forward(self.model, before)[-1], before, prompt_len, params, seed
         )
@@ -57,7 +57,7 @@ class Identity:
         self.excused += 1
 
     def finish(self) -> None:
-        """To be called after the last stream."""
+        """Asserts, after the last stream, that few enough near-ties were excused."""
         assert self.tokens, "nothing was compared"
         assert self.excused * TOKENS_PER_EXCUSE <= self.tokens, (
             f"{self.excused} near-ties excused in {self.tokens} tokens"

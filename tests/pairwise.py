@@ -15,8 +15,8 @@ def one_at_a_time(factors: Factors) -> list[Case]:
 
 
 def covering(factors: Factors) -> list[Case]:
-    """Greedily: each case starts from a pair not yet seen and takes, factor by factor, the level
-    that sees most new pairs."""
+    """Built greedily: each case starts from an unseen pair and takes, factor by factor, the level
+    with most unseen pairs."""
     unseen = {
         ((one, a), (other, b))
         for one, other in combinations(factors, 2)
@@ -46,6 +46,6 @@ def _pairs(case: Case, factors: Factors) -> list[Pair]:
 
 
 def _new(case: Case, factor: str, level: str, unseen: set[Pair]) -> int:
-    """How many unseen pairs `level` makes with what the case already has."""
+    """How many unseen pairs `level` makes with the levels of the case."""
     mine = (factor, level)
     return sum((other, mine) in unseen or (mine, other) in unseen for other in case.items())

@@ -1,4 +1,4 @@
-"""Whether a prompt's log-probabilities are the stock model's."""
+"""Checks a prompt's log-probabilities against the stock model's."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,17 @@ def check(
     model: PreTrainedModel,
     prompt: Sequence[int],
     top_n: int,
-    told: Sequence[TokenLogprobs] | None,
+    reported: Sequence[TokenLogprobs] | None,
 ) -> None:
-    """`told`: of each token but the first, once and in order."""
-    assert told is not None
+    """`reported`: one entry per token but the first, in order."""
+    assert reported is not None
     logits = torch.from_numpy(reference.forward(model, list(prompt)))
-    for row, token, one in zip(logits.log_softmax(-1)[:-1], prompt[1:], told, strict=True):
+    for row, token, one in zip(logits.log_softmax(-1)[:-1], prompt[1:], reported, strict=True):
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-4)
         assert [value for _, value in one.top] == pytest.approx(
             row.topk(top_n).values.tolist(), abs=1e-4
         )
-        # By value, for two of them may be as good as equal.
+        # By value, as two tokens may be nearly equal.
         assert [value for _, value in one.top] == pytest.approx(
             [float(row[other]) for other, _ in one.top], abs=1e-4
         )

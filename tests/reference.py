@@ -1,6 +1,6 @@
-"""The independent oracle: stock Hugging Face eager, one request, everything recomputed.
+"""The independent oracle: a stock Hugging Face model, eager, one request, everything recomputed.
 
-Written from the definitions, in fp64, without a line of the engine but the noise.
+Written from the definitions in fp64; of the engine it uses only the noise.
 """
 
 from typing import TYPE_CHECKING
@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 
 from engine.sampling.noise import gumbel
 
-if TYPE_CHECKING:  # a name for the type checker; any object with these fields will do
+if TYPE_CHECKING:  # for the type checker only; any object with these fields works
     from engine.sampling.params import SamplingParams
 
 Scores = NDArray[np.float64]
 
 
 def forward(model: PreTrainedModel, tokens: list[int]) -> Scores:
-    """Logits of every position, without cache or batch."""
+    """The logits of every position, without cache or batch."""
     assert model.config._attn_implementation == "eager"
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
@@ -29,7 +29,7 @@ def forward(model: PreTrainedModel, tokens: list[int]) -> Scores:
 def perturbed(
     logits: Scores, tokens: list[int], prompt_len: int, params: "SamplingParams", seed: int
 ) -> Scores:
-    """Scores log p + g, up to a constant, of each token that might follow `tokens`."""
+    """The scores log p + g, up to a constant, of all tokens behind `tokens`."""
     scores = logits.copy()
     position, output = len(tokens), tokens[prompt_len:]
     for token, bias in params.logit_bias.items():
@@ -62,7 +62,7 @@ def softmax(scores: Scores) -> Scores:
 
 
 def gap(scores: Scores) -> float:
-    """Between the two best scores; 0 is a tie."""
+    """The difference between the two best scores; 0 is a tie."""
     second, best = np.sort(scores)[-2:]
     return float(best - second)
 

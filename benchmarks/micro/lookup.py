@@ -21,10 +21,10 @@ import torch
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.requests import mixed_requests
 from cluster.zoo import TARGET, model_path
-from engine.drafters.lookup_confidence import first_weights, judge
-from engine.drafters.lookup_tree import Reading, grow
+from engine.drafters.lookup_confidence import initial_weights, update_weights
+from engine.drafters.lookup_tree import SearchSettings, grow
 from engine.drafters.ngram import NgramDrafter
-from engine.drafters.suffix import PLACES, SuffixDrafter
+from engine.drafters.suffix import MAX_POSITIONS, SuffixDrafter
 from engine.drafters.text_index import NONE, TextIndex
 from engine.generate import DraftPlan, Generation
 from engine.model import PackedModel
@@ -108,7 +108,7 @@ def tokens_at_threshold(
     texts: Sequence[Text], cost: float, learns: bool, threshold: float
 ) -> float:
     """Tokens per time of a plain round, where nodes of this path confidence are verified."""
-    weights, past, reading = first_weights(), TextIndex(), Reading(1, 10, PLACES)
+    weights, past, reading = initial_weights(), TextIndex(), SearchSettings(1, 10, MAX_POSITIONS)
     tokens, time = 0, 0.0
     for prompt, output in texts:
         own, at = TextIndex(), 1
@@ -120,7 +120,7 @@ def tokens_at_threshold(
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             verdict = np.array(output[at : at + right + 1], np.int32)
             if learns:
-                judge(weights, grown.tree.tokens, grown.tree.parents, grown.kinds, verdict)
+                update_weights(weights, grown.tree.tokens, grown.tree.parents, grown.kinds, verdict)
             own.extend(verdict)
             at += len(verdict)
             tokens += len(verdict)

@@ -16,11 +16,11 @@ import torch
 from benchmarks.report import Record, parser, publish
 from cluster.zoo.paths import inflated_target
 from engine.cpu.prepack import PackedLinear
-from engine.cpu.row_counts import without_dear_counts
+from engine.cpu.row_counts import avoid_slow_row_count
 from engine.model import PackedModel
 
 ROWS = (8, 16, 17, 20, 24, 28, 32, 36, 40, 48, 64)
-PADDED_TO = without_dear_counts(17)
+PADDED_TO = avoid_slow_row_count(17)
 PARAMS = 90_000_000
 KV_TOKENS = 1024
 

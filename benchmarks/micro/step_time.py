@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.processes import environment
 from benchmarks.report import Record, paired_ratio, parser, publish, seconds
 from cluster.zoo import inflated_target
-from engine.verifiers.vllm.environment import mend_llvmlite
+from engine.verifiers.vllm.environment import patch_llvmlite
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -184,7 +184,7 @@ class VllmSteps:
     """vLLM's `execute_model`, with drafts set by the benchmark."""
 
     def __init__(self, checkpoint: Path) -> None:
-        mend_llvmlite()
+        patch_llvmlite()
         from vllm import EngineArgs, LLMEngine
 
         self._engine = LLMEngine.from_engine_args(

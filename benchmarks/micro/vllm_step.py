@@ -23,7 +23,7 @@ from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
-from engine.verifiers.vllm.loading import BLOCK_SIZE, USUAL_DRAFT, VllmSpec, load_vllm
+from engine.verifiers.vllm.loading import BLOCK_SIZE, TYPICAL_DRAFT, VllmSpec, load_vllm
 from policies.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _bare_core(checkpoint: str, kv_tokens: int) -> Any:
         speculative_config={
             "method": "custom_class",
             "model": "engine.verifiers.vllm.adapter.worker.NoDrafts",
-            "num_speculative_tokens": USUAL_DRAFT,
+            "num_speculative_tokens": TYPICAL_DRAFT,
         },
     ).create_engine_config()
     return EngineCore(config, Executor.get_class(config), log_stats=False)

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.serving.contenders import KV_TOKENS, Dtype, PeerRequest, TurnResult, serve_timed
-from engine.verifiers.vllm.environment import mend_llvmlite
+from engine.verifiers.vllm.environment import patch_llvmlite
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -24,7 +24,7 @@ Number = TypeVar("Number", int, float)
 VLLM_BLOCK = 128
 """Tokens in a KV block of vLLM on a CPU."""
 
-mend_llvmlite()  # at import: vLLM's worker searches all modules when it starts
+patch_llvmlite()  # at import: vLLM's worker searches all modules when it starts
 
 
 class ServedVllm:

@@ -1,4 +1,4 @@
-"""What attention must know of one forward, as flat arrays; built once, used by every layer."""
+"""The attention inputs of one forward as flat arrays; built once, used by every layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Request i owns the new rows row_offsets[i]:row_offsets[i + 1] and may look at the KV rows
+    """Request i has the new rows row_offsets[i]:row_offsets[i + 1], which attend to the KV rows
     kv_offsets[i]:kv_offsets[i + 1]: its committed rows, then its tail, which ends in the new rows.
     """
 
@@ -21,12 +21,12 @@ class AttentionBatch:
     committed: NDArray[np.int64]
     """[requests]: how many of its KV rows are committed, so visible to all of its new rows."""
     masks: tuple[NDArray[np.bool_] | None, ...]
-    """Per request [new rows, tail]; None: each row sees the tail up to itself."""
+    """Per request [new rows, tail]; None is causal: each row sees the tail up to itself."""
     kv_slots: NDArray[np.int64]
-    """Where in the pool each KV row lies."""
+    """The slot of each KV row in the pool."""
     row_positions: NDArray[np.int64]
     kv_positions: NDArray[np.int64]
-    """Only sliding windows read positions: what else is visible, the masks say."""
+    """Positions matter only to sliding windows; all other visibility is in the masks."""
     group: int
     """Query heads per key head."""
     device: torch.device
@@ -68,23 +68,23 @@ class AttentionBatch:
 
 
 class Scoring(NamedTuple):
-    """How a layer turns query and key into a score; everything a family may ask for."""
+    """How a layer turns query and key into a score, over all supported families."""
 
     scale: float
     window: int | None = None
-    """A row sees positions closer than this (Mistral, Gemma)."""
+    """A row sees only positions closer than this (Mistral, Gemma)."""
     softcap: float | None = None
     """score → softcap · tanh(score / softcap) (Gemma 2)."""
     sinks: Tensor | None = None
-    """[heads]: a score that takes its share of the softmax and has no value (GPT-OSS)."""
+    """[heads]: a score that takes part in the softmax but has no value (GPT-OSS)."""
 
 
 class AttentionPlan(Protocol):
-    """One layout, made ready for one forward."""
+    """One attention layout, prepared for one forward."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """query [rows, heads, head_dim], keys and values [slots, kv_heads, head_dim] →
-        [rows, heads, head_dim]. The new rows' keys and values are in the pool already."""
+        [rows, heads, head_dim]. The new rows' keys and values must be in the pool already."""
         ...
 
 

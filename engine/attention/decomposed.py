@@ -1,4 +1,4 @@
-"""Spin's request decomposition (section V-A): long requests are cut so that rows align."""
+"""Spin's request decomposition (section V-A): long requests are cut into pieces of one length."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,8 +7,8 @@ from engine.attention.context import AttentionBatch
 from engine.attention.pieces import PiecesPlan
 
 ROWS_PER_REQUEST = 2
-"""The tensor width B as a multiple of the batch: Spin fixes B and searches L. It bounds what the
-copies of Q cost, which grow with B while padding shrinks."""
+"""The tensor width B as a multiple of the batch size. Spin fixes B and searches L: a larger B pads
+less but copies more queries."""
 
 
 def decomposed(batch: AttentionBatch) -> PiecesPlan:
@@ -17,11 +17,10 @@ def decomposed(batch: AttentionBatch) -> PiecesPlan:
 
 
 def least_padded_length(lengths: NDArray[np.int64], width: int) -> int:
-    """The L with the fewest padded KV tokens among those that need at most `width` rows.
+    """The piece length L with the fewest padded KV tokens that needs at most `width` rows.
 
-    Of equals the longest, which copies Q least. With the number of pieces of each request given,
-    the shortest L that allows it pads least, and there L = ⌈length / pieces⌉ for some request:
-    only these need a look.
+    Of equals the longest, which copies fewest queries. For given numbers of pieces the shortest
+    possible L pads least, and it is ⌈length / pieces⌉ of some request: only these are candidates.
     """
     if width < len(lengths):
         raise ValueError(f"{len(lengths)} requests need as many rows, not {width}")

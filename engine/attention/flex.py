@@ -1,7 +1,7 @@
 """Packed attention on a GPU: one fused kernel over all requests (flex_attention).
 
 A per-request loop would be bound by kernel launches there. The block mask lets the kernel skip
-whatever no row of a block may see, which is nearly everything between requests.
+blocks that no row may see, which are nearly all blocks between different requests.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from engine.attention.partial import add_sinks
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """At first use: it takes a second, which a process without a GPU need not spend."""
+    """Compiled at first use: it takes a second, which only a process with a GPU should spend."""
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -46,7 +46,7 @@ class FusedPlan:
 
         tails = batch.kv_counts() - batch.committed
         masks = [batch.tail_mask(request).ravel() for request in range(len(batch))]
-        # A row is also asked about other requests' tails, so its mask may be read beyond its end.
+        # The mask is also evaluated for other requests' tails, so it may be read beyond its end.
         spare = np.zeros(int(tails.max()), np.bool_)
         self._tail_masks = self._tensor(np.concatenate([*masks, spare]))
         first = np.cumsum([0, *(len(mask) for mask in masks[:-1])])

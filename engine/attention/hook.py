@@ -1,8 +1,8 @@
-"""Where a stock transformers model meets our attention.
+"""Registers the attention function that stock transformers models call in every layer.
 
-transformers calls one registered function in every layer. It finds the running forward's
-handler in a context variable rather than in a keyword argument, because several families drop
-keyword arguments on the way down. No mask function is registered: mask creation then exits early.
+It finds the running forward's handler in a context variable, not in a keyword argument, because
+several families drop keyword arguments on the way down. No mask function is registered, so that
+mask creation exits early.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class LayerCall(NamedTuple):
 
 
 Handler = Callable[[LayerCall], Tensor]
-"""Gives each row's mixed values, [rows, heads, head_dim]."""
+"""Returns each row's attention output, [rows, heads, head_dim]."""
 
 _handler: ContextVar[Handler] = ContextVar("attention_handler")
 

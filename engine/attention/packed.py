@@ -1,8 +1,8 @@
-"""Packed attention on a CPU: nothing is padded, and short segments are not even gathered.
+"""Packed attention on a CPU: no padding, and for requests with few new rows no gather either.
 
-Requests with few new rows (decoding, verification) go through one compiled kernel that walks
-their KV slots. Requests with many (prefill chunks) are worth a gather, because matrix products
-over them use the processor's matrix units.
+Requests with few new rows (decoding, verification) go through one compiled kernel that walks over
+their KV slots in the pool. For requests with many (prefill chunks) keys and values are gathered
+first, as matrix products then use the processor's matrix units.
 """
 
 import numba
@@ -17,13 +17,13 @@ from engine.attention.partial import add_sinks, attend_part, group_queries, ungr
 from engine.attention.walk import WalkArrays, walk, walk_parallel
 
 MOST_WALKED_LINES = 63
-"""New rows of a request × query heads per key head up to which walking is not slower than
-gathering. Between 17 and 63 lines torch's bfloat16 products are up to 8 times slower than with
-fewer or more (measured in groups of 2, with contexts of 100 and 600; docs/cpu_speed.md)."""
+"""Lines (new rows of a request × query heads per key head) up to which walking is not slower than
+gathering: between 17 and 63 lines torch's bfloat16 products take up to 8 times as long as with
+fewer or more (docs/cpu_speed.md)."""
 NO_WINDOW = np.iinfo(np.int64).max
 NO_SINKS = np.empty(0, np.float32)
 
-# Several models may run in threads of one process; numba's own pool would abort it.
+# Several models may run in threads of one process, which numba's default pool aborts.
 numba.config.THREADING_LAYER = "threadsafe"
 
 
@@ -47,7 +47,7 @@ class PackedPlan:
         return mixed
 
     def _walk(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        """Rows of requests that are not walked stay as they were: anything."""
+        """Rows of requests that are not walked stay uninitialised."""
         mixed = torch.empty(query.shape, dtype=query.dtype)
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         arguments = (
@@ -70,7 +70,7 @@ class PackedPlan:
 
 
 def _stored(numbers: Tensor) -> NDArray[np.float32] | NDArray[np.int16]:
-    """numpy has no bfloat16, so its bits."""
+    """The tensor as numpy; bfloat16, which numpy lacks, as its bits."""
     return (numbers.view(torch.int16) if numbers.dtype == torch.bfloat16 else numbers).numpy()
 
 
@@ -91,7 +91,7 @@ def _walk_arrays(batch: AttentionBatch, walked: NDArray[np.int64]) -> WalkArrays
 
 
 class _Gathered:
-    """One request with many new rows."""
+    """A request with many new rows, whose keys and values are gathered."""
 
     def __init__(self, batch: AttentionBatch, request: int) -> None:
         self.rows = batch.rows(request)

@@ -1,8 +1,7 @@
-"""Attention over a part of the keys, and how parts and sinks come together.
+"""Attention over a part of the keys, and how parts and sinks are merged.
 
-A softmax over parts needs of each part its own normalised result and the log of its sum of
-exponentials (lse): the whole is the parts' mean, weighted by exp(lse). A sink is a part without
-a value.
+Each part yields its own normalised result and the log of its sum of exponentials (lse). The whole
+softmax is the mean of the parts weighted by exp(lse). A sink is a part without a value.
 """
 
 import torch
@@ -13,7 +12,7 @@ from engine.attention.context import Scoring
 
 def group_queries(query: Tensor, kv_heads: int) -> Tensor:
     """[..., rows, heads, d] → [..., kv_heads, rows · group, d]: the query heads that share a
-    key head become rows, so that keys need no copies (never `repeat_kv`)."""
+    key head become rows, so that keys are not copied as by `repeat_kv`."""
     *outer, rows, heads, width = query.shape
     group = heads // kv_heads
     grouped = query.reshape(*outer, rows, kv_heads, group, width).transpose(-4, -3)
@@ -21,7 +20,7 @@ def group_queries(query: Tensor, kv_heads: int) -> Tensor:
 
 
 def ungroup_queries(mixed: Tensor, heads: int) -> Tensor:
-    """The way back: [..., kv_heads, rows · group, d] → [..., rows, heads, d]."""
+    """The inverse: [..., kv_heads, rows · group, d] → [..., rows, heads, d]."""
     *outer, kv_heads, grouped_rows, width = mixed.shape
     group = heads // kv_heads
     rows = grouped_rows // group
@@ -33,8 +32,8 @@ def attend_part(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
     """query [..., n, d], keys and values [..., m, d], mask [..., n, m] → fp32 [..., n, d] and
-    lse [..., n]; a row that sees nothing gives zeros and -inf."""
-    # Scaled first, as a product of two matrices is rounded to the model's dtype.
+    lse [..., n]; a fully masked row gives zeros and -inf."""
+    # Scaled before the product, whose result is rounded to the model's dtype.
     scores = torch.matmul(query * scoring.scale, keys.transpose(-1, -2)).float()
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
@@ -48,7 +47,7 @@ def attend_part(
 
 
 def add_sinks(mixed: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """mixed [rows, heads, d], lse [rows, heads]: each head gives its sink its share."""
+    """Scales mixed [rows, heads, d], with lse [rows, heads], by the softmax share without sinks."""
     if sinks is None:
         return mixed
     return mixed * torch.sigmoid(lse - sinks.float()).unsqueeze(-1)

@@ -1,9 +1,9 @@
-"""Padded attention over pieces of requests: what the padded and the decomposed layout share.
+"""Padded attention over pieces of requests: the padded and the decomposed layout.
 
-Each request's KV rows are cut into pieces of at most `length` rows; a batch row holds one piece,
-padded to `length`, beside a copy of its request's queries, padded to the longest. Pieces of a
-request are merged by log-sum-exp (Spin, eq. 13). With `length` the longest request's, nothing is
-cut, and this is the plain padded batch.
+Each request's KV rows are cut into pieces of at most `length` rows. A batch row holds one piece,
+padded to `length`, and a copy of its request's queries, padded to the most new rows of a request.
+The pieces of a request are merged by log-sum-exp (Spin, eq. 13). If `length` is the longest
+request's, nothing is cut, and the batch is the plain padded one.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ class PiecesPlan:
         self._start = (np.arange(counts.sum()) - first_piece[self._request]) * length
         self._masks: dict[int | None, Tensor] = {}
 
-        # Padding reads slot 0 and row 0; masks and the final row index leave it out.
+        # Padding reads slot 0 and row 0; masks and `_parts` exclude it from the result.
         kv_rows = batch.kv_offsets[self._request, None] + self._start[:, None] + np.arange(length)
         in_request = kv_rows < batch.kv_offsets[self._request + 1, None]
         self._slots = self._tensor(batch.kv_slots[np.where(in_request, kv_rows, 0)] * in_request)
@@ -36,8 +36,8 @@ class PiecesPlan:
         in_request = rows < batch.row_offsets[self._request + 1, None]
         self._rows = self._tensor(np.where(in_request, rows, 0))
 
-        # [rows, pieces of a request]: the batch rows that hold parts of each row's result, as
-        # indices into [pieces · most_rows]; one beyond the last stands for no piece.
+        # [rows, pieces of a request]: where the parts of each row's result are, as indices into
+        # [pieces · most_rows]; the index behind the last one stands for no piece.
         nowhere = len(self._request) * self._most_rows
         row_request = np.repeat(np.arange(len(batch)), batch.row_counts())
         place = np.arange(len(row_request)) - batch.row_offsets[row_request]

@@ -1,10 +1,10 @@
-"""Vectors of 32 fp32 numbers for compiled kernels, in LLVM's own terms: each processor computes
-them in the widest registers it has.
+"""Vectors of 32 fp32 numbers for numba kernels, written as LLVM vector operations, which LLVM maps
+to the widest registers of the processor.
 
-LLVM's vectoriser reads bfloat16 number by number, and sums the products of one pair of rows at a
-time; here both are spelled out. Of an array of bfloat16 (held as int16) a vector has first the
-even elements, then the odd ones: cut out of 32-bit words, each half takes one operation. `store`
-puts them back in order, and nothing between the two depends on it.
+LLVM's own vectoriser would load bfloat16 number by number and sum the products of one pair of rows
+at a time. A vector loaded from bfloat16 (held as int16) has first the even elements, then the odd
+ones, as each half then takes one operation on 32-bit words. `store` restores the order, and no
+operation in between depends on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ LANES = 32
 _BYTE, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _FLOATS, _BITS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _WORDS = ir.VectorType(_I32, LANES // 2)
-"""Two bfloat16 each: the lower half is the even element."""
+"""Two bfloat16 each, the even element in the lower half."""
 _STORED = {types.float32: _FLOATS, types.int16: ir.VectorType(ir.IntType(16), LANES)}
 _NAMES = {types.float32: "v32f32", types.int16: "v32i16"}
-"""What LLVM calls these vectors in the names of its operations."""
+"""These vectors' suffix in the names of LLVM's operations."""
 
 Lowering = tuple[Signature, Callable[..., ir.Value]]
-"""What numba wants of an intrinsic: a signature, and what builds its code."""
+"""An intrinsic for numba: its signature, and the function that builds its code."""
 Arguments = Sequence[ir.Value]
 
 
@@ -73,7 +73,7 @@ def add(_typing: object, _first: types.Type, _second: types.Type) -> Lowering:
 
 @intrinsic
 def fma(_typing: object, _first: types.Type, _second: types.Type, _term: types.Type) -> Lowering:
-    """first · second + term; rounded once, where the processor can."""
+    """first · second + term, rounded once where the processor has a fused operation."""
 
     def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
         return _call(builder, "llvm.fmuladd.v32f32", _FLOATS, arguments)
@@ -91,7 +91,7 @@ def maximum(_typing: object, _first: types.Type, _second: types.Type) -> Lowerin
 
 @intrinsic
 def largest(_typing: object, _vector: types.Type) -> Lowering:
-    """Of a vector's numbers."""
+    """The largest of a vector's numbers."""
 
     def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
         return _call(builder, "llvm.vector.reduce.fmax.v32f32", _F32, arguments)
@@ -103,7 +103,7 @@ def largest(_typing: object, _vector: types.Type) -> Lowering:
 def load(
     _typing: object, array: types.Array, _i: types.Type, _j: types.Type, _k: types.Type
 ) -> Lowering:
-    """array[i, j, k : k + LANES]; zeros behind its end."""
+    """array[i, j, k : k + LANES], with zeros behind the end of the row."""
     stored, alignment = _STORED[array.dtype], _I32(array.dtype.bitwidth // 8)
 
     def build(
@@ -113,18 +113,18 @@ def load(
         remaining = _remaining(context, builder, array, arguments)
         with builder.if_else(_is_whole(builder, remaining)) as (whole, part):
             with whole:
-                everything = builder.load(pointer, align=alignment.constant)
-                from_whole = builder.block
+                whole_vector = builder.load(pointer, align=alignment.constant)
+                whole_block = builder.block
             with part:
                 mask = _first_lanes(builder, remaining)
                 operation = f"llvm.masked.load.{_NAMES[array.dtype]}.p0"
-                beginning = _call(
+                part_vector = _call(
                     builder, operation, stored, [pointer, alignment, mask, stored(None)]
                 )
-                from_part = builder.block
+                part_block = builder.block
         numbers = builder.phi(stored)
-        numbers.add_incoming(everything, from_whole)
-        numbers.add_incoming(beginning, from_part)
+        numbers.add_incoming(whole_vector, whole_block)
+        numbers.add_incoming(part_vector, part_block)
         return numbers if stored == _FLOATS else _widened(builder, numbers)
 
     return _VECTOR(array, types.intp, types.intp, types.intp), build
@@ -139,7 +139,7 @@ def store(
     _k: types.Type,
     _vector: types.Type,
 ) -> Lowering:
-    """array[i, j, k : k + LANES] = vector, up to its end; to bfloat16 it rounds to nearest even."""
+    """array[i, j, k : k + LANES] = vector up to the end of the row; rounds to nearest even."""
     stored, alignment = _STORED[array.dtype], _I32(array.dtype.bitwidth // 8)
 
     def build(
@@ -174,14 +174,14 @@ def store_sums(
     _v2: types.Type,
     _v3: types.Type,
 ) -> Lowering:
-    """array[i, j, k : k + 4] = the sum of each vector's numbers; array is fp32."""
+    """array[i, j, k : k + 4] = the sums of four vectors' numbers; array is fp32."""
 
     def build(
         context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
     ) -> ir.Value:
         v0, v1, v2, v3 = (_folded(builder, vector) for vector in arguments[4:])
-        # Vectors take turns number by number, then two by two, so that one addition serves two
-        # of them; what is left are four parts of the four sums.
+        # Interleaves the vectors number by number, then in pairs, so that each addition serves
+        # two vectors; then halves the result until one number per sum is left.
         pairs = (_interleaved_sum(builder, v0, v1, 1), _interleaved_sum(builder, v2, v3, 1))
         sums = _interleaved_sum(builder, *pairs, 2)
         while sums.type.count > 4:
@@ -197,7 +197,7 @@ def store_sums(
 def prefetch(
     _typing: object, array: types.Array, _i: types.Type, _j: types.Type, _k: types.Type
 ) -> Lowering:
-    """Brings what lies at array[i, j, k] into the second-level cache, without waiting for it."""
+    """Prefetches array[i, j, k] into the second-level cache."""
 
     def build(
         context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
@@ -223,7 +223,7 @@ def _pointer(
     place: Arguments,
     pointee: ir.Type,
 ) -> ir.Value:
-    """place is an array and its three indices."""
+    """A pointer to `place`, an array and its three indices."""
     structure = context.make_array(array)(context, builder, place[0])
     pointer = cgutils.get_item_pointer(context, builder, array, structure, list(place[1:]))
     return builder.bitcast(pointer, pointee.as_pointer())
@@ -232,7 +232,7 @@ def _pointer(
 def _remaining(
     context: BaseContext, builder: ir.IRBuilder, array: types.Array, place: Arguments
 ) -> ir.Value:
-    """How many numbers there are from place to the end of its row."""
+    """The number of elements from place to the end of its row."""
     structure = context.make_array(array)(context, builder, place[0])
     width = cgutils.unpack_tuple(builder, structure.shape, 3)[2]
     return builder.trunc(builder.sub(width, place[3]), _I32)
@@ -255,7 +255,7 @@ def _splat(builder: ir.IRBuilder, kind: ir.VectorType, number: ir.Value) -> ir.V
 def _shuffled(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, order: Sequence[int]
 ) -> ir.Value:
-    """A vector of numbers of both: those of the second are counted on from the first's."""
+    """The elements `order` of both vectors, where the second's indices follow the first's."""
     indices = ir.Constant(ir.VectorType(_I32, len(order)), list(order))
     return builder.shuffle_vector(first, second, indices)
 
@@ -265,7 +265,7 @@ def _all(kind: ir.VectorType, number: int) -> ir.Constant:
 
 
 def _widened(builder: ir.IRBuilder, stored: ir.Value) -> ir.Value:
-    """bfloat16 is the upper half of fp32."""
+    """bfloat16 to fp32, of which it is the upper half."""
     words = builder.bitcast(stored, _WORDS)
     even = builder.shl(words, _all(_WORDS, 16))
     odd = builder.and_(words, _all(_WORDS, 0xFFFF0000))
@@ -284,7 +284,7 @@ def _rounded(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
 
 
 def _folded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
-    """Its upper half added to its lower one."""
+    """The sum of a vector's lower and upper half."""
     count = vector.type.count
     lower = _shuffled(builder, vector, vector, range(count // 2))
     return builder.fadd(lower, _shuffled(builder, vector, vector, range(count // 2, count)))
@@ -293,7 +293,7 @@ def _folded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
 def _interleaved_sum(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, run: int
 ) -> ir.Value:
-    """Of every two runs of numbers the sum: one of the first vector, then one of the second."""
+    """The sums of neighbouring runs of `run` numbers, alternately of the first and the second."""
     count = first.type.count
     starts = range(0, count, 2 * run)
     of_first = [[*range(start, start + run)] for start in starts]

@@ -1,9 +1,9 @@
-"""A compiled kernel for requests with few new rows: it reads keys and values where they lie.
+"""A compiled attention kernel for requests with few new rows, which reads KV rows in place.
 
-Everything is computed in fp32, whatever the pool holds. Of each row of the pool all that is
-needed is taken while it is at hand: of every key head (they lie side by side in memory), for all
-new rows and query heads that share it. What a new row's result is rounded to depends on its own
-request alone: neither other requests nor the number of threads change any order of summation.
+Everything is computed in fp32, whatever the pool's dtype. Each row of the pool is read once, for
+all key heads (neighbours in memory) and for all new rows and query heads that share one. A result's
+bits depend on its own request alone: neither other requests nor the number of threads change the
+order of a summation.
 """
 
 from typing import NamedTuple
@@ -28,17 +28,17 @@ from engine.attention.vectors import (
 from engine.cpu.fast_math import fast_exp
 
 MASKED = np.float32(-1e30)
-"""Rather than -inf: fastmath, which lets sums vectorise, may assume that there are none."""
+"""Not -inf, which fastmath (needed to vectorise sums) may assume not to occur."""
 
-FAINT = np.float32(-60.0)
-"""Weights below exp(FAINT) of the largest are zero: far less than fp32 can add to it, they would
-make products so small that processors take a hundred times as long over them."""
+NEGLIGIBLE = np.float32(-60.0)
+"""Weights below exp(NEGLIGIBLE) of the largest are set to zero. They are far too small to change an
+fp32 sum, and products with them would be denormal, which takes processors 100 times as long."""
 
-STEP = 4
-"""Slots read together, so that a query or a sum in registers serves four of them."""
+SLOTS_PER_STEP = 4
+"""Slots processed together, so that a query or a sum in registers is used for four of them."""
 
-AHEAD = 8
-"""How many slots ahead of what is computed memory is asked for."""
+PREFETCH_DISTANCE = 8
+"""How many slots ahead of the computation memory is prefetched."""
 
 CACHE_LINE = 16
 """In fp32 numbers."""
@@ -50,10 +50,10 @@ Numbers = NDArray[np.float32] | NDArray[np.int16]
 
 
 class WalkArrays(NamedTuple):
-    """AttentionBatch for the kernel."""
+    """The kernel's form of an AttentionBatch."""
 
     walked: NDArray[np.int64]
-    """The requests to attend; masks are theirs, in this order, flat."""
+    """The requests that the kernel computes; `masks` are their flat tail masks in this order."""
     row_offsets: NDArray[np.int64]
     kv_offsets: NDArray[np.int64]
     kv_slots: Slots
@@ -78,7 +78,7 @@ def walk(
 ) -> None:
     """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]; all of one dtype.
 
-    softcap 0 is none; sinks are empty or one per head.
+    softcap 0 means none; sinks are empty or one per head.
     """
     _walk_part(0, 1, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
 
@@ -96,7 +96,7 @@ def walk_parallel(
     sinks: Floats,
     mixed: Numbers,
 ) -> None:
-    """As `walk`."""
+    """`walk` on several threads."""
     for part in prange(threads):
         _walk_part(part, threads, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
 
@@ -115,21 +115,21 @@ def _walk_part(
     sinks: Floats,
     mixed: Numbers,
 ) -> None:
-    """One of some parts of equal work: whole requests, as long runs of memory are read fastest,
-    but for those that a cut falls into: their heads are shared."""
+    """One of `parts` parts of equal work: whole requests, as long runs of memory are read fastest;
+    a request on a boundary is split by key heads."""
     kv_heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
     total, most_lines, most_slots = 0, 0, 0
     for request in arrays.walked:
         rows, slots = _size(arrays, request)
         total += rows * slots
         most_lines, most_slots = max(most_lines, rows * group), max(most_slots, slots)
-    begin, end = part * total // parts, (part + 1) * total // parts
-    scratch = _aligned(kv_heads * _scratch_size(most_lines, most_slots, query.shape[2]))
+    start, end = part * total // parts, (part + 1) * total // parts
+    scratch = _aligned_scratch(kv_heads * _scratch_size(most_lines, most_slots, query.shape[2]))
     done = 0
     for nth in range(len(arrays.walked)):
         rows, slots = _size(arrays, arrays.walked[nth])
-        first_head = _heads_begun(begin - done, rows * slots, kv_heads)
-        end_head = _heads_begun(end - done, rows * slots, kv_heads)
+        first_head = _heads_before(start - done, rows * slots, kv_heads)
+        end_head = _heads_before(end - done, rows * slots, kv_heads)
         if first_head < end_head:
             _attend_heads(
                 arrays, nth, first_head, end_head,
@@ -146,35 +146,35 @@ def _size(arrays: WalkArrays, request: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def _heads_begun(work: int, of_request: int, heads: int) -> int:
-    """How many of a request's heads have begun when so much work of the request is done."""
-    return min(max(-(-work * heads // of_request), 0), heads)
+def _heads_before(work: int, request_work: int, heads: int) -> int:
+    """How many of a request's key heads start within its first `work` of `request_work`."""
+    return min(max(-(-work * heads // request_work), 0), heads)
 
 
 @njit(cache=True, nogil=True)
 def _scratch_size(lines: int, slots: int, width: int) -> int:
-    """Numbers per key head: queries, sums and scores."""
-    return _even(lines) * (2 * _whole(width) + _whole(slots))
+    """Numbers per key head for queries, sums and scores."""
+    return _even_lines(lines) * (2 * _whole_vectors(width) + _whole_vectors(slots))
 
 
 @njit(cache=True, nogil=True)
-def _even(lines: int) -> int:
-    """Lines are scored in pairs."""
+def _even_lines(lines: int) -> int:
+    """Rounded up to pairs, in which lines are scored."""
     return lines + lines % 2
 
 
 @njit(cache=True, nogil=True)
-def _whole(numbers: int) -> int:
-    """Room for whole vectors."""
+def _whole_vectors(numbers: int) -> int:
+    """Rounded up to whole vectors."""
     return (numbers + LANES - 1) // LANES * LANES
 
 
 @njit(cache=True, nogil=True)
-def _aligned(count: int) -> Floats:
-    """Vectors that straddle two cache lines take twice as long to read."""
-    room = np.empty(count + CACHE_LINE, np.float32)
-    first = -(room.ctypes.data // room.itemsize) % CACHE_LINE
-    return room[first : first + count]
+def _aligned_scratch(count: int) -> Floats:
+    """Aligned, as vectors that straddle two cache lines take twice as long to read."""
+    memory = np.empty(count + CACHE_LINE, np.float32)
+    first = -(memory.ctypes.data // memory.itemsize) % CACHE_LINE
+    return memory[first : first + count]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -193,9 +193,9 @@ def _attend_heads(
     scratch: Floats,
     mixed: Numbers,
 ) -> None:
-    """All new rows of one request, for the query heads of some neighbouring key heads.
+    """All new rows of one request, for the query heads of neighbouring key heads.
 
-    The query heads of a key head make a line for each row: line = row · group + query head.
+    A line is one row and query head of a key head's group: line = row · group + query head.
     """
     request = arrays.walked[nth]
     first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
@@ -204,11 +204,11 @@ def _attend_heads(
     heads, group, width = end_head - first_head, query.shape[1] // keys.shape[1], query.shape[2]
     lines = rows * group
 
-    vectors = heads * _even(lines) * _whole(width)
-    queries = scratch[:vectors].reshape(heads, _even(lines), _whole(width))
-    sums = scratch[vectors : 2 * vectors].reshape(heads, _even(lines), _whole(width))
-    scores = scratch[2 * vectors :][: heads * _even(lines) * _whole(count)].reshape(
-        heads, _even(lines), _whole(count)
+    vectors = heads * _even_lines(lines) * _whole_vectors(width)
+    queries = scratch[:vectors].reshape(heads, _even_lines(lines), _whole_vectors(width))
+    sums = scratch[vectors : 2 * vectors].reshape(heads, _even_lines(lines), _whole_vectors(width))
+    scores = scratch[2 * vectors :][: heads * _even_lines(lines) * _whole_vectors(count)].reshape(
+        heads, _even_lines(lines), _whole_vectors(count)
     )
     queries[:, lines:] = 0
     for h in range(heads):
@@ -221,13 +221,13 @@ def _attend_heads(
     _score(queries, keys, slots, first_head, scores)
     if softcap > 0:
         _cap(scores, softcap)
-    _hide(arrays, nth, group, window, scores)
+    _mask(arrays, nth, group, window, scores)
     sums[:] = 0
     for h in range(heads):
         for line in range(lines):
             head = (first_head + h) * group + line % group
             _softmax(scores, h, line, sinks[head] if len(sinks) else MASKED)
-    _mix(scores, values, slots, first_head, lines, sums)
+    _add_values(scores, values, slots, first_head, lines, sums)
 
     for h in range(heads):
         for line in range(lines):
@@ -240,13 +240,16 @@ def _attend_heads(
 def _score(queries: Floats, keys: Numbers, slots: Slots, first_head: int, scores: Floats) -> None:
     """queries [heads, lines, d] against the keys of all slots → scores [heads, lines, slots]."""
     last, width = len(slots) - 1, keys.shape[2]
-    for first in range(0, len(slots), STEP):
-        # The last step may have fewer slots: what it computes of the last one again is hidden.
+    for first in range(0, len(slots), SLOTS_PER_STEP):
+        # The last step may have fewer slots: it repeats the last one, and `_mask` hides the copies.
         slot0, slot1 = slots[first], slots[min(first + 1, last)]
         slot2, slot3 = slots[min(first + 2, last)], slots[min(first + 3, last)]
         for h in range(queries.shape[0]):
             head = first_head + h
-            for ahead in range(first + AHEAD, min(first + AHEAD + STEP, len(slots))):
+            for ahead in range(
+                first + PREFETCH_DISTANCE,
+                min(first + PREFETCH_DISTANCE + SLOTS_PER_STEP, len(slots)),
+            ):
                 for e in range(0, width, LANES):
                     prefetch(keys, slots[ahead], head, e)
             for line in range(0, queries.shape[1], 2):
@@ -272,8 +275,8 @@ def _cap(scores: Floats, softcap: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _hide(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats) -> None:
-    """Masks what a row may not see, and the room behind the last slot."""
+def _mask(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats) -> None:
+    """Masks the slots that a row may not see, and the scores behind the last slot."""
     request = arrays.walked[nth]
     first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
     rows, count = _size(arrays, request)
@@ -283,7 +286,7 @@ def _hide(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats)
     for row in range(rows):
         position = arrays.row_positions[first_row + row]
         tail_mask = arrays.mask_starts[nth] + row * tail
-        # Committed rows are hidden by a window only, so mostly not at all.
+        # Only a window hides committed rows, so mostly none of them is checked.
         for j in range(0 if position >= window else committed, count):
             is_far = position - arrays.kv_positions[first_kv + j] >= window
             if is_far or (j >= committed and not arrays.masks[tail_mask + j - committed]):
@@ -292,7 +295,7 @@ def _hide(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats)
 
 @njit(fastmath=True, cache=True, nogil=True)
 def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
-    """Turns scores[h, line] into weights; the sink takes its share."""
+    """Turns scores[h, line] into weights, with the sink in the denominator."""
     highest = spread(np.float32(sink))
     for j in range(0, scores.shape[2], LANES):
         highest = maximum(highest, load(scores, h, line, j))
@@ -300,7 +303,7 @@ def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
     weights = scores[h, line]
     for j in range(len(weights)):
         below = weights[j] - most
-        weights[j] = fast_exp(below) if below > FAINT else np.float32(0.0)
+        weights[j] = fast_exp(below) if below > NEGLIGIBLE else np.float32(0.0)
     total = fast_exp(np.float32(sink) - most)
     for j in range(len(weights)):
         total += weights[j]
@@ -309,17 +312,20 @@ def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _mix(
+def _add_values(
     weights: Floats, values: Numbers, slots: Slots, first_head: int, lines: int, sums: Floats
 ) -> None:
-    """Adds the values of all slots, weighted [heads, lines, slots], to sums [heads, lines, d]."""
+    """sums [heads, lines, d] += weights [heads, lines, slots] · values of all slots."""
     last, width = len(slots) - 1, values.shape[2]
-    for first in range(0, len(slots), STEP):
+    for first in range(0, len(slots), SLOTS_PER_STEP):
         slot0, slot1 = slots[first], slots[min(first + 1, last)]
         slot2, slot3 = slots[min(first + 2, last)], slots[min(first + 3, last)]
         for h in range(sums.shape[0]):
             head = first_head + h
-            for ahead in range(first + AHEAD, min(first + AHEAD + STEP, len(slots))):
+            for ahead in range(
+                first + PREFETCH_DISTANCE,
+                min(first + PREFETCH_DISTANCE + SLOTS_PER_STEP, len(slots)),
+            ):
                 for e in range(0, width, LANES):
                     prefetch(values, slots[ahead], head, e)
             for e in range(0, width, LANES):

@@ -1,8 +1,8 @@
-"""The decoder loop of Llama and its kin on a CPU: the stock modules' weights, fewer steps.
+"""A CPU forward of Llama and similar families with fewer operations than the stock modules.
 
-transformers runs some forty small operations in each layer, which together take as long as the
-products of a small batch. Here a layer is five packed linear layers, which do the activation,
-its product and the residual sums on the way out, three calls of compiled kernels, and attention.
+transformers runs some forty small operations per layer, which together take as long as the matrix
+products of a small batch. Here a layer is five packed linear layers, which also compute the
+activation, its product and the residual sums, three calls of compiled kernels, and attention.
 """
 
 from collections.abc import Callable
@@ -67,8 +67,8 @@ class _Layer(NamedTuple):
 
 
 def fused_forward(model: PreTrainedModel) -> Forward | None:
-    """For a prepacked model. None where its own forward must run: on another device, in another
-    family, or where something else has a hand in a layer (tensor parallel, hooks)."""
+    """The forward of a prepacked model; None if the model's own forward must run: on another
+    device, in another family, or with replaced or hooked layers (tensor parallel)."""
     if not _is_fusible(model):
         return None
     decoder, lm_head = model.model, model.lm_head

@@ -1,4 +1,4 @@
-"""Mathematics for compiled kernels that LLVM can vectorise: its own exp is libm's scalar one."""
+"""An exponential that LLVM can vectorise in compiled kernels; libm's is scalar."""
 
 import numpy as np
 from numba import njit
@@ -12,9 +12,9 @@ _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
 def fast_exp(x: float) -> float:
-    """exp to 1e-7 relative in fp32: x = n·ln 2 + r.
+    """exp in fp32 with a relative error of 1e-7, by x = n·ln 2 + r.
 
-    Below -87 it stays at e⁻⁸⁷, the smallest that fp32 holds in full precision.
+    Inputs below -87 give e⁻⁸⁷, about the smallest normal fp32 number.
     """
     clipped = min(max(np.float32(x), _LEAST), _MOST)
     n = np.floor(clipped * _LOG2_E + _HALF)

@@ -1,7 +1,7 @@
-"""Compiled kernels for what lies between the linear layers: norms and rotary positions.
+"""Compiled kernels for the norms and rotary positions between the linear layers.
 
-Rows come as the bits of their numbers: of a bfloat16 the upper 16 of an fp32's 32, so shifting
-them into place is exact. Everything is computed in fp32 and rounded once.
+Rows are passed as the bits of their numbers. A bfloat16 is the upper half of an fp32, so the
+conversion is an exact shift. Everything is computed in fp32 and rounded once.
 """
 
 import numpy as np
@@ -53,10 +53,10 @@ def rms_norm(rows: Bits, weight: Floats, epsilon: float, normed: Bits) -> None:
 
 @njit(fastmath=True, cache=True, nogil=True)
 def rotate(heads: Bits, norms: Floats, epsilon: float, cos: Floats, sin: Floats) -> None:
-    """Turns the first heads of each row by its position, in place; normalises them before.
+    """Normalises the first heads of each row and rotates them by its position, in place.
 
-    heads [rows, heads, width], cos and sin [rows, width]; norms [heads to turn, width], or of
-    width 0 where there are none. Element e turns together with the one half a width away.
+    heads [rows, heads, width], cos and sin [rows, width]; norms [heads to rotate, width], of width
+    0 for families without head norms. Element e is rotated with element e + width / 2.
     """
     width = heads.shape[2]
     half = width // 2

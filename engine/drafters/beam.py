@@ -1,4 +1,4 @@
-"""Draft trees of one call while they grow, level by level, as arrays that compiled code shares.
+"""The draft trees of one call while they grow, level by level, in arrays shared with compiled code.
 
 AdaServe's beam search (its step 1): of all children of a request's deepest level, the `width`
 best by path confidence form the next level.
@@ -21,7 +21,7 @@ from policies.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """One request of a draft call."""
+    """One request of a draft call; the call's arrays are indexed by the job's number."""
 
     request: str
     start: Start
@@ -33,7 +33,7 @@ class DraftJob:
     """Also compare the committed tokens with what this drafter would have drafted."""
 
     def scored_rows(self, first: int, count: int) -> list[Row]:
-        """What decides the token behind each of `count` committed tokens from `first` on."""
+        """Sampling inputs behind each of the `count` committed tokens from `first` on."""
         params, committed = self.start.params, self.committed
         return [
             Row(
@@ -48,37 +48,37 @@ class DraftJob:
 
 
 class TreeArrays(NamedTuple):
-    """One tree per request; nodes in topological order, a level behind the other."""
+    """One tree per job; nodes in topological order, one level after the other."""
 
-    tokens: NDArray[np.int32]  # [requests, nodes]
+    tokens: NDArray[np.int32]  # [jobs, nodes]
     parents: NDArray[np.int32]
     confidence: NDArray[np.float32]
     path_confidence: NDArray[np.float32]
     node_depth: NDArray[np.int32]
-    size: NDArray[np.int64]  # [requests]: nodes so far
-    level: NDArray[np.int64]  # [requests]: where the deepest level begins
-    depth: NDArray[np.int64]  # [requests]: levels so far
-    width: NDArray[np.int64]  # [requests]
+    size: NDArray[np.int64]  # [jobs]: nodes so far
+    level: NDArray[np.int64]  # [jobs]: the first node of the deepest level
+    depth: NDArray[np.int64]  # [jobs]: levels so far
+    width: NDArray[np.int64]  # [jobs]
 
 
 class PackedTrees(NamedTuple):
-    """The same in three arrays, which numba unboxes in 0.4 µs instead of 4."""
+    """TreeArrays in three arrays, which numba unboxes in 0.4 µs instead of 4."""
 
     nodes: NDArray[np.int32]  # [tokens, parents, node_depth]
-    beliefs: NDArray[np.float32]  # [confidence, path_confidence]
+    confidences: NDArray[np.float32]  # [confidence, path_confidence]
     counts: NDArray[np.int64]  # [size, level, depth, width]
 
 
 @register_jitable
-def named(
-    nodes: NDArray[np.int32], beliefs: NDArray[np.float32], counts: NDArray[np.int64]
+def tree_views(
+    nodes: NDArray[np.int32], confidences: NDArray[np.float32], counts: NDArray[np.int64]
 ) -> TreeArrays:
-    """Views of what PackedTrees holds."""
+    """The fields of PackedTrees as TreeArrays."""
     return TreeArrays(
         nodes[0],
         nodes[1],
-        beliefs[0],
-        beliefs[1],
+        confidences[0],
+        confidences[1],
         nodes[2],
         counts[0],
         counts[1],
@@ -88,14 +88,14 @@ def named(
 
 
 class PackedKnobs(NamedTuple):
-    """What sampling must know of each job, at its first draft token."""
+    """The sampling parameters of each job, for its first draft token."""
 
     integers: NDArray[np.int64]  # [top_k, seed_low, seed_high, position]
     reals: NDArray[np.float64]  # [temperature, top_p, min_p]
 
 
 class GrowingTrees:
-    """The trees of all jobs of one draft call, empty at first."""
+    """The trees of all jobs of one draft call."""
 
     def __init__(self, jobs: Sequence[DraftJob]) -> None:
         self.jobs = jobs
@@ -106,12 +106,12 @@ class GrowingTrees:
             np.zeros((2, count, nodes), np.float32),
             np.zeros((4, count), np.int64),
         )
-        self.arrays = named(*self.packed)
+        self.arrays = tree_views(*self.packed)
         self.arrays.width[:] = [job.width for job in jobs]
 
     @cached_property
     def knobs(self) -> PackedKnobs:
-        """Deeper tokens only add to the position."""
+        """For deeper tokens the depth is added to the position."""
         knobs = knobs_of(
             [
                 Row(
@@ -130,8 +130,8 @@ class GrowingTrees:
         )
 
     @cached_property
-    def plain(self) -> bool:
-        """Whether sampling takes every job's logits as the model gives them."""
+    def samples_raw_logits(self) -> bool:
+        """Whether no job has a penalty, bias or min_tokens, so kernels can sample logits as is."""
         return not any(
             job.start.params.has_penalties
             or job.start.params.logit_bias
@@ -143,8 +143,8 @@ class GrowingTrees:
         """The nodes of the deepest level."""
         return range(int(self.arrays.level[job]), int(self.arrays.size[job]))
 
-    def describe(self, depth: int, drafting: Sequence[int]) -> DraftStep:
-        """What the speculation policy sees before the next level of these jobs."""
+    def next_step(self, depth: int, drafting: Sequence[int]) -> DraftStep:
+        """The speculation policy's input before the next level of these jobs."""
         path, level, size = self.arrays.path_confidence, self.arrays.level, self.arrays.size
         return DraftStep(
             depth,
@@ -161,20 +161,20 @@ class GrowingTrees:
         return mask
 
     def rows(self, job: int) -> list[Row]:
-        """What decides the children of each frontier node; of the root while there is none."""
-        one, start, frontier = self.jobs[job], self.jobs[job].start, self.frontier(job)
+        """Sampling inputs for the children of each frontier node, or of the root at first."""
+        start, committed = self.jobs[job].start, self.jobs[job].committed
         tokens = self.arrays.tokens[job]
-        position = len(one.committed) + int(self.arrays.depth[job])
+        position = len(committed) + int(self.arrays.depth[job])
         return [
             Row(
                 start.params,
                 start.seed,
                 position,
                 start.prompt_len,
-                one.committed,
+                committed,
                 path=tuple(tokens[self._path(job, node)].tolist()),
             )
-            for node in frontier or [ROOT]
+            for node in self.frontier(job) or [ROOT]
         ]
 
     def grow(
@@ -183,7 +183,7 @@ class GrowingTrees:
         tokens: NDArray[np.int32],
         confidence: NDArray[np.float32],
     ) -> None:
-        """One level more: tokens[i] are the best children, descending, of the i-th frontier row."""
+        """Adds a level; tokens[i] are the i-th frontier row's best children, descending."""
         grow_level(self.arrays, np.array(drafting, np.int64), tokens, confidence)
 
     def tree(self, job: int, size: int | None = None) -> DraftTree:
@@ -198,7 +198,7 @@ class GrowingTrees:
         )
 
     def _path(self, job: int, node: int) -> list[int]:
-        """The nodes from the root's child down to `node`."""
+        """The nodes from the root's child to `node`."""
         parents = self.arrays.parents[job]
         path = []
         while node != ROOT:
@@ -216,13 +216,13 @@ def grow_level(
 ) -> None:
     """Merges each request's candidate rows, each descending by confidence, into its next level.
 
-    A stable merge: among equals the earlier parent wins. A candidate of confidence 0 (removed by
+    The merge is stable: of equals the earlier parent wins. A candidate of confidence 0 (removed by
     top-k, top-p or min-p) never becomes a node.
     """
     row = 0
     for job in drafting:
         first, last = trees.level[job], trees.size[job]
-        parents = max(last - first, 1)  # the root stands for itself while the tree is empty
+        parents = max(last - first, 1)  # only the root while the tree is empty
         taken = np.zeros(parents, np.int64)  # candidates used of each parent
         node = last
         for _ in range(trees.width[job]):

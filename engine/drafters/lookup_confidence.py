@@ -1,11 +1,12 @@
-"""How far a lookup believes what it finds, learned from what became of it.
+"""Confidence of tokens that a lookup finds, learned online from which of them were committed.
 
-What two texts say of a token is evidence: how long their matches are, at how many places, and how
-many of those go on with it. Each kind of evidence has a weight, and belief is the logistic function
-of their sum, as context mixers have it (PAQ): two texts that agree are believed more than each of
-them, and one that contradicts takes away. Whenever committed tokens show who was right, a step of
-gradient descent on the log loss moves the weights. A guess made once and for all would not do: in
-one load a match of two tokens is right half the time, in another hardly ever.
+A lookup searches two texts: the request's own, and past outputs. For a candidate token each text
+gives a kind of evidence: how long its match is, at how many positions, and what share of those
+positions continue with the token. Each kind has a weight per text, and the confidence is the
+logistic function of the two weights' sum (logistic mixing, as in the PAQ context mixers). When
+committed tokens show which candidates were right, one step of gradient descent on the log loss
+moves their weights. Fixed confidences would not do: under one workload a match of two tokens is
+right half the time, under another hardly ever.
 """
 
 from collections.abc import Sequence
@@ -20,75 +21,86 @@ from engine.drafters.text_index import Tokens
 from policies.tree import ROOT, DraftTree
 
 TEXTS = OWN, PAST = 0, 1
-Kinds = NDArray[np.int16]
-"""Of evidence, [node, text]."""
+EvidenceKinds = NDArray[np.int16]
+"""Kind of evidence by [node, text]."""
 Weights = NDArray[np.float64]
-"""[text, kind of evidence, (weight, how often it was judged)]."""
+"""[text, kind of evidence, (weight, number of updates)]."""
 
-_LONGEST = 9
-"""Longer matches are alike. 0: nothing was found."""
-_PLACES = 4
-"""One place, two, up to four, more."""
-_SHARES = 6
-"""Of the places: none goes on with the token, up to a third, half, two thirds, more, all do."""
+_MAX_LENGTH = 9
+"""Longer matches count as this long; length 0 is no match."""
+_COUNT_CLASSES = 4
+"""Classes of the number of matching positions: 1, 2, 3 to 4, more."""
+_SHARE_CLASSES = 6
+"""Classes of the share of those positions that continue with the token: 0, up to 1/3, up to 1/2,
+up to 2/3, below 1, 1."""
 NO_EVIDENCE = 0
-_KINDS = (_LONGEST + 1) * _PLACES * _SHARES
-_DOUBT = 2.0
-"""What is believed before anything was judged: `agree` of `total` places that match in `length`
-tokens are agree / (total + _DOUBT / length)."""
-_LEAST_BELIEF = 0.2
-"""Then, of a text that contradicts."""
-_FIRST_STEP, _LEAST_STEP = 2.0, 0.04
-_STEP_FADES = 4.0
-"""Judgements after which a kind's step is half the first one; the least one follows other loads."""
+_KINDS = (_MAX_LENGTH + 1) * _COUNT_CLASSES * _SHARE_CLASSES
+_PRIOR_DOUBT = 2.0
+"""The initial confidence, where `agree` of `total` positions that match in `length` tokens continue
+with the token, is agree / (total + _PRIOR_DOUBT / length)."""
+_MIN_INITIAL_CONFIDENCE = 0.2
+"""The least initial confidence, also where a text's matches continue with other tokens."""
+_FIRST_STEP, _MIN_STEP = 2.0, 0.04
+"""Step sizes of the gradient descent; the least one keeps following a changing workload."""
+_STEP_HALF_LIFE = 4.0
+"""Updates of a kind after which its step is half of the first one."""
 
 
-def first_weights() -> Weights:
+def initial_weights() -> Weights:
     weights = np.zeros((len(TEXTS), _KINDS, 2))
-    for length in range(1, _LONGEST + 1):
+    for length in range(1, _MAX_LENGTH + 1):
         for total in (1, 2, 4, 8):
             for agree in range(total + 1):
-                belief = max(agree / (total + _DOUBT / length), _LEAST_BELIEF)
-                weights[:, kind_of(length, agree, total), 0] = log(belief / (1.0 - belief))
+                confidence = max(agree / (total + _PRIOR_DOUBT / length), _MIN_INITIAL_CONFIDENCE)
+                weights[:, evidence_kind(length, agree, total), 0] = log(
+                    confidence / (1.0 - confidence)
+                )
     return weights
 
 
-class _Told(NamedTuple):
-    at: int
-    """Behind so many committed tokens."""
+class _Proposal(NamedTuple):
+    base: int
+    """The number of committed tokens that the tree continues."""
     tree: DraftTree
-    kinds: Kinds
+    kinds: EvidenceKinds
 
 
-class Experience:
-    """Of one lookup, with all of its requests."""
+class LookupCalibration:
+    """The weights of one lookup drafter, updated by all of its requests."""
 
     def __init__(self) -> None:
-        self.weights = first_weights()
-        self._told: dict[str, _Told] = {}
-        """By request, what was proposed last."""
+        self.weights = initial_weights()
+        self._proposals: dict[str, _Proposal] = {}
+        """The latest proposal of each request."""
 
-    def note(self, request: str, at: int, tree: DraftTree, kinds: Kinds) -> None:
-        """What is proposed behind its first `at` tokens, before anything of it is cut off."""
-        self._told[request] = _Told(at, tree, kinds)
+    def record(self, request: str, base: int, tree: DraftTree, kinds: EvidenceKinds) -> None:
+        """Keeps the tree proposed behind `base` committed tokens, before the policy prunes it."""
+        self._proposals[request] = _Proposal(base, tree, kinds)
 
-    def learn(self, request: str, text: Sequence[int], unchanged: int) -> None:
-        """The request is `text` now, of which the first `unchanged` tokens are as they were."""
-        told = self._told.pop(request, None)
-        if told is not None and len(told.tree) and told.at <= unchanged:
-            said = np.array(text[told.at : told.at + int(told.tree.depth[-1])], np.int32)
-            judge(self.weights, told.tree.tokens, told.tree.parents, told.kinds, said)
+    def update(self, request: str, committed: Sequence[int], unchanged: int) -> None:
+        """Compares the latest proposal with the tokens that were committed behind its base.
+
+        The first `unchanged` of the committed tokens are as they were at the last order; a
+        proposal behind tokens that have been rewritten is dropped.
+        """
+        proposal = self._proposals.pop(request, None)
+        if proposal is not None and len(proposal.tree) and proposal.base <= unchanged:
+            tree = proposal.tree
+            end = proposal.base + int(tree.depth[-1])
+            following = np.array(committed[proposal.base : end], np.int32)
+            update_weights(self.weights, tree.tokens, tree.parents, proposal.kinds, following)
 
     def forget(self, request: str) -> None:
-        self._told.pop(request, None)
+        self._proposals.pop(request, None)
 
 
 @njit(cache=True)
-def kind_of(length: int, agree: int, total: int) -> int:
-    """Of a text's evidence for a token, which `agree` of its `total` places go on with."""
+def evidence_kind(length: int, agree: int, total: int) -> int:
+    """The kind of evidence where `agree` of `total` positions, each matching in `length` tokens,
+    continue with the token."""
     if length == 0 or total == 0:
         return NO_EVIDENCE
-    places = 0 if total == 1 else 1 if total == 2 else 2 if total < 5 else 3
+    count = 0 if total == 1 else 1 if total == 2 else 2 if total < 5 else 3
     if agree == total:
         share = 5
     elif 3 * agree > 2 * total:
@@ -99,19 +111,23 @@ def kind_of(length: int, agree: int, total: int) -> int:
         share = 2
     else:
         share = 1 if agree > 0 else 0
-    return (min(length, _LONGEST) * _PLACES + places) * _SHARES + share
+    return (min(length, _MAX_LENGTH) * _COUNT_CLASSES + count) * _SHARE_CLASSES + share
 
 
 @njit(cache=True)
-def believe(weights: Weights, own: int, past: int) -> float:
-    """In a token, for which there is this kind of evidence."""
+def confidence_of(weights: Weights, own: int, past: int) -> float:
+    """The confidence of a token with these kinds of evidence in the two texts."""
     return 1.0 / (1.0 + exp(-(weights[OWN, own, 0] + weights[PAST, past, 0])))
 
 
 @njit(cache=True)
-def judge(weights: Weights, tokens: Tokens, parents: Tokens, kinds: Kinds, said: Tokens) -> None:
-    """`said` is what was committed where the tree began. All nodes whose parents were right have
-    had their say, whether or not they were verified."""
+def update_weights(
+    weights: Weights, tokens: Tokens, parents: Tokens, kinds: EvidenceKinds, following: Tokens
+) -> None:
+    """One gradient step for each node whose parent was right, whether or not it was verified.
+
+    `following` are the tokens that were committed behind the tree's root.
+    """
     right = np.zeros(len(tokens), np.bool_)
     depth = np.zeros(len(tokens), np.int64)
     for node in range(len(tokens)):
@@ -120,13 +136,13 @@ def judge(weights: Weights, tokens: Tokens, parents: Tokens, kinds: Kinds, said:
             if not right[parent]:
                 continue
             depth[node] = depth[parent] + 1
-        if depth[node] >= len(said):
+        if depth[node] >= len(following):
             continue
-        right[node] = tokens[node] == said[depth[node]]
+        right[node] = tokens[node] == following[depth[node]]
         own, past = kinds[node]
-        surprise = (1.0 if right[node] else 0.0) - believe(weights, own, past)
+        error = (1.0 if right[node] else 0.0) - confidence_of(weights, own, past)
         for text, kind in ((OWN, own), (PAST, past)):
             weight = weights[text, kind]
-            step = max(_FIRST_STEP / (1.0 + weight[1] / _STEP_FADES), _LEAST_STEP)
-            weight[0] += step * surprise
+            step = max(_FIRST_STEP / (1.0 + weight[1] / _STEP_HALF_LIFE), _MIN_STEP)
+            weight[0] += step * error
             weight[1] += 1.0

@@ -1,7 +1,7 @@
-"""A draft tree from what followed a request's last tokens elsewhere, in one compiled call.
+"""Grows a draft tree from what followed a request's last tokens elsewhere, in one compiled call.
 
-Two texts are asked, each for its longest match: what followed there is drafted, and believed as far
-as such evidence was right before (lookup_confidence.py). A beam, as AdaServe's step 1: of all
+Two texts are searched, each for its longest match, and the tokens that followed there become nodes
+with the confidence of such evidence (lookup_confidence.py). A beam, as AdaServe's step 1: of all
 children of a level the `width` best by path confidence form the next one.
 """
 
@@ -15,11 +15,11 @@ from engine.drafters.lookup_confidence import (
     OWN,
     PAST,
     TEXTS,
-    Experience,
-    Kinds,
+    EvidenceKinds,
+    LookupCalibration,
     Weights,
-    believe,
-    kind_of,
+    confidence_of,
+    evidence_kind,
 )
 from engine.drafters.text_index import NONE, TOKENS, Store, TextIndex, Tokens, longest_match
 from policies.tree import ROOT, DraftTree
@@ -27,59 +27,62 @@ from policies.tree import ROOT, DraftTree
 Floats = NDArray[np.float32]
 
 
-class Reading(NamedTuple):
-    """How a drafter reads."""
-
-    shortest: int
-    longest: int
-    """Of a match, in tokens."""
-    places: int
-    """The most recent ones are asked; more of them change little and cost time."""
+class SearchSettings(NamedTuple):
+    min_length: int
+    max_length: int
+    """Tokens of a match."""
+    max_positions: int
+    """The most recent positions of a match that are read; more change little and cost time."""
 
 
-class Grown(NamedTuple):
+class LookupTree(NamedTuple):
     tree: DraftTree
     path_confidence: Floats
-    kinds: Kinds
-    """Of the evidence for each node."""
+    kinds: EvidenceKinds
     level_ends: list[int]
-    """How many nodes there are down to each level."""
-    place: int
-    """Where in `past` the first level's best was found; -1 where the request's own text had it."""
+    """The number of nodes down to each level."""
+    past_position: int
+    """Where in the past outputs the first node was found; -1 if in the request's own text."""
 
 
-def prepare(reading: Reading) -> None:
-    """Compiles now what is compiled at first use, while no reader waits."""
-    text, experience = TextIndex(), Experience()
+def compile_kernels(settings: SearchSettings) -> None:
+    """Compiles every numba function of a lookup now, so that no request waits for it."""
+    text, calibration = TextIndex(), LookupCalibration()
     text.extend([1, 1])
-    grown = grow(text, TextIndex(), reading, experience.weights, depth=1, width=1)
-    experience.note("", text.end, grown.tree, grown.kinds)
-    experience.learn("", [1, 1, 1], unchanged=text.end)
+    grown = grow(text, TextIndex(), settings, calibration.weights, depth=1, width=1)
+    calibration.record("", text.end, grown.tree, grown.kinds)
+    calibration.update("", [1, 1, 1], unchanged=text.end)
 
 
 def grow(
-    own: TextIndex, past: TextIndex, reading: Reading, weights: Weights, depth: int, width: int
-) -> Grown:
-    tokens, parents, depths, confidence, path_confidence, kinds, place = _grow(
-        own.store, own.end, past.store, past.end, weights, *reading, depth, width
+    own: TextIndex,
+    past: TextIndex,
+    settings: SearchSettings,
+    weights: Weights,
+    depth: int,
+    width: int,
+) -> LookupTree:
+    tokens, parents, depths, confidence, path_confidence, kinds, past_position = _grow(
+        own.store, own.end, past.store, past.end, weights, *settings, depth, width
     )
     tree = DraftTree(tokens, parents, depths, confidence)
     levels = int(depths[-1]) if len(depths) else 0
     ends = np.searchsorted(depths, np.arange(1, levels + 1), side="right").tolist()
-    return Grown(tree, path_confidence, kinds, ends, place)
+    return LookupTree(tree, path_confidence, kinds, ends, past_position)
 
 
-class _Tips(NamedTuple):
-    """The deepest level, by row; matches by row and text."""
+class _Frontier(NamedTuple):
+    """The leaves of the deepest level, one per row; matches by [leaf, text]."""
 
     node: Tokens
     path_confidence: Floats
-    said: NDArray[np.int32]
-    """The last committed tokens, and the path down to here."""
+    context: NDArray[np.int32]
+    """[leaf, tokens]: the last committed tokens, then the path down to the leaf."""
     length: NDArray[np.int32]
-    """Of the match, what was drafted along it included."""
-    places: NDArray[np.int32]
+    """Tokens of the match, including those drafted along it."""
+    positions: NDArray[np.int32]
     found: NDArray[np.int32]
+    """How many of the positions are filled."""
 
 
 class _Texts(NamedTuple):
@@ -88,30 +91,30 @@ class _Texts(NamedTuple):
     past: Store
     past_end: int
     tail: int
-    """How many of its last tokens stand before a tip's path."""
-    shortest: int
-    longest: int
+    """The number of committed tokens at the start of each leaf's context."""
+    min_length: int
+    max_length: int
 
 
 class _Children(NamedTuple):
-    """Candidates for the next level, `width` of a tip at most."""
+    """Candidates for the next level, at most `width` per leaf."""
 
-    tip: Tokens
+    leaf: Tokens
     token: Tokens
-    kinds: Kinds
+    kinds: EvidenceKinds
     confidence: Floats
     path_confidence: Floats
-    """-1 once it is taken."""
+    """-1 once the child is in the tree."""
 
 
 @njit(cache=True)
-def _tips(width: int, said: int, places: int) -> _Tips:
-    return _Tips(
+def _empty_frontier(width: int, context: int, positions: int) -> _Frontier:
+    return _Frontier(
         np.full(width, ROOT, np.int32),
         np.ones(width, np.float32),
-        np.empty((width, said), np.int32),
+        np.empty((width, context), np.int32),
         np.zeros((width, len(TEXTS)), np.int32),
-        np.empty((width, len(TEXTS), places), np.int32),
+        np.empty((width, len(TEXTS), positions), np.int32),
         np.zeros((width, len(TEXTS)), np.int32),
     )
 
@@ -123,19 +126,20 @@ def _grow(
     past: Store,
     past_end: int,
     weights: Weights,
-    shortest: int,
-    longest: int,
-    places: int,
+    min_length: int,
+    max_length: int,
+    max_positions: int,
     depth: int,
     width: int,
-) -> tuple[Tokens, Tokens, Tokens, Floats, Floats, Kinds, int]:
+) -> tuple[Tokens, Tokens, Tokens, Floats, Floats, EvidenceKinds, int]:
     tokens, parents, depths = np.empty((3, depth * width), np.int32)
     confidence, path_confidence = np.empty((2, depth * width), np.float32)
     kinds = np.empty((depth * width, len(TEXTS)), np.int16)
-    texts = _Texts(own, own_end, past, past_end, min(longest, own_end), shortest, longest)
-    said = texts.tail + depth
-    tips, deeper = _tips(width, said, places), _tips(width, said, places)
-    tips.said[0, : texts.tail] = own[TOKENS, own_end - texts.tail : own_end]
+    texts = _Texts(own, own_end, past, past_end, min(max_length, own_end), min_length, max_length)
+    context = texts.tail + depth
+    frontier = _empty_frontier(width, context, max_positions)
+    following = _empty_frontier(width, context, max_positions)
+    frontier.context[0, : texts.tail] = own[TOKENS, own_end - texts.tail : own_end]
     children = _Children(
         np.empty(width * width, np.int32),
         np.empty(width * width, np.int32),
@@ -143,32 +147,32 @@ def _grow(
         np.empty(width * width, np.float32),
         np.empty(width * width, np.float32),
     )
-    nodes, frontier, begun_at = 0, 1, -1
+    nodes, leaves, past_position = 0, 1, -1
     for level in range(depth):
         count = 0
-        for tip in range(frontier):
-            count = _branch(texts, tips, tip, level, weights, width, children, count)
-        frontier = 0
-        while frontier < width:
-            best = _likeliest(children, count)
+        for leaf in range(leaves):
+            count = _add_children(texts, frontier, leaf, level, weights, width, children, count)
+        leaves = 0
+        while leaves < width:
+            best = _best_child(children, count)
             if best < 0:
                 break
-            tip = children.tip[best]
+            leaf = children.leaf[best]
             tokens[nodes] = children.token[best]
-            parents[nodes] = tips.node[tip]
+            parents[nodes] = frontier.node[leaf]
             depths[nodes] = level + 1
             confidence[nodes] = children.confidence[best]
             path_confidence[nodes] = children.path_confidence[best]
             kinds[nodes] = children.kinds[best]
-            _step(texts, tips, tip, level, tokens[nodes], deeper, frontier)
-            deeper.node[frontier] = nodes
-            deeper.path_confidence[frontier] = children.path_confidence[best]
+            _advance(texts, frontier, leaf, level, tokens[nodes], following, leaves)
+            following.node[leaves] = nodes
+            following.path_confidence[leaves] = children.path_confidence[best]
             children.path_confidence[best] = -1
-            if nodes == 0 and deeper.found[0, OWN] == 0:
-                begun_at = deeper.places[0, PAST, 0] - 1
+            if nodes == 0 and following.found[0, OWN] == 0:
+                past_position = following.positions[0, PAST, 0] - 1
             nodes += 1
-            frontier += 1
-        tips, deeper = deeper, tips
+            leaves += 1
+        frontier, following = following, frontier
     return (
         tokens[:nodes],
         parents[:nodes],
@@ -176,66 +180,77 @@ def _grow(
         confidence[:nodes],
         path_confidence[:nodes],
         kinds[:nodes],
-        begun_at,
+        past_position,
     )
 
 
 @njit(cache=True)
-def _branch(
+def _add_children(
     texts: _Texts,
-    tips: _Tips,
-    tip: int,
+    frontier: _Frontier,
+    leaf: int,
     level: int,
     weights: Weights,
     width: int,
     children: _Children,
     count: int,
 ) -> int:
-    """Adds a tip's likeliest followers; among equals the own text's, seen latest, come first."""
-    followers = np.empty(tips.places.shape[1] * tips.places.shape[2], np.int32)
+    """Adds a leaf's best followers behind the first `count` children; returns the new count.
+
+    Of equal followers the first wins: the request's own text before past outputs, and in a text
+    the most recent position.
+    """
+    followers = np.empty(frontier.positions.shape[1] * frontier.positions.shape[2], np.int32)
     agree = np.empty((len(followers), len(TEXTS)), np.int32)
     totals, known = np.zeros(len(TEXTS), np.int32), 0
     for text in TEXTS:
-        known, totals[text] = _follow(texts, tips, tip, text, followers, agree, known)
+        known, totals[text] = _count_followers(texts, frontier, leaf, text, followers, agree, known)
         if totals[text] == 0:
-            # It begins, or its places end here: read on where the same tokens stood before.
-            _search(texts, tips, tip, level, text)
-            known, totals[text] = _follow(texts, tips, tip, text, followers, agree, known)
-    beliefs, kinds = np.empty(known), np.empty((known, len(TEXTS)), np.int16)
+            # At the root, or where no position continues: search for the tokens read so far.
+            _search(texts, frontier, leaf, level, text)
+            known, totals[text] = _count_followers(
+                texts, frontier, leaf, text, followers, agree, known
+            )
+    confidences, kinds = np.empty(known), np.empty((known, len(TEXTS)), np.int16)
     for one in range(known):
         for text in TEXTS:
-            kinds[one, text] = kind_of(tips.length[tip, text], agree[one, text], totals[text])
-        beliefs[one] = believe(weights, kinds[one, OWN], kinds[one, PAST])
+            kinds[one, text] = evidence_kind(
+                frontier.length[leaf, text], agree[one, text], totals[text]
+            )
+        confidences[one] = confidence_of(weights, kinds[one, OWN], kinds[one, PAST])
     left = 1.0
     for _ in range(min(width, known)):
-        one = int(np.argmax(beliefs))
-        # Each was judged by itself: siblings are told so that they sum to no more than 1.
-        confidence = min(beliefs[one], left)
+        one = int(np.argmax(confidences))
+        # Confidences are computed one by one; siblings must not sum to more than 1.
+        confidence = min(confidences[one], left)
         left -= confidence
-        children.tip[count] = tip
+        children.leaf[count] = leaf
         children.token[count] = followers[one]
         children.kinds[count] = kinds[one]
         children.confidence[count] = confidence
-        children.path_confidence[count] = tips.path_confidence[tip] * confidence
-        beliefs[one] = -1.0
+        children.path_confidence[count] = frontier.path_confidence[leaf] * confidence
+        confidences[one] = -1.0
         count += 1
     return count
 
 
 @njit(cache=True)
-def _follow(
+def _count_followers(
     texts: _Texts,
-    tips: _Tips,
-    tip: int,
+    frontier: _Frontier,
+    leaf: int,
     text: int,
     followers: Tokens,
     agree: NDArray[np.int32],
     known: int,
 ) -> tuple[int, int]:
-    """Counts what a text goes on with. Returns how many followers are known, and places asked."""
+    """Counts by token how many positions of a text continue with it.
+
+    Returns the number of followers known so far, and of positions that continue at all.
+    """
     total = 0
-    for nth in range(tips.found[tip, text]):
-        token = _next(texts, tips, tip, text, nth)
+    for nth in range(frontier.found[leaf, text]):
+        token = _next_token(texts, frontier, leaf, text, nth)
         if token == NONE:
             continue
         one = 0
@@ -251,33 +266,40 @@ def _follow(
 
 
 @njit(cache=True)
-def _search(texts: _Texts, tips: _Tips, tip: int, level: int, text: int) -> None:
-    said = texts.tail + level
-    recent = tips.said[tip, max(0, said - texts.longest) : said]
-    places = tips.places[tip, text]
+def _search(texts: _Texts, frontier: _Frontier, leaf: int, level: int, text: int) -> None:
+    end = texts.tail + level
+    recent = frontier.context[leaf, max(0, end - texts.max_length) : end]
+    positions = frontier.positions[leaf, text]
     if text == OWN:
-        length, found = longest_match(texts.own, texts.own_end, recent, texts.longest, places)
+        length, found = longest_match(texts.own, texts.own_end, recent, texts.max_length, positions)
     else:
-        length, found = longest_match(texts.past, texts.past_end, recent, texts.longest, places)
-    if length < texts.shortest:
+        length, found = longest_match(
+            texts.past, texts.past_end, recent, texts.max_length, positions
+        )
+    if length < texts.min_length:
         length = found = 0
-    tips.length[tip, text], tips.found[tip, text] = length, found
+    frontier.length[leaf, text], frontier.found[leaf, text] = length, found
 
 
 @njit(cache=True)
-def _next(texts: _Texts, tips: _Tips, tip: int, text: int, nth: int) -> int:
-    """What follows at a place. A match that reaches the own text's end reads on in the draft, so a
-    text that repeats itself with a short period is drafted to any depth."""
-    place = tips.places[tip, text, nth]
+def _next_token(texts: _Texts, frontier: _Frontier, leaf: int, text: int, nth: int) -> int:
+    """The token at a matching position.
+
+    A match that reaches the end of the own text continues in the draft itself, so a text that
+    repeats with a short period is drafted to any depth.
+    """
+    position = frontier.positions[leaf, text, nth]
     if text == PAST:
-        return texts.past[TOKENS, place] if place < texts.past_end else NONE
-    behind = place - texts.own_end
-    return texts.own[TOKENS, place] if behind < 0 else tips.said[tip, texts.tail + behind]
+        return texts.past[TOKENS, position] if position < texts.past_end else NONE
+    beyond = position - texts.own_end
+    if beyond < 0:
+        return texts.own[TOKENS, position]
+    return frontier.context[leaf, texts.tail + beyond]
 
 
 @njit(cache=True)
-def _likeliest(children: _Children, count: int) -> int:
-    """The first of equals: the better parent's, and what that one prefers."""
+def _best_child(children: _Children, count: int) -> int:
+    """The child of the highest path confidence, the first of equals; -1 if none is left."""
     best = -1
     for child in range(count):
         path = children.path_confidence[child]
@@ -287,18 +309,24 @@ def _likeliest(children: _Children, count: int) -> int:
 
 
 @njit(cache=True)
-def _step(
-    texts: _Texts, tips: _Tips, tip: int, level: int, token: int, deeper: _Tips, row: int
+def _advance(
+    texts: _Texts,
+    frontier: _Frontier,
+    leaf: int,
+    level: int,
+    token: int,
+    following: _Frontier,
+    row: int,
 ) -> None:
-    """The tip behind `token`, with the places that agreed on it."""
-    said = texts.tail + level
-    deeper.said[row, :said] = tips.said[tip, :said]
-    deeper.said[row, said] = token
+    """Writes the leaf behind `token`, with the positions that continue with it."""
+    end = texts.tail + level
+    following.context[row, :end] = frontier.context[leaf, :end]
+    following.context[row, end] = token
     for text in TEXTS:
-        deeper.length[row, text] = tips.length[tip, text] + 1
+        following.length[row, text] = frontier.length[leaf, text] + 1
         found = 0
-        for nth in range(tips.found[tip, text]):
-            if _next(texts, tips, tip, text, nth) == token:
-                deeper.places[row, text, found] = tips.places[tip, text, nth] + 1
+        for nth in range(frontier.found[leaf, text]):
+            if _next_token(texts, frontier, leaf, text, nth) == token:
+                following.positions[row, text, found] = frontier.positions[leaf, text, nth] + 1
                 found += 1
-        deeper.found[row, text] = found
+        following.found[row, text] = found

@@ -1,9 +1,9 @@
 """The model drafter: a small model that proposes chains or trees for many requests at once.
 
-Its KV rows follow the committed tokens by deltas. A draft call feeds what it has not seen and
-grows the first level in the same forward, then one forward per further level, all requests
-together whatever their lengths, depths and widths. Rows of its own draft that turn out
-committed are kept, not computed again.
+A draft call computes KV rows for the committed tokens that are new to the drafter and grows the
+first level in the same forward pass, then runs one forward per further level, for all requests
+together whatever their lengths, depths and widths. Rows of its own draft that were accepted are
+kept, not computed again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from itertools import count
 from transformers import PreTrainedModel
 
 from engine.drafters.beam import DraftJob, GrowingTrees
-from engine.drafters.runner import DraftRunner, PackedRunner, Piece
+from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
 from engine.drafters.tiny import TinyRunner
 from engine.drafters.tiny_weights import is_tiny
 from engine.errors import IncompatibleDrafter, OutOfBlocks
@@ -29,18 +29,18 @@ from engine.soft_state import HeldRequest, SoftState
 from policies.tree import DraftTree
 
 MAX_REQUESTS = 4096
-"""Requests whose tokens are remembered; their KV is bounded by the runner's pool."""
+"""Requests whose tokens are kept; their KV is bounded by the runner's pool."""
 
 
 def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> DraftRunner:
-    """The fastest runner for this model."""
+    """The faster of the two runners that supports this model."""
     if is_tiny(model):
         return TinyRunner(model, kv_tokens=kv_tokens)
     return PackedRunner(PackedModel(model, kv_tokens=kv_tokens))
 
 
 def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:
-    """Drafts are token ids of the target: the two must count alike."""
+    """Drafts are token ids of the target, so both vocabularies must have the same size."""
     if drafter_size != target_size:
         raise IncompatibleDrafter(
             drafter, "vocab_size", f"{drafter_size} tokens, but the target has {target_size}"
@@ -50,7 +50,7 @@ def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:
 def check_tokenizer(
     drafter: str, drafter_tokens: Mapping[str, int], target_tokens: Mapping[str, int]
 ) -> None:
-    """And every id must mean the same text (`tokenizer.get_vocab()` of both)."""
+    """Both tokenizers' `get_vocab()` must be equal, so that an id means the same text."""
     differing = drafter_tokens.items() ^ target_tokens.items()
     if differing:
         token, number = min(differing)
@@ -74,8 +74,8 @@ class ModelDrafter:
         self._chunk = chunk
         self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
         self._draft_rows: dict[str, DraftTree] = {}
-        """Requests with KV rows, least recently used first, and the draft nodes whose rows lie
-        behind their committed ones."""
+        """For each request with KV rows, least recently used first, the draft nodes whose rows
+        follow its committed ones."""
 
     @property
     def name(self) -> str:
@@ -85,27 +85,27 @@ class ModelDrafter:
         self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
     ) -> list[Draft | Missing | NoRoom]:
         states = self._state.accept([order.prefix for order in orders])
-        followed = [
+        accepted = [
             (order, held)
             for order, held in zip(orders, states, strict=True)
             if isinstance(held, HeldRequest)
         ]
-        trees = GrowingTrees([self._job(order, held) for order, held in followed])
+        trees = GrowingTrees([self._job(order, held) for order, held in accepted])
         have = [
-            self._resume(job, held.unchanged)
-            for job, (_, held) in zip(trees.jobs, followed, strict=True)
+            self._reuse_rows(job, held.unchanged)
+            for job, (_, held) in zip(trees.jobs, accepted, strict=True)
         ]
-        wanted = [number for number, job in enumerate(trees.jobs) if job.depth > 0]
-        wanted = _ask(go_on, trees, 0, wanted)
+        growing = [number for number, job in enumerate(trees.jobs) if job.depth > 0]
+        growing = _going_on(go_on, trees, 0, growing)
         matched: list[list[bool]] = [[] for _ in trees.jobs]
-        refused = self._enter(trees, have, set(wanted), matched)
-        self._grow(trees, [job for job in wanted if job not in refused], go_on)
+        refused = self._run_committed(trees, have, set(growing), matched)
+        self._grow(trees, [job for job in growing if job not in refused], go_on)
 
         answers = iter(
             NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
             if number in refused
             else self._answer(order, trees, number, matched[number])
-            for number, (order, _) in enumerate(followed)
+            for number, (order, _) in enumerate(accepted)
         )
         return [held if isinstance(held, Missing) else next(answers) for held in states]
 
@@ -114,81 +114,84 @@ class ModelDrafter:
 
     def _job(self, order: DraftOrder, held: HeldRequest) -> DraftJob:
         tokens = held.committed.ids
-        # A level's last tokens are proposed without rows of their own, hence one more level.
+        # The deepest level is proposed but never run, so it needs no rows.
         room = self._runner.max_context - len(tokens) + 1
         depth = max(0, min(order.depth, room))
         return DraftJob(order.prefix.request, held.start, tokens, depth, order.width, order.score)
 
-    def _resume(self, job: DraftJob, unchanged: int) -> int:
-        """Brings a request's rows in line with its committed tokens; how many there are now.
+    def _reuse_rows(self, job: DraftJob, unchanged: int) -> int:
+        """Keeps the request's rows that belong to its committed tokens; returns their number.
 
-        The last committed token is always left to run: its row proposes the first draft token.
+        The last committed token always runs again: its row proposes the first draft tokens.
         """
         if len(job.committed) > self._runner.max_context:
             self._drop_rows(job.request)
             return 0
-        most = len(job.committed) - 1
+        limit = len(job.committed) - 1
         have = self._runner.open(job.request, job.committed)
         drafted = self._draft_rows.pop(job.request, None)
         path: list[int] = []
         if drafted is not None:
             if have <= unchanged:
-                path = drafted.follow(job.committed[have:most])
-            have = min(have, unchanged, most)
+                path = drafted.follow(job.committed[have:limit])
+            have = min(have, unchanged, limit)
             self._runner.keep(job.request, have, path, job.committed[have : have + len(path)])
         self._draft_rows[job.request] = DraftTree.empty()
         return have + len(path)
 
-    def _enter(
+    def _run_committed(
         self,
         trees: GrowingTrees,
         have: list[int],
-        wanted: set[int],
+        growing: set[int],
         matched: list[list[bool]],
     ) -> set[int]:
-        """Runs all committed tokens in chunks, those wanted to their last one, which grows their
-        first level. Returns the jobs that the pool has no room for."""
+        """Runs the committed tokens without rows, in chunks; `have` counts the rows of each job.
+
+        The last committed token runs only for growing jobs and grows their first level. Returns
+        the jobs that the KV pool has no room for.
+        """
         refused: set[int] = set()
         need = [
             0
             if len(job.committed) > self._runner.max_context
-            else len(job.committed) - (number not in wanted)
+            else len(job.committed) - (number not in growing)
             for number, job in enumerate(trees.jobs)
         ]
         running = [number for number in range(len(need)) if have[number] < need[number]]
         while running:
-            pieces = []
+            chunks = []
             budget = self._chunk
             for number in running:
                 tokens = trees.jobs[number].committed[have[number] : need[number]][:budget]
-                ends = have[number] + len(tokens) == need[number]
+                is_last = have[number] + len(tokens) == need[number]
                 if tokens:
-                    grows = ends and number in wanted
-                    pieces.append(Piece(number, tokens, grows, have[number]))
+                    grows = is_last and number in growing
+                    chunks.append(Chunk(number, tokens, grows, have[number]))
                 budget -= len(tokens)
             try:
-                chosen = self._runner.extend(trees, pieces)
+                chosen = self._runner.extend(trees, chunks)
             except OutOfBlocks:
                 if not self._evict_idle(trees):
                     last = running.pop()
                     refused.add(last)
                     self._drop_rows(trees.jobs[last].request)
                 continue
-            for piece, tokens in zip(pieces, chosen, strict=True):
-                have[piece.job] += len(piece.tokens)
-                matched[piece.job] += _matches(trees.jobs[piece.job], piece.first, tokens)
+            for chunk, tokens in zip(chunks, chosen, strict=True):
+                have[chunk.job] += len(chunk.tokens)
+                matched[chunk.job] += _matches(trees.jobs[chunk.job], chunk.first, tokens)
             running = [number for number in running if have[number] < need[number]]
         return refused
 
     def _grow(self, trees: GrowingTrees, drafting: list[int], go_on: ContinueDrafting) -> None:
-        """Level by level, while trees may grow and the policy lets them."""
+        """Adds levels while trees may grow and the policy lets them."""
         for depth in count(1):
             drafting = [
                 job
                 for job in drafting
                 if trees.jobs[job].depth > depth and len(trees.frontier(job)) > 0
             ]
-            drafting = _ask(go_on, trees, depth, drafting)
+            drafting = _going_on(go_on, trees, depth, drafting)
             while drafting:
                 try:
                     self._runner.step(trees, drafting)
@@ -208,7 +211,7 @@ class ModelDrafter:
     ) -> Draft:
         tree = trees.tree(job)
         if len(tree):
-            # The deepest level has been proposed, not run.
+            # The deepest level has no rows: it was proposed, not run.
             rows = trees.frontier(job).start
             self._draft_rows[order.prefix.request] = trees.tree(job, rows)
         prefix = order.prefix
@@ -231,21 +234,23 @@ class ModelDrafter:
 
 
 def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:
-    """Whether each choice behind committed token first, first + 1, ... is the token that was
-    committed next; of the output alone, and as far as it goes."""
+    """Whether each choice, made behind committed token first, first + 1, ..., was committed next.
+
+    Only for output tokens, and as far as they are committed.
+    """
     following = job.committed[first + 1 : first + 1 + len(chosen)]
     return [
         token == choice
-        for place, (token, choice) in enumerate(zip(following, chosen, strict=False), first + 1)
-        if place >= job.start.prompt_len
+        for index, (token, choice) in enumerate(zip(following, chosen, strict=False), first + 1)
+        if index >= job.start.prompt_len
     ]
 
 
-def _ask(
+def _going_on(
     go_on: ContinueDrafting, trees: GrowingTrees, depth: int, drafting: list[int]
 ) -> list[int]:
-    """The jobs that the policy lets draft one level more."""
+    """The jobs that the policy lets draft another level."""
     if not drafting:
         return []
-    answers = go_on(trees.describe(depth, drafting))
+    answers = go_on(trees.next_step(depth, drafting))
     return [job for job, more in zip(drafting, answers, strict=True) if more]

@@ -1,4 +1,4 @@
-"""What a model drafter needs of its model; two runners, equal in result (tested)."""
+"""Runs a model drafter's model. There are two runners, equal in result (tested)."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,18 +12,18 @@ from engine.model import PackedModel, Segment
 from engine.sampling.sampler import candidates, choose
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Committed tokens of one job that enter its KV rows in one forward."""
 
     job: int
     tokens: Sequence[int]
     grows: bool
-    """These are its last committed tokens, and a tree is to grow from them."""
+    """Whether these end the job's committed tokens and the first tree level grows from them."""
     first: int
-    """The place of the first of them in the request."""
+    """The index of the first of them among the committed tokens."""
 
-    def wanted(self, scored: bool) -> range:
-        """The rows whose logits matter."""
+    def rows_with_logits(self, scored: bool) -> range:
+        """The rows whose logits are computed: all if scored, else the last one if a tree grows."""
         rows = len(self.tokens)
         return range(0 if scored else rows - 1 if self.grows else rows, rows)
 
@@ -36,12 +36,12 @@ class DraftRunner(Protocol):
 
     @property
     def max_context(self) -> int:
-        """Rows that one request may have, of the model's context and the KV pool's size."""
+        """Rows that one request may have: bounded by the model's context and the KV pool."""
         ...
 
     def open(self, request: str, tokens: Sequence[int]) -> int:
-        """How many committed rows the request has. A new one may find some of its tokens' rows
-        in a prefix cache."""
+        """How many committed rows the request has; a new one may start with rows from a prefix
+        cache."""
         ...
 
     def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -53,34 +53,44 @@ class DraftRunner(Protocol):
         """Drops all rows of a request; an unknown one is no error."""
         ...
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
-        """Adds committed rows, and level 1 to the trees of pieces that grow. Returns for each
-        piece the tokens that the model would have chosen behind its own, for those of scored
-        jobs. OutOfBlocks leaves everything as it was."""
+    def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
+        """Adds committed rows, and level 1 to the trees of chunks that grow.
+
+        Returns for each chunk of a scored job the token that the model would have chosen behind
+        each of its tokens. OutOfBlocks leaves everything as it was.
+        """
         ...
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
-        """Adds the deepest levels' rows, and one level more, to the trees of these jobs.
-        OutOfBlocks leaves everything as it was."""
+        """Runs the deepest level of these jobs' trees and adds the next one. OutOfBlocks leaves
+        everything as it was."""
         ...
 
 
-def growing(trees: GrowingTrees, pieces: Sequence[Piece]) -> list[int]:
-    """Among the wanted rows of all pieces, those from which trees grow."""
-    ends = accumulate(len(piece.wanted(trees.jobs[piece.job].scored)) for piece in pieces)
-    return [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.grows]
+def growing_rows(trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[int]:
+    """Which of all chunks' rows with logits the trees grow from."""
+    ends = accumulate(len(chunk.rows_with_logits(trees.jobs[chunk.job].scored)) for chunk in chunks)
+    return [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.grows]
 
 
-def choices(trees: GrowingTrees, pieces: Sequence[Piece], logits: Tensor) -> list[list[int]]:
-    """Of scored pieces the token chosen behind each row; `logits` of all pieces' wanted rows."""
+def chosen_tokens(trees: GrowingTrees, chunks: Sequence[Chunk], logits: Tensor) -> list[list[int]]:
+    """The token chosen behind each row of scored chunks, given all chunks' logits."""
     chosen: list[list[int]] = []
     end = 0
-    for piece in pieces:
-        job = trees.jobs[piece.job]
-        begin, end = end, end + len(piece.wanted(job.scored))
-        rows = job.scored_rows(piece.first, len(piece.tokens)) if job.scored else []
-        chosen.append(choose(logits[begin:end], rows) if rows else [])
+    for chunk in chunks:
+        job = trees.jobs[chunk.job]
+        start, end = end, end + len(chunk.rows_with_logits(job.scored))
+        rows = job.scored_rows(chunk.first, len(chunk.tokens)) if job.scored else []
+        chosen.append(choose(logits[start:end], rows) if rows else [])
     return chosen
+
+
+def sample_level(trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
+    """Adds a level to these jobs' trees from the logits of their frontier rows."""
+    rows = [row for job in drafting for row in trees.rows(job)]
+    width = max(trees.jobs[job].width for job in drafting)
+    tokens, confidence = candidates(logits, rows, width)
+    trees.grow(drafting, tokens, confidence)
 
 
 class PackedRunner:
@@ -110,49 +120,44 @@ class PackedRunner:
     def release(self, request: str) -> None:
         self._model.kv.release(request)
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
+    def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
         kv = self._model.kv
         segments = []
-        for piece in pieces:
-            job, rows = trees.jobs[piece.job], len(piece.tokens)
+        for chunk in chunks:
+            job, rows = trees.jobs[chunk.job], len(chunk.tokens)
             segments.append(
                 Segment(
                     job.request,
-                    np.array(piece.tokens, np.int32),
-                    np.arange(piece.first, piece.first + rows, dtype=np.int32),
+                    np.array(chunk.tokens, np.int32),
+                    np.arange(chunk.first, chunk.first + rows, dtype=np.int32),
                     mask=None,
-                    logits=np.array(piece.wanted(job.scored), np.int32),
+                    logits=np.array(chunk.rows_with_logits(job.scored), np.int32),
                 )
             )
         logits = self._model.forward(segments)
-        for segment, piece in zip(segments, pieces, strict=True):
-            kv.commit(segment.request, range(len(piece.tokens)), piece.tokens)
-        self._grow(
-            trees, [piece.job for piece in pieces if piece.grows], logits[growing(trees, pieces)]
-        )
-        return choices(trees, pieces, logits)
+        for segment, chunk in zip(segments, chunks, strict=True):
+            kv.commit(segment.request, range(len(chunk.tokens)), chunk.tokens)
+        drafting = [chunk.job for chunk in chunks if chunk.grows]
+        self._grow(trees, drafting, logits[growing_rows(trees, chunks)])
+        return chosen_tokens(trees, chunks, logits)
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         segments = []
-        for job in drafting:
-            frontier, one = trees.frontier(job), trees.jobs[job]
-            tokens = trees.arrays.tokens[job, frontier.start : frontier.stop]
-            position = len(one.committed) - 1 + int(trees.arrays.depth[job])
+        for number in drafting:
+            frontier, job = trees.frontier(number), trees.jobs[number]
+            tokens = trees.arrays.tokens[number, frontier.start : frontier.stop]
+            position = len(job.committed) - 1 + int(trees.arrays.depth[number])
             segments.append(
                 Segment(
-                    one.request,
+                    job.request,
                     tokens,
                     np.full(len(tokens), position, np.int32),
-                    mask=None if one.width == 1 else trees.ancestors(job),
+                    mask=None if job.width == 1 else trees.ancestors(number),
                     logits=np.arange(len(tokens), dtype=np.int32),
                 )
             )
         self._grow(trees, drafting, self._model.forward(segments))
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
-        if not drafting:
-            return
-        rows = [row for job in drafting for row in trees.rows(job)]
-        width = max(trees.jobs[job].width for job in drafting)
-        tokens, confidence = candidates(logits, rows, width)
-        trees.grow(drafting, tokens, confidence)
+        if drafting:
+            sample_level(trees, drafting, logits)

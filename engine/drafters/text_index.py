@@ -1,12 +1,12 @@
-"""Where in a text its tokens stood before: chains from each place to the last that reads alike.
+"""Finds where the last tokens of a request occurred before in a text (hash chains, as in LZ77).
 
-A place is named by the index of what comes next. One chain links the places behind the same token,
-another those behind the same two (as LZ77's hash chains do), so a token costs 20 bytes and a
-constant time, and a text can lose its oldest parts without a tree to mend. What is searched for
-is found as a suffix tree finds it, of the most recent STEPS places of a chain.
+A position in a text is the index of the token that comes next. One chain links each position to the
+last one behind the same token, another to the last one behind the same two tokens. So a token costs
+20 bytes and constant time, and parts of a text can be erased without repairing a tree. A search
+finds what a suffix tree would find among the STEPS most recent positions of a chain.
 
-Compiled calls here keep Python's lock: lookups draft in the event loop, and what lets go of the
-lock for microseconds gets it back only after a model's thread has had its turn.
+Compiled calls here hold Python's global lock: lookups draft in the event loop, and a call of
+microseconds that released the lock would get it back only after a model's thread had run.
 """
 
 from collections.abc import Sequence
@@ -17,30 +17,30 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 Store = NDArray[np.int32]
-"""Rows of equal length, a power of two: see below."""
+"""The five rows below; their common length is a power of two."""
 
 TOKENS, BEHIND_ONE, BEHIND_TWO, LAST_ONE, LAST_TWO = range(5)
-"""The text; of each place the one before it in its chain; of each hash the last place. 0: none,
-for nothing stands behind place 0."""
+"""Rows of a store: the text; for each position the one before it in either chain; for each hash the
+last position of either chain. 0 ends a chain, as no token precedes position 0."""
 
 NONE = -1
-"""A token that is none: texts end with it, and what is erased is overwritten by it."""
+"""Not a token: it ends each output in a text of many, and overwrites what is erased."""
 STEPS = 1024
-"""Places of a chain that are looked at, the most recent ones."""
-SMALLEST = 256
+"""The most recent positions of a chain that a search looks at."""
+MIN_CAPACITY = 256
 
 
 class TextIndex:
     """One growing text."""
 
     def __init__(self) -> None:
-        self.store: Store = np.zeros((5, SMALLEST), np.int32)
+        self.store: Store = np.zeros((5, MIN_CAPACITY), np.int32)
         self.end = 0
 
     def follow(self, text: Sequence[int], unchanged: int) -> None:
         """Becomes `text`, of which the first `unchanged` tokens are as they were."""
         if unchanged < self.end:
-            # Only a request that starts anew rewrites its committed tokens.
+            # Rare: only a request that restarts rewrites its committed tokens.
             self.clear()
         self.extend(text[self.end :])
 
@@ -59,7 +59,7 @@ class TextIndex:
         self.end += len(added)
 
     def erase(self, start: int, end: int) -> None:
-        """What stood there is found no more; its room is not free."""
+        """Searches no longer find these tokens; their memory stays in use until `clear`."""
         self.store[TOKENS, start:end] = NONE
 
 
@@ -80,42 +80,54 @@ def append(store: Store, end: int, added: Tokens) -> None:
 
 @njit(cache=True)
 def longest_match(
-    store: Store, end: int, recent: Tokens, most: int, places: Tokens
+    store: Store, end: int, recent: Tokens, max_length: int, positions: Tokens
 ) -> tuple[int, int]:
-    """Fills `places` with where the longest suffix of `recent`, of at most `most` tokens, was
-    followed by something, most recent first. Returns its length and how many they are."""
+    """Finds the longest suffix of `recent`, up to `max_length` tokens, that a token followed.
+
+    Fills `positions`, most recent first. Returns the suffix's length and the number of positions.
+    """
     longest = found = 0
-    if len(recent) > 1 and most > 1:
-        two = _hash_two(store, recent[-2], recent[-1])
-        longest, found = _follow(store, BEHIND_TWO, store[LAST_TWO, two], end, recent, most, places)
+    if len(recent) > 1 and max_length > 1:
+        last = store[LAST_TWO, _hash_two(store, recent[-2], recent[-1])]
+        longest, found = _search_chain(store, BEHIND_TWO, last, end, recent, max_length, positions)
     if longest < 2 and len(recent) > 0:
-        one = _hash_one(store, recent[-1])
-        longest, found = _follow(store, BEHIND_ONE, store[LAST_ONE, one], end, recent, most, places)
+        last = store[LAST_ONE, _hash_one(store, recent[-1])]
+        longest, found = _search_chain(store, BEHIND_ONE, last, end, recent, max_length, positions)
     return longest, found
 
 
 @njit(cache=True)
-def _follow(
-    store: Store, chain: int, place: int, end: int, recent: Tokens, most: int, places: Tokens
+def _search_chain(
+    store: Store,
+    chain: int,
+    position: int,
+    end: int,
+    recent: Tokens,
+    max_length: int,
+    positions: Tokens,
 ) -> tuple[int, int]:
+    """`longest_match` among the positions of one chain, from `position` back."""
     text, before = store[TOKENS], store[chain]
-    most = min(most, len(recent))
+    max_length = min(max_length, len(recent))
     longest = found = 0
     for _ in range(STEPS):
-        if place == 0:
+        if position == 0:
             break
-        if place < end and text[place] != NONE:
+        if position < end and text[position] != NONE:
             length = 0
-            while length < min(most, place) and text[place - 1 - length] == recent[-1 - length]:
+            while (
+                length < min(max_length, position)
+                and text[position - 1 - length] == recent[-1 - length]
+            ):
                 length += 1
             if length > longest:
                 longest, found = length, 0
-            if length == longest and length > 0 and found < len(places):
-                places[found] = place
+            if length == longest and length > 0 and found < len(positions):
+                positions[found] = position
                 found += 1
-                if length == most and found == len(places):
+                if length == max_length and found == len(positions):
                     break
-        place = before[place]
+        position = before[position]
     return longest, found
 
 

@@ -1,4 +1,4 @@
-"""The runner of tiny Llamas on a CPU: no torch between a draft step's operators."""
+"""The runner of tiny Llamas on a CPU: compiled loops without torch between the operators."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -9,15 +9,14 @@ from transformers import LlamaForCausalLM
 
 from engine.drafters import tiny_steps
 from engine.drafters.beam import GrowingTrees
-from engine.drafters.runner import Piece, choices, growing
+from engine.drafters.runner import Chunk, chosen_tokens, growing_rows, sample_level
 from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import pack
-from engine.sampling.sampler import candidates
 
 
 class TinyRunner:
-    """A DraftRunner. Shares no prefixes: it computes rows faster than it could look them up."""
+    """A DraftRunner without a prefix cache: it computes rows faster than it could look them up."""
 
     def __init__(self, model: LlamaForCausalLM, *, kv_tokens: int) -> None:
         self._vocab_size: int = model.config.vocab_size
@@ -56,33 +55,33 @@ class TinyRunner:
         if paged is not None:
             self._pool.remove(paged)
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
-        requests = [self._requests[trees.jobs[piece.job].request] for piece in pieces]
-        counts = [len(piece.tokens) for piece in pieces]
+    def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
+        requests = [self._requests[trees.jobs[chunk.job].request] for chunk in chunks]
+        counts = [len(chunk.tokens) for chunk in chunks]
         self._pool.reserve(
             requests, [one.length + count for one, count in zip(requests, counts, strict=True)]
         )
-        wanted = [
+        rows_with_logits = [
             offset + row
-            for piece, offset in zip(pieces, np.cumsum([0, *counts[:-1]]).tolist(), strict=True)
-            for row in piece.wanted(trees.jobs[piece.job].scored)
+            for chunk, offset in zip(chunks, np.cumsum([0, *counts[:-1]]).tolist(), strict=True)
+            for row in chunk.rows_with_logits(trees.jobs[chunk.job].scored)
         ]
         logits = tiny_steps.extend(
             *self._weights,
             self._pool.kv,
             self._pool.tables,
-            np.array([one.line for one in requests]),
+            np.array([one.table_row for one in requests]),
             np.array([one.length for one in requests]),
-            np.array(list(chain.from_iterable(piece.tokens for piece in pieces)), np.int32),
+            np.array(list(chain.from_iterable(chunk.tokens for chunk in chunks)), np.int32),
             np.array(counts),
-            np.array(wanted, np.int64),
+            np.array(rows_with_logits, np.int64),
         )
         for one, count in zip(requests, counts, strict=True):
             one.length += count
-        rows = growing(trees, pieces)
+        rows = growing_rows(trees, chunks)
         if rows:
-            self._grow(trees, [piece.job for piece in pieces if piece.grows], logits[rows])
-        return choices(trees, pieces, torch.from_numpy(logits[:, : self._vocab_size]))
+            self._grow(trees, [chunk.job for chunk in chunks if chunk.grows], logits[rows])
+        return chosen_tokens(trees, chunks, torch.from_numpy(logits[:, : self._vocab_size]))
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         requests = [self._requests[trees.jobs[job].request] for job in drafting]
@@ -95,18 +94,18 @@ class TinyRunner:
             *self._weights,
             self._pool.kv,
             self._pool.tables,
-            np.array([one.line for one in requests]),
+            np.array([one.table_row for one in requests]),
             np.array([one.length for one in requests]),
             *trees.packed,
             np.array(drafting),
         )
-        if trees.plain:
+        if trees.samples_raw_logits:
             tiny_steps.step_and_grow(*arrays, self._vocab_size, *trees.knobs)
         else:
             self._sample(trees, drafting, tiny_steps.step(*arrays))
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
-        if trees.plain:
+        if trees.samples_raw_logits:
             tiny_steps.grow(
                 logits, self._vocab_size, *trees.knobs, *trees.packed, np.array(drafting)
             )
@@ -114,9 +113,5 @@ class TinyRunner:
             self._sample(trees, drafting, logits)
 
     def _sample(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
-        rows = [row for job in drafting for row in trees.rows(job)]
-        width = max(trees.jobs[job].width for job in drafting)
         # The last weight tile may reach beyond the vocabulary.
-        scores = torch.from_numpy(logits[:, : self._vocab_size])
-        tokens, confidence = candidates(scores, rows, width)
-        trees.grow(drafting, tokens, confidence)
+        sample_level(trees, drafting, torch.from_numpy(logits[:, : self._vocab_size]))

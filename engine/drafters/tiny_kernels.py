@@ -1,4 +1,4 @@
-"""A small Llama in compiled loops: all that one draft step computes, without torch.
+"""The forward pass of a small Llama in compiled loops, without torch.
 
 Eager torch spends 500 to 900 µs on a token of a 64×2 model, nearly all of it between operators.
 Weights are packed in tiles of TILE outputs and KV rows in pages of PAGE, both constants, so that
@@ -24,7 +24,7 @@ MASKED = np.float32(-1e30)
 
 
 class TinyWeights(NamedTuple):
-    """Matrices are [tiles, inputs, TILE], those of all layers stacked in front."""
+    """Matrices are [tiles, inputs, TILE], with a leading dimension for layers."""
 
     embedding: Floats  # [vocabulary, hidden]
     attention_norm: Floats  # [layers, hidden]
@@ -44,10 +44,10 @@ class TinyWeights(NamedTuple):
 
 
 class KVPages(NamedTuple):
-    """Rows lie across their page, so that sums over rows run along memory."""
+    """The last dimension is the row within its page, so sums over rows read contiguous memory."""
 
     keys: Floats  # [layers, pages, kv_heads, head_dim, PAGE]
-    values: Floats  # lie behind the keys, in one array
+    values: Floats
 
 
 class NewRows(NamedTuple):
@@ -55,20 +55,20 @@ class NewRows(NamedTuple):
 
     tokens: NDArray[np.int32]
     owner: NDArray[np.int64]
-    """Which line of the page table each row's request has."""
+    """The page table row of each row's request."""
     position: NDArray[np.int64]
     slot: NDArray[np.int64]
-    """Where the row's own keys and values go, counted in rows of its request."""
+    """The row's index among the rows of its request."""
     prefix: NDArray[np.int64]
-    """Every row of the request before this slot is attended to ..."""
+    """A row attends to every slot of its request below this one ..."""
     tail: NDArray[np.bool_]  # [rows, tail]
-    """... and prefix + j wherever tail[row, j], j < tail_size[row]."""
+    """... and to slot prefix + j wherever tail[row, j], j < tail_size[row]."""
     tail_size: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True, fastmath=True)
 def matmul(x: Floats, weight: Floats, out: Floats) -> None:
-    """out = x @ weight. The tile stays in cache for all rows; inputs is a multiple of 4."""
+    """out = x @ weight. A tile stays in cache for all rows; inputs are a multiple of 4."""
     rows = x.shape[0]
     for tile in range(weight.shape[0]):
         for row in range(rows):
@@ -106,7 +106,7 @@ def rotate_and_store(
     rows: NewRows,
     qkv: Floats,
 ) -> None:
-    """Rotary positions on queries and keys; keys and values into their pages."""
+    """Applies rotary positions to queries and keys, and writes keys and values into their pages."""
     head_dim, half = weights.head_dim, weights.head_dim // 2
     kv_at = weights.heads * head_dim
     scale = np.float32(1.0 / np.sqrt(head_dim))
@@ -212,7 +212,7 @@ def forward(
     rows: NewRows,
     wanted: NDArray[np.int64],
 ) -> Floats:
-    """Adds the rows' keys and values to the pages; logits of the wanted rows."""
+    """Adds the rows' keys and values to the pages; returns the logits of the wanted rows."""
     count, hidden = rows.tokens.shape[0], weights.final_norm.shape[0]
     stream = np.empty((count, hidden), np.float32)
     for row in range(count):

@@ -1,4 +1,4 @@
-"""Where the KV rows of tiny drafters lie: a pool of pages and each request's page table."""
+"""The KV memory of a tiny drafter: a pool of pages and each request's page table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,41 +12,37 @@ from engine.errors import OutOfBlocks
 
 @dataclass(slots=True)
 class PagedRequest:
-    line: int
-    """Its line in `PagePool.tables`."""
+    table_row: int
+    """The request's row in `PagePool.tables`."""
     length: int = 0
-    """Committed rows; those of draft nodes lie behind them."""
+    """Committed rows; the rows of draft nodes follow them."""
     pages: list[int] = field(default_factory=list)
 
 
 class PagePool:
-    """Pages are taken as rows come and given back as requests shrink or leave."""
+    """Pages are allocated as requests grow and freed as they shrink or leave."""
 
     def __init__(self, pages: int, layers: int, kv_heads: int, head_dim: int) -> None:
-        # Zeros: rows that nobody wrote are masked, and 0 · NaN would be NaN.
+        # Zeros: rows never written are masked by a weight of 0, and 0 · NaN would be NaN.
         self.kv: Floats = np.zeros((2, layers, pages, kv_heads, head_dim, PAGE), np.float32)
         self.tables: NDArray[np.int32] = np.zeros((1, 1), np.int32)
         self._free_pages = list(range(pages))
-        self._free_lines = [0]
+        self._free_table_rows = [0]
 
     @property
     def capacity(self) -> int:
         """Rows of all pages together."""
         return self.kv.shape[2] * PAGE
 
-    @property
-    def free_pages(self) -> int:
-        return len(self._free_pages)
-
     def add(self) -> PagedRequest:
-        if not self._free_lines:
-            lines = len(self.tables)
-            self.tables = np.pad(self.tables, ((0, lines), (0, 0)))
-            self._free_lines = list(range(lines, 2 * lines))
-        return PagedRequest(self._free_lines.pop())
+        if not self._free_table_rows:
+            table_rows = len(self.tables)
+            self.tables = np.pad(self.tables, ((0, table_rows), (0, 0)))
+            self._free_table_rows = list(range(table_rows, 2 * table_rows))
+        return PagedRequest(self._free_table_rows.pop())
 
     def reserve(self, requests: Sequence[PagedRequest], rows: Sequence[int]) -> None:
-        """Room for rows[i] rows of the i-th request in all; OutOfBlocks changes nothing."""
+        """Makes room for rows[i] rows in all of the i-th request; OutOfBlocks changes nothing."""
         wanted = [
             -(-count // PAGE) - len(request.pages)
             for request, count in zip(requests, rows, strict=True)
@@ -59,14 +55,14 @@ class PagePool:
                 self._add_page(request)
 
     def shrink(self, request: PagedRequest, length: int) -> None:
-        """Keeps `length` committed rows and the pages that they need."""
+        """Keeps the first `length` rows, as committed ones, and the pages that they need."""
         request.length = length
         needed = -(-length // PAGE)
         self._free_pages.extend(request.pages[needed:])
         del request.pages[needed:]
 
     def move(self, request: PagedRequest, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copies rows of one request to other places of its own."""
+        """Copies rows of one request over other rows of its own."""
         table = np.array(request.pages)
         old, new = np.array(source), np.array(target)
         for rows in self.kv:
@@ -77,12 +73,12 @@ class PagePool:
 
     def remove(self, request: PagedRequest) -> None:
         self.shrink(request, 0)
-        self._free_lines.append(request.line)
+        self._free_table_rows.append(request.table_row)
 
     def _add_page(self, request: PagedRequest) -> None:
         column = len(request.pages)
         if column == self.tables.shape[1]:
             self.tables = np.pad(self.tables, ((0, 0), (0, column)))
         page = self._free_pages.pop()
-        self.tables[request.line, column] = page
+        self.tables[request.table_row, column] = page
         request.pages.append(page)

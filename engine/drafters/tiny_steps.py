@@ -1,13 +1,14 @@
-"""Draft steps of a whole batch in compiled calls: forward, then sampling and beam.
+"""Draft steps of a whole batch in compiled calls: forward, sampling and beam search.
 
-What Python calls takes few, plain arrays: numba unboxes TinyWeights in 5 µs, two arrays in 0.3.
+Functions called from Python take few, plain arrays: numba needs 5 µs to unbox TinyWeights, 0.3 µs
+for two arrays.
 """
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.drafters.beam import TreeArrays, grow_level, named
+from engine.drafters.beam import TreeArrays, grow_level, tree_views
 from engine.drafters.tiny_kernels import Floats, KVPages, NewRows, forward
 from engine.drafters.tiny_weights import unpacked
 from engine.sampling.cpu_kernels import perturbed_top
@@ -18,37 +19,37 @@ from policies.tree import ROOT
 def committed_rows(
     tokens: NDArray[np.int32],
     counts: NDArray[np.int64],
-    lines: NDArray[np.int64],
+    table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> NewRows:
-    """Rows that follow each request's `lengths` rows causally, counts[i] of the i-th request."""
+    """counts[i] new rows behind the lengths[i] rows of the i-th request, with causal masks."""
     count = len(tokens)
-    line = np.empty(count, np.int64)
+    table_row = np.empty(count, np.int64)
     slot = np.empty(count, np.int64)
     row = 0
     for i in range(len(counts)):
         for step in range(counts[i]):
-            line[row] = lines[i]
+            table_row[row] = table_rows[i]
             slot[row] = lengths[i] + step
             row += 1
     no_tail = np.zeros((count, 0), np.bool_)
-    return NewRows(tokens, line, slot, slot, slot + 1, no_tail, np.zeros(count, np.int64))
+    return NewRows(tokens, table_row, slot, slot, slot + 1, no_tail, np.zeros(count, np.int64))
 
 
 @njit(cache=True, nogil=True)
 def frontier_rows(
     trees: TreeArrays,
     drafting: NDArray[np.int64],
-    lines: NDArray[np.int64],
+    table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> NewRows:
-    """The deepest levels' nodes; node j of a tree has its row j behind the committed ones."""
+    """The nodes of the deepest levels; node j of a tree is row j behind the committed rows."""
     count, tail = 0, 0
     for job in drafting:
         count += trees.size[job] - trees.level[job]
         tail = max(tail, trees.size[job])
     tokens = np.empty(count, np.int32)
-    line = np.empty(count, np.int64)
+    table_row = np.empty(count, np.int64)
     position = np.empty(count, np.int64)
     slot = np.empty(count, np.int64)
     prefix = np.empty(count, np.int64)
@@ -59,7 +60,7 @@ def frontier_rows(
         job = drafting[i]
         for node in range(trees.level[job], trees.size[job]):
             tokens[row] = trees.tokens[job, node]
-            line[row] = lines[i]
+            table_row[row] = table_rows[i]
             position[row] = lengths[i] + trees.depth[job] - 1
             slot[row] = lengths[i] + node
             prefix[row] = lengths[i]
@@ -69,7 +70,7 @@ def frontier_rows(
                 visible[row, ancestor] = True
                 ancestor = trees.parents[job, ancestor]
             row += 1
-    return NewRows(tokens, line, position, slot, prefix, visible, tail_size)
+    return NewRows(tokens, table_row, position, slot, prefix, visible, tail_size)
 
 
 @njit(cache=True, nogil=True)
@@ -115,12 +116,12 @@ def grow(
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     nodes: NDArray[np.int32],
-    beliefs: Floats,
+    confidences: Floats,
     counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
 ) -> None:
-    """One level more from the logits of the jobs' frontier rows, in the order of `drafting`."""
-    _grow(logits, vocab_size, integers, reals, named(nodes, beliefs, counts), drafting)
+    """Adds a level from the logits of the jobs' frontier rows, in the order of `drafting`."""
+    _grow(logits, vocab_size, integers, reals, tree_views(nodes, confidences, counts), drafting)
 
 
 @njit(cache=True, nogil=True)
@@ -129,14 +130,14 @@ def extend(
     layout: NDArray[np.int64],
     kv: Floats,
     tables: NDArray[np.int32],
-    lines: NDArray[np.int64],
+    table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
     tokens: NDArray[np.int32],
     counts: NDArray[np.int64],
     wanted: NDArray[np.int64],
 ) -> Floats:
     """Runs committed tokens, counts[i] of the i-th request; the logits of the wanted rows."""
-    rows = committed_rows(tokens, counts, lines, lengths)
+    rows = committed_rows(tokens, counts, table_rows, lengths)
     return forward(unpacked(numbers, layout), KVPages(kv[0], kv[1]), tables, rows, wanted)
 
 
@@ -146,16 +147,16 @@ def step(
     layout: NDArray[np.int64],
     kv: Floats,
     tables: NDArray[np.int32],
-    lines: NDArray[np.int64],
+    table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
     nodes: NDArray[np.int32],
-    beliefs: Floats,
+    confidences: Floats,
     counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
 ) -> Floats:
     """Runs the deepest level of the drafting jobs' trees; the logits of its nodes."""
-    trees = named(nodes, beliefs, counts)
-    rows = frontier_rows(trees, drafting, lines, lengths)
+    trees = tree_views(nodes, confidences, counts)
+    rows = frontier_rows(trees, drafting, table_rows, lengths)
     wanted = np.arange(len(rows.tokens))
     return forward(unpacked(numbers, layout), KVPages(kv[0], kv[1]), tables, rows, wanted)
 
@@ -166,16 +167,18 @@ def step_and_grow(
     layout: NDArray[np.int64],
     kv: Floats,
     tables: NDArray[np.int32],
-    lines: NDArray[np.int64],
+    table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
     nodes: NDArray[np.int32],
-    beliefs: Floats,
+    confidences: Floats,
     counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
     vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
 ) -> None:
-    """Both in one call, where sampling takes the logits as they are."""
-    logits = step(numbers, layout, kv, tables, lines, lengths, nodes, beliefs, counts, drafting)
-    _grow(logits, vocab_size, integers, reals, named(nodes, beliefs, counts), drafting)
+    """`step` and `grow` in one call, if sampling takes the logits as they are."""
+    logits = step(
+        numbers, layout, kv, tables, table_rows, lengths, nodes, confidences, counts, drafting
+    )
+    _grow(logits, vocab_size, integers, reals, tree_views(nodes, confidences, counts), drafting)

@@ -1,4 +1,4 @@
-"""Which models are tiny, and their weights as the compiled loops want them."""
+"""Which models the tiny runner supports, and their weights in the layout of its compiled loops."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from engine.drafters.tiny_kernels import TILE, Floats, TinyWeights
 
 MAX_PARAMETERS = 8_000_000
-"""Beyond it the weights leave the second-level cache and torch's own kernels win."""
+"""Larger weights leave the second-level cache, and torch's own kernels are faster."""
 UNROLLED = 4
-"""Inputs per inner loop of the kernels: sizes must be multiples."""
+"""Inputs per iteration of the kernels' inner loops: sizes must be multiples."""
 
 
 def is_tiny(model: PreTrainedModel) -> bool:
@@ -29,7 +29,7 @@ def is_tiny(model: PreTrainedModel) -> bool:
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias
-        # Others change with the length of the longest request in the batch.
+        # Other types depend on the longest request in the batch.
         and config.rope_parameters["rope_type"] in ("default", "linear", "llama3", "yarn")
         and config.hidden_size % UNROLLED == 0
         and config.head_dim % UNROLLED == 0
@@ -37,12 +37,12 @@ def is_tiny(model: PreTrainedModel) -> bool:
 
 
 class PackedWeights(NamedTuple):
-    """TinyWeights in two arrays, see tiny_steps."""
+    """TinyWeights in two arrays, which numba unboxes faster (tiny_steps.py)."""
 
     numbers: Floats
-    """All arrays one behind the other, then the norms' epsilon."""
+    """All arrays one after the other, then the norms' epsilon."""
     layout: NDArray[np.int64]
-    """[arrays + 1, 4]: where each begins and its shape, without TILE; then the head counts."""
+    """[arrays + 1, 4]: each array's start and its shape without TILE; last, the head counts."""
 
 
 def pack(model: LlamaForCausalLM) -> PackedWeights:
@@ -59,7 +59,7 @@ def pack(model: LlamaForCausalLM) -> PackedWeights:
 
 @njit(cache=True, nogil=True)
 def unpacked(numbers: Floats, layout: NDArray[np.int64]) -> TinyWeights:
-    """Views of what PackedWeights holds."""
+    """The fields of PackedWeights as TinyWeights."""
     return TinyWeights(
         _matrix(numbers, layout[0]),
         _matrix(numbers, layout[1]),
@@ -115,7 +115,7 @@ def tiny_weights(model: LlamaForCausalLM) -> TinyWeights:
         down=np.stack([_down(layer.mlp, intermediate) for layer in layers]),
         final_norm=_array(model.model.norm.weight),
         lm_head=_tiles(_array(model.lm_head.weight)),
-        # Both halves of a head turn by the same angles.
+        # Both halves of a head rotate by the same angles.
         rope_cos=_array(cos[0, :, :half]),
         rope_sin=_array(sin[0, :, :half]),
         heads=config.num_attention_heads,
@@ -140,7 +140,7 @@ def _down(mlp: torch.nn.Module, width: int) -> Floats:
 
 
 def _tiles(weight: Floats) -> Floats:
-    """[outputs, inputs] → [tiles, inputs, TILE], the last tile filled up with zeros."""
+    """[outputs, inputs] → [tiles, inputs, TILE], the last tile padded with zeros."""
     filled = _widen(weight, _padded(len(weight)), axis=0)
     return np.ascontiguousarray(filled.reshape(-1, TILE, weight.shape[1]).swapaxes(1, 2))
 
@@ -156,5 +156,5 @@ def _padded(outputs: int) -> int:
 
 
 def _array(tensor: Tensor) -> NDArray[np.float32]:
-    """A copy of its own: the model may be dropped, and tied weights stay apart."""
+    """A copy, so that the model can be freed."""
     return np.array(tensor.numpy(), np.float32)

@@ -1,8 +1,8 @@
-"""Who holds which block of a KV pool, and which blocks other requests may share.
+"""Bookkeeping of a KV pool's blocks: reference counts, free list and prefix cache.
 
-Bookkeeping only: nothing here touches the rows themselves. A block is free, used (by one or
-more requests) or cached: full, known by its tokens, used by nobody, and kept for the next
-request with the same prefix until its room is needed.
+Nothing here touches the rows themselves. A block is free, used (by one or more requests) or cached:
+full, published under the digest of its prefix, without users, and kept for the next request with
+that prefix until its memory is needed.
 """
 
 from array import array
@@ -13,13 +13,13 @@ from hashlib import blake2b
 from engine.errors import OutOfBlocks
 
 Digest = bytes
-"""Names a full block by its tokens and all tokens before them."""
+"""Identifies a full block by its tokens and all tokens before them."""
 
 NO_PARENT: Digest = b""
 
 
 def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
-    """A cryptographic hash, so that no request can aim at another one's KV by a collision."""
+    """A cryptographic hash, so that no request can reach another one's KV by a collision."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
 
 
@@ -58,21 +58,21 @@ class BlockPool:
     def used(self) -> int:
         return len(self) - self.free - self.cached
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """Blocks for the caller alone: free ones first, then the least recently used cached ones.
 
-        Takes all or, raising OutOfBlocks, none.
+        Raises OutOfBlocks, and allocates none, if there are fewer than `count`.
         """
         available = self.free + self.cached
         if count > available:
             raise OutOfBlocks(needed=count, available=available)
-        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for block in taken:
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in blocks:
             self._users[block] = 1
-        return taken
+        return blocks
 
-    def adopt(self, digests: Sequence[Digest]) -> list[int]:
-        """One more user for the published blocks of the longest known prefix of `digests`."""
+    def share_prefix(self, digests: Sequence[Digest]) -> list[int]:
+        """Adds a user to the published blocks of the longest known prefix of `digests`."""
         blocks: list[int] = []
         for digest in digests:
             block = self._published.get(digest)
@@ -83,9 +83,9 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def give_back(self, blocks: Sequence[int]) -> None:
-        """One user less for each. `blocks` are in the order of their prefix."""
-        # Last first: a prefix is found from its head, so its end must be evicted before it.
+    def release(self, blocks: Sequence[int]) -> None:
+        """Removes one user of each block. `blocks` are in the order of their prefix."""
+        # Last first: a prefix is found from its first block, so its last one must be evicted first.
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block]:
@@ -96,12 +96,12 @@ class BlockPool:
                 self._cached[block] = None
 
     def publish(self, block: int, digest: Digest) -> None:
-        """Lets others adopt a block that is full; of two equal blocks the first one counts."""
+        """Enters a full block into the prefix cache; of equal blocks only the first is entered."""
         if self._published.setdefault(digest, block) == block:
             self._digests[block] = digest
 
     def withdraw(self, block: int) -> None:
-        """Nobody finds this block any more: its rows are about to change."""
+        """Removes a block from the prefix cache, as its rows are about to change."""
         digest = self._digests[block]
         if digest is not None:
             self._digests[block] = None
@@ -114,7 +114,7 @@ class BlockPool:
         return self._digests[block]
 
     def check(self, users: dict[int, int]) -> None:
-        """Asserts that nothing leaked, given how often requests hold each block."""
+        """Asserts that no block leaked, given how many requests hold each block."""
         free, cached = set(self._free), set(self._cached)
         assert len(free) == self.free, "a block is free twice"
         assert {block: n for block, n in enumerate(self._users) if n} == users, "wrong user count"
@@ -123,8 +123,8 @@ class BlockPool:
         assert len(users) + len(free) + len(cached) == len(self), "free + used + cached ≠ total"
         published = {digest: block for block, digest in enumerate(self._digests) if digest}
         assert published == self._published, "prefix cache and blocks disagree"
-        assert cached <= set(published.values()), "a cached block that nobody can find"
-        assert free.isdisjoint(published.values()), "a free block that somebody could find"
+        assert cached <= set(published.values()), "a cached block is not published"
+        assert free.isdisjoint(published.values()), "a free block is published"
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

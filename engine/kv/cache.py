@@ -1,8 +1,8 @@
-"""The KV memory of one model: a bounded pool of blocks that requests hold, share and give back.
+"""The KV cache of one model: a bounded pool of blocks that requests hold, share and release.
 
-A request has committed rows, one for each of its committed tokens that went through the model,
-and behind them tail rows: what a forward computed and no verdict has confirmed yet. A verdict
-keeps some tail rows and drops the rest; rolling back is moving a length.
+A request has committed rows, one for each committed token that went through the model, followed by
+tail rows, which a forward computed and no verdict has confirmed yet. A verdict keeps some tail rows
+and drops the rest; a rollback only changes a length.
 
 Not thread-safe: a pool belongs to the thread that runs its model.
 """
@@ -22,7 +22,7 @@ from engine.kv.blocks import NO_PARENT, BlockPool, Digest, block_digest, chain_d
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token takes in the cache of one model (or of one tensor-parallel rank)."""
+    """The shape of one row in the cache of one model (or of one tensor-parallel rank)."""
 
     layers: int
     kv_heads: int
@@ -30,25 +30,22 @@ class KVShape:
     dtype: torch.dtype
     device: torch.device
 
-    @property
-    def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
-
 
 @dataclass(slots=True)
 class _Entry:
     """One request. `blocks` are exactly those that its committed and tail rows need."""
 
     tokens: list[int]
-    """Of the committed rows."""
+    """The tokens of the committed rows."""
     digests: list[Digest]
-    """Of the full blocks of committed rows."""
+    """The digests of the full blocks of committed rows."""
     tail: int = 0
+    """The number of tail rows."""
     swapped: bool = False
-    """`blocks` and `slots` are those of host memory; the tail is empty."""
+    """If so, `blocks` and `slots` are in host memory and the tail is empty."""
     blocks: list[int] = field(default_factory=list)
     slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Of all rows that `blocks` have room for, then spare room for more."""
+    """The slots of all rows in `blocks`, then unused entries to grow into."""
 
     @property
     def rows(self) -> int:
@@ -56,7 +53,7 @@ class _Entry:
 
 
 class KVCache:
-    """Rows are addressed by slot: a request's row i lies in `k[layer][slots(request)[i]]`."""
+    """Rows are addressed by slot: a request's row i is `k[layer][slots(request)[i]]`."""
 
     def __init__(
         self, shape: KVShape, blocks: int, block_size: int = 16, swap_blocks: int = 0
@@ -75,7 +72,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """The rows of a request that has the whole pool for itself."""
+        """The rows that a request alone in the pool may have."""
         return len(self._pool) * self.block_size
 
     @property
@@ -84,7 +81,7 @@ class KVCache:
 
     @property
     def cached_blocks(self) -> int:
-        """Used by nobody and kept for their prefix; they make room whenever it is needed."""
+        """Blocks without users, kept for their prefix until their memory is needed."""
         return self._pool.cached
 
     @property
@@ -95,38 +92,38 @@ class KVCache:
         return request in self._entries
 
     def length(self, request: str) -> int:
-        """Committed rows."""
+        """The number of committed rows."""
         return len(self._entries[request].tokens)
 
     def tail(self, request: str) -> int:
-        """Uncommitted rows behind the committed ones."""
+        """The number of tail rows."""
         return self._entries[request].tail
 
     def is_swapped(self, request: str) -> bool:
         return self._entries[request].swapped
 
     def slots(self, request: str) -> NDArray[np.int64]:
-        """Of all committed and tail rows, in order. A view: valid until the request changes."""
+        """The slots of all committed and tail rows, a view valid until the next change."""
         entry = self._resident(request)
         return entry.slots[: entry.rows]
 
     def open(self, request: str, tokens: Sequence[int]) -> int:
-        """A new entry. Returns how many rows of `tokens` it found in the prefix cache.
+        """Adds a request. Returns how many rows of `tokens` it shares from the prefix cache.
 
-        At least one token is always left to compute: its logits choose the next token.
+        At least one token is always left to compute, as its logits choose the next token.
         """
         if request in self._entries:
             raise ValueError(f"request {request!r} is open already")
         digests = chain_digests(tokens[:-1], self.block_size)
-        blocks = self._pool.adopt(digests)
-        adopted = len(blocks) * self.block_size
-        entry = _Entry(tokens=list(tokens[:adopted]), digests=digests[: len(blocks)])
+        blocks = self._pool.share_prefix(digests)
+        shared = len(blocks) * self.block_size
+        entry = _Entry(tokens=list(tokens[:shared]), digests=digests[: len(blocks)])
         self._append(entry, blocks)
         self._entries[request] = entry
-        return adopted
+        return shared
 
     def reserve(self, request: str, rows: int) -> NDArray[np.int64]:
-        """Slots for `rows` more tail rows, to be written by the caller. A view, as `slots`.
+        """Adds `rows` tail rows, which the caller writes; returns their slots, a view as `slots`.
 
         Raises OutOfBlocks and changes nothing when neither free nor cached blocks are left.
         """
@@ -135,12 +132,12 @@ class KVCache:
             raise ValueError(f"{rows} rows to reserve")
         first = entry.rows
         end = first + rows
-        # A truncated request may end inside a block that others read: they keep the original.
+        # A truncated request may end inside a shared block: it writes into a copy.
         writes_block = rows > 0 and first % self.block_size > 0
         copies = writes_block and self._pool.is_shared(entry.blocks[-1])
         missing = self._blocks_for(end) - len(entry.blocks)
         if missing or copies:
-            fresh = self._pool.take(missing + copies)
+            fresh = self._pool.allocate(missing + copies)
             if copies:
                 self._replace_last(entry, fresh.pop())
             self._append(entry, fresh)
@@ -150,7 +147,7 @@ class KVCache:
         return entry.slots[first:end]
 
     def unreserve(self, request: str, rows: int) -> None:
-        """Takes back the last `rows` tail rows, as when another request found no room."""
+        """Removes the last `rows` tail rows, as when the pool had no room for another request."""
         entry = self._resident(request)
         if not 0 <= rows <= entry.tail:
             raise ValueError(f"{rows} rows to take back from a tail of {entry.tail}")
@@ -160,7 +157,7 @@ class KVCache:
     def commit(self, request: str, keep: Sequence[int], tokens: Sequence[int]) -> None:
         """Tail rows `keep` (ascending indices into the tail) become the rows of `tokens`.
 
-        They move right behind the committed rows, and the rest of the tail is dropped.
+        They are moved right behind the committed rows, and the rest of the tail is dropped.
         """
         entry = self._resident(request)
         count = len(keep)
@@ -169,7 +166,7 @@ class KVCache:
         if count:
             if keep[0] < 0 or keep[-1] >= entry.tail or list(keep) != sorted(set(keep)):
                 raise ValueError(f"rows {keep} are not ascending in a tail of {entry.tail}")
-            if keep[-1] >= count:  # ascending, so otherwise they are where they belong
+            if keep[-1] >= count:  # otherwise, as they ascend, they are in place already
                 self._move(entry, len(entry.tokens), keep)
             entry.tokens.extend(tokens)
             self._publish_full(entry)
@@ -187,49 +184,49 @@ class KVCache:
         self._trim(entry)
 
     def release(self, request: str) -> None:
-        """Gives everything back; full blocks stay cached. Unknown requests are no error."""
+        """Removes a request; its full blocks stay cached. Unknown requests are no error."""
         entry = self._entries.pop(request, None)
         if entry is not None:
-            self._pool_of(entry).give_back(entry.blocks)
+            self._pool_of(entry).release(entry.blocks)
 
     def swap_out(self, request: str) -> None:
-        """Parks the committed rows in host memory and drops the tail (LAPS-SD's preemption).
+        """Moves the committed rows to host memory and drops the tail (LAPS-SD's preemption).
 
         Shared blocks stay in the pool for their other users. Raises OutOfBlocks and changes
-        nothing when host memory is full. A request that is out already stays as it is.
+        nothing when host memory is full. Does nothing if the request is swapped out already.
         """
         entry = self._entries[request]
         if entry.swapped:
             return
         length = len(entry.tokens)
-        host_blocks = self._host_pool.take(self._blocks_for(length))
+        host_blocks = self._host_pool.allocate(self._blocks_for(length))
         entry.tail = 0
         source = entry.slots[:length].copy()
-        self._pool.give_back(entry.blocks)
+        self._pool.release(entry.blocks)
         entry.blocks = []
         self._append(entry, host_blocks)
         entry.swapped = True
         _copy_rows(self._storage, source, self._host_storage, entry.slots[:length])
 
     def swap_in(self, request: str) -> None:
-        """Brings a request back. Full blocks that the pool still knows are shared, not copied.
+        """Moves a request back into the pool; full blocks still in the prefix cache are shared.
 
-        Raises OutOfBlocks and changes nothing when the pool has no room. A request that is in
-        already stays as it is.
+        Raises OutOfBlocks and changes nothing when the pool has no room. Does nothing if the
+        request is not swapped out.
         """
         entry = self._entries[request]
         if not entry.swapped:
             return
         length = len(entry.tokens)
-        shared = self._pool.adopt(entry.digests)
+        shared = self._pool.share_prefix(entry.digests)
         try:
-            fresh = self._pool.take(len(entry.blocks) - len(shared))
+            fresh = self._pool.allocate(len(entry.blocks) - len(shared))
         except OutOfBlocks:
-            self._pool.give_back(shared)
+            self._pool.release(shared)
             raise
         first = len(shared) * self.block_size
         source = entry.slots[first:length].copy()
-        self._host_pool.give_back(entry.blocks)
+        self._host_pool.release(entry.blocks)
         entry.blocks = []
         self._append(entry, [*shared, *fresh])
         entry.swapped = False
@@ -238,7 +235,7 @@ class KVCache:
             self._pool.publish(block, digest)
 
     def check(self) -> None:
-        """Asserts the pool's integrity; tests call it after every scenario."""
+        """Asserts the pool's integrity; for tests."""
         pool_users: Counter[int] = Counter()
         host_users: Counter[int] = Counter()
         for request, entry in self._entries.items():
@@ -255,7 +252,7 @@ class KVCache:
                 assert self._pool.digest(block) in (None, digest), f"{request}: wrong digest"
             for block in set(entry.blocks[len(entry.tokens) // self.block_size :]):
                 writable = not self._pool.is_shared(block) and self._pool.digest(block) is None
-                assert writable or entry.tail == 0, f"{request}: writes a block that others read"
+                assert writable or entry.tail == 0, f"{request}: writes a shared block"
         self._pool.check(dict(pool_users))
         self._host_pool.check(dict(host_users))
 
@@ -276,7 +273,7 @@ class KVCache:
         return (firsts + np.arange(self.block_size)).ravel()
 
     def _append(self, entry: _Entry, blocks: Sequence[int]) -> None:
-        """Puts `blocks` behind those that the entry has."""
+        """Appends `blocks` to the entry's blocks."""
         start = len(entry.blocks) * self.block_size
         end = start + len(blocks) * self.block_size
         if end > len(entry.slots):
@@ -287,25 +284,25 @@ class KVCache:
         entry.blocks.extend(blocks)
 
     def _trim(self, entry: _Entry) -> None:
-        """Gives back the blocks behind the entry's last row."""
+        """Releases the blocks behind the entry's last row."""
         needed = self._blocks_for(entry.rows)
         if needed < len(entry.blocks):
-            self._pool_of(entry).give_back(entry.blocks[needed:])
+            self._pool_of(entry).release(entry.blocks[needed:])
             del entry.blocks[needed:]
 
     def _replace_last(self, entry: _Entry, block: int) -> None:
-        """Copy on write: the entry's last block becomes its own."""
+        """Copies the entry's last, shared block to `block` (copy on write)."""
         shared = entry.blocks.pop()
         self._append(entry, [block])
         _copy_rows(self._storage, self._slots_in([shared]), self._storage, self._slots_in([block]))
-        self._pool.give_back([shared])
+        self._pool.release([shared])
 
     def _move(self, entry: _Entry, start: int, keep: Sequence[int]) -> None:
         source = entry.slots[start + np.array(keep, np.int64)]
         _copy_rows(self._storage, source, self._storage, entry.slots[start : start + len(keep)])
 
     def _publish_full(self, entry: _Entry) -> None:
-        """Blocks that have become full of committed rows enter the prefix cache."""
+        """Enters blocks that are now full of committed rows into the prefix cache."""
         size = self.block_size
         for index in range(len(entry.digests), len(entry.tokens) // size):
             parent = entry.digests[-1] if entry.digests else NO_PARENT
@@ -317,8 +314,8 @@ class KVCache:
 def _allocate(shape: KVShape, slots: int, device: torch.device) -> Tensor:
     """[2 · layers, slots, kv_heads · head_dim], keys and values of a layer side by side.
 
-    One tensor, so that one index copy moves a row in all layers. Zeros rather than whatever
-    was there: a layout may read a row that is masked, and 0 · NaN is NaN.
+    One tensor, so that one index copy moves a row in all layers. Zeros, as a layout may read a row
+    that is masked by a weight of 0, and 0 · NaN is NaN.
     """
     width = shape.kv_heads * shape.head_dim
     return torch.zeros(2 * shape.layers, slots, width, dtype=shape.dtype, device=device)
@@ -327,7 +324,7 @@ def _allocate(shape: KVShape, slots: int, device: torch.device) -> Tensor:
 def _copy_rows(
     source: Tensor, source_slots: NDArray[np.int64], target: Tensor, target_slots: NDArray[np.int64]
 ) -> None:
-    """All sources are read before any target is written, so the two may overlap."""
+    """All sources are read before any target is written, so they may overlap."""
     rows = source.index_select(1, torch.from_numpy(source_slots).to(source.device))
     slots = torch.from_numpy(target_slots).to(target.device)
     target.index_copy_(1, slots, rows.to(target.device))

@@ -1,8 +1,8 @@
-"""One target on several ranks in lockstep: rank 0 leads and samples, the others follow.
+"""One target on several tensor-parallel ranks in lockstep: rank 0 leads, the others follow.
 
-Each rank has its share of the weights and the KV of its own heads. What a pool does depends on
-nothing but its calls, so the leader sends no slots and no pages: it sends the calls that changed
-its pool and then the forward, and the followers do the same with theirs.
+Each rank has its share of the weights and the KV of its own heads. A KV pool is deterministic, so
+the leader sends neither slots nor blocks: it sends the calls that changed its pool, then the
+forward, and the followers repeat them. Only the leader samples.
 
     target = LeadingModel(split(load_stock(path, dtype), place, device), place, kv_tokens=n)
     follow(PackedModel(split(load_stock(path, dtype), place, device), kv_tokens=n))
@@ -24,10 +24,10 @@ from engine.errors import OutOfBlocks
 from engine.families import stock_logits
 from engine.kv.cache import KVCache, KVShape
 from engine.model import PackedModel, Segment, check_logits
-from engine.parallel.ranks import Place, RankLost, leave, listen, meet, say
+from engine.parallel.ranks import Place, RankLost, broadcast, join_ranks, leave_ranks, receive
 from engine.parallel.sharding import Share, check_ranks, shard
 
-BEATS_PER_TIMEOUT = 4
+HEARTBEATS_PER_TIMEOUT = 4
 PROBE_PROMPT = range(7)
 
 P = ParamSpec("P")
@@ -35,16 +35,16 @@ R = TypeVar("R")
 
 
 def split(model: PreTrainedModel, place: Place, device: torch.device | str) -> PreTrainedModel:
-    """Cuts this rank's share out of a whole model in host memory, and meets the other ranks.
+    """Cuts this rank's share out of a whole model in host memory, and joins the other ranks.
 
-    Raises InvalidTensorParallel, UnsupportedModel or RankLost. A model is loaded before ranks
-    meet, because transformers loads differently once torch.distributed is up.
+    Raises InvalidTensorParallel, UnsupportedModel or RankLost. The model must be loaded before the
+    ranks join, because transformers loads differently once torch.distributed is initialised.
     """
     check_ranks(model.config, place.ranks)
     prompt = torch.tensor(PROBE_PROMPT) % model.config.get_text_config(decoder=True).vocab_size
     whole = stock_logits(model, prompt)
     shard(model, Share(place.rank, place.ranks))
-    meet(place, torch.device(device))
+    join_ranks(place, torch.device(device))
     model.to(device)
     shared = stock_logits(model, prompt.to(device))
     check_logits(model, shared.cpu(), whole, f"tensor-parallel ({place.ranks} ranks)")
@@ -52,7 +52,7 @@ def split(model: PreTrainedModel, place: Place, device: torch.device | str) -> P
 
 
 class PoolState(NamedTuple):
-    """Equal on ranks that are in step."""
+    """A summary of a KV pool, equal on ranks that are in step."""
 
     capacity: int
     free_blocks: int
@@ -65,23 +65,23 @@ class PoolState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the leader does next, and so do all."""
+    """One forward, and the pool calls before it."""
 
     calls: Sequence[bytes]
-    """On the KV pool, see JournaledKV."""
+    """Calls on the KV pool since the last forward (JournaledKV)."""
     state: PoolState
-    """Behind these calls."""
+    """The leader's pool after these calls."""
     segments: Sequence[Segment]
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """The leader is idle and well."""
+class Heartbeat:
+    """The leader is idle, not lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """The leader needs the followers no longer."""
+class Stop:
+    """The leader has closed: followers return."""
 
 
 Method = Callable[Concatenate["JournaledKV", P], R]
@@ -89,12 +89,12 @@ Method = Callable[Concatenate["JournaledKV", P], R]
 
 def _journaled(method: Method[P, R]) -> Method[P, R]:
     def call(self: "JournaledKV", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        # Pickled now, for callers go on with their lists.
+        # Pickled now, as callers may change their lists afterwards.
         entry = pickle.dumps((method.__name__, args, kwargs))
         try:
             result = method(self, *args, **kwargs)
         except OutOfBlocks:
-            self.journal.append(entry)  # it may have touched the order of eviction
+            self.journal.append(entry)  # it may have changed the order of eviction
             raise
         self.journal.append(entry)
         return result
@@ -103,7 +103,7 @@ def _journaled(method: Method[P, R]) -> Method[P, R]:
 
 
 class JournaledKV(KVCache):
-    """Notes each call that changed the pool, for the followers."""
+    """A KV cache that records each call that may change it, for the followers."""
 
     def __init__(
         self, shape: KVShape, blocks: int, block_size: int = 16, swap_blocks: int = 0
@@ -122,9 +122,9 @@ class JournaledKV(KVCache):
 
 
 class LeadingModel(PackedModel):
-    """Rank 0's model: whoever uses it need not know that there are other ranks.
+    """Rank 0's model, used like any PackedModel.
 
-    RankLost, or any other error out of a forward, is final: close it and start all ranks anew.
+    RankLost or any other error in a forward is final: close it and restart all ranks.
     """
 
     kv: JournaledKV
@@ -140,68 +140,70 @@ class LeadingModel(PackedModel):
         swap_tokens: int = 0,
     ) -> None:
         super().__init__(model, kv_tokens=kv_tokens, layout=layout, swap_tokens=swap_tokens)
-        self.kv.journal.clear()  # of the probe, which every rank ran by itself
-        self._speaking = Lock()
-        """Held from a message to the end of its forward: followers listen only in between."""
+        self.kv.journal.clear()  # drops the load probe, which every rank ran by itself
+        self._message_lock = Lock()
+        """Held from a message to the end of its forward, as followers receive only in between."""
         self._closed = Event()
-        self._beats = Thread(
-            target=self._beat, args=(place.timeout_s / BEATS_PER_TIMEOUT,), daemon=True
+        self._heartbeats = Thread(
+            target=self._send_heartbeats,
+            args=(place.timeout_s / HEARTBEATS_PER_TIMEOUT,),
+            daemon=True,
         )
-        self._beats.start()
+        self._heartbeats.start()
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        with self._speaking:
+        with self._message_lock:
             if self._closed.is_set():
                 raise RankLost("this target was closed or lost a rank before")
             try:
-                say(Step(self.kv.journal, PoolState.of(self.kv), segments))
+                broadcast(Step(self.kv.journal, PoolState.of(self.kv), segments))
                 return super().forward(segments)
             except OutOfBlocks:
                 raise  # on every rank, before any of them ran the model
             except BaseException:
-                # The others may wait in the middle of a layer: let them fail now, not late.
-                self._give_up()
+                # Followers may wait in the middle of a layer: disconnecting ends them at once.
+                self._abort()
                 raise
             finally:
-                self.kv.journal.clear()  # what the forward reserved, they reserve in theirs
+                self.kv.journal.clear()  # followers' forwards reserve the same rows themselves
 
     def close(self) -> None:
-        """Sends the followers home."""
-        with self._speaking:
+        """Stops the followers and disconnects."""
+        with self._message_lock:
             if not self._closed.is_set():
                 with suppress(RankLost):
-                    say(Step(self.kv.journal, PoolState.of(self.kv), segments=()))
-                    say(End())
-                self._give_up()
-        self._beats.join()
+                    broadcast(Step(self.kv.journal, PoolState.of(self.kv), segments=()))
+                    broadcast(Stop())
+                self._abort()
+        self._heartbeats.join()
 
-    def _beat(self, interval: float) -> None:
-        """Between requests the leader says nothing, which followers cannot tell from death."""
+    def _send_heartbeats(self, interval: float) -> None:
+        """Heartbeats while idle, as followers cannot tell an idle leader from a lost one."""
         while not self._closed.wait(interval):
-            with self._speaking:
+            with self._message_lock:
                 if self._closed.is_set():
                     return
                 try:
-                    say(Beat())
+                    broadcast(Heartbeat())
                 except RankLost:
-                    self._give_up()
+                    self._abort()
 
-    def _give_up(self) -> None:
+    def _abort(self) -> None:
         self._closed.set()
-        leave()
+        leave_ranks()
 
 
 def follow(model: PackedModel) -> None:
-    """Does what the leader does until it closes. Raises RankLost when it is gone or silent."""
+    """Repeats the leader's steps until it closes. Raises RankLost if it is gone or silent."""
     try:
-        while not isinstance(message := listen(), End):
+        while not isinstance(message := receive(), Stop):
             if isinstance(message, Step):
-                _take(message, model)
+                _apply(message, model)
     finally:
-        leave()
+        leave_ranks()
 
 
-def _take(step: Step, model: PackedModel) -> None:
+def _apply(step: Step, model: PackedModel) -> None:
     for call in step.calls:
         name, args, kwargs = pickle.loads(call)
         with suppress(OutOfBlocks):

@@ -1,7 +1,7 @@
-"""How the ranks of one tensor-parallel target meet, and what they say to each other.
+"""Connects the ranks of one tensor-parallel target, and their messages and collectives.
 
-Everything goes through torch.distributed's default group: gloo between CPUs and for messages,
-NCCL between GPUs. So a process is a rank of one target only.
+Everything uses torch.distributed's default group: gloo between CPUs and for messages, NCCL between
+GPUs. So a process is a rank of one target only.
 """
 
 from collections.abc import Iterator
@@ -20,25 +20,25 @@ LEADER = 0
 
 
 class RankLost(SpindleError):
-    """A rank is gone, or no longer in step: the target must be started anew on all ranks."""
+    """A rank is gone or out of step: all ranks of the target must be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands. Whoever starts the ranks says so; nothing is guessed."""
+    """A process's place among the ranks, given by the process that starts them."""
 
     rank: int
     ranks: int
     init_method: str
-    """Where the ranks meet, in torch.distributed's words: tcp://host:port or file:///path."""
+    """The ranks' meeting point as a torch.distributed URL: tcp://host:port or file:///path."""
     timeout_s: float
-    """How long a silent rank is waited for: when they meet (so it covers the difference between
-    their loading times) and ever after (so it is longer than any forward)."""
+    """A rank silent for longer is lost. It must exceed any forward, and the difference between the
+    ranks' loading times."""
 
 
-def meet(place: Place, device: torch.device) -> None:
-    """Returns when all ranks are there, or raises RankLost."""
-    with _naming_the_loss():
+def join_ranks(place: Place, device: torch.device) -> None:
+    """Returns when all ranks have joined, or raises RankLost."""
+    with _raising_rank_lost():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=place.init_method,
@@ -48,50 +48,49 @@ def meet(place: Place, device: torch.device) -> None:
         )
 
 
-def leave() -> None:
-    """Leaves the others. Ranks that still wait for this one get RankLost."""
+def leave_ranks() -> None:
+    """Disconnects this rank. Ranks that still wait for it raise RankLost."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def say(message: object) -> None:
-    """The leader to all others."""
-    with _naming_the_loss():
+def broadcast(message: object) -> None:
+    """Sends a message from the leader to all followers."""
+    with _raising_rank_lost():
         dist.broadcast_object_list([message], src=LEADER, device=torch.device("cpu"))
 
 
-def listen() -> object:
-    """What the leader says next."""
-    heard: list[object] = [None]
-    with _naming_the_loss():
-        dist.broadcast_object_list(heard, src=LEADER, device=torch.device("cpu"))
-    return heard[0]
+def receive() -> object:
+    """The leader's next message."""
+    received: list[object] = [None]
+    with _raising_rank_lost():
+        dist.broadcast_object_list(received, src=LEADER, device=torch.device("cpu"))
+    return received[0]
 
 
 def sum_over_ranks(partial: Tensor) -> Tensor:
-    """In place."""
-    with _naming_the_loss():
+    """Sums in place."""
+    with _raising_rank_lost():
         dist.all_reduce(partial)
     return partial
 
 
 def gather_features(share: Tensor, features: int) -> Tensor:
-    """Every rank's share of the last dimension, as Tensor.tensor_split cuts it, put together."""
+    """Concatenates all ranks' shares of the last dimension, as Tensor.tensor_split cuts it."""
     ranks = dist.get_world_size()
     widest = -(-features // ranks)
     padded = functional.pad(share, (0, widest - share.shape[-1]))
     shares = [torch.empty_like(padded) for _ in range(ranks)]
-    with _naming_the_loss():
+    with _raising_rank_lost():
         dist.all_gather(shares, padded)
-    narrower = features // ranks
-    wide = features % ranks
+    narrow, wide_ranks = divmod(features, ranks)
     return torch.cat(
-        [one[..., : narrower + (rank < wide)] for rank, one in enumerate(shares)], dim=-1
+        [one[..., : narrow + (rank < wide_ranks)] for rank, one in enumerate(shares)], dim=-1
     )
 
 
 @contextmanager
-def _naming_the_loss() -> Iterator[None]:
+def _raising_rank_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Each rank's share of a stock model's weights, cut as the model's own tensor-parallel plan says.
+"""Cuts a rank's share out of a stock model's weights by the model's own tensor-parallel plan.
 
-transformers can apply these plans itself, but only through accelerate and with every weight
-wrapped in a DTensor. A plan names a style per module; the few styles below serve the families
-that we know, and a plan that asks for others is refused.
+transformers can apply these plans itself, but only through accelerate and with every weight wrapped
+in a DTensor. A plan names a style per module; the styles below cover the supported families, and a
+plan with others is refused.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class InvalidTensorParallel(SpindleError):
 
 
 def check_ranks(config: PreTrainedConfig, ranks: int) -> None:
-    """Every rank keeps whole attention heads, and the key-value heads that they read."""
+    """Raises InvalidTensorParallel unless every rank gets whole attention and key-value heads."""
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -45,12 +45,12 @@ class Share:
     ranks: int
 
     def of(self, whole: Tensor, dim: int) -> Tensor:
-        """Features other than heads may be uneven: the first ranks take one more."""
+        """This rank's part of a dimension; if it is not divisible, the first ranks get one more."""
         return whole.tensor_split(self.ranks, dim)[self.rank]
 
 
 def shard(model: PreTrainedModel, share: Share) -> None:
-    """Cuts the model in place. From then on a forward needs all ranks."""
+    """Cuts the model in place, so that a forward needs all ranks from then on."""
     plan: dict[str, str] = model.tp_plan
     styles = {
         name: plan[pattern]
@@ -72,7 +72,7 @@ def shard(model: PreTrainedModel, share: Share) -> None:
 
 
 class SummedOverRanks(nn.Module):
-    """`inner` gives this rank's part of a sum."""
+    """`inner` computes this rank's part of a sum."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SummedOverRanks(nn.Module):
 
 
 class GatheredFromRanks(nn.Module):
-    """`linear` gives this rank's part of the output features."""
+    """`linear` computes this rank's part of the output features."""
 
     def __init__(self, linear: nn.Linear, features: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class GatheredFromRanks(nn.Module):
 
 
 class OwnFeatures(nn.Module):
-    """Of an input that every rank has whole, what its weights are for."""
+    """Cuts this rank's features out of an input that every rank has whole."""
 
     def __init__(self, share: Share) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def _input_features_of_whole(linear: nn.Linear, share: Share) -> nn.Module:
 
 
 def _experts(module: nn.Module, share: Share) -> nn.Module:
-    """[experts, gate and up · features, hidden] and [experts, hidden, features]"""
+    """Weights [experts, gate and up · features, hidden] and [experts, hidden, features]."""
     halves = module.gate_up_proj.chunk(2, 1)
     module.gate_up_proj = _parameter(torch.cat([share.of(half, 1) for half in halves], 1))
     module.down_proj = _parameter(share.of(module.down_proj, 2))
@@ -143,7 +143,7 @@ def _experts(module: nn.Module, share: Share) -> nn.Module:
 
 
 def _parameter(part: Tensor) -> nn.Parameter:
-    """In memory of its own, so that the whole weight can go."""
+    """A copy, so that the whole weight can be freed."""
     own = part.detach().clone(memory_format=torch.contiguous_format)
     return nn.Parameter(own, requires_grad=False)
 
@@ -154,7 +154,7 @@ STYLES: dict[str, Callable[[nn.Module, Share], nn.Module]] = {
     "rowwise": _input_features,
     "rowwise_split_input": _input_features_of_whole,
     "moe_tp_experts": _experts,
-    # Norms within a head serve whichever heads a rank has; embeddings are looked up, not read.
+    # Norms within a head apply to any head; an embedding lookup costs no time worth sharing.
     "replicated_with_grad_allreduce": _whole,
     "embedding_rowwise": _whole,
 }

@@ -1,8 +1,8 @@
-"""Gumbel-max on a CPU: numba kernels that look at the noise of as few tokens as they can.
+"""Gumbel-max sampling on a CPU: numba kernels that compute the noise of as few tokens as possible.
 
-A token's score is logit + T·g. It orders tokens as logit/T + g does, and needs no special case
-for T = 0. All comparisons are made on the fp32 score itself, and g's upper bounds enter in the
-same fp32 arithmetic, so that pruning never changes a result.
+A token's score is logit + T·g, which orders tokens as logit/T + g does and needs no special case
+for T = 0. Tokens are pruned by upper bounds of g. Bounds and scores use the same fp32 arithmetic,
+so pruning never changes a result.
 """
 
 import math
@@ -23,12 +23,12 @@ _NEGATIVE_INFINITY = np.float32(-np.inf)
 _LOWEST = float(np.finfo(np.float32).min)
 
 CONFIDENCE_REACH = np.float32(8.0)
-"""A token whose score stays further than this below the best adds less than e⁻⁸ to the sum of
-confidences; there its noise is left out instead of computed."""
+"""A token whose score is further than this below the best adds less than e⁻⁸ to the sum of
+confidences; its noise is left out of it."""
 
 
 class Knobs(NamedTuple):
-    """What the kernels must know of each row, as arrays over rows."""
+    """The sampling parameters of each row, as arrays over rows."""
 
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int64]
@@ -71,7 +71,7 @@ def gumbel_njit(
 def _insert(
     token: int, score: np.float32, tokens: NDArray[np.int32], scores: NDArray[np.float32]
 ) -> None:
-    """Puts a token into a list kept by falling score, then rising id; the last one drops out."""
+    """Inserts a token into lists sorted by falling score, then rising id; drops the last one."""
     place = tokens.size
     while place > 0 and (
         score > scores[place - 1] or (score == scores[place - 1] and token < tokens[place - 1])
@@ -99,10 +99,10 @@ def _at_least(logits: NDArray[np.float32], lowest: float) -> NDArray[np.int32]:
 def _kept(
     logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> NDArray[np.int32]:
-    """The tokens that min-p, top-k and top-p leave, best first.
+    """The tokens that min-p, top-k and top-p keep, best first.
 
-    Each filter keeps a beginning of the same order (falling logit, then rising id), so a search
-    that widens from the top finds them all without sorting the vocabulary.
+    Each filter keeps a prefix of the same order (falling logit, then rising id), so widening the
+    range of logits from the top finds them without sorting the vocabulary.
     """
     top = np.float64(logits.max())
     lowest = top + temperature * math.log(min_p) if min_p > 0 else -math.inf
@@ -159,7 +159,7 @@ def _floor(
     position: int,
     width: int,
 ) -> np.float32:
-    """A score that `width` tokens reach for certain: the lowest among those of the best logits."""
+    """A score that at least `width` tokens reach: the lowest among the tokens of best logits."""
     tokens = np.full(width, -1, np.int32)
     scores = np.full(width, _NEGATIVE_INFINITY, np.float32)
     for token in range(logits.size):
@@ -185,10 +185,10 @@ def perturbed_top(
 ) -> None:
     """Writes the best `tokens.size` tokens of a row by score, and their raw confidences.
 
-    `logits` have had bias, min_tokens and penalties applied, and are not changed. `position` is
-    that of the token being chosen. Places for which no token is left get -1. With `confidence`
-    of size 0 only the tokens are found. Raw confidence is softmax over the scores of the tokens
-    that the filters leave, noise left out where it cannot matter (CONFIDENCE_REACH).
+    `logits` already include bias, min_tokens and penalties, and are not changed. `position` is
+    that of the token being chosen. If filters keep fewer tokens, the rest are -1. An empty
+    `confidence` is not computed. Raw confidence is the softmax over the scores of the kept tokens,
+    without the noise of those that hardly count (CONFIDENCE_REACH).
     """
     width = tokens.size
     filtered = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)

@@ -1,9 +1,9 @@
-"""Counter-based Gumbel noise: the same for a (seed, position, token) wherever it is computed.
+"""Counter-based Gumbel noise, a function of (seed, position, token) on any device.
 
-With g = gumbel(seed, t, v) the target's token at position t is argmax_v(log p(v) + g(v)), an
-exact draw from p that depends on neither batch, device, shard nor drafter. Drafters add the same
-noise to their own distribution and so agree with the target as often as they can (Daliri, Musco,
-Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024).
+With g = gumbel(seed, t, v) the target's token at position t is argmax_v(log p(v) + g(v)), an exact
+draw from p that depends on neither batch, device, shard nor drafter. Drafters add the same noise to
+their own distribution, which makes them agree with the target nearly as often as possible (Daliri,
+Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024).
 """
 
 from typing import TypeAlias
@@ -17,10 +17,10 @@ from torch import Tensor
 WORD = 0xFFFFFFFF
 """The largest 32-bit word, and the mask for one."""
 DRAW_BITS = 24
-"""As many bits of a Philox word as make an fp32-sized uniform draw."""
+"""The bits of a Philox word in a uniform draw: the precision of fp32."""
 DRAW_STEP = 2.0**-DRAW_BITS
 MAX_GUMBEL = 17.33
-"""Above every g: the largest draw gives 17.3287, the smallest -2.8524."""
+"""An upper bound of g: the largest draw gives 17.3287, the smallest -2.8524."""
 
 # Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), Table 2.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -36,8 +36,8 @@ def philox(
 ) -> tuple[Words, Words, Words, Words]:
     """Philox4x32-10 of counter (c0, c1, c2, c3) under key (k0, k1).
 
-    Only integer operators that Python, numpy, torch and numba share, so that one text serves all.
-    A signed 64-bit product may wrap; the shift fills with the sign, and the mask removes that.
+    Uses only integer operators that Python, numpy, torch and numba share. A signed 64-bit product
+    may wrap; the shift then fills with the sign, which the mask removes.
     """
     for _ in range(_ROUNDS):
         product0 = c0 * _MULTIPLIERS[0]
@@ -53,7 +53,7 @@ def philox(
 
 philox_njit = njit(philox, inline="always")
 """For numba kernels. Inlined into the caller's loop, which LLVM then vectorises (1.4 ns a token
-against 7 ns as a call). Kernels cached on disk do not notice a change made here."""
+instead of 7 ns as a call)."""
 
 
 def split_seed(seed: int) -> tuple[int, int]:
@@ -72,17 +72,16 @@ def gumbel(seed: int, position: int, token_ids: NDArray[np.integer]) -> NDArray[
 
 
 def gumbel_of_draw(draw: NDArray[np.int64]) -> NDArray[np.float32]:
-    """g of 24-bit draws; it grows with the draw."""
+    """g of 24-bit draws, which increases with the draw."""
     uniform = (draw + 0.5) * DRAW_STEP
     return (-np.log(-np.log(uniform))).astype(np.float32)
 
 
 def gumbel_torch(seed_low: Tensor, seed_high: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
-    """`gumbel` on a device; the int64 arguments broadcast.
+    """`gumbel` in torch; the int64 arguments broadcast.
 
-    fp64 logarithms may differ by an ulp between libraries. Among numpy, numba and torch on a CPU
-    that survives the rounding to fp32 for none of the 2²⁴ draws; elsewhere it can for a handful
-    that round by less than an ulp or two, by one fp32 step.
+    fp64 logarithms may differ by an ulp between libraries. For numpy, numba and torch on a CPU the
+    fp32 results are equal for all 2²⁴ draws; on other devices a few may differ by one fp32 step.
     """
     word = philox(position, tokens, 0, 0, seed_low, seed_high)[0]
     draw = torch.as_tensor(word) >> (32 - DRAW_BITS)

@@ -1,4 +1,4 @@
-"""SplitMix64: many seeds from one, for the choices of a request that asks for several.
+"""SplitMix64: derives a seed for each choice of a request that asks for several (`n`).
 
 Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 """
@@ -8,7 +8,7 @@ _GOLDEN_GAMMA = 0x9E37_79B9_7F4A_7C15
 
 
 def splitmix64(seed: int, index: int) -> int:
-    """The output of number `index`, from 0 on, of the generator that `seed` starts."""
+    """Output number `index`, from 0, of the generator with this seed."""
     mixed = (seed + (index + 1) * _GOLDEN_GAMMA) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _WORD
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _WORD

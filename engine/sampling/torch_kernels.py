@@ -1,4 +1,4 @@
-"""Gumbel-max on a device: the same scores as the kernels', for all rows at once, one transfer."""
+"""Gumbel-max sampling on a GPU: the CPU kernels' scores, for all rows at once in one transfer."""
 
 import numpy as np
 import torch
@@ -9,14 +9,14 @@ from engine.sampling.cpu_kernels import Knobs
 from engine.sampling.noise import gumbel_torch
 
 _SCORES_AT_ONCE = 1 << 24
-"""Bounds the memory of the noise's 64-bit words: some ten tensors of 128 MiB."""
+"""Bounds the memory of the noise's 64-bit words to some ten tensors of 128 MiB."""
 
 
 def perturbed_top_torch(
     logits: Tensor, knobs: Knobs, width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The best `width` tokens of each row and their raw confidences; -1 where none is left."""
-    # 32-bit words and the other knobs are exact in fp64, so that all of them travel together.
+    """The best `width` tokens of each row and their raw confidences; -1 if filters keep fewer."""
+    # fp64 holds 32-bit words and all other parameters exactly, so one transfer serves them all.
     packed = torch.from_numpy(np.stack([knob.astype(np.float64) for knob in knobs]))
     on_device = packed.to(logits.device)
     filtered = any(knobs.top_k > 0) or any(knobs.top_p < 1) or any(knobs.min_p > 0)
@@ -35,7 +35,7 @@ def perturbed_top_torch(
 
 
 def _top_rows(logits: Tensor, knobs: Tensor, width: int, filtered: bool) -> Tensor:
-    """Tokens and confidences side by side, in fp64, which holds both exactly."""
+    """Tokens and confidences concatenated, in fp64, which holds both exactly."""
     temperature, top_k, top_p, min_p, *key = knobs.unsqueeze(-1)
     seed_low, seed_high, position = (word.long() for word in key)
     token_ids = torch.arange(logits.shape[1], device=logits.device)
@@ -60,7 +60,7 @@ def _top_rows(logits: Tensor, knobs: Tensor, width: int, filtered: bool) -> Tens
 def _kept(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """Which tokens min-p, top-k and top-p leave; greedy rows keep all."""
+    """The mask of tokens that min-p, top-k and top-p keep; greedy rows keep all."""
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     greedy = temperature == 0
     gap = (ordered.double() - ordered[:, :1]) / temperature.masked_fill(greedy, 1.0)

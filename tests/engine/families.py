@@ -1,4 +1,4 @@
-"""A tiny random model of each family that tests cover; made on the spot, nothing is downloaded."""
+"""A tiny random model of each family under test, built without downloads."""
 
 from copy import deepcopy
 
@@ -61,7 +61,7 @@ SUPPORTED: dict[str, PreTrainedConfig] = {
 
 def build(config: PreTrainedConfig) -> PreTrainedModel:
     torch.manual_seed(0)
-    # A copy: some tests break the config of their model.
+    # A copy, as some tests change the config of their model.
     model = AutoModelForCausalLM.from_config(deepcopy(config)).eval().float()
     with torch.no_grad():
         for name, weight in model.named_parameters():

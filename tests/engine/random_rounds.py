@@ -1,4 +1,4 @@
-"""Rounds of a random scheduler: what a model says in them, against the stock model from scratch."""
+"""Compares a model's logits over random rounds with the stock model's, computed from scratch."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ ROUNDS = 4
 
 @dataclass
 class Client:
-    """One request as a scheduler would drive it, at random."""
+    """One request, driven at random as a scheduler might."""
 
     name: str
     prompt: list[int]
@@ -44,7 +44,7 @@ class Client:
         return self._segment(0, mask=None)
 
     def grow_tree(self, rng: np.random.Generator) -> Segment:
-        """More nodes, possibly below ones that an earlier forward computed."""
+        """Adds nodes, possibly below nodes of an earlier forward."""
         old = len(self.nodes)
         for node in range(old, old + int(rng.integers(1, 6))):
             token = int(rng.integers(VOCAB))
@@ -67,7 +67,7 @@ class Client:
         )
 
     def settle(self, model: PackedModel, rng: np.random.Generator, *, is_chunk: bool) -> None:
-        """Commits a whole chunk, or one path through the tree; sometimes rolls back."""
+        """Commits a whole chunk or one path of the tree; sometimes rolls back."""
         last = len(self.nodes) - 1 if is_chunk else int(rng.integers(ROOT, len(self.nodes)))
         path = self.path(last)
         tokens = [self.nodes[node][1] for node in path]

@@ -1,4 +1,4 @@
-"""Many requests served to their end by any verifier, with the zoo's drafters."""
+"""Serves the requests of one test case to their end, on any verifier with the zoo's drafters."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,7 @@ SAMPLING = {
 }
 SHAPES = {"chain": (4, 1), "tree": (3, 3)}
 AMPLE, TIGHT = 8192, 320
-"""Tokens of KV. The tight pool holds one request of this suite, not two of the longer ones."""
+"""Tokens of KV. The tight pool holds one request of this suite, but not two of the longer ones."""
 QUESTIONS = (
     "Count to 9.",
     "List 6 animals.",
@@ -83,7 +83,7 @@ def make_drafters() -> list[Drafter]:
     tiny, small = make_runner(zoo_model("tiny"), kv_tokens=AMPLE), zoo_model("small")
     assert isinstance(tiny, TinyRunner)
     vocab_size = small.config.vocab_size
-    # Too small a pool for a batch of 17, so that drafters run out of room as well.
+    # A pool too small for a batch of 17, so that drafters run out of memory too.
     eager = PackedRunner(PackedModel(small, kv_tokens=2048))
     return [
         ModelDrafter("tiny", tiny, target_vocab_size=vocab_size),
@@ -134,8 +134,8 @@ def make_requests(case: Case) -> dict[str, Request]:
     return requests
 
 
-class Watched:
-    """Counts what happens on the way, to see that each factor does what its name says."""
+class CountingVerifier:
+    """Counts events, so that a suite can assert that each factor had its effect."""
 
     def __init__(self, verifier: Verifier, seen: Counter[str]) -> None:
         self._verifier = verifier
@@ -186,11 +186,11 @@ class Watched:
 def serve(
     case: Case, verifier: Verifier, seen: Counter[str], after_round: Callable[[str], None]
 ) -> dict[str, Request]:
-    """Runs one case to its end. In `joining` one more request leaves before it is done.
+    """Runs one case to its end; with `joining` traffic one more request is cancelled midway.
 
-    `after_round` gets the name of one of the requests, each in its turn.
+    `after_round` is called with the name of one request, in rotation.
     """
-    watched = Watched(verifier, seen)
+    counting = CountingVerifier(verifier, seen)
     drafters = make_drafters()
     lanes = [None, *(drafter.name for drafter in drafters)]
     depth, width = SHAPES[case["shape"]]
@@ -201,10 +201,10 @@ def serve(
             name = lanes[(int(request) + round_number // 2) % len(lanes)]
         return DraftPlan(name, depth, width)
 
-    session = Generation(watched, drafters, plan, max_batch=MAX_BATCH, chunk=int(case["chunk"]))
+    session = Generation(counting, drafters, plan, max_batch=MAX_BATCH, chunk=int(case["chunk"]))
     requests = make_requests(case)
     waiting = list(requests.items())
-    impatient = Request(*_like(requests["0"]))
+    cancelled = Request(*_like(requests["0"]))
     rounds = 0
     while waiting or session.active:
         joining = 1 if case["traffic"] == "joining" else len(waiting)
@@ -212,18 +212,18 @@ def serve(
             session.add(name, request.prompt, request.params)
         waiting = waiting[joining:]
         if case["traffic"] == "joining" and rounds == 1:
-            session.add("99", impatient.prompt, impatient.params)
+            session.add("99", cancelled.prompt, cancelled.params)
         if case["traffic"] == "joining" and rounds == 5:
             session.cancel("99")
         for commit in session.step():
-            (impatient if commit.request == "99" else requests[commit.request]).take(commit)
+            (cancelled if commit.request == "99" else requests[commit.request]).take(commit)
             seen[f"gained with {case['drafter']}"] += len(commit.token_ids) - 1
         rounds += 1
         after_round(str(rounds % len(requests)))
     assert all(request.finished for request in requests.values())
-    if impatient.stream and not impatient.finished:
-        impatient.params = replace(impatient.params, max_tokens=len(impatient.stream))
-        requests["99"] = impatient
+    if cancelled.stream and not cancelled.finished:
+        cancelled.params = replace(cancelled.params, max_tokens=len(cancelled.stream))
+        requests["99"] = cancelled
     return requests
 
 

@@ -1,4 +1,4 @@
-"""A model that cannot be served without loss is refused at load, by name and with the reason."""
+"""A model that cannot be served without loss is refused at load, with its type and the reason."""
 
 from pathlib import Path
 
@@ -72,14 +72,14 @@ def _build_and_prepare(config: PreTrainedConfig) -> None:
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_family_is_refused_by_name_and_reason(family: str) -> None:
+def test_an_unsupported_family_is_refused_with_its_type_and_the_reason(family: str) -> None:
     config, reason = REFUSED[family]
     with pytest.raises(UnsupportedModel, match=reason) as refusal:
         _build_and_prepare(config)
     assert refusal.value.model_type == family
 
 
-def test_batch_dependent_rope_of_one_layer_type_is_found() -> None:
+def test_batch_dependent_rope_in_one_layer_type_is_refused() -> None:
     config = SUPPORTED["gemma3"].__class__(**SUPPORTED["gemma3"].to_dict())
     config.rope_parameters["full_attention"] = {"rope_type": "dynamic", **_ROPE}
     with pytest.raises(UnsupportedModel, match="dynamic"):
@@ -87,14 +87,14 @@ def test_batch_dependent_rope_of_one_layer_type_is_found() -> None:
 
 
 def test_a_window_that_never_reaches_attention_is_refused() -> None:
-    """A family that says its window in masks only, which packed attention never sees."""
+    """As in a family that applies its window only in masks, which packed attention never gets."""
     model = build(SUPPORTED["llama"])
     model.config.sliding_window = 8
     with pytest.raises(UnsupportedModel, match="window of None, its config for 8"):
         prepare(model)
 
 
-def test_refusal_comes_before_weights_are_read(tmp_path: Path) -> None:
+def test_an_unsupported_family_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     config, _ = REFUSED["qwen3_next"]
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="qwen3_next"):

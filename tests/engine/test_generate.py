@@ -1,4 +1,4 @@
-"""generate() and its session: what a caller sees besides the tokens (test_identity has those)."""
+"""generate() and Generation: commits, errors and preemption (tokens: test_identity.py)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,18 +46,18 @@ def streams(events: Sequence[Commit | Rejected]) -> dict[str, list[int]]:
 
 def test_a_prompt_of_numpy_integers_is_the_same_prompt() -> None:
     prompt = [5, 6, 7]
-    whole = list(generate(make_verifier(), [prompt, list(np.array(prompt))], GREEDY))
-    said = streams(whole)
-    assert said["0"] == said["1"]
+    commits = list(generate(make_verifier(), [prompt, list(np.array(prompt))], GREEDY))
+    outputs = streams(commits)
+    assert outputs["0"] == outputs["1"]
 
 
 @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0, seed=3)])
-def test_without_a_drafter_it_says_what_the_reference_says(
+def test_without_a_drafter_the_outputs_equal_the_references(
     params: SamplingParams, reference_model: PreTrainedModel
 ) -> None:
     prompts = [[5, 6, 7], [9] * 30, [3]]
-    said = streams(list(generate(make_verifier(), prompts, params)))
-    assert said == {
+    outputs = streams(list(generate(make_verifier(), prompts, params)))
+    assert outputs == {
         str(index): reference.generate(reference_model, prompt, params, params.seed or 0)
         for index, prompt in enumerate(prompts)
     }
@@ -80,7 +80,7 @@ BAD: list[tuple[str, list[int], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "prompt", "changes"), BAD)
-def test_a_bad_request_is_refused_by_field_and_the_others_go_on(
+def test_an_invalid_request_is_rejected_by_field_and_the_others_are_served(
     field: str, prompt: list[int], changes: dict[str, Any]
 ) -> None:
     good = [[5, 6, 7], [8, 9]]
@@ -95,11 +95,11 @@ def test_a_bad_request_is_refused_by_field_and_the_others_go_on(
     (rejected,) = [event for event in events if isinstance(event, Rejected)]
     assert (rejected.request, rejected.error.field) == ("1", field)
     assert str(rejected.error).startswith(field)
-    said = streams([event for event in events if isinstance(event, Commit)])
-    assert said == {"0": alone["0"], "2": alone["1"]}
+    outputs = streams([event for event in events if isinstance(event, Commit)])
+    assert outputs == {"0": alone["0"], "2": alone["1"]}
 
 
-def test_a_request_that_can_never_fit_the_pool_is_told_how_much_may() -> None:
+def test_a_request_larger_than_the_pool_is_refused_with_the_possible_max_tokens() -> None:
     session = Generation(make_verifier(kv_tokens=64))
     with pytest.raises(InvalidRequest, match="ask for at most 14") as refused:
         session.add("big", [5] * 50, replace(GREEDY, max_tokens=15))
@@ -121,7 +121,7 @@ def test_a_name_in_use_is_refused() -> None:
 def test_a_stop_token_inside_an_accepted_draft_ends_the_stream(
     reference_model: PreTrainedModel,
 ) -> None:
-    """And max_tokens as well: nothing beyond them is given out."""
+    """As does max_tokens: no token beyond either is committed."""
     model = llama()
     itself = ModelDrafter(
         "itself", PackedRunner(PackedModel(llama(), kv_tokens=512)), target_vocab_size=VOCAB
@@ -144,25 +144,25 @@ def test_a_stop_token_inside_an_accepted_draft_ends_the_stream(
     assert finish == {"0": "stop", "1": "length"}
 
 
-def test_the_models_own_stop_token_counts_unless_it_is_ignored(
+def test_the_models_own_stop_token_ends_an_output_unless_it_is_ignored(
     reference_model: PreTrainedModel,
 ) -> None:
-    """The tiny model's own is token 1; a bias makes it say it soon."""
+    """The tiny model's stop token is 1, which the bias makes it choose at once."""
     params = replace(GREEDY, ignore_eos=False, logit_bias={1: 100.0})
-    said = streams(list(generate(make_verifier(), [[5]], params)))
-    assert said == {"0": [1]}
+    outputs = streams(list(generate(make_verifier(), [[5]], params)))
+    assert outputs == {"0": [1]}
     ignoring = streams(list(generate(make_verifier(), [[5]], replace(params, ignore_eos=True))))
     assert ignoring == {"0": [1] * 12}
 
 
-def test_a_missing_seed_is_drawn_anew_for_each_request() -> None:
+def test_requests_without_a_seed_get_different_seeds() -> None:
     params = replace(GREEDY, temperature=1.0, max_tokens=24)
-    said = streams(list(generate(make_verifier(), [[5]] * 4, params)))
-    assert len({tuple(stream) for stream in said.values()}) == 4
+    outputs = streams(list(generate(make_verifier(), [[5]] * 4, params)))
+    assert len({tuple(stream) for stream in outputs.values()}) == 4
 
 
-def test_commits_come_one_per_verdict_while_others_still_run() -> None:
-    """A drafter that always agrees gives several tokens at once; readers need not wait."""
+def test_there_is_one_commit_per_verdict_as_soon_as_it_arrives() -> None:
+    """With a drafter that always agrees a commit has several tokens."""
     drafter = ModelDrafter(
         "itself", PackedRunner(PackedModel(llama(), kv_tokens=512)), target_vocab_size=VOCAB
     )
@@ -173,7 +173,7 @@ def test_commits_come_one_per_verdict_while_others_still_run() -> None:
     assert [len(c.token_ids) for c in commits if isinstance(c, Commit)] == [1, 4, 4, 3]
 
 
-def test_when_the_pool_is_too_small_for_all_the_youngest_wait_and_all_finish() -> None:
+def test_in_a_pool_too_small_for_all_the_youngest_are_preempted_and_all_finish() -> None:
     drafter = ModelDrafter(
         "blurred",
         PackedRunner(PackedModel(blurred(llama(), 0.1), kv_tokens=512)),
@@ -185,30 +185,29 @@ def test_when_the_pool_is_too_small_for_all_the_youngest_wait_and_all_finish() -
     events = list(generate(make_verifier(kv_tokens=96), prompts, params, drafter=drafter))
     assert streams(events) == wide
     finished = [e.request for e in events if isinstance(e, Commit) and e.finish]
-    assert finished == sorted(finished), "nobody overtakes in a pool that holds one"
+    assert finished == sorted(finished), "a request was overtaken in a pool that holds one"
 
 
-def test_prompt_logprobs_come_whole_with_the_first_commit(
+def test_the_first_commit_has_all_prompt_logprobs(
     reference_model: PreTrainedModel,
 ) -> None:
-    """Of equal prompts in pieces, in a pool in which requests are preempted."""
+    """For equal prompts in chunks, in a pool in which requests are preempted."""
     prompts = [[token % VOCAB for token in range(3, 48)]] * 3 + [[5]]
     asking = replace(GREEDY, prompt_logprobs=3)
     params = [GREEDY, asking, asking, asking]
     events = list(generate(make_verifier(kv_tokens=144), prompts, params, chunk=7))
     plain = list(generate(make_verifier(), prompts, GREEDY))
-    assert streams(events) == streams(plain), "asking changes nothing"
+    assert streams(events) == streams(plain), "prompt_logprobs changed an output"
     for commit in events:
         assert isinstance(commit, Commit)
         number = int(commit.request)
         if number and commit.first_index == 0:
-            told = commit.prompt_logprobs
-            prompt_logprobs.check(reference_model, prompts[number], 3, told)
+            prompt_logprobs.check(reference_model, prompts[number], 3, commit.prompt_logprobs)
         else:
             assert commit.prompt_logprobs is None
 
 
-def test_a_cancelled_request_says_nothing_more_and_frees_its_memory() -> None:
+def test_a_cancelled_request_has_no_further_commits_and_holds_no_kv() -> None:
     model = PackedModel(llama(), kv_tokens=512)
     session = Generation(
         NativeVerifier(model), [NgramDrafter()], lambda _request, _round: DraftPlan("ngram")

@@ -1,7 +1,7 @@
 """Speculation never changes the output: the losslessness suite on the built-in models (grade F).
 
-Slow for a reason: this is the project's strongest oracle. Every stream is compared with a stock
-model that recomputes everything, under each factor alone and each pair of factors together.
+Every stream is compared with a stock model that recomputes everything, under each factor alone and
+each pair of factors together. Slow, as it is the project's strongest oracle.
 """
 
 from collections import Counter
@@ -100,7 +100,7 @@ def seen() -> Iterator[Counter[str]]:
 CASES = {"/".join(case.values()): case for case in (*one_at_a_time(FACTORS), *covering(FACTORS))}
 
 
-def test_the_cases_are_few_and_cover_every_pair() -> None:
+def test_at_most_60_cases_cover_every_pair_of_levels() -> None:
     assert len(CASES) <= 60
     for one in FACTORS:
         for other in FACTORS:
@@ -110,16 +110,18 @@ def test_the_cases_are_few_and_cover_every_pair() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_stream_is_the_references(name: str, identity: Identity, seen: Counter[str]) -> None:
+def test_every_stream_equals_the_references(
+    name: str, identity: Identity, seen: Counter[str]
+) -> None:
     check(identity, list(serve_native(CASES[name], seen).values()))
 
 
-# What must make the suite fail.
+# Faults that the suite must detect.
 
 MUTATED = {**one_at_a_time(FACTORS)[0], "sampling": "0.7", "shape": "tree", "batch": "8"}
 
 
-def _assert_found(reference_model: PreTrainedModel) -> None:
+def _assert_detected(reference_model: PreTrainedModel) -> None:
     requests = serve_native(MUTATED, Counter())
     with pytest.raises(AssertionError, match="the reference says"):
         check(Identity(reference_model), list(requests.values()))
@@ -128,16 +130,16 @@ def _assert_found(reference_model: PreTrainedModel) -> None:
 def _mutate_segments(
     monkeypatch: pytest.MonkeyPatch, mutate: Callable[[Segment, int], Segment]
 ) -> None:
-    """`mutate(segment, entering)` sees each segment on its way into the forward."""
-    honest = NativeVerifier._segment
+    """Replaces each segment of a forward by `mutate(segment, entering)`."""
+    original = NativeVerifier._segment
 
     def mutated(verifier: NativeVerifier, work) -> Segment:  # type: ignore[no-untyped-def]
-        return mutate(honest(verifier, work), len(work.entering))
+        return mutate(original(verifier, work), len(work.entering))
 
     monkeypatch.setattr(NativeVerifier, "_segment", mutated)
 
 
-def test_a_tree_one_position_too_far_is_found(
+def test_a_tree_shifted_by_one_position_is_detected(
     monkeypatch: pytest.MonkeyPatch, reference_model: PreTrainedModel
 ) -> None:
     def shift(segment: Segment, entering: int) -> Segment:
@@ -146,10 +148,10 @@ def test_a_tree_one_position_too_far_is_found(
         return replace(segment, positions=positions)
 
     _mutate_segments(monkeypatch, shift)
-    _assert_found(reference_model)
+    _assert_detected(reference_model)
 
 
-def test_one_flipped_mask_bit_is_found(
+def test_one_flipped_mask_bit_is_detected(
     monkeypatch: pytest.MonkeyPatch, reference_model: PreTrainedModel
 ) -> None:
     def flip(segment: Segment, entering: int) -> Segment:
@@ -160,21 +162,21 @@ def test_one_flipped_mask_bit_is_found(
         return replace(segment, mask=mask)
 
     _mutate_segments(monkeypatch, flip)
-    _assert_found(reference_model)
+    _assert_detected(reference_model)
 
 
-def test_noise_shifted_by_one_token_is_found(
+def test_noise_shifted_by_one_token_is_detected(
     monkeypatch: pytest.MonkeyPatch, reference_model: PreTrainedModel
 ) -> None:
     def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
         return choose(logits, [replace(row, position=row.position + 1) for row in rows])
 
     monkeypatch.setattr("engine.verifiers.native.choose", shifted)
-    _assert_found(reference_model)
+    _assert_detected(reference_model)
 
 
-def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
-    """Also where the reference would excuse a near-tie: one backend's own runs agree."""
+def test_a_requests_stream_is_the_same_with_any_drafter() -> None:
+    """Exactly, also where the comparison with the reference would excuse a near-tie."""
     base = {**one_at_a_time(FACTORS)[0], "sampling": "1.0", "batch": "8"}
     streams = [
         [request.stream for request in serve_native({**base, **change}, Counter()).values()]
@@ -184,8 +186,8 @@ def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
     assert len(np.unique([stream[0] for stream in streams[0]])) > 1, "requests do not differ"
 
 
-def test_a_known_prefix_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The factor `prompts` relies on it: equal prompts share KV, and their streams stay right."""
+def test_a_cached_prefix_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's factor `prompts` relies on equal prompts sharing KV."""
     model = PackedModel.load(model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=AMPLE)
     rows: list[int] = []
     forward = model.forward

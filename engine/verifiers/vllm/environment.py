@@ -1,4 +1,4 @@
-"""What a process that runs vLLM wants before it does: in its environment, and where numba is."""
+"""Prepares a process for vLLM: environment variables, and a patch for numba's llvmlite."""
 
 import importlib.metadata
 import os
@@ -8,9 +8,11 @@ from typing import Any
 
 
 def process_environment() -> dict[str, str]:
-    """For the process that loads the target, before its first line of Python. On a CPU that is
-    Intel's OpenMP, without which threads that share their cores cost up to ten times; where it is
-    absent, nothing."""
+    """Environment variables for the process that loads the target, to be set before it starts.
+
+    On a CPU they preload Intel's OpenMP, without which threads that share cores cost up to ten
+    times; empty if it is not installed.
+    """
     try:
         files = importlib.metadata.files("intel-openmp") or []
     except importlib.metadata.PackageNotFoundError:
@@ -21,22 +23,24 @@ def process_environment() -> dict[str, str]:
     preloaded = [str(Path(str(library.locate())).resolve()), os.environ.get("LD_PRELOAD", "")]
     return {
         "LD_PRELOAD": ":".join(path for path in preloaded if path),
-        # As vLLM's own launcher of workers has them: threads spin for 5 ms, not for 200.
+        # As vLLM's own worker launcher sets them: threads spin for 5 ms instead of 200.
         "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0",
     }
 
 
-def mend_llvmlite() -> None:
-    """On a CPU vLLM reads vars() of whatever it finds in any module. llvmlite's handle of its
-    library, loaded with numba, takes every name for a C function's, and `__dict__` for another.
+def patch_llvmlite() -> None:
+    """Makes llvmlite's library handle refuse dunder names.
+
+    On a CPU vLLM reads vars() of every object in every module. The handle, loaded with numba, would
+    look up any name, `__dict__` included, as a C function.
     """
     handle = type(import_module("llvmlite.binding").ffi.lib)
-    function_of = handle.__getattr__
+    c_function = handle.__getattr__
 
-    def named(library: object, name: str) -> Any:
+    def without_dunders(library: object, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return function_of(library, name)
+        return c_function(library, name)
 
-    handle.__getattr__ = named
+    handle.__getattr__ = without_dunders

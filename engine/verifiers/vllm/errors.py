@@ -1,4 +1,4 @@
-"""Why a vLLM target is refused. Known without vLLM, wherever these errors travel."""
+"""Errors of a vLLM target, importable (and unpicklable) in processes without vLLM."""
 
 from engine.errors import SpindleError
 
@@ -6,7 +6,7 @@ SUPPORTED = "0.32"
 
 
 class UnsupportedVLLM(SpindleError):
-    """The vLLM that is installed, or how it is set up, lacks something that we rely on."""
+    """The installed vLLM, or its configuration, lacks something that the adapter relies on."""
 
     def __init__(self, version: str, problem: str) -> None:
         super().__init__(
@@ -15,7 +15,7 @@ class UnsupportedVLLM(SpindleError):
 
 
 class InvalidEngineArgs(SpindleError):
-    """`target.engine_args` holds something that vLLM, or this backend, does not take."""
+    """`target.engine_args` has an argument that vLLM or this backend does not accept."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"target.engine_args: {name}: {problem}")

@@ -1,4 +1,4 @@
-"""A vLLM target from its checkpoint: vLLM's own arguments, and those that we rely on."""
+"""Loads a vLLM target from its checkpoint, with vLLM's arguments from the config and our own."""
 
 import os
 from collections.abc import Mapping
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
 ADAPTER = "engine.verifiers.vllm.adapter"
 BLOCK_SIZE = 32
 """Tokens in a KV block. vLLM's default on a CPU, 128, wastes more of a small pool."""
-USUAL_DRAFT = 8
-"""Tokens for which vLLM shapes its steps. A draft may be longer or shorter."""
-OURS = {
-    "model": "target.model says it",
+TYPICAL_DRAFT = 8
+"""The draft length that vLLM sizes its steps for. A draft may be longer or shorter."""
+RESERVED_ARGUMENTS = {
+    "model": "set target.model instead",
     "tokenizer": "the target runs on token ids",
     "skip_tokenizer_init": "the target runs on token ids",
-    "dtype": "target.dtype says it",
-    "tensor_parallel_size": "target.tensor_parallel says it",
-    "num_gpu_blocks_override": "target.kv_tokens says it",
-    "kv_cache_memory_bytes": "target.kv_tokens says it",
-    "gpu_memory_utilization": "target.kv_tokens says it",
+    "dtype": "set target.dtype instead",
+    "tensor_parallel_size": "set target.tensor_parallel instead",
+    "num_gpu_blocks_override": "set target.kv_tokens instead",
+    "kv_cache_memory_bytes": "set target.kv_tokens instead",
+    "gpu_memory_utilization": "set target.kv_tokens instead",
     "speculative_config": "the drafts come from Spindle's drafters",
-    "scheduler_cls": "Spindle's schedule decides who runs",
-    "scheduling_policy": "Spindle's schedule decides who runs",
+    "scheduler_cls": "Spindle's schedule chooses the requests of a step",
+    "scheduling_policy": "Spindle's schedule chooses the requests of a step",
     "async_scheduling": "a draft needs the verdict before it",
-    "worker_extension_cls": "Spindle's sampler goes there",
-    "logits_processors": "Spindle's sampler takes the place of vLLM's",
+    "worker_extension_cls": "Spindle installs its sampler by it",
+    "logits_processors": "Spindle's sampler replaces vLLM's",
     "pipeline_parallel_size": "not supported by this backend",
     "data_parallel_size": "not supported by this backend; give the application more replicas",
 }
-"""Arguments of vLLM's that the config may not set, and why."""
+"""Arguments of vLLM that the config may not set, and the reason given in the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmSpec:
     checkpoint: Path
     dtype: str
-    """As vLLM names it: bfloat16, float32, ..."""
+    """By vLLM's name: bfloat16, float32, ..."""
     kv_tokens: int
     tensor_parallel: int = 1
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """vLLM's own, but for those of OURS."""
+    """Any argument of vLLM except RESERVED_ARGUMENTS."""
     ray_metrics: bool = False
-    """vLLM's own metrics appear on Ray's endpoint; in a process that Ray runs."""
+    """Report vLLM's own metrics to Ray's endpoint; needs a process that Ray runs."""
 
 
 def load_vllm(spec: VllmSpec) -> "VllmVerifier":
-    """Raises InvalidEngineArgs, or UnsupportedVLLM for a vLLM that we cannot work with."""
-    # Read by vLLM when it is imported or configured. The engine core runs in this process,
-    # which is what lets our scheduler be told who runs.
+    """Raises InvalidEngineArgs or UnsupportedVLLM."""
+    # vLLM reads these when it is imported or configured. The engine core must run in this process,
+    # so that each step's turns can be passed to our scheduler.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    # Threads are divided by the budget of each process (OMP_NUM_THREADS), not bound to cores.
+    # Each process has a thread budget (OMP_NUM_THREADS); threads are not bound to cores.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -70,14 +70,14 @@ def load_vllm(spec: VllmSpec) -> "VllmVerifier":
 
 
 def engine_config(spec: VllmSpec) -> Any:
-    """vLLM's config of this target; its own validation has the last word."""
+    """vLLM's config of this target. Raises InvalidEngineArgs for what we or vLLM refuse."""
     from vllm.engine.arg_utils import EngineArgs
 
     given = dict(spec.engine_args)
     known = {one.name for one in fields(EngineArgs)}
     for name in given:
-        if name in OURS:
-            raise InvalidEngineArgs(name, OURS[name])
+        if name in RESERVED_ARGUMENTS:
+            raise InvalidEngineArgs(name, RESERVED_ARGUMENTS[name])
         if name not in known:
             raise InvalidEngineArgs(name, "vLLM has no such argument")
     block_size = given.setdefault("block_size", BLOCK_SIZE)
@@ -93,12 +93,12 @@ def engine_config(spec: VllmSpec) -> Any:
             dtype=spec.dtype,
             tensor_parallel_size=spec.tensor_parallel,
             skip_tokenizer_init=True,
-            num_gpu_blocks_override=blocks + 1,  # vLLM keeps one for itself
-            kv_cache_memory_bytes=1 << 20,  # overridden by the line above, but spares a profile
+            num_gpu_blocks_override=blocks + 1,  # vLLM reserves one block
+            kv_cache_memory_bytes=1 << 20,  # overridden by the line above; avoids a profiling run
             speculative_config={
                 "method": "custom_class",
                 "model": f"{ADAPTER}.worker.NoDrafts",
-                "num_speculative_tokens": USUAL_DRAFT,
+                "num_speculative_tokens": TYPICAL_DRAFT,
             },
             scheduler_cls=f"{ADAPTER}.scheduler.TurnScheduler",
             worker_extension_cls=f"{ADAPTER}.worker.WorkerExtension",

@@ -1,7 +1,6 @@
-"""What a step of a vLLM target costs: SpecServe's offline analyzer on this backend.
+"""Measures what a step of a vLLM target costs: SpecServe's offline analyzer on this backend.
 
-Measured through the verifier itself, so vLLM's scheduler and our sampler are in it, as in every
-step that is served.
+Steps are measured through the verifier, so they include vLLM's scheduler and our sampler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from engine.committed import EMPTY_HASH, CommittedTokens
-from engine.cpu.row_counts import step_of
+from engine.cpu.row_counts import row_cost_step
 from engine.profiler import (
     Grid,
     Profile,
@@ -39,8 +38,8 @@ GREEDY = SamplingParams(temperature=0)
 def profile_vllm(
     verifier: VllmVerifier, spec: VllmSpec, cache_dir: Path, grid: Grid | None = None
 ) -> Profile:
-    """As engine.profiler.profile: from the cache where the same was measured before, and to be
-    called while nothing else runs on the device and no request is served."""
+    """As engine.profiler.profile: reads a cached profile of the same setup, or measures one, which
+    requires that nothing else runs on the device."""
     device, dtype = torch.device(verifier.device), getattr(torch, spec.dtype)
     config = AutoConfig.from_pretrained(spec.checkpoint)
     key = ProfileKey(
@@ -50,14 +49,14 @@ def profile_vllm(
         dtype=spec.dtype,
         threads=torch.get_num_threads(),
         grid=grid or Grid(),
-        step=step_of(device, dtype),
+        step=row_cost_step(device, dtype),
     )
     return kept(key, cache_dir, lambda: measure(verifier, key.grid))
 
 
 def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
-    """A context is a prompt that vLLM's prefix cache holds but for its last token, so that only
-    the first step over it is dear."""
+    """Uses prompts of whole blocks and one token, so that the prefix cache holds all but that token
+    and only the first step over a prompt is expensive."""
     block = verifier.block_size
     contexts = [1 + -(-context // block) * block for context in grid.context]
     shapes = shapes_of(replace(grid, context=tuple(contexts)))
@@ -72,7 +71,7 @@ def _fits(verifier: VllmVerifier, shape: Shape) -> bool:
 
 
 def _time_step(verifier: VllmVerifier, shape: Shape, rng: np.random.Generator) -> float:
-    """Seconds of one step in which each request verifies a draft that nobody thought about."""
+    """Seconds of one step in which each request verifies a random draft."""
     prompts = {
         f"profile-{number}": _prompt(number, shape.context, verifier.vocab_size)
         for number in range(shape.requests)
@@ -81,22 +80,23 @@ def _time_step(verifier: VllmVerifier, shape: Shape, rng: np.random.Generator) -
     for request, first in _prefill(verifier, prompts).items():
         committed = CommittedTokens()
         committed.extend([*prompts[request], *first])
-        at = len(committed)
+        base = len(committed)
         draft = DraftTree.chain(rng.integers(verifier.vocab_size, size=shape.rows - 1).tolist())
-        orders.append(VerifyOrder(Prefix(request, 0, 1, at, committed.hashes[at], ()), draft, 1))
-    begin = perf_counter()
+        prefix = Prefix(request, 0, 1, base, committed.hashes[base], ())
+        orders.append(VerifyOrder(prefix, draft, 1))
+    start = perf_counter()
     verifier.verify(orders)
-    elapsed = perf_counter() - begin
+    elapsed = perf_counter() - start
     verifier.forget(prompts)
     return elapsed
 
 
 def _prefill(verifier: VllmVerifier, prompts: Mapping[str, list[int]]) -> dict[str, Sequence[int]]:
-    """The first tokens behind the prompts, in as few steps as vLLM takes for them."""
+    """Runs the prompts; returns the tokens chosen behind them."""
     first: dict[str, Sequence[int]] = {}
     while len(first) < len(prompts):
         orders = [
-            VerifyOrder(_whole(request, prompt), DraftTree.empty(), len(prompt))
+            VerifyOrder(_prompt_prefix(request, prompt), DraftTree.empty(), len(prompt))
             for request, prompt in prompts.items()
             if request not in first
         ]
@@ -106,10 +106,10 @@ def _prefill(verifier: VllmVerifier, prompts: Mapping[str, list[int]]) -> dict[s
     return first
 
 
-def _whole(request: str, prompt: Sequence[int]) -> Prefix:
+def _prompt_prefix(request: str, prompt: Sequence[int]) -> Prefix:
     return Prefix(request, 0, 0, 0, EMPTY_HASH, tuple(prompt), Start(GREEDY, 0, len(prompt)))
 
 
 def _prompt(number: int, length: int, vocab_size: int) -> list[int]:
-    """The first tokens of a longer prompt are those of a shorter one."""
+    """A prompt that every longer prompt of the same number starts with."""
     return [(number * 31 + index * (index + number)) % vocab_size for index in range(length)]

@@ -1,6 +1,7 @@
-"""What takes the place of vLLM's sampler and rejection sampler in its workers (DESIGN 4.1).
+"""Replaces vLLM's sampler and rejection sampler in its workers by drafter-invariant sampling.
 
-Every rank computes the same tokens from the same gathered logits, so none is broadcast.
+Every rank chooses the same tokens from the same gathered logits, so none is broadcast. Why the
+output cannot depend on the draft: docs/architecture.md, "Drafter-invariant sampling".
 """
 
 import logging
@@ -18,74 +19,75 @@ _LOG = logging.getLogger("spindle")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request asks of the sampler. It rides to the workers in vLLM's `extra_args`."""
+class SamplerInput:
+    """A request's input to our sampler, passed to the workers in vLLM's `extra_args`."""
 
     start: Start
     score: tuple[int, ...] = ()
-    """Report the logits of these tokens instead of choosing one (Verifier.score)."""
+    """Return the logits of these tokens instead of choosing one (Verifier.score)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request of a step: its rows of logits stand behind the last committed token and
-    behind each token of its draft."""
+class StepRequest:
+    """One request of a step; it has a row of logits behind its last committed token and behind
+    each token of its draft."""
 
     name: str
-    wish: Wish
+    sampler_input: SamplerInput
     first_row: int
     position: int
-    """Committed tokens, which is the absolute index of the first token to choose."""
+    """The number of committed tokens, which is the absolute index of the first token to choose."""
     history: Sequence[int]
-    """The committed tokens where penalties need them."""
+    """The committed tokens if penalties need them, else empty."""
     draft: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChosenTokens:
     tokens: tuple[int, ...]
-    """The accepted draft tokens and then the target's own."""
+    """The accepted draft tokens, then the target's own."""
     reported: tuple[TokenLogprobs, ...] | None = None
-    """For each token; of a `score`, the logits as the `top` of its single token."""
+    """Log-probabilities per token; for a `score`, the logits as the `top` of its single token."""
 
 
-def decide(logits: Tensor, requests: Sequence[Asked]) -> list[Said]:
-    """The target's own tokens, as far as each draft agrees with them and one beyond; FAILED where
-    that raises. Out of here an error would end vLLM, and be every request's."""
+def choose_tokens(logits: Tensor, requests: Sequence[StepRequest]) -> list[ChosenTokens]:
+    """The target's own tokens, as far as each draft agrees with them and one beyond; FAILED for a
+    request for which that raises. An error raised here would end vLLM, and every request with
+    it."""
     try:
-        return _decided(logits, requests)
+        return _choose_tokens(logits, requests)
     except Exception:
-        return [_decided_alone(logits, one) for one in requests]
+        return [_choose_alone(logits, one) for one in requests]
 
 
-def _decided_alone(logits: Tensor, request: Asked) -> Said:
+def _choose_alone(logits: Tensor, request: StepRequest) -> ChosenTokens:
     try:
-        (said,) = _decided(logits, [request])
+        (chosen,) = _choose_tokens(logits, [request])
     except Exception:
-        _LOG.exception("request %s fails and is given up here", request.name)
-        return Said((FAILED,))
-    return said
+        _LOG.exception("request %s fails alone", request.name)
+        return ChosenTokens((FAILED,))
+    return chosen
 
 
-def _decided(logits: Tensor, requests: Sequence[Asked]) -> list[Said]:
-    choosing = [one for one in requests if not one.wish.score]
+def _choose_tokens(logits: Tensor, requests: Sequence[StepRequest]) -> list[ChosenTokens]:
+    choosing = [one for one in requests if not one.sampler_input.score]
     rows = [row for one in choosing for row in _rows(one)]
     wanted = [one.first_row + step for one in choosing for step in range(len(one.draft) + 1)]
     chosen = choose(logits if len(wanted) == len(logits) else logits[wanted], rows) if rows else []
-    said = []
-    taken = 0
+    results = []
+    first = 0
     for one in requests:
-        if one.wish.score:
-            said.append(_score(logits[one.first_row], one.wish.score))
+        if one.sampler_input.score:
+            results.append(_score(logits[one.first_row], one.sampler_input.score))
             continue
-        end = taken + len(one.draft) + 1
-        said.append(_follow(logits, one, chosen[taken:end]))
-        taken = end
-    return said
+        end = first + len(one.draft) + 1
+        results.append(_accept(logits, one, chosen[first:end]))
+        first = end
+    return results
 
 
-def _rows(one: Asked) -> list[Row]:
-    start, draft = one.wish.start, tuple(one.draft)
+def _rows(one: StepRequest) -> list[Row]:
+    start, draft = one.sampler_input.start, tuple(one.draft)
     return [
         Row(
             start.params,
@@ -99,20 +101,20 @@ def _rows(one: Asked) -> list[Row]:
     ]
 
 
-def _follow(logits: Tensor, one: Asked, chosen: Sequence[int]) -> Said:
-    agreed = 0
-    while agreed < len(one.draft) and one.draft[agreed] == chosen[agreed]:
-        agreed += 1
-    tokens = tuple(chosen[: agreed + 1])
-    top_n = one.wish.start.params.logprobs
+def _accept(logits: Tensor, one: StepRequest, chosen: Sequence[int]) -> ChosenTokens:
+    accepted = 0
+    while accepted < len(one.draft) and one.draft[accepted] == chosen[accepted]:
+        accepted += 1
+    tokens = tuple(chosen[: accepted + 1])
+    top_n = one.sampler_input.start.params.logprobs
     if top_n is None:
-        return Said(tokens)
+        return ChosenTokens(tokens)
     reported = tuple(
         logprobs(logits[one.first_row + step], token, top_n) for step, token in enumerate(tokens)
     )
-    return Said(tokens, reported)
+    return ChosenTokens(tokens, reported)
 
 
-def _score(row: Tensor, token_ids: Sequence[int]) -> Said:
+def _score(row: Tensor, token_ids: Sequence[int]) -> ChosenTokens:
     values = row[list(token_ids)].float().tolist()
-    return Said((0,), (TokenLogprobs(0.0, tuple(zip(token_ids, values, strict=True))),))
+    return ChosenTokens((0,), (TokenLogprobs(0.0, tuple(zip(token_ids, values, strict=True))),))

@@ -17,7 +17,7 @@ from engine.sampling.params import SamplingParams
 from engine.soft_state import HeldRequest, SoftState
 from engine.verifiers.vllm.adapter.core import KvBlocks, Outcome, StepEngine
 from engine.verifiers.vllm.adapter.scheduler import Turn
-from engine.verifiers.vllm.sampling import FAILED, Wish
+from engine.verifiers.vllm.sampling import FAILED, SamplerInput
 
 MAX_REQUESTS = 4096
 """Requests whose tokens are remembered; their KV is bounded by vLLM's pool."""
@@ -91,7 +91,7 @@ class VllmVerifier:
         """Raises OutOfBlocks when the pool is full of requests that are being served."""
         name = f"score-{next(self._opened)}"
         start = Start(SamplingParams(temperature=0), 0, len(prompt))
-        self._engine.open(name, prompt, Wish(start, score=tuple(token_ids)))
+        self._engine.open(name, prompt, SamplerInput(start, score=tuple(token_ids)))
         try:
             while True:
                 outcome = self._engine.step({name: Turn(chunk=SCORE_CHUNK)}).get(name)
@@ -139,7 +139,7 @@ class VllmVerifier:
         known = _Known(f"{request}#{next(self._opened)}", len(tokens))
         asked = order.prompt_logprobs_from is not None
         top_n = held.start.params.prompt_logprobs if asked else None
-        self._engine.open(known.name, tokens, Wish(held.start), top_n)
+        self._engine.open(known.name, tokens, SamplerInput(held.start), top_n)
         self._known[request] = known
         return known.name
 

@@ -1,4 +1,4 @@
-"""Random skewed attention batches and the plainest possible reference."""
+"""Random skewed attention batches, and a reference written from the definition."""
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def random_tree_mask(rng: np.random.Generator, tail: int) -> NDArray[np.bool_]:
 def random_batch(
     rng: np.random.Generator, requests: int, *, most_rows: int = 6, group: int = 2
 ) -> AttentionBatch:
-    """Committed lengths from 0 to 600, most of them short; trees and chains; grown tails."""
+    """Committed lengths from 0 to 600, mostly short; trees and chains; tails of two forwards."""
     rows = rng.integers(1, most_rows + 1, requests)
     old_tail = rng.integers(0, 4, requests)
     committed = (600 * rng.random(requests) ** 3).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Spin's search for the row length L under a fixed width B."""
+"""Spin's search for the piece length L under a fixed width B."""
 
 import numpy as np
 import pytest
@@ -7,17 +7,17 @@ from engine.attention.decomposed import least_padded_length
 
 
 def padding(lengths: list[int], length: int) -> tuple[int, int]:
-    """Rows and padded tokens when nothing is longer than `length`."""
+    """Rows and padded tokens if no piece is longer than `length`."""
     rows = sum(-(-one // length) for one in lengths)
     return rows, rows * length - sum(lengths)
 
 
-def test_a_request_twice_as_long_is_halved_beside_the_others() -> None:
-    # As in Figure 9: two sub-requests of A align with B and C, and nothing is padded.
+def test_a_request_twice_as_long_as_the_others_is_halved() -> None:
+    # As in Spin's Figure 9: two sub-requests of A align with B and C, without padding.
     assert least_padded_length(np.array([10, 5, 5]), width=4) == 5
 
 
-def test_search_equals_trying_every_length() -> None:
+def test_the_search_equals_trying_every_length() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         lengths = rng.integers(1, 200, rng.integers(1, 9)).tolist()
@@ -29,7 +29,7 @@ def test_search_equals_trying_every_length() -> None:
         assert padded == least
 
 
-def test_of_equally_padded_lengths_the_longest_copies_queries_least() -> None:
+def test_of_equally_padded_lengths_the_longest_is_chosen() -> None:
     assert least_padded_length(np.array([64, 64]), width=8) == 64
 
 

@@ -1,4 +1,4 @@
-"""Every layout computes the same attention as the definition, on random skewed batches."""
+"""Every layout equals attention by its definition, on random skewed batches."""
 
 from collections.abc import Iterator
 
@@ -28,13 +28,12 @@ SCORINGS = {
     "all": Scoring(0.3, window=30, softcap=2.0, sinks=SINKS),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-# FusedPlan is meant for CUDA. Here flex_attention runs uncompiled: the masks are checked, the
-# fused kernel is not.
+# FusedPlan is for CUDA. Here flex_attention runs uncompiled, which tests its masks, not the kernel.
 
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread and several take different compiled kernels."""
+    """One thread and several run different compiled kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -79,7 +78,7 @@ def test_bfloat16_differs_by_its_rounding_only(layout: Layout) -> None:
 
 
 def test_one_plan_serves_layers_that_differ() -> None:
-    """Gemma alternates windows; masks of one layer must not stick to the next."""
+    """Gemma alternates windows: a cached mask must not be used for another window."""
     rng = np.random.default_rng(7)
     batch = random_batch(rng, 4)
     tensors = random_tensors(rng, batch)

@@ -1,4 +1,4 @@
-"""Vectors read and write what arrays of either dtype hold, up to their ends, and nothing else."""
+"""Vectors load and store arrays of either dtype up to the ends of their rows, and not beyond."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ from engine.attention.vectors import (
 )
 
 WIDTHS = (2, 8, 31, 32, 34, 64, 80)
-"""Less than a vector, whole ones, and some with a part of one behind them."""
+"""Less than a vector, whole vectors, and whole vectors followed by a part of one."""
 
 
 @njit
 def copy_scaled(source, factor, target):  # type: ignore[no-untyped-def]
-    """Every second row is left alone."""
+    """Every second row is not written."""
     for i in range(source.shape[0]):
         for j in range(0, source.shape[1], 2):
             for k in range(0, source.shape[2], LANES):
@@ -64,7 +64,7 @@ def test_rows_are_copied_to_their_ends(dtype: torch.dtype, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_views_of_wider_rows_are_read_and_written_in_place(width: int) -> None:
-    """As queries are, which lie beside keys and values."""
+    """As queries are, which are views beside keys and values."""
     whole = torch.arange(2 * 5 * width, dtype=torch.float32).view(2, 5, width)
     target = torch.zeros(2, 5, width)
     copy_scaled(whole[:, 1:4].numpy(), 1.0, target[:, 2:5].numpy())
@@ -73,7 +73,7 @@ def test_views_of_wider_rows_are_read_and_written_in_place(width: int) -> None:
     assert torch.equal(target, expected)
 
 
-def test_bfloat16_is_rounded_as_torch_does() -> None:
+def test_bfloat16_is_rounded_as_by_torch() -> None:
     torch.manual_seed(0)
     source = torch.randn(50, 1, 96).bfloat16()
     target = torch.empty_like(source)
@@ -83,12 +83,12 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
     assert torch.equal(target, product.bfloat16())
 
 
-def test_sums_and_the_largest_are_of_all_lanes() -> None:
+def test_sums_and_maxima_cover_all_lanes() -> None:
     rng = np.random.default_rng(0)
     rows = rng.integers(-1000, 1000, (1, 4, LANES)).astype(np.float32)
     sums = np.zeros((1, 1, 4), np.float32)
-    for place in range(LANES):  # wherever the largest is
+    for lane in range(LANES):  # where the largest number is
         rows[0, 1] = np.roll(rows[0, 1], 1)
-        rows[0, 0, place] = rows.max() + 1
+        rows[0, 0, lane] = rows.max() + 1
         assert sums_and_largest(rows, sums) == rows[0, :2].max()
         assert np.array_equal(sums[0, 0], rows[0].sum(1))

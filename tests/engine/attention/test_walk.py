@@ -1,4 +1,4 @@
-"""What the compiled walk promises beyond being equal to the definition."""
+"""Guarantees of the compiled walk beyond equality with the definition."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def attend_with(threads: int, batch: AttentionBatch, tensors: tuple[Tensor, ...]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_request_gets_the_same_bits_in_any_batch_and_on_any_threads(dtype: torch.dtype) -> None:
+def test_results_are_bit_identical_in_any_batch_and_on_any_threads(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(1)
     batch = random_batch(rng, 7)
     query, keys, values = random_tensors(rng, batch, dtype=dtype, head_dim=64)
@@ -54,7 +54,7 @@ def test_a_request_gets_the_same_bits_in_any_batch_and_on_any_threads(dtype: tor
 
 @pytest.mark.parametrize("head_dim", [2, 8, 24, 32, 80, 128])
 @pytest.mark.parametrize("group", [1, 3])
-def test_any_width_of_heads_and_odd_numbers_of_lines(head_dim: int, group: int) -> None:
+def test_any_head_dim_and_odd_numbers_of_lines_are_supported(head_dim: int, group: int) -> None:
     rng = np.random.default_rng(head_dim)
     batch = random_batch(rng, 4, group=group)
     tensors = random_tensors(rng, batch, heads=6, head_dim=head_dim)
@@ -70,12 +70,12 @@ def test_bfloat16_is_rounded_once() -> None:
     tensors = random_tensors(rng, batch, dtype=torch.bfloat16, head_dim=64)
     expected = reference(batch, *tensors, SCORING)
     mixed = PackedPlan(batch).attend(*tensors, SCORING)
-    # Half a unit of its last place, and what fp32 loses.
+    # Half a unit in the last place of bfloat16, and fp32's own error.
     torch.testing.assert_close(mixed.double(), expected, rtol=2**-8, atol=1e-5)
 
 
-def test_hidden_rows_have_no_share_at_all() -> None:
-    """Not even one so small that only values of another magnitude show it."""
+def test_hidden_rows_have_a_weight_of_exactly_zero() -> None:
+    """Even huge values in hidden rows change no bit."""
     rng = np.random.default_rng(3)
     batch = random_batch(rng, 6)
     query, keys, values = random_tensors(rng, batch)

@@ -1,4 +1,4 @@
-"""Forwards of few row counts: how few, at what price, and that nobody sees the added rows."""
+"""Padded row counts are few and cheap, and padding changes no result."""
 
 import pytest
 import torch
@@ -6,47 +6,47 @@ from torch import Tensor
 
 from engine.attention.hook import Handler, LayerCall
 from engine.cpu.row_counts import (
-    computed_rows,
-    has_dear_counts,
-    step_of,
+    avoid_slow_row_count,
+    has_slow_row_counts,
+    padded_row_count,
+    row_cost_step,
     with_few_row_counts,
-    without_dear_counts,
 )
 
 
-def test_there_are_few_counts_and_few_rows_are_added() -> None:
-    counts = {rows: computed_rows(rows) for rows in range(1, 513)}
+def test_padded_counts_are_few_and_add_at_most_an_eighth() -> None:
+    counts = {rows: padded_row_count(rows) for rows in range(1, 513)}
     assert len(set(counts.values())) < 60
-    assert all(rows <= computed <= 9 / 8 * rows for rows, computed in counts.items())
-    assert all(computed_rows(computed) == computed for computed in counts.values())
+    assert all(rows <= padded <= 9 / 8 * rows for rows, padded in counts.items())
+    assert all(padded_row_count(padded) == padded for padded in counts.values())
 
 
-def test_dear_counts_are_not_computed_and_others_stay() -> None:
-    assert {without_dear_counts(rows) for rows in range(17, 33)} == {36}
-    assert all(without_dear_counts(rows) == rows for rows in (1, 16, 33, 36, 64, 500))
-    assert computed_rows(without_dear_counts(17)) == 36
+def test_slow_counts_are_replaced_by_36_and_others_stay() -> None:
+    assert {avoid_slow_row_count(rows) for rows in range(17, 33)} == {36}
+    assert all(avoid_slow_row_count(rows) == rows for rows in (1, 16, 33, 36, 64, 500))
+    assert padded_row_count(avoid_slow_row_count(17)) == 36
     cpu = torch.device("cpu")
-    assert not has_dear_counts(cpu, torch.float32)
-    assert has_dear_counts(cpu, torch.bfloat16) == torch.cpu._is_amx_tile_supported()
-    assert not has_dear_counts(torch.device("cuda"), torch.bfloat16)
+    assert not has_slow_row_counts(cpu, torch.float32)
+    assert has_slow_row_counts(cpu, torch.bfloat16) == torch.cpu._is_amx_tile_supported()
+    assert not has_slow_row_counts(torch.device("cuda"), torch.bfloat16)
 
 
-def test_cost_models_are_told_what_is_computed() -> None:
+def test_the_cost_step_describes_the_computed_row_counts() -> None:
     cpu = torch.device("cpu")
-    assert step_of(cpu, torch.float32) == (0, 0)
-    if not has_dear_counts(cpu, torch.bfloat16):
-        assert step_of(cpu, torch.bfloat16) == (0, 0)
+    assert row_cost_step(cpu, torch.float32) == (0, 0)
+    if not has_slow_row_counts(cpu, torch.bfloat16):
+        assert row_cost_step(cpu, torch.bfloat16) == (0, 0)
         return
-    beyond, least = step_of(cpu, torch.bfloat16)
+    beyond, least = row_cost_step(cpu, torch.bfloat16)
     for rows in range(1, least + 1):
-        computed = computed_rows(without_dear_counts(rows))
+        computed = padded_row_count(avoid_slow_row_count(rows))
         assert computed == (least if rows > beyond else rows)
 
 
-@pytest.mark.parametrize("dear", [False, True])
-@pytest.mark.parametrize(("rows", "asked"), [(19, 3), (16, 16), (133, 17), (5, 0)])
-def test_attention_and_the_caller_see_their_own_rows_alone(
-    rows: int, asked: int, dear: bool
+@pytest.mark.parametrize("avoid_slow", [False, True])
+@pytest.mark.parametrize(("rows", "wanted_rows"), [(19, 3), (16, 16), (133, 17), (5, 0)])
+def test_attention_and_the_caller_see_no_padding(
+    rows: int, wanted_rows: int, avoid_slow: bool
 ) -> None:
     table = torch.randn(100, 2, 4, generator=torch.Generator().manual_seed(0))
     counts: list[tuple[int, int]] = []
@@ -58,14 +58,14 @@ def test_attention_and_the_caller_see_their_own_rows_alone(
         return (hidden + mixed).flatten(1)[wanted]
 
     def attend(call: LayerCall) -> Tensor:
-        """Each row is told how many there are."""
+        """A result that depends on the number of rows."""
         assert len(call.query) == len(call.keys) == len(call.values)
         return call.query * len(call.query)
 
     tokens = torch.arange(rows) % 100
-    wanted = torch.arange(asked)
+    wanted = torch.arange(wanted_rows)
     arguments = (tokens, torch.arange(rows), wanted, attend)
-    said = with_few_row_counts(forward, dear)(*arguments)
-    cheap = without_dear_counts if dear else int
-    assert counts == [(computed_rows(cheap(rows)), computed_rows(cheap(asked)))]
-    torch.testing.assert_close(said, forward(*arguments))
+    logits = with_few_row_counts(forward, avoid_slow)(*arguments)
+    avoid = avoid_slow_row_count if avoid_slow else int
+    assert counts == [(padded_row_count(avoid(rows)), padded_row_count(avoid(wanted_rows)))]
+    torch.testing.assert_close(logits, forward(*arguments))

@@ -1,4 +1,4 @@
-"""A coordinator's side of the draft protocol, as small as drafters' tests need it."""
+"""The coordinator's side of the draft protocol, reduced to what drafter tests need."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from policies.tree import DraftTree
 
 
 class Stream:
-    """One request's committed tokens, of which a host is sent what it has not seen."""
+    """One request's committed tokens; each order carries those the drafter has not seen."""
 
     def __init__(
         self,
@@ -53,5 +53,5 @@ class Stream:
 
 
 def token_paths(tree: DraftTree) -> list[list[int]]:
-    """From the root to each node, in the tree's order."""
+    """The tokens from the root to each node, in the tree's order."""
     return [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]

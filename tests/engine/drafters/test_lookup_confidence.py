@@ -1,4 +1,4 @@
-"""What lookups find is believed as far as such evidence has turned out right."""
+"""A lookup's confidences follow how often such evidence turned out right."""
 
 import numpy as np
 import pytest
@@ -9,109 +9,105 @@ from engine.drafters.lookup_confidence import (
     NO_EVIDENCE,
     OWN,
     PAST,
-    Experience,
-    believe,
-    first_weights,
-    judge,
-    kind_of,
+    LookupCalibration,
+    confidence_of,
+    evidence_kind,
+    initial_weights,
+    update_weights,
 )
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.suffix import SuffixDrafter
 from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream
 
-ONE_PLACE = kind_of(3, 1, 1)
-OTHER = kind_of(7, 2, 2)
-WEIGHT, COUNTED = 0, 1
+SHORT = evidence_kind(3, 1, 1)
+LONG = evidence_kind(7, 2, 2)
+WEIGHT, UPDATES = 0, 1
 
 
-def belief(experience: Experience, own: int, past: int = NO_EVIDENCE) -> float:
-    return believe(experience.weights, own, past)
+def propose_and_commit(
+    calibration: LookupCalibration, tree: DraftTree, kinds: list[int], following: list[int]
+) -> None:
+    """A tree behind two tokens, on evidence of the own text alone, then what was committed."""
+    evidence = np.array([(kind, NO_EVIDENCE) for kind in kinds], np.int16)
+    calibration.record("a", 2, tree, evidence)
+    calibration.update("a", [1, 2, *following], unchanged=2)
 
 
-def say(experience: Experience, tree: DraftTree, kinds: list[int], said: list[int]) -> None:
-    """Proposed behind two tokens, all on evidence of the own text."""
-    told = np.array([(kind, NO_EVIDENCE) for kind in kinds], np.int16)
-    experience.note("a", 2, tree, told)
-    experience.learn("a", [1, 2, *said], unchanged=2)
-
-
-def test_at_first_longer_matches_and_those_that_agree_are_believed_more() -> None:
-    weights = first_weights()
-    one, long, several, torn = [
-        believe(weights, kind_of(*found), NO_EVIDENCE)
+def test_initially_longer_and_unanimous_matches_have_more_confidence() -> None:
+    weights = initial_weights()
+    one, long, unanimous, divided = [
+        confidence_of(weights, evidence_kind(*found), NO_EVIDENCE)
         for found in ((2, 1, 1), (8, 1, 1), (2, 3, 3), (2, 1, 3))
     ]
-    assert torn < one < several < 1
+    assert divided < one < unanimous < 1
     assert one < long < 1
 
 
-def test_texts_that_agree_are_believed_more_than_each_and_one_that_contradicts_less() -> None:
-    weights = first_weights()
-    alone = believe(weights, ONE_PLACE, NO_EVIDENCE)
-    assert believe(weights, ONE_PLACE, OTHER) > alone
-    assert believe(weights, ONE_PLACE, kind_of(7, 0, 2)) < alone
+def test_an_agreeing_second_text_adds_confidence_and_a_contradicting_one_takes_it_away() -> None:
+    weights = initial_weights()
+    alone = confidence_of(weights, SHORT, NO_EVIDENCE)
+    assert confidence_of(weights, SHORT, LONG) > alone
+    assert confidence_of(weights, SHORT, evidence_kind(7, 0, 2)) < alone
 
 
-def test_belief_comes_to_how_often_it_was_right() -> None:
-    experience = Experience()
+def test_confidence_converges_to_the_share_of_right_tokens() -> None:
+    calibration = LookupCalibration()
     for number in range(400):
-        say(experience, DraftTree.chain([5]), [ONE_PLACE], [5 if number % 4 == 0 else 6])
-    assert belief(experience, ONE_PLACE) == pytest.approx(0.25, abs=0.05)
+        following = [5 if number % 4 == 0 else 6]
+        propose_and_commit(calibration, DraftTree.chain([5]), [SHORT], following)
+    confidence = confidence_of(calibration.weights, SHORT, NO_EVIDENCE)
+    assert confidence == pytest.approx(0.25, abs=0.05)
 
 
-def test_what_stands_behind_a_wrong_token_is_not_judged() -> None:
-    experience = Experience()
-    say(experience, DraftTree.chain([5, 6]), [ONE_PLACE, OTHER], [9, 6])
-    assert experience.weights[OWN, ONE_PLACE, COUNTED] == 1
-    assert experience.weights[OWN, OTHER, COUNTED] == 0
+@pytest.mark.parametrize(
+    "following", [pytest.param([9, 6], id="wrong parent"), pytest.param([5], id="not yet reached")]
+)
+def test_nodes_without_an_outcome_update_no_weight(following: list[int]) -> None:
+    calibration = LookupCalibration()
+    propose_and_commit(calibration, DraftTree.chain([5, 6]), [SHORT, LONG], following)
+    assert calibration.weights[OWN, SHORT, UPDATES] == 1
+    assert calibration.weights[OWN, LONG, UPDATES] == 0
 
 
-def test_what_nobody_has_answered_yet_is_not_judged() -> None:
-    experience = Experience()
-    say(experience, DraftTree.chain([5, 6]), [ONE_PLACE, OTHER], [5])
-    assert experience.weights[OWN, ONE_PLACE, COUNTED] == 1
-    assert experience.weights[OWN, OTHER, COUNTED] == 0
-
-
-def test_siblings_are_judged_each() -> None:
-    experience = Experience()
+def test_every_sibling_updates_its_weight() -> None:
+    calibration = LookupCalibration()
     siblings = DraftTree(
         np.array([5, 6], np.int32),
         np.array([-1, -1], np.int32),
         np.array([1, 1], np.int32),
         np.ones(2, np.float32),
     )
-    wrong, right = experience.weights[OWN, (ONE_PLACE, OTHER), WEIGHT]
-    say(experience, siblings, [ONE_PLACE, OTHER], [6])
-    assert experience.weights[OWN, ONE_PLACE, WEIGHT] < wrong
-    assert experience.weights[OWN, OTHER, WEIGHT] > right
+    wrong, right = calibration.weights[OWN, (SHORT, LONG), WEIGHT]
+    propose_and_commit(calibration, siblings, [SHORT, LONG], [6])
+    assert calibration.weights[OWN, SHORT, WEIGHT] < wrong
+    assert calibration.weights[OWN, LONG, WEIGHT] > right
 
 
-def test_a_history_that_was_rewritten_judges_nothing() -> None:
-    experience = Experience()
-    experience.note("a", 2, DraftTree.chain([5]), np.array([(ONE_PLACE, NO_EVIDENCE)], np.int16))
-    experience.learn("a", [1, 9, 5], unchanged=1)
-    assert experience.weights[:, :, COUNTED].sum() == 0
+def test_a_proposal_behind_rewritten_tokens_updates_nothing() -> None:
+    calibration = LookupCalibration()
+    calibration.record("a", 2, DraftTree.chain([5]), np.array([(SHORT, NO_EVIDENCE)], np.int16))
+    calibration.update("a", [1, 9, 5], unchanged=1)
+    assert calibration.weights[:, :, UPDATES].sum() == 0
 
 
-def test_what_a_request_was_told_is_judged_once_and_forgotten_with_it() -> None:
-    experience = Experience()
-    tree, kinds = DraftTree.chain([5]), np.array([(ONE_PLACE, NO_EVIDENCE)], np.int16)
-    experience.note("a", 2, tree, kinds)
+def test_a_proposal_counts_once_and_is_forgotten_with_its_request() -> None:
+    calibration = LookupCalibration()
+    tree, kinds = DraftTree.chain([5]), np.array([(SHORT, NO_EVIDENCE)], np.int16)
+    calibration.record("a", 2, tree, kinds)
     for _ in range(2):
-        experience.learn("a", [1, 2, 5], unchanged=2)
-    experience.note("b", 2, tree, kinds)
-    experience.forget("b")
-    experience.learn("b", [1, 2, 5], unchanged=2)
-    assert experience.weights[OWN, ONE_PLACE, COUNTED] == 1
+        calibration.update("a", [1, 2, 5], unchanged=2)
+    calibration.record("b", 2, tree, kinds)
+    calibration.forget("b")
+    calibration.update("b", [1, 2, 5], unchanged=2)
+    assert calibration.weights[OWN, SHORT, UPDATES] == 1
 
 
 @pytest.mark.parametrize("lookup", [NgramDrafter, SuffixDrafter])
-def test_a_lookup_learns_that_single_matches_are_wrong(
+def test_a_lookup_loses_confidence_in_evidence_that_is_always_wrong(
     lookup: type[NgramDrafter | SuffixDrafter],
 ) -> None:
-    """A text in which nothing that stood behind two tokens comes back."""
+    """A text in which no continuation of two tokens repeats."""
     drafter = lookup()
     before = Stream("b", [1, 2, 3, 1, 2]).draft(drafter, depth=1).confidence[0]
     for number in range(10, 50):
@@ -123,8 +119,8 @@ def test_a_lookup_learns_that_single_matches_are_wrong(
     assert after < before / 2
 
 
-def test_a_lookup_learns_whom_to_believe_where_two_texts_differ() -> None:
-    """Past outputs go on with 8, the own text with 7, and it is always 8."""
+def test_a_lookup_learns_which_of_two_contradicting_texts_is_right() -> None:
+    """Past outputs continue with 8, the own text with 7, and 8 is always committed."""
     drafter = SuffixDrafter()
     drafter.learn([1, 2, 8])
     for number in range(20):
@@ -141,13 +137,13 @@ def test_a_lookup_learns_whom_to_believe_where_two_texts_differ() -> None:
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 20), st.integers(0, 20)), max_size=40),
     st.booleans(),
 )
-def test_beliefs_stay_probabilities(found: list[tuple[int, int, int]], right: bool) -> None:
-    weights = first_weights()
+def test_confidences_stay_probabilities(found: list[tuple[int, int, int]], right: bool) -> None:
+    weights = initial_weights()
     tree = DraftTree.chain([5])
     for length, one, other in found:
-        kind = kind_of(length, min(one, other), max(one, other))
+        kind = evidence_kind(length, min(one, other), max(one, other))
         kinds = np.array([(kind, kind)], np.int16)
-        said = np.array([5 if right else 6], np.int32)
-        judge(weights, tree.tokens, tree.parents, kinds, said)
-        assert 0.0 < believe(weights, kind, kind) < 1.0
+        following = np.array([5 if right else 6], np.int32)
+        update_weights(weights, tree.tokens, tree.parents, kinds, following)
+        assert 0.0 < confidence_of(weights, kind, kind) < 1.0
         assert np.isfinite(weights[PAST, kind]).all()

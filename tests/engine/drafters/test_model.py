@@ -1,4 +1,4 @@
-"""The model drafter against beam search from scratch, and what it keeps, recomputes and refuses."""
+"""The model drafter against beam search from scratch; what it keeps, recomputes and refuses."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from engine.drafters.beam import GrowingTrees
 from engine.drafters.model import ModelDrafter, check_tokenizer, make_runner
-from engine.drafters.runner import DraftRunner, PackedRunner, Piece
+from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
 from engine.drafters.tiny import TinyRunner
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
@@ -37,12 +37,12 @@ NOT_YET_STOPPED = SamplingParams(temperature=0, min_tokens=4, stop_token_ids=tup
 PROMPT = [5, 9, 2, 6, 5, 3]
 KV_TOKENS = 1024
 CONFIDENCE = 0.02
-"""Raw confidence leaves out the noise of tokens that hardly count
+"""Tolerance: raw confidence leaves out the noise of unlikely tokens
 (engine/sampling/cpu_kernels.py)."""
 
 
-class Watched:
-    """A runner that notes which rows each forward adds."""
+class RecordingRunner:
+    """A runner that records which committed tokens each forward adds."""
 
     def __init__(self, runner: DraftRunner) -> None:
         self.real = runner
@@ -67,9 +67,9 @@ class Watched:
     def release(self, request: str) -> None:
         self.real.release(request)
 
-    def extend(self, trees: GrowingTrees, pieces: Sequence[Piece]) -> list[list[int]]:
-        chosen = self.real.extend(trees, pieces)
-        self.entered.append({trees.jobs[one.job].request: list(one.tokens) for one in pieces})
+    def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
+        chosen = self.real.extend(trees, chunks)
+        self.entered.append({trees.jobs[one.job].request: list(one.tokens) for one in chunks})
         return chosen
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class Watched:
         self.steps += 1
 
     def take_entered(self) -> dict[str, list[int]]:
-        """What entered since the last call, forwards put together."""
+        """The committed tokens added since the last call, by request."""
         entered: dict[str, list[int]] = {}
         for forward in self.entered:
             for request, tokens in forward.items():
@@ -86,15 +86,15 @@ class Watched:
         return entered
 
 
-MakeRunner = Callable[..., Watched]
+MakeRunner = Callable[..., RecordingRunner]
 
 
-def tiny_runner(kv_tokens: int = KV_TOKENS) -> Watched:
-    return Watched(TinyRunner(llama(), kv_tokens=kv_tokens))
+def tiny_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
+    return RecordingRunner(TinyRunner(llama(), kv_tokens=kv_tokens))
 
 
-def packed_runner(kv_tokens: int = KV_TOKENS) -> Watched:
-    return Watched(PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens)))
+def packed_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
+    return RecordingRunner(PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens)))
 
 
 @pytest.fixture(params=[tiny_runner, packed_runner], ids=["tiny", "packed"])
@@ -103,7 +103,7 @@ def runner_of(request: pytest.FixtureRequest) -> MakeRunner:
 
 
 @pytest.fixture
-def runner(runner_of: MakeRunner) -> Watched:
+def runner(runner_of: MakeRunner) -> RecordingRunner:
     return runner_of()
 
 
@@ -131,14 +131,14 @@ def trees_of(
 
 
 def beam_search(model: PreTrainedModel, stream: Stream, depth: int, width: int) -> DraftTree:
-    """The definition, one path at a time: of all children of a level the `width` likeliest."""
+    """The definition, one path at a time: of all children of a level the `width` best."""
     tokens: list[int] = []
     parents: list[int] = []
     confidence: list[float] = []
     frontier: list[tuple[int, list[int], float]] = [(ROOT, [], 1.0)]
     for _ in range(depth):
         children = []
-        for node, path, believed in frontier:
+        for node, path, path_confidence in frontier:
             before = stream.committed.ids + path
             logits = reference.forward(model, before)[-1]
             scores = reference.perturbed(
@@ -147,11 +147,11 @@ def beam_search(model: PreTrainedModel, stream: Stream, depth: int, width: int) 
             raw = reference.softmax(scores * (stream.params.temperature or 1.0))
             for token in np.argsort(-scores)[:width].tolist():
                 if raw[token] > 0:
-                    children.append((believed * raw[token], node, path, token, raw[token]))
+                    children.append((path_confidence * raw[token], node, path, token, raw[token]))
         children.sort(key=lambda child: -child[0])
         frontier = []
-        for believed, node, path, token, raw_confidence in children[:width]:
-            frontier.append((len(tokens), [*path, token], believed))
+        for path_confidence, node, path, token, raw_confidence in children[:width]:
+            frontier.append((len(tokens), [*path, token], path_confidence))
             tokens.append(token)
             parents.append(node)
             confidence.append(raw_confidence)
@@ -167,13 +167,13 @@ def assert_equal(tree: DraftTree, expected: DraftTree, tolerance: float = 1e-4) 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED, BIASED, NOT_YET_STOPPED])
 @pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
-def test_a_tree_is_the_beam_search_of_the_request(
-    runner: Watched, eager: PreTrainedModel, params: SamplingParams, depth: int, width: int
+def test_a_tree_equals_beam_search_from_scratch(
+    runner: RecordingRunner, eager: PreTrainedModel, params: SamplingParams, depth: int, width: int
 ) -> None:
-    """Its noise at each node's own position, penalties along each node's own path."""
+    """With noise at each node's position and penalties along each node's path."""
     for seed in range(4):
         stream = Stream(f"seed {seed}", [*PROMPT, seed], params, seed)
-        stream.committed.extend([7, 11])  # output, that presence and frequency count
+        stream.committed.extend([7, 11])  # output, which presence and frequency penalties count
         expected = beam_search(eager, stream, depth, width)
         tree = stream.draft(drafter_on(runner), depth, width)
         assert len(tree) >= depth
@@ -182,7 +182,7 @@ def test_a_tree_is_the_beam_search_of_the_request(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafting_in_deltas_equals_drafting_at_once(runner_of: MakeRunner, seed: int) -> None:
-    """Whatever was accepted or rewritten, and whoever else is in the batch."""
+    """Whatever was accepted or rewritten, and whichever requests share the batch."""
     rng = np.random.default_rng(seed)
     drafter = drafter_on(runner_of())
     streams = [
@@ -201,12 +201,12 @@ def test_drafting_in_deltas_equals_drafting_at_once(runner_of: MakeRunner, seed:
             assert_equal(tree, copy.draft(fresh, *shape))
             accept_some(stream, tree, rng)
         for stream in streams:
-            if stream not in batch:  # another drafter's turn
+            if stream not in batch:  # as if another drafter had drafted for it
                 stream.committed.extend(rng.integers(VOCAB, size=3).tolist())
 
 
 def accept_some(stream: Stream, tree: DraftTree, rng: np.random.Generator) -> None:
-    """A verdict, or now and then committed tokens that turn out to be others."""
+    """Commits as a verdict would; now and then rewrites committed tokens."""
     if rng.random() < 0.2:
         stream.committed.truncate(int(rng.integers(len(stream.committed))))
         stream.seen = min(stream.seen, len(stream.committed))
@@ -216,7 +216,7 @@ def accept_some(stream: Stream, tree: DraftTree, rng: np.random.Generator) -> No
     stream.committed.extend([int(rng.integers(VOCAB))])
 
 
-def test_rows_of_an_accepted_draft_are_not_computed_again(runner: Watched) -> None:
+def test_rows_of_an_accepted_draft_are_not_computed_again(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     stream = Stream("a", PROMPT, GREEDY)
     tree = stream.draft(drafter, depth=4)
@@ -233,24 +233,24 @@ def test_rows_of_an_accepted_draft_are_not_computed_again(runner: Watched) -> No
     assert runner.take_entered() == {"a": [accepted[-1], 50]}
 
 
-def test_rows_of_an_accepted_branch_are_not_computed_again(runner: Watched) -> None:
+def test_rows_of_an_accepted_branch_are_not_computed_again(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     stream = Stream("a", PROMPT, SEEDED)
     tree = stream.draft(drafter, depth=3, width=4)
     runner.take_entered()
-    # A path that is not the first one, to a node of the last level.
+    # A path to a node of the last level other than the first one.
     path = max((tree.path(node) for node in range(len(tree))), key=lambda path: (len(path), path))
     assert path != list(range(len(path)))
-    *with_rows, without = tree.tokens[path].tolist()
-    stream.committed.extend([*with_rows, without, 50])
+    *with_rows, without_row = tree.tokens[path].tolist()
+    stream.committed.extend([*with_rows, without_row, 50])
     again = stream.draft(drafter, depth=3, width=4)
-    assert runner.take_entered() == {"a": [without, 50]}
+    assert runner.take_entered() == {"a": [without_row, 50]}
     fresh = Stream("fresh", stream.committed.ids, SEEDED)
     assert_equal(again, fresh.draft(drafter, depth=3, width=4))
 
 
-def test_a_draft_below_rewritten_tokens_is_not_reused(runner_of: MakeRunner) -> None:
-    """The same tokens behind another history have other rows."""
+def test_rows_of_a_draft_below_rewritten_tokens_are_not_reused(runner_of: MakeRunner) -> None:
+    """The same tokens behind another history have other KV rows."""
     drafter = drafter_on(runner_of())
     stream = Stream("a", PROMPT, GREEDY)
     drafted = stream.draft(drafter, depth=4).tokens.tolist()
@@ -261,7 +261,7 @@ def test_a_draft_below_rewritten_tokens_is_not_reused(runner_of: MakeRunner) -> 
     assert_equal(stream.draft(drafter, depth=3), fresh.draft(drafter_on(runner_of()), depth=3))
 
 
-def test_the_same_prefix_again_runs_only_its_last_token(runner: Watched) -> None:
+def test_a_repeated_order_runs_only_the_last_token(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     stream = Stream("a", PROMPT, GREEDY)
     tree = stream.draft(drafter, depth=2)
@@ -270,22 +270,22 @@ def test_the_same_prefix_again_runs_only_its_last_token(runner: Watched) -> None
     assert runner.take_entered() == {"a": PROMPT[-1:]}
 
 
-def test_depth_zero_only_catches_up(runner: Watched) -> None:
+def test_depth_zero_only_catches_up(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     stream = Stream("a", PROMPT, GREEDY)
     assert len(stream.draft(drafter, depth=0)) == 0
-    # The last token's row proposes a first level, which nobody asked for.
+    # The last token's row would propose a first level, so it does not run yet.
     assert runner.take_entered() == {"a": PROMPT[:-1]}
     tree = stream.draft(drafter, depth=3)
     assert runner.take_entered() == {"a": PROMPT[-1:]}
     assert_equal(tree, Stream("b", PROMPT, GREEDY).draft(drafter, depth=3))
 
 
-def beginning(tree: DraftTree, nodes: int) -> DraftTree:
+def first_nodes(tree: DraftTree, nodes: int) -> DraftTree:
     return split(prune_each(flatten([tree]), np.arange(len(tree)) < nodes))[0]
 
 
-def test_the_policy_is_asked_before_each_level_and_obeyed(runner: Watched) -> None:
+def test_the_policy_decides_before_each_level_which_requests_go_on(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     whole = Stream("whole", PROMPT, GREEDY).draft(drafter, depth=3, width=2)
     steps: list[DraftStep] = []
@@ -299,23 +299,23 @@ def test_the_policy_is_asked_before_each_level_and_obeyed(runner: Watched) -> No
     depths = (3, 3, 3, 0)
     runner.steps = 0
     orders = [stream.order(depth, 2) for stream, depth in zip(streams, depths, strict=True)]
-    nothing, one, everything, _ = trees_of(drafter, orders, policy)
-    assert len(nothing) == 0
-    assert_equal(one, beginning(whole, 2))
-    assert_equal(everything, whole)
+    empty, one_level, full, _ = trees_of(drafter, orders, policy)
+    assert len(empty) == 0
+    assert_equal(one_level, first_nodes(whole, 2))
+    assert_equal(full, whole)
     assert [(step.depth, list(step.requests)) for step in steps] == [
         (0, ["none", "one", "all"]),
         (1, ["one", "all"]),
         (2, ["all"]),
     ]
     assert [len(frontier) for frontier in steps[0].frontier] == [0, 0, 0]
-    path = everything.path_confidence()
+    path = full.path_confidence()
     assert steps[1].frontier[1].tolist() == path[:2].tolist()
     assert steps[2].frontier[0].tolist() == path[2:4].tolist()
-    assert runner.steps == 2, "no forward for those who stopped"
+    assert runner.steps == 2, "a forward for a request that stopped"
 
 
-def test_a_prompt_longer_than_a_chunk_enters_in_chunks(runner: Watched) -> None:
+def test_a_prompt_longer_than_a_chunk_enters_in_chunks(runner: RecordingRunner) -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(VOCAB, size=size).tolist() for size in (50, 3, 21)]
     streams = [Stream(str(size), prompt, SEEDED) for size, prompt in enumerate(prompts)]
@@ -328,13 +328,13 @@ def test_a_prompt_longer_than_a_chunk_enters_in_chunks(runner: Watched) -> None:
         runner.release("whole")
 
 
-def test_a_request_beyond_the_context_gets_an_empty_tree(runner: Watched) -> None:
+def test_a_request_beyond_the_context_gets_an_empty_tree(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     rng = np.random.default_rng(0)
     lengths = (CONTEXT - 2, CONTEXT, CONTEXT + 1, 5)
     streams = [Stream(str(n), rng.integers(VOCAB, size=n).tolist(), GREEDY) for n in lengths]
     trees = trees_of(drafter, [stream.order(depth=6) for stream in streams])
-    # The last level is proposed at position CONTEXT and needs no row of its own.
+    # The last level is proposed at position CONTEXT and needs no row.
     assert [len(tree) for tree in trees] == [3, 1, 0, 6]
     streams[1].committed.extend([1])
     assert len(streams[1].draft(drafter, depth=6)) == 0
@@ -352,7 +352,7 @@ def test_a_request_that_outgrew_the_context_holds_no_memory(runner_of: MakeRunne
     assert [len(tree) for tree in trees] == [0, 1]
 
 
-def test_a_pool_smaller_than_the_context_bounds_a_request_alike(runner_of: MakeRunner) -> None:
+def test_a_pool_smaller_than_the_context_bounds_a_request_too(runner_of: MakeRunner) -> None:
     runner = runner_of(kv_tokens=64)
     assert runner.max_context == 64
     long, short = (Stream(str(size), [5] * size, GREEDY) for size in (65, 60))
@@ -360,14 +360,14 @@ def test_a_pool_smaller_than_the_context_bounds_a_request_alike(runner_of: MakeR
     assert [len(tree) for tree in trees] == [0, 5]
 
 
-def test_a_request_without_room_beside_its_batch_is_told_so(runner_of: MakeRunner) -> None:
+def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room(runner_of: MakeRunner) -> None:
     drafter = drafter_on(runner_of(kv_tokens=128))
     first, second = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
     answers = drafter.draft([first.order(depth=2), second.order(depth=2)])
     assert isinstance(answers[0], Draft)
     assert len(answers[0].tree) == 2
     assert answers[1] == NoRoom("b", 0, 1)
-    # Its tokens are known: once the other one leaves, the next order needs no more of them.
+    # Its tokens were kept: once the other request leaves, the next order needs no delta.
     drafter.forget(["a"])
     assert_equal(
         second.draft(drafter, depth=2),
@@ -375,17 +375,19 @@ def test_a_request_without_room_beside_its_batch_is_told_so(runner_of: MakeRunne
     )
 
 
-def test_a_request_refused_halfway_leaves_its_room_to_the_others(runner_of: MakeRunner) -> None:
+def test_a_request_refused_in_mid_prefill_frees_its_rows_for_the_others(
+    runner_of: MakeRunner,
+) -> None:
     drafter = drafter_on(runner_of(kv_tokens=128), chunk=64)
-    goes_on, refused = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
-    draft, no_room = drafter.draft([goes_on.order(depth=8), refused.order(depth=8)])
+    fitting, refused = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
+    draft, no_room = drafter.draft([fitting.order(depth=8), refused.order(depth=8)])
     assert no_room == NoRoom("b", 0, 1)
     assert isinstance(draft, Draft)
     assert len(draft.tree) == 8
 
 
 @pytest.mark.parametrize(("kv_tokens", "levels"), [(128, (3, 3)), (144, (6, 3)), (256, (6, 6))])
-def test_a_tree_stays_as_deep_as_there_is_room(
+def test_a_tree_stops_growing_when_the_pool_is_full(
     runner_of: MakeRunner, kv_tokens: int, levels: tuple[int, int]
 ) -> None:
     """Each request of 62 tokens has two rows left in its block; a third level needs none."""
@@ -395,10 +397,10 @@ def test_a_tree_stays_as_deep_as_there_is_room(
     fresh = drafter_on(runner_of())
     for stream, tree, depth in zip(streams, trees, levels, strict=True):
         expected = Stream(stream.name, stream.committed.ids, GREEDY).draft(fresh, depth=6)
-        assert_equal(tree, beginning(expected, depth))
+        assert_equal(tree, first_nodes(expected, depth))
 
 
-def test_the_least_recently_used_request_makes_room(runner_of: MakeRunner) -> None:
+def test_the_least_recently_used_request_is_evicted(runner_of: MakeRunner) -> None:
     runner = runner_of(kv_tokens=192)
     drafter = drafter_on(runner)
     streams = {name: Stream(name, [ord(name) % 90] * 50, GREEDY) for name in "abc"}
@@ -415,7 +417,9 @@ def test_the_least_recently_used_request_makes_room(runner_of: MakeRunner) -> No
     assert entered["b"] == streams["b"].committed.ids
 
 
-def test_missing_prefixes_are_named_and_the_rest_goes_on(runner: Watched) -> None:
+def test_missing_prefixes_are_reported_and_the_other_requests_drafted(
+    runner: RecordingRunner,
+) -> None:
     drafter = drafter_on(runner)
     known, unknown, changed = (Stream(name, PROMPT, GREEDY) for name in ("k", "u", "c"))
     for stream in (known, changed):
@@ -429,12 +433,12 @@ def test_missing_prefixes_are_named_and_the_rest_goes_on(runner: Watched) -> Non
     assert lacks == Missing("u", 0, 1, have=0)
     assert differs == Missing("c", 0, 2, have=0)
     assert isinstance(draft, Draft)
-    for stream in (unknown, changed):  # the whole, as answered
+    for stream in (unknown, changed):  # resent from the start, as have=0 asks
         stream.seen = 0
         assert_equal(stream.draft(drafter, depth=2), draft.tree)
 
 
-def test_equal_prompts_share_rows_where_the_pool_can() -> None:
+def test_equal_prompts_share_rows_in_the_packed_runner() -> None:
     runner = packed_runner()
     drafter = drafter_on(runner)
     prompt = list(range(40))
@@ -444,7 +448,7 @@ def test_equal_prompts_share_rows_where_the_pool_can() -> None:
     assert runner.take_entered() == {"b": prompt[32:]}
 
 
-def test_forgotten_requests_leave_nothing_behind() -> None:
+def test_forgotten_requests_hold_no_kv() -> None:
     model = PackedModel(llama(), kv_tokens=KV_TOKENS)
     drafter = drafter_on(PackedRunner(model))
     streams = [Stream(name, PROMPT, SEEDED) for name in "abc"]
@@ -466,10 +470,10 @@ def test_a_drafter_of_another_vocabulary_is_refused() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_score_says_where_the_drafter_would_have_drafted_the_committed_token(
+def test_a_score_marks_committed_tokens_that_the_drafter_would_have_drafted(
     runner_of: MakeRunner, temperature: float
 ) -> None:
-    """Of the output alone, through chunks, and beside a job that grows."""
+    """For the output alone, across chunks, and beside a request whose tree grows."""
     params = SamplingParams(temperature=temperature, presence_penalty=0.3)
     stream = Stream("scored", [3, 4, 5], params, seed=6)
     other = Stream("other", [9, 8], params)

@@ -1,4 +1,4 @@
-"""Prompt lookup proposes what followed, as surely as the matches agree."""
+"""The ngram drafter proposes what followed earlier matches, with confidence by their agreement."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from engine.protocol import Draft, DraftStep, Missing
 from tests.engine.drafters.orders import Stream, token_paths
 
 
-def test_what_followed_the_same_tokens_is_proposed() -> None:
+def test_the_tokens_that_followed_the_match_are_proposed() -> None:
     tree = Stream("a", [1, 2, 3, 4, 5, 6, 9, 1, 2, 3]).draft(NgramDrafter(), depth=3)
     assert tree.is_chain
     assert tree.tokens.tolist() == [4, 5, 6]
@@ -22,13 +22,13 @@ def test_without_a_match_nothing_is_proposed() -> None:
     assert len(Stream("c", [1]).draft(drafter, depth=4)) == 0
 
 
-def test_the_longest_match_speaks() -> None:
+def test_the_longest_match_decides() -> None:
     # 2, 3 was followed by 7 twice, but 1, 2, 3 by 8.
     tokens = [1, 2, 3, 8, 2, 3, 7, 2, 3, 7, 1, 2, 3]
     assert Stream("a", tokens).draft(NgramDrafter(), depth=1).tokens.tolist() == [8]
 
 
-def test_the_majority_is_first_and_the_confidence_grows_with_agreement_and_length() -> None:
+def test_confidence_grows_with_the_share_of_matches_and_their_length() -> None:
     tokens = [1, 2, 7, 4, 1, 2, 8, 5, 1, 2, 7, 6, 1, 2]
     tree = Stream("a", tokens).draft(NgramDrafter(), depth=1, width=2)
     assert tree.tokens.tolist() == [7, 8]
@@ -39,17 +39,17 @@ def test_the_majority_is_first_and_the_confidence_grows_with_agreement_and_lengt
     assert longer > shorter
 
 
-def test_the_latest_match_breaks_ties() -> None:
+def test_of_equal_matches_the_latest_decides() -> None:
     tokens = [1, 2, 7, 1, 2, 8, 1, 2]
     assert Stream("a", tokens).draft(NgramDrafter(), depth=1).tokens.tolist() == [8]
 
 
-def test_each_level_keeps_the_best_paths() -> None:
+def test_each_level_keeps_the_nodes_of_highest_path_confidence() -> None:
     tokens = [1, 2, 7, 4, 1, 2, 8, 5, 1, 2, 7, 6, 1, 2]
     tree = Stream("a", tokens).draft(NgramDrafter(), depth=2, width=2)
-    # Of two matches on 7 each continuation is still likelier than that of the one on 8.
+    # 7 followed twice, so both of its continuations have more path confidence than 8's.
     assert token_paths(tree) == [[7], [8], [7, 6], [7, 4]]
-    # 7 and 8 followed twice each, but 5 always came behind 8, so it stands before 7's own.
+    # 7 and 8 followed twice each, but 8 was always followed by 5, so 5 comes before 7's children.
     tokens = [1, 2, 8, 5, 1, 2, 8, 5, 1, 2, 7, 4, 1, 2, 7, 6, 1, 2]
     tree = Stream("b", tokens).draft(NgramDrafter(), depth=2, width=2)
     assert token_paths(tree) == [[7], [8], [8, 5], [7, 6]]
@@ -61,7 +61,7 @@ def test_a_text_that_repeats_itself_is_drafted_to_any_depth() -> None:
     ]
 
 
-def test_the_index_follows_deltas_and_rewritten_history() -> None:
+def test_the_index_follows_deltas_and_rewritten_tokens() -> None:
     drafter = NgramDrafter()
     stream = Stream("a", [1, 2, 3, 4])
     stream.draft(drafter, depth=2)
@@ -81,7 +81,7 @@ def test_drafting_in_deltas_equals_drafting_at_once(deltas: list[list[int]]) -> 
     drafter = NgramDrafter()
     stream = Stream("a", [0])
     for delta in deltas:
-        stream.draft(drafter, depth=0)  # proposes nothing that could be judged
+        stream.draft(drafter, depth=0)  # proposes nothing, so no confidence changes
         stream.committed.extend(delta)
     tree = stream.draft(drafter, depth=3, width=2)
     fresh = Stream("b", stream.committed.ids).draft(NgramDrafter(), depth=3, width=2)
@@ -96,7 +96,7 @@ def test_depth_zero_only_catches_up() -> None:
     assert stream.draft(drafter, depth=1).tokens.tolist() == [3]
 
 
-def test_the_policy_is_asked_before_each_level_and_obeyed() -> None:
+def test_the_policy_decides_before_each_level_which_requests_go_on() -> None:
     steps: list[DraftStep] = []
 
     def stop_b_after_one_level(step: DraftStep) -> list[bool]:
@@ -113,7 +113,7 @@ def test_the_policy_is_asked_before_each_level_and_obeyed() -> None:
     assert steps[1].frontier[0].tolist() == trees[0].path_confidence()[:1].tolist()
 
 
-def test_requests_are_apart_and_forgotten() -> None:
+def test_requests_share_no_text_and_can_be_forgotten() -> None:
     drafter = NgramDrafter()
     Stream("a", [1, 2, 3, 4]).draft(drafter, depth=1)
     b = Stream("b", [1, 2])
@@ -123,6 +123,6 @@ def test_requests_are_apart_and_forgotten() -> None:
     assert answer == Missing("b", 0, 2, have=0)
 
 
-def test_lengths_that_make_no_sense_are_refused() -> None:
+def test_invalid_match_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="min_length"):
         NgramDrafter(min_length=3, max_length=2)

@@ -10,7 +10,7 @@ from engine.drafters.text_index import NONE, TOKENS
 from engine.protocol import Missing
 from tests.engine.drafters.orders import Stream, token_paths
 
-SAID = [11, 12, 13, 14, 15, 16]
+OUTPUT = [11, 12, 13, 14, 15, 16]
 
 
 def finish(drafter: SuffixDrafter, name: str, prompt: list[int], output: list[int]) -> None:
@@ -26,28 +26,28 @@ def test_the_requests_own_text_is_searched() -> None:
     assert tree.tokens.tolist() == [4, 5]
 
 
-def test_an_output_is_learnt_when_its_request_leaves() -> None:
+def test_the_output_of_a_finished_request_becomes_a_past_output() -> None:
     drafter = SuffixDrafter()
-    asks = Stream("b", [1, 11, 12])
-    assert len(asks.draft(drafter, depth=3)) == 0
-    finish(drafter, "a", [1, 2], SAID)
-    assert asks.draft(drafter, depth=3).tokens.tolist() == [13, 14, 15]
+    other = Stream("b", [1, 11, 12])
+    assert len(other.draft(drafter, depth=3)) == 0
+    finish(drafter, "a", [1, 2], OUTPUT)
+    assert other.draft(drafter, depth=3).tokens.tolist() == [13, 14, 15]
 
 
-def test_prompts_of_others_are_not_learnt() -> None:
+def test_prompts_of_other_requests_are_not_searched() -> None:
     drafter = SuffixDrafter()
-    finish(drafter, "a", SAID, [1, 2])
+    finish(drafter, "a", OUTPUT, [1, 2])
     assert len(Stream("b", [11, 12]).draft(drafter, depth=3)) == 0
 
 
-def test_without_room_for_past_outputs_only_the_own_text_counts() -> None:
+def test_with_past_tokens_0_only_the_own_text_is_searched() -> None:
     drafter = SuffixDrafter(past_tokens=0)
-    drafter.learn(SAID)
+    drafter.learn(OUTPUT)
     assert len(Stream("a", [11, 12]).draft(drafter, depth=1)) == 0
     assert len(Stream("b", [11, 12, 13, 11, 12]).draft(drafter, depth=1)) == 1
 
 
-def test_counts_order_siblings_and_bound_their_sum() -> None:
+def test_siblings_are_ordered_by_count_and_sum_to_at_most_1() -> None:
     drafter = SuffixDrafter()
     for last in (3, 3, 4):
         drafter.learn([1, 2, last])
@@ -57,7 +57,7 @@ def test_counts_order_siblings_and_bound_their_sum() -> None:
     assert tree.confidence.sum() <= 1
 
 
-def test_the_longer_match_speaks_and_the_own_text_at_equal_length() -> None:
+def test_the_longer_match_decides_and_at_equal_length_the_own_text() -> None:
     drafter = SuffixDrafter()
     drafter.learn([1, 2, 3, 8])
     longer_elsewhere = Stream("a", [2, 3, 7, 1, 2, 3])
@@ -71,43 +71,44 @@ def test_a_text_that_repeats_itself_is_drafted_to_any_depth() -> None:
     assert tree.tokens.tolist() == [1, 2] * 15
 
 
-def test_past_outputs_are_bounded_and_the_least_recently_used_leave() -> None:
+def test_past_outputs_are_bounded_and_the_least_recently_used_are_evicted() -> None:
     drafter = SuffixDrafter(past_tokens=30)
     for first in (100, 200, 300):
         drafter.learn(range(first, first + 10))
 
-    def knows(first: int) -> bool:
-        return len(Stream(f"asks {first}", [first, first + 1]).draft(drafter, depth=1)) == 1
+    def is_found(first: int) -> bool:
+        stream = Stream(f"request {first}", [first, first + 1])
+        return len(stream.draft(drafter, depth=1)) == 1
 
-    assert knows(100)  # and so uses it
+    assert is_found(100)  # which counts as a use
     drafter.learn(range(400, 410))
-    assert [first for first in (100, 200, 300, 400) if knows(first)] == [100, 300, 400]
+    assert [first for first in (100, 200, 300, 400) if is_found(first)] == [100, 300, 400]
 
 
-def test_an_output_larger_than_all_the_room_leaves_nothing_behind() -> None:
+def test_an_output_larger_than_the_limit_is_not_kept() -> None:
     drafter = SuffixDrafter(past_tokens=60)
     drafter.learn(range(100))
     assert len(Stream("a", [1, 2]).draft(drafter, depth=1)) == 0
 
 
-def test_outputs_that_left_take_no_memory() -> None:
-    """However short they were, and though drafts came from them."""
+def test_evicted_outputs_take_no_memory() -> None:
+    """Also very short ones, and ones that drafts came from."""
     past = PastOutputs(max_tokens=100)
     for last in range(2_000):
-        past.learn([*SAID, last])
-        past.learn([last])
+        past.add([*OUTPUT, last])
+        past.add([last])
         past.touch(past.index.end - 2)
     assert past.index.store.shape[1] <= 1024
     assert sum(token != NONE for token in past.index.store[TOKENS, : past.index.end]) <= 100
 
 
-def test_outputs_that_stay_are_found_when_room_was_made() -> None:
+def test_outputs_that_stay_are_still_found_after_the_index_was_compacted() -> None:
     drafter = SuffixDrafter(past_tokens=40)
-    drafter.learn(SAID)
+    drafter.learn(OUTPUT)
     for number in range(100):
         drafter.learn(range(100 + 20 * number, 120 + 20 * number))
-        tree = Stream(f"asks {number}", SAID[:2]).draft(drafter, depth=9)
-        assert tree.tokens.tolist() == SAID[2:]
+        tree = Stream(f"request {number}", OUTPUT[:2]).draft(drafter, depth=9)
+        assert tree.tokens.tolist() == OUTPUT[2:]
 
 
 @settings(deadline=None)  # the first one compiles
@@ -116,7 +117,7 @@ def test_drafting_in_deltas_equals_drafting_at_once(deltas: list[list[int]]) -> 
     drafter = SuffixDrafter()
     stream = Stream("a", [0])
     for delta in deltas:
-        stream.draft(drafter, depth=0)  # proposes nothing that could be judged
+        stream.draft(drafter, depth=0)  # proposes nothing, so no confidence changes
         stream.committed.extend(delta)
     tree = stream.draft(drafter, depth=3, width=2)
     fresh = Stream("b", stream.committed.ids).draft(SuffixDrafter(), depth=3, width=2)
@@ -124,7 +125,7 @@ def test_drafting_in_deltas_equals_drafting_at_once(deltas: list[list[int]]) -> 
     assert tree.confidence.tolist() == fresh.confidence.tolist()
 
 
-def test_rewritten_history_is_followed() -> None:
+def test_rewritten_tokens_are_followed() -> None:
     drafter = SuffixDrafter()
     stream = Stream("a", [1, 2, 3, 4, 1, 2])
     stream.draft(drafter, depth=1)
@@ -134,7 +135,7 @@ def test_rewritten_history_is_followed() -> None:
     assert stream.draft(drafter, depth=2).tokens.tolist() == [9, 1]
 
 
-def test_a_forgotten_request_is_asked_for_whole() -> None:
+def test_a_forgotten_request_is_missing_from_its_first_token() -> None:
     drafter = SuffixDrafter()
     stream = Stream("a", [1, 2])
     stream.draft(drafter, depth=1)
@@ -143,6 +144,6 @@ def test_a_forgotten_request_is_asked_for_whole() -> None:
     assert answer == Missing("a", 0, 2, have=0)
 
 
-def test_match_lengths_that_make_no_sense_are_refused() -> None:
+def test_invalid_match_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="min_match"):
         SuffixDrafter(min_match=0)

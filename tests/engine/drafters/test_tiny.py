@@ -1,4 +1,4 @@
-"""The compiled runner says what eager torch says, and its pages are neither lost nor mixed up."""
+"""The tiny runner's logits and trees equal torch's, and its pages are neither lost nor mixed up."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ PARAMS = (
 
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
-    """64×2, next-token distributions neither flat nor certain; sizes that fill no tile."""
+    """64×2, next-token distributions neither flat nor certain; sizes that are no tile multiples."""
     torch.manual_seed(0)
     settings = {
         "hidden_size": 64,
@@ -74,8 +74,8 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-def test_logits_are_those_of_eager_torch(changes: dict[str, object]) -> None:
-    """In chunks that end within pages, two requests whose pages lie in between each other."""
+def test_logits_equal_eager_torchs(changes: dict[str, object]) -> None:
+    """In chunks that end within pages, for two requests whose pages interleave."""
     model = tiny_llama(**changes)
     assert is_tiny(model)
     weights = pack(model)
@@ -95,7 +95,7 @@ def test_logits_are_those_of_eager_torch(changes: dict[str, object]) -> None:
             *weights,
             pool.kv,
             pool.tables,
-            np.array([one.line for one in requests]),
+            np.array([one.table_row for one in requests]),
             np.array([one.length for one in requests]),
             np.concatenate(chunks),
             counts,
@@ -112,7 +112,7 @@ def test_logits_are_those_of_eager_torch(changes: dict[str, object]) -> None:
 
 
 def stop_some(step: DraftStep) -> list[bool]:
-    """A policy of different depths: the surer a path, the deeper."""
+    """A policy that drafts deeper the higher the path confidence is."""
     return [len(path) == 0 or path[0] > 0.3**step.depth for path in step.frontier]
 
 
@@ -126,7 +126,7 @@ def test_trees_equal_those_of_the_packed_runner(shape: str) -> None:
         ModelDrafter("drafter", runner, target_vocab_size=203, chunk=100)
         for runner in (tiny, packed)
     ]
-    # With seed 0 two candidates are within 1e-5, which rounding decides.
+    # Not seed 0: there two candidates are within 1e-5, which rounding decides.
     rng = np.random.default_rng(1)
     streams = [
         Stream(str(seed), rng.integers(203, size=int(size)).tolist(), PARAMS[seed % 5], seed)
@@ -153,9 +153,9 @@ def assert_equal(ours: DraftTree, theirs: DraftTree) -> None:
     np.testing.assert_allclose(ours.confidence, theirs.confidence, atol=1e-4)
 
 
-def test_only_what_the_loops_compute_exactly_is_tiny() -> None:
-    longer_requests_change_it = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    assert not is_tiny(tiny_llama(rope_parameters=longer_requests_change_it))
+def test_only_models_that_the_loops_compute_exactly_are_tiny() -> None:
+    length_dependent = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    assert not is_tiny(tiny_llama(rope_parameters=length_dependent))
     assert not is_tiny(tiny_llama(attention_bias=True))
     assert not is_tiny(tiny_llama(mlp_bias=True))
     assert not is_tiny(tiny_llama(hidden_act="gelu"))
@@ -174,20 +174,20 @@ def test_only_what_the_loops_compute_exactly_is_tiny() -> None:
 
 
 def rows_of(pool: PagePool, one: PagedRequest, count: int) -> NDArray[np.float32]:
-    """The first number of each row, as a kernel would address it."""
+    """The first number of each row, addressed as a kernel does."""
     at = np.arange(count)
-    pages = pool.tables[one.line, at // PAGE]
+    pages = pool.tables[one.table_row, at // PAGE]
     return pool.kv[0, 0, pages, 0, 0, at % PAGE]
 
 
 def write_rows(pool: PagePool, one: PagedRequest, values: list[float]) -> None:
     at = np.arange(len(values))
-    pages = pool.tables[one.line, at // PAGE]
+    pages = pool.tables[one.table_row, at // PAGE]
     for rows in pool.kv:
         rows[:, pages, :, :, at % PAGE] = np.array(values, np.float32)[:, None, None, None]
 
 
-def test_pages_keep_their_rows_and_come_back() -> None:
+def test_pages_keep_their_rows_and_are_freed() -> None:
     pool = PagePool(pages=7, layers=2, kv_heads=1, head_dim=4)
     rng = np.random.default_rng(0)
     held: dict[int, tuple[PagedRequest, list[float]]] = {}
@@ -209,7 +209,7 @@ def test_pages_keep_their_rows_and_come_back() -> None:
                     write_rows(pool, one, values)
             case 1 if values:
                 source = np.sort(rng.choice(len(values), min(5, len(values)), replace=False))
-                target = range(len(source))  # below or at the sources, as in a commit
+                target = range(len(source))  # at or below the sources, as in a commit
                 pool.move(one, source.tolist(), target)
                 values[: len(source)] = [values[row] for row in source]
             case 2:
@@ -219,25 +219,25 @@ def test_pages_keep_their_rows_and_come_back() -> None:
                 pool.remove(one)
                 del held[key]
         pages = sum(-(-len(values) // PAGE) for _, values in held.values())
-        assert pool.free_pages == 7 - pages
+        assert len(pool._free_pages) == 7 - pages
         for other, expected in held.values():
             assert rows_of(pool, other, len(expected)).tolist() == expected
     assert refused > 10
-    assert len(pool.tables) == 8, "for five requests at a time, however many have come and gone"
+    assert len(pool.tables) == 8, "more table rows than five requests at a time need"
 
 
-def test_pages_for_all_requests_or_for_none() -> None:
+def test_reserve_gives_pages_to_all_requests_or_to_none() -> None:
     pool = PagePool(pages=3, layers=1, kv_heads=1, head_dim=4)
     first, second = pool.add(), pool.add()
     with pytest.raises(OutOfBlocks, match="4 KV blocks needed, 3 available"):
         pool.reserve([first, second], [PAGE + 1, 2 * PAGE])
-    assert pool.free_pages == 3
+    assert len(pool._free_pages) == 3
     assert first.pages == second.pages == []
     pool.reserve([first, second], [PAGE + 1, PAGE])
-    assert pool.free_pages == 0
+    assert len(pool._free_pages) == 0
 
 
-def test_a_runner_gives_back_every_page() -> None:
+def test_a_runner_frees_every_page() -> None:
     runner = TinyRunner(tiny_llama(), kv_tokens=640)
     drafter = ModelDrafter("drafter", runner, target_vocab_size=203)
     streams = [Stream(str(size), [5] * size, PARAMS[1]) for size in (10, 70, 130)]
@@ -248,4 +248,4 @@ def test_a_runner_gives_back_every_page() -> None:
             assert isinstance(answer, Draft)
             stream.committed.extend(answer.tree.tokens[:1].tolist())
     drafter.forget([stream.name for stream in streams])
-    assert runner._pool.free_pages == 10
+    assert len(runner._pool._free_pages) == 10

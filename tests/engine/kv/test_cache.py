@@ -1,7 +1,7 @@
-"""The KV pool keeps every row's value whatever requests do to each other, and loses no block.
+"""The KV cache keeps every row's value under any sequence of operations, and leaks no block.
 
-Rows hold what a model would put there: a value that depends on the row's token and on all tokens
-before it. So a row that was lost, moved wrongly or overwritten by another request shows.
+As in a model, a row's value depends on its token and all tokens before it, so a row that was lost,
+moved wrongly or overwritten by another request is detected.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,10 @@ from engine.kv.cache import KVCache, KVShape
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 1, 2
 SHAPE = KVShape(LAYERS, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu"))
-# What a row holds is its value (below 2¹⁶) plus where it is, exact in fp32.
-PLACES = np.arange(2 * LAYERS * KV_HEADS * HEAD_DIM).reshape(2 * LAYERS, 1, KV_HEADS, HEAD_DIM) / 16
+# A row holds its value (below 2¹⁶) plus an offset by layer, head and dimension, exact in fp32.
+OFFSETS = (
+    np.arange(2 * LAYERS * KV_HEADS * HEAD_DIM).reshape(2 * LAYERS, 1, KV_HEADS, HEAD_DIM) / 16
+)
 
 
 def make_cache(blocks: int = 8, block_size: int = 4, swap_blocks: int = 0) -> KVCache:
@@ -30,7 +32,7 @@ def make_cache(blocks: int = 8, block_size: int = 4, swap_blocks: int = 0) -> KV
 
 
 def row_values(tokens: Sequence[int]) -> list[int]:
-    """One per token, of the token and everything before it."""
+    """One value per token, a hash of the token and all tokens before it."""
     values, value = [], 0
     for token in tokens:
         value = (value * 31 + token + 1) % 65_521
@@ -39,7 +41,7 @@ def row_values(tokens: Sequence[int]) -> list[int]:
 
 
 def write(cache: KVCache, slots: NDArray[np.int64], values: Sequence[int]) -> None:
-    rows = np.array(values).reshape(1, -1, 1, 1) + PLACES
+    rows = np.array(values).reshape(1, -1, 1, 1) + OFFSETS
     for layer in range(LAYERS):
         cache.k[layer].numpy()[slots] = rows[2 * layer]
         cache.v[layer].numpy()[slots] = rows[2 * layer + 1]
@@ -48,17 +50,17 @@ def write(cache: KVCache, slots: NDArray[np.int64], values: Sequence[int]) -> No
 def assert_holds(cache: KVCache, request: str, values: Sequence[int]) -> None:
     """Committed and tail rows, in all layers."""
     slots = cache.slots(request)
-    expected = np.array(values).reshape(1, -1, 1, 1) + PLACES
+    expected = np.array(values).reshape(1, -1, 1, 1) + OFFSETS
     for layer in range(LAYERS):
         np.testing.assert_array_equal(cache.k[layer].numpy()[slots], expected[2 * layer])
         np.testing.assert_array_equal(cache.v[layer].numpy()[slots], expected[2 * layer + 1])
 
 
 def fill(cache: KVCache, request: str, tokens: Sequence[int]) -> int:
-    """Opens a request and computes what the prefix cache lacks; the length that it had."""
-    adopted = cache.open(request, tokens)
-    add(cache, request, tokens[:adopted], tokens[adopted:])
-    return adopted
+    """Opens a request and computes the rows that are not shared; returns how many are."""
+    shared = cache.open(request, tokens)
+    add(cache, request, tokens[:shared], tokens[shared:])
+    return shared
 
 
 def add(cache: KVCache, request: str, before: Sequence[int], tokens: Sequence[int]) -> None:
@@ -69,11 +71,11 @@ def add(cache: KVCache, request: str, before: Sequence[int], tokens: Sequence[in
 
 @dataclass
 class Expected:
-    """What a request must hold, by a model too simple to be wrong."""
+    """The expected content of a request's entry."""
 
     tokens: list[int]
     tail: list[list[int]] = field(default_factory=list)
-    """For each tail row its tokens from the first uncommitted one on: a draft tree's paths."""
+    """For each tail row the uncommitted tokens up to it: the path of a draft tree's node."""
     swapped: bool = False
 
     @property
@@ -88,13 +90,13 @@ class Expected:
 
 BLOCKS, BLOCK_SIZE, SWAP_BLOCKS = 12, 3, 6
 NAMES = ("a", "b", "c", "d")
-# Two tokens only: requests share prefixes, diverge within blocks and come back to old ones.
+# Two tokens only, so that requests share prefixes, diverge within blocks and return to old ones.
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 PICK = st.integers(0, 11)
-"""Chooses among however many things there are."""
+"""An index, modulo the number of choices."""
 NODES = st.lists(st.tuples(PICK, st.integers(0, 1)), max_size=6)
 """(parent, token) of each."""
-any_is_here = precondition(lambda pool: pool.names(swapped=False))
+any_is_resident = precondition(lambda pool: pool.names(swapped=False))
 
 
 def blocks_for(rows: int) -> int:
@@ -102,7 +104,7 @@ def blocks_for(rows: int) -> int:
 
 
 class Pool(RuleBasedStateMachine):
-    """Requests that come, draft trees, commit paths of them, roll back, swap and leave."""
+    """Requests that are opened, draft trees, commit paths, roll back, swap and are released."""
 
     @initialize(tokens=TOKENS)
     def start(self, tokens: list[int]) -> None:
@@ -120,20 +122,20 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda pool: len(pool.expected) < len(NAMES))
     @rule(pick=PICK, tokens=TOKENS)
     def open(self, pick: int, tokens: list[int]) -> None:
-        """A prompt of its own or one that goes on from another request, computed at once."""
+        """A new prompt, or one that continues another request's tokens, computed at once."""
         known = [[], *(one.tokens for one in self.expected.values())]
         prompt = known[pick % len(known)] + tokens
         request = next(name for name in NAMES if name not in self.expected)
-        adopted = self.cache.open(request, prompt)
-        assert adopted % BLOCK_SIZE == 0
-        assert adopted < len(prompt)
-        self.expected[request] = Expected(prompt[:adopted])
-        self.compute(request, prompt[adopted:])
+        shared = self.cache.open(request, prompt)
+        assert shared % BLOCK_SIZE == 0
+        assert shared < len(prompt)
+        self.expected[request] = Expected(prompt[:shared])
+        self.compute(request, prompt[shared:])
 
-    @any_is_here
+    @any_is_resident
     @rule(pick=PICK, rows=NODES)
     def draft(self, pick: int, rows: list[tuple[int, int]]) -> None:
-        """More nodes below the committed tokens or any node of an earlier forward."""
+        """Adds nodes below the committed tokens or any node of an earlier forward."""
         request, one = self.resident(pick)
         paths: list[list[int]] = [[], *one.tail]
         old = len(paths)
@@ -141,17 +143,17 @@ class Pool(RuleBasedStateMachine):
             paths.append([*paths[parent % len(paths)], token])
         self.reserve(request, paths[old:])
 
-    @any_is_here
+    @any_is_resident
     @rule(pick=PICK, rows=NODES, node=PICK)
     def round(self, pick: int, rows: list[tuple[int, int]], node: int) -> None:
-        """A verdict on what was drafted now and before: the path to one node, or nothing."""
+        """A verdict that accepts the path to one drafted node, or none."""
         self.draft(pick, rows)
         request, one = self.resident(pick)
         path = [*one.tail, []][node % (len(one.tail) + 1)]
-        # A path may stand in the tail twice; its first rows serve as well as any.
+        # A path may be in the tail twice; any of its rows will do.
         self.commit(request, [one.tail.index(path[: depth + 1]) for depth in range(len(path))])
 
-    @any_is_here
+    @any_is_resident
     @rule(pick=PICK, rows=PICK)
     def unreserve(self, pick: int, rows: int) -> None:
         request, one = self.resident(pick)
@@ -162,7 +164,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda pool: pool.expected)
     @rule(pick=PICK, dropped=st.integers(0, 6), tokens=st.just([]) | TOKENS)
     def rewrite(self, pick: int, dropped: int, tokens: list[int]) -> None:
-        """The last committed tokens turn out to be others; a swapped request only loses them."""
+        """Replaces the last committed tokens; of a swapped request they are only removed."""
         request = list(self.expected)[pick % len(self.expected)]
         one = self.expected[request]
         length = max(0, len(one.tokens) - dropped)
@@ -172,7 +174,7 @@ class Pool(RuleBasedStateMachine):
         if not one.swapped:
             self.compute(request, tokens)
 
-    @any_is_here
+    @any_is_resident
     @rule(pick=PICK)
     def swap_out(self, pick: int) -> None:
         request, one = self.resident(pick)
@@ -205,7 +207,7 @@ class Pool(RuleBasedStateMachine):
         del self.expected[request]
 
     @invariant()
-    def nothing_is_lost(self) -> None:
+    def every_row_has_its_value(self) -> None:
         self.cache.check()
         for request, one in self.expected.items():
             assert self.cache.length(request) == len(one.tokens)
@@ -215,19 +217,19 @@ class Pool(RuleBasedStateMachine):
                 assert_holds(self.cache, request, one.values)
 
     def teardown(self) -> None:
-        """Everybody leaves: no block stays behind."""
+        """After all requests are released, no block is used."""
         for request in NAMES:
             self.cache.release(request)
         self.cache.check()
         assert self.cache.used_blocks == 0
 
     def compute(self, request: str, chunk: list[int]) -> None:
-        """Committed tokens, as far as there is room."""
+        """Commits tokens if the pool has room."""
         if self.reserve(request, [chunk[: end + 1] for end in range(len(chunk))]):
             self.commit(request, range(len(chunk)))
 
     def reserve(self, request: str, paths: list[list[int]]) -> bool:
-        """Whether there was room; if so, the rows are written as a forward would."""
+        """Whether there was room; if so, writes the rows as a forward would."""
         one = self.expected[request]
         needed = blocks_for(one.rows + len(paths)) - blocks_for(one.rows)
         if paths and one.rows % BLOCK_SIZE:
@@ -275,8 +277,8 @@ def test_a_reserve_without_room_changes_nothing() -> None:
     assert_holds(cache, "b", row_values([6, 7, 8, 9, 10, 11]))
 
 
-def test_capacity_is_what_a_request_alone_may_have() -> None:
-    """Admission refuses longer ones by it: no eviction could ever make room for them."""
+def test_capacity_is_the_most_rows_that_one_request_may_have() -> None:
+    """Admission refuses longer requests, which no eviction could make room for."""
     cache = make_cache(blocks=4)
     fill(cache, "before", range(13))
     cache.release("before")
@@ -286,7 +288,7 @@ def test_capacity_is_what_a_request_alone_may_have() -> None:
     assert len(cache.reserve("alone", cache.capacity)) == 16
 
 
-def test_a_prompt_adopts_the_full_blocks_that_it_shares() -> None:
+def test_prompts_share_the_full_blocks_of_a_common_prefix() -> None:
     cache = make_cache(blocks=16)
     first = list(range(11))
     fill(cache, "first", first)
@@ -294,10 +296,10 @@ def test_a_prompt_adopts_the_full_blocks_that_it_shares() -> None:
     assert cache.slots("same")[:8].tolist() == cache.slots("first")[:8].tolist()
     assert fill(cache, "differs late", [*first[:7], 50, 8]) == 4
     assert fill(cache, "differs at once", [50, *first[1:]]) == 0
-    assert fill(cache, "shifted", first[4:]) == 0, "a block counts only behind its own prefix"
+    assert fill(cache, "shifted", first[4:]) == 0, "a block was shared behind another prefix"
     for request, prompt in (("same", first), ("differs late", [*first[:7], 50, 8])):
         assert_holds(cache, request, row_values(prompt))
-    # Each holds only what it does not share with those before it.
+    # Each request uses new blocks only for what it does not share with earlier ones.
     assert cache.used_blocks == 3 + 1 + 2 + 3 + 2
 
 
@@ -309,7 +311,7 @@ def test_one_token_is_always_left_to_compute() -> None:
     assert cache.open("empty", []) == 0
 
 
-def test_a_prefix_outlives_its_request_until_its_room_is_needed() -> None:
+def test_a_prefix_stays_cached_until_its_memory_is_needed() -> None:
     cache = make_cache(blocks=4)
     prompt = list(range(9))
     fill(cache, "a", prompt)
@@ -317,16 +319,16 @@ def test_a_prefix_outlives_its_request_until_its_room_is_needed() -> None:
     assert (cache.free_blocks, cache.cached_blocks, cache.used_blocks) == (2, 2, 0)
     assert cache.open("b", prompt) == 8
     cache.release("b")
-    fill(cache, "wants three", range(20, 32))  # one cached block must go: the prefix's last
+    fill(cache, "three blocks", range(20, 32))  # evicts the prefix's last block
     assert cache.open("c", prompt) == 4
     assert_holds(cache, "c", row_values(prompt[:4]))
     cache.check()
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     cache = make_cache(blocks=3)
     old, new = [1, 1, 1, 1, 1], [2, 2, 2, 2, 2]
-    for prompt in (old, new, old):  # the last one adopts, and is used again
+    for prompt in (old, new, old):  # the last one shares the first one's block
         fill(cache, "x", prompt)
         cache.release("x")
     fill(cache, "two blocks", [3] * 5)
@@ -344,13 +346,13 @@ def test_writing_into_a_shared_block_copies_it_first() -> None:
     add(cache, "writer", prompt[:6], [60, 61])
     assert_holds(cache, "reader", row_values([*prompt, 8]))
     assert_holds(cache, "writer", row_values([*prompt[:6], 60, 61]))
-    # Each block is found by its own tokens.
+    # Both versions of the block are in the prefix cache under their own tokens.
     assert cache.open("like reader", [*prompt, 1]) == 8
     assert cache.open("like writer", [*prompt[:6], 60, 61, 1]) == 8
     cache.check()
 
 
-def test_a_copy_needs_room_too() -> None:
+def test_copy_on_write_raises_when_the_pool_is_full() -> None:
     cache = make_cache(blocks=2)
     fill(cache, "reader", range(8))
     assert cache.open("writer", range(5)) == 4
@@ -362,7 +364,7 @@ def test_a_copy_needs_room_too() -> None:
     cache.check()
 
 
-def test_a_block_about_to_change_is_no_longer_found() -> None:
+def test_a_block_that_will_be_rewritten_leaves_the_prefix_cache() -> None:
     cache = make_cache()
     fill(cache, "a", range(8))
     cache.truncate("a", 6)
@@ -385,7 +387,7 @@ def test_commit_keeps_the_accepted_path_of_a_tree() -> None:
 @pytest.mark.parametrize(
     ("keep", "tokens"), [([1, 0], [5, 6]), ([0, 0], [5, 6]), ([3], [5]), ([-1], [5]), ([0], [])]
 )
-def test_rows_that_cannot_be_a_path_are_refused(keep: list[int], tokens: list[int]) -> None:
+def test_committing_invalid_rows_is_refused(keep: list[int], tokens: list[int]) -> None:
     cache = make_cache()
     fill(cache, "a", [1, 2, 3])
     cache.reserve("a", 3)
@@ -394,7 +396,7 @@ def test_rows_that_cannot_be_a_path_are_refused(keep: list[int], tokens: list[in
     assert (cache.length("a"), cache.tail("a")) == (3, 3)
 
 
-def test_swapping_keeps_every_committed_value() -> None:
+def test_swapping_keeps_every_committed_row() -> None:
     cache = make_cache(blocks=4, swap_blocks=3)
     prompt = list(range(10))
     fill(cache, "parked", prompt)
@@ -407,13 +409,13 @@ def test_swapping_keeps_every_committed_value() -> None:
     cache.release("visitor")
     cache.swap_in("parked")
     assert_holds(cache, "parked", row_values(prompt))
-    assert cache.open("same prompt", prompt) == 8, "its prefix is found again"
+    assert cache.open("same prompt", prompt) == 8, "its prefix is not cached again"
     add(cache, "parked", prompt, [10, 11])
     assert_holds(cache, "parked", row_values(range(12)))
     cache.check()
 
 
-def test_a_shared_prefix_stays_for_others_and_is_shared_again() -> None:
+def test_swapping_leaves_a_shared_prefix_to_others_and_shares_it_again() -> None:
     cache = make_cache(swap_blocks=4)
     prompt = list(range(10))
     fill(cache, "stays", prompt)
@@ -422,7 +424,7 @@ def test_a_shared_prefix_stays_for_others_and_is_shared_again() -> None:
     assert_holds(cache, "stays", row_values(prompt))
     assert cache.used_blocks == 3
     cache.swap_in("parked")
-    assert cache.used_blocks == 4, "only the last block is its own"
+    assert cache.used_blocks == 4, "more than the last block was copied"
     assert cache.slots("parked")[:8].tolist() == cache.slots("stays")[:8].tolist()
     assert_holds(cache, "parked", row_values(prompt))
 
@@ -435,7 +437,7 @@ def test_host_memory_is_bounded() -> None:
     assert not cache.is_swapped("a")
     cache.truncate("a", 8)
     cache.swap_out("a")
-    cache.swap_out("a")  # out already
+    cache.swap_out("a")  # has no effect: swapped out already
     cache.release("a")
     fill(cache, "b", range(50, 58))
     cache.swap_out("b")
@@ -451,7 +453,7 @@ def test_a_swapped_request_has_no_slots() -> None:
             use("a")
 
 
-def test_names_are_taken_once_and_released_at_will() -> None:
+def test_opening_a_request_twice_is_refused_and_releasing_it_twice_is_not() -> None:
     cache = make_cache()
     fill(cache, "a", [1])
     with pytest.raises(ValueError, match="open already"):
@@ -462,7 +464,7 @@ def test_names_are_taken_once_and_released_at_will() -> None:
     cache.check()
 
 
-def test_unknown_lengths_are_refused() -> None:
+def test_invalid_lengths_are_refused() -> None:
     cache = make_cache()
     fill(cache, "a", [1, 2])
     with pytest.raises(ValueError, match="cannot truncate 2 rows to 3"):
@@ -476,12 +478,12 @@ def test_unknown_lengths_are_refused() -> None:
 def test_the_integrity_check_finds_a_leak() -> None:
     cache = make_cache()
     fill(cache, "a", [1, 2])
-    cache._pool.take(1)
+    cache._pool.allocate(1)
     with pytest.raises(AssertionError, match="wrong user count"):
         cache.check()
 
 
-def test_a_digest_names_the_whole_prefix() -> None:
+def test_a_digest_depends_on_the_whole_prefix() -> None:
     digests = chain_digests([1, 2, 3, 4, 5], 2)
     assert len(digests) == 2
     assert digests == chain_digests([1, 2, 3, 4, 6], 2)
@@ -489,9 +491,9 @@ def test_a_digest_names_the_whole_prefix() -> None:
     assert chain_digests([256, 0], 2) != chain_digests([0, 1], 2)
 
 
-def test_memory_is_what_the_shape_says() -> None:
+def test_storage_holds_keys_and_values_of_all_layers() -> None:
     shape = KVShape(3, 2, 8, torch.bfloat16, torch.device("cpu"))
     cache = KVCache(shape, blocks=4, block_size=16)
-    assert shape.bytes_per_token == 2 * 3 * 2 * 8 * 2
-    assert cache._storage.nbytes == shape.bytes_per_token * cache.capacity
+    bytes_per_token = 2 * 3 * 2 * 8 * 2  # keys and values · layers · heads · head_dim · bfloat16
+    assert cache._storage.nbytes == bytes_per_token * cache.capacity
     assert cache.k[0].shape == (64, 2, 8)

@@ -1,4 +1,4 @@
-"""The other ranks of a test: processes that follow, while the test's own process leads."""
+"""The other ranks of a test: follower processes, while the test's own process leads."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 
 from engine.model import PackedModel
 from engine.parallel.lockstep import LeadingModel, PoolState, follow, split
-from engine.parallel.ranks import Place, leave
+from engine.parallel.ranks import Place, leave_ranks
 
-PATIENCE_S = 60.0
-"""Of tests in which nobody is lost; a rank may have to wait for a busy machine."""
+TIMEOUT_S = 60.0
+"""For tests in which no rank is lost; long enough for a busy machine."""
 
 Build = Callable[[], PreTrainedModel]
 
-# Loads torch once: the ranks of all tests are forked from there.
+# A fork server loads torch once for the ranks of all tests.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])
 
@@ -32,8 +32,8 @@ class Rank:
     answers: Connection
 
     def answer(self) -> object:
-        """What became of it: for a follower its pool in the end, or the error's name and text."""
-        assert self.answers.poll(PATIENCE_S), "it hangs"
+        """A follower's final pool state, or its error's name and text; what a leader sends."""
+        assert self.answers.poll(TIMEOUT_S), "it hangs"
         return self.answers.recv()
 
     def stop(self) -> None:
@@ -46,7 +46,7 @@ def start_follower(build: Build, place: Place, kv_tokens: int, swap_tokens: int 
 
 
 def start_idle_leader(build: Build, place: Place, kv_tokens: int) -> Rank:
-    """Answers once when it leads, and then never again."""
+    """Sends "leads" once it leads, then runs no forward."""
     return _start(_lead_and_wait, build, place, kv_tokens)
 
 
@@ -58,9 +58,9 @@ def leading(
     ranks: int = 2,
     kv_tokens: int = 2048,
     swap_tokens: int = 0,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> Iterator[LeadingModel]:
-    """In the end the KV pools of all ranks must be sound and equal."""
+    """Leads `ranks` - 1 followers; on exit checks that the KV pools of all ranks are equal."""
     places = [Place(rank, ranks, f"file://{meeting_point}", timeout_s) for rank in range(ranks)]
     followers = [start_follower(build, place, kv_tokens, swap_tokens) for place in places[1:]]
     try:
@@ -76,7 +76,7 @@ def leading(
         for follower in followers:
             assert follower.answer() == PoolState.of(model.kv)
     finally:
-        leave()
+        leave_ranks()
         for follower in followers:
             follower.stop()
 
@@ -86,7 +86,7 @@ def _start(role: Callable[..., None], *args: object) -> Rank:
     process = _processes.Process(target=_run, args=(theirs, role, *args), daemon=True)
     process.start()
     rank = Rank(process, ours)
-    rank.answer()  # the first one waits until torch is loaded, longer than ranks wait to meet
+    rank.answer()  # the first one loads torch, which may take longer than the timeout
     return rank
 
 

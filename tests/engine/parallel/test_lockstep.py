@@ -1,4 +1,4 @@
-"""Several ranks say what one process says, stay in step, and do not outlive each other."""
+"""Several ranks compute what one process computes, stay in step, and end together."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ from tests import prompt_logprobs
 from tests.checkpoints import VOCAB, blurred, llama
 from tests.engine.families import SUPPORTED, build
 from tests.engine.parallel.other_ranks import (
-    PATIENCE_S,
+    TIMEOUT_S,
     Build,
     leading,
     start_follower,
@@ -53,7 +53,7 @@ UNEVEN = LlamaConfig(
     bos_token_id=None,
     eos_token_id=1,
 )
-"""For three ranks: heads divide, but neither the vocabulary nor the intermediate size does."""
+"""For three ranks: divides by its heads, but not by its vocabulary or intermediate size."""
 zoo_target = partial(load_stock, model_path(TARGET), torch.float32)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1, top_p=0.9, seed=5, max_tokens=24, ignore_eos=True)
@@ -67,14 +67,14 @@ def meeting_point(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", [name for name in SUPPORTED if name not in WITHOUT_PLAN])
-def test_two_ranks_say_what_the_whole_stock_model_says(family: str, meeting_point: Path) -> None:
+def test_two_ranks_logits_equal_the_stock_models(family: str, meeting_point: Path) -> None:
     whole = partial(with_biases, SUPPORTED[family])
     with leading(whole, meeting_point) as model:
         assert largest_error(model, whole(), np.random.default_rng(1)) < 1e-4
 
 
 def with_biases(config: PreTrainedConfig) -> PreTrainedModel:
-    """A new model's are zero, which would hide one that every rank adds to a sum."""
+    """New biases are zero, which would hide a bias that every rank adds to a sum."""
     model = build(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -84,7 +84,7 @@ def with_biases(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(("ranks", "whole"), [(2, zoo_target), (3, partial(build, UNEVEN))])
-def test_each_rank_has_its_heads_and_features(
+def test_each_rank_holds_an_equal_share_of_the_weights(
     ranks: int, whole: Build, meeting_point: Path
 ) -> None:
     stock = whole()
@@ -107,10 +107,10 @@ def linear_weights(model: PreTrainedModel) -> int:
 
 @pytest.mark.parametrize("whole", [llama, zoo_target])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-def test_generation_is_that_of_one_process(
+def test_two_ranks_generate_the_commits_of_one_process(
     params: SamplingParams, whole: Build, meeting_point: Path
 ) -> None:
-    """With draft trees, chunked prefill, prefix hits and a pool that is too small for all."""
+    """With draft trees, chunked prefill, prefix hits and a pool too small for all requests."""
     alone = generated(PackedModel(whole(), kv_tokens=256), whole, params)
     with leading(whole, meeting_point, kv_tokens=256) as model:
         assert generated(model, whole, params) == alone
@@ -120,7 +120,7 @@ def test_generation_is_that_of_one_process(
 def generated(
     model: PackedModel, whole: Build, params: SamplingParams
 ) -> dict[str, list[tuple[int, ...]]]:
-    """Each request's commits: so the accepted drafts are compared, too."""
+    """Each request's commits, so that accepted drafts are compared too."""
     drafter = ModelDrafter(
         "blurred",
         PackedRunner(PackedModel(blurred(whole(), 0.1), kv_tokens=1024)),
@@ -138,8 +138,8 @@ def generated(
     return commits
 
 
-def test_prompt_logprobs_are_the_whole_stock_models(meeting_point: Path) -> None:
-    """Of a prompt that the prefix cache has, in pieces."""
+def test_prompt_logprobs_equal_the_stock_models(meeting_point: Path) -> None:
+    """For a prompt in the prefix cache, in chunks."""
     prompt = [11 * token % VOCAB for token in range(60)]
     stock = llama()
     stock.set_attn_implementation("eager")
@@ -152,7 +152,7 @@ def test_prompt_logprobs_are_the_whole_stock_models(meeting_point: Path) -> None
     prompt_logprobs.check(stock, prompt, 2, first.prompt_logprobs)
 
 
-def test_a_request_parked_in_host_memory_comes_back_on_all_ranks(meeting_point: Path) -> None:
+def test_a_swapped_out_request_is_swapped_in_on_all_ranks(meeting_point: Path) -> None:
     with leading(llama, meeting_point, swap_tokens=64) as model:
         model.kv.open("parked", [])
         model.forward([chain("parked", range(40))])
@@ -160,7 +160,7 @@ def test_a_request_parked_in_host_memory_comes_back_on_all_ranks(meeting_point: 
         model.kv.swap_out("parked")
         model.forward([])
         model.kv.open("other", [])
-        model.forward([chain("other", [7] * 60)])  # into the rows that were left
+        model.forward([chain("other", [7] * 60)])  # overwrites the swapped rows
         model.kv.swap_in("parked")
         segment = chain("parked", [3], first=40)
         logits = model.forward([segment])
@@ -175,11 +175,11 @@ def chain(request: str, tokens: Sequence[int], first: int = 0) -> Segment:
     return Segment(request, np.array(tokens, np.int32), first + rows, None, rows)
 
 
-def test_every_call_that_changes_a_pool_is_told() -> None:
-    """Whoever adds one to KVCache must add it here: followers would fall out of step."""
-    only_read = {"fits", "length", "tail", "is_swapped", "slots", "check"}
-    calls = {name for name, call in vars(KVCache).items() if isfunction(call) and name[0] != "_"}
-    assert calls - only_read == vars(JournaledKV).keys() & calls
+def test_every_method_that_changes_a_pool_is_journaled() -> None:
+    """A method of KVCache missing from JournaledKV would put followers out of step."""
+    read_only = {"length", "tail", "is_swapped", "slots", "check"}
+    methods = {name for name, one in vars(KVCache).items() if isfunction(one) and name[0] != "_"}
+    assert methods - read_only == vars(JournaledKV).keys() & methods
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def places(meeting_point: Path) -> list[Place]:
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_follower_whose_leader_is_gone_or_silent_ends(
+def test_a_follower_ends_when_its_leader_is_killed_or_stopped(
     fate: signal.Signals, places: list[Place]
 ) -> None:
     leader = start_idle_leader(llama, places[0], kv_tokens=64)
@@ -221,7 +221,7 @@ def test_a_follower_whose_leader_is_gone_or_silent_ends(
         follower.stop()
 
 
-def test_an_idle_leader_keeps_its_followers(meeting_point: Path) -> None:
+def test_heartbeats_keep_followers_while_the_leader_is_idle(meeting_point: Path) -> None:
     with leading(llama, meeting_point, timeout_s=SILENCE_S) as model:
         time.sleep(2 * SILENCE_S)
         model.kv.open("late", [])
@@ -229,7 +229,7 @@ def test_an_idle_leader_keeps_its_followers(meeting_point: Path) -> None:
 
 
 @pytest.mark.parametrize("idle_s", [0, SILENCE_S])
-def test_a_leader_whose_follower_is_gone_says_so_and_stays_closed(
+def test_a_leader_without_its_follower_raises_rank_lost_from_then_on(
     idle_s: float, places: list[Place]
 ) -> None:
     follower = start_follower(llama, places[1], kv_tokens=64)
@@ -243,7 +243,7 @@ def test_a_leader_whose_follower_is_gone_says_so_and_stays_closed(
     model.close()
 
 
-def test_ranks_whose_pools_differ_do_not_go_on(places: list[Place]) -> None:
+def test_ranks_whose_pools_differ_raise_rank_lost(places: list[Place]) -> None:
     follower = start_follower(llama, places[1], kv_tokens=128)
     model = LeadingModel(split(llama(), places[0], "cpu"), places[0], kv_tokens=64)
     model.kv.open("one", [])
@@ -253,9 +253,9 @@ def test_ranks_whose_pools_differ_do_not_go_on(places: list[Place]) -> None:
     follower.stop()
 
 
-def test_an_error_in_the_leaders_forward_frees_its_followers(meeting_point: Path) -> None:
-    """Long before the timeout: they wait in the middle of a layer for what never comes."""
-    places = [Place(rank, 2, f"file://{meeting_point}", 10 * PATIENCE_S) for rank in range(2)]
+def test_an_error_in_the_leaders_forward_ends_its_followers_at_once(meeting_point: Path) -> None:
+    """Otherwise they would wait inside a layer until the timeout."""
+    places = [Place(rank, 2, f"file://{meeting_point}", 10 * TIMEOUT_S) for rank in range(2)]
     follower = start_follower(llama, places[1], kv_tokens=64)
     model = LeadingModel(split(llama(), places[0], "cpu"), places[0], kv_tokens=64)
 

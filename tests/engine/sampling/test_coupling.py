@@ -1,4 +1,4 @@
-"""What shared noise promises: drafts are accepted at least as often as the coupling bound says.
+"""With shared noise, drafts are accepted at least as often as the coupling bound demands.
 
 Daliri, Musco, Suresh 2024: P(argmax(log p + g) = argmax(log q + g)) >= (1 - TV) / (1 + TV).
 """
@@ -17,13 +17,13 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
 
 ROWS, ROW_TOKENS = 20, 1024
-"""20,480 positions, as CONTRACTS.md asks."""
+"""20,480 positions: enough to resolve the bound to three standard errors."""
 SEED = 11
 
 
 @cache
 def logits_of(name: str) -> torch.Tensor:
-    """At 20,480 positions of held-out text: [rows, positions, vocabulary]."""
+    """Logits on held-out text: [rows, positions, vocabulary]."""
     tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
     corpus = load_corpus(held_out=True)
     text = "\n".join(text[:3000] for text in (*corpus.code, *corpus.prose))
@@ -64,7 +64,7 @@ def test_acceptance_meets_the_coupling_bound(drafter: str, params: SamplingParam
     bound = ((1 - far) / (1 + far)).mean()
     assert len(share) >= 20_000
     assert share.mean() >= bound - slack
-    # Nothing can agree more often than the mass that both share: more is a wrong sampler.
+    # Correct samplers cannot agree more often than the mass that both distributions share.
     assert share.mean() <= (1 - far).mean() + slack
-    # And the bound asks for something: independent noise does not meet it.
+    # The bound is not trivial: independent noise does not meet it.
     assert np.concatenate(by_chance).mean() < bound - slack

@@ -1,4 +1,4 @@
-"""The noise is part of what a seed means: these values may never change."""
+"""The noise defines what a seed means, so these values must never change."""
 
 import math
 
@@ -35,7 +35,7 @@ TOKENS = np.array([0, 1, 2, 31999, 151935, 2**18 - 1, 2**31 - 1], np.int32)
         ),
     ],
 )
-def test_philox_gives_the_words_that_random123_publishes(
+def test_philox_equals_random123s_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     assert philox(*counter, *key) == words
@@ -54,7 +54,7 @@ def in_numba(seed: int, position: int, tokens: NDArray[np.int32]) -> NDArray[np.
     return values
 
 
-def by_hand(seed: int, position: int, token: int) -> np.float32:
+def definition(seed: int, position: int, token: int) -> np.float32:
     word = philox(position, token, 0, 0, seed & WORD, seed >> 32)[0]
     assert isinstance(word, int)
     return np.float32(-math.log(-math.log((word // 256 + 0.5) / 2**24)))
@@ -63,7 +63,7 @@ def by_hand(seed: int, position: int, token: int) -> np.float32:
 def test_numpy_numba_and_torch_agree_bit_for_bit_with_the_definition() -> None:
     for seed in SEEDS:
         for position in POSITIONS:
-            expected = np.array([by_hand(seed, position, int(token)) for token in TOKENS])
+            expected = np.array([definition(seed, position, int(token)) for token in TOKENS])
             for noise in (gumbel, in_numba, on_torch):
                 np.testing.assert_array_equal(noise(seed, position, TOKENS), expected)
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_logarithms_of_numpy_and_torch_round_to_the_same_noise_for_every_draw() 
     torch_noise = (-torch.log(-torch.log(uniform))).float().numpy()
     noise = gumbel_of_draw(draws)
     np.testing.assert_array_equal(noise, torch_noise)
-    # What pruning rests on: bounded, and growing with the draw.
+    # Pruning relies on both: noise is bounded and increases with the draw.
     assert noise[-1] < MAX_GUMBEL
     assert noise[-1] == pytest.approx(17.32868, abs=1e-5)
     assert noise[0] == pytest.approx(-2.85236, abs=1e-5)
@@ -97,7 +97,7 @@ def test_logarithms_of_numpy_and_torch_round_to_the_same_noise_for_every_draw() 
         (2**64 - 1, 2**32 - 1, [1.2888767719268799, -0.9859275221824646, -0.8349294066429138]),
     ],
 )
-def test_noise_of_a_seed_stays_what_it_was(seed: int, position: int, noise: list[float]) -> None:
+def test_the_noise_of_a_seed_never_changes(seed: int, position: int, noise: list[float]) -> None:
     assert gumbel(seed, position, np.arange(3)).tolist() == noise
 
 

@@ -3,7 +3,7 @@ import pytest
 from engine.sampling.seeds import splitmix64
 
 
-# The streams of the reference implementation (Vigna, prng.di.unimi.it/splitmix64.c).
+# Outputs of the reference implementation (Vigna, prng.di.unimi.it/splitmix64.c).
 @pytest.mark.parametrize(
     ("seed", "outputs"),
     [
@@ -11,11 +11,11 @@ from engine.sampling.seeds import splitmix64
         (1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]),
     ],
 )
-def test_known_answers(seed: int, outputs: list[int]) -> None:
+def test_outputs_equal_the_reference_implementations(seed: int, outputs: list[int]) -> None:
     assert [splitmix64(seed, index) for index in range(len(outputs))] == outputs
 
 
-def test_every_seed_gives_64_bit_seeds_that_differ() -> None:
+def test_derived_seeds_are_distinct_64_bit_numbers() -> None:
     seeds = [splitmix64(2**64 - 1, index) for index in range(1000)]
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**64 for seed in seeds)

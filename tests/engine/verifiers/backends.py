@@ -1,4 +1,4 @@
-"""The zoo's target in fp32 on each backend, loaded once for all test modules."""
+"""The zoo's target in fp32 on each verifier backend, loaded once for all test modules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Backend = Literal["native", "vllm"]
 AMPLE, TIGHT = 8192, 320
 """Tokens of KV."""
 EAGER = {"enforce_eager": True}
-"""Without compilation vLLM loads in a third of the time."""
+"""vLLM without compilation, which loads in a third of the time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Orders to a verifier alone, written by hand."""
+"""Builds verify orders for tests without a coordinator."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What every backend answers: the verifier protocol on the zoo's target, chains only."""
+"""The verifier protocol that every backend keeps, on the zoo's target with chains."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,17 +40,17 @@ def served_by(backend: Backend, kv_tokens: int) -> Iterator[Host]:
     assert one.used_blocks() == 0, "a forgotten request still holds KV"
 
 
-def said(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+def reference_output(prompt: Sequence[int], params: SamplingParams) -> list[int]:
     return reference.generate(reference_target(), list(prompt), params, SEED)
 
 
 @pytest.mark.parametrize("params", [GREEDY, RANDOM], ids=["greedy", "random"])
-def test_a_draft_is_accepted_exactly_as_far_as_the_target_says_it(
+def test_a_draft_is_accepted_exactly_as_far_as_it_equals_the_targets_tokens(
     ample: Host, params: SamplingParams
 ) -> None:
-    """Perfect, ragged, empty and useless drafts, of different lengths, two to a batch."""
+    """Right, partly right, empty and wrong drafts of different lengths, two to a batch."""
     prompts = {"a": questions(False)[0], "b": questions(False)[4]}
-    expected = {name: said(prompt, params) for name, prompt in prompts.items()}
+    expected = {name: reference_output(prompt, params) for name, prompt in prompts.items()}
     streams: dict[str, list[int]] = {name: [] for name in prompts}
     known = dict.fromkeys(prompts, 0)
     right = {"a": (11, 0, 3), "b": (0, 2, 1)}
@@ -83,12 +83,12 @@ def test_a_draft_is_accepted_exactly_as_far_as_the_target_says_it(
             known[name] = len(prompts[name]) + len(streams[name])
 
 
-def test_a_prompt_in_chunks_is_pending_until_its_last_one(ample: Host) -> None:
+def test_a_chunked_prompt_is_pending_until_its_last_chunk(ample: Host) -> None:
     prompt = questions(False)[0][:8]
     whole = verdict(ample.verifier, order("a", prompt))
     ample.verifier.forget(["a"])
     tree = DraftTree.chain([*whole.tokens])
-    # Another first token, so that no prefix cache has it.
+    # Another first token, so that the prompt is not in the prefix cache.
     prompt = [prompt[0] + 1, *prompt[1:]]
     answers = [verdict(ample.verifier, order("b", prompt, tree, chunk=3))]
     while answers[-1].pending:
@@ -96,17 +96,20 @@ def test_a_prompt_in_chunks_is_pending_until_its_last_one(ample: Host) -> None:
         answers.append(verdict(ample.verifier, one))
     assert [answer.pending for answer in answers] == [5, 2, 0]
     assert [len(answer.tokens) > 0 for answer in answers] == [False, False, True]
-    assert answers[-1].tokens[0] == said(prompt, SamplingParams(temperature=0, max_tokens=1))[0]
+    assert (
+        answers[-1].tokens[0]
+        == reference_output(prompt, SamplingParams(temperature=0, max_tokens=1))[0]
+    )
 
 
-def test_each_order_has_a_chunk_of_its_own(ample: Host) -> None:
+def test_each_order_has_its_own_chunk_size(ample: Host) -> None:
     first, second = questions(False)[0], questions(False)[5]
     answers = ample.verifier.verify([order("a", first, chunk=2), order("b", second, chunk=5)])
     pending = [answer.pending for answer in answers if isinstance(answer, Verdict)]
     assert pending == [len(first) - 2, len(second) - 5]
 
 
-def test_one_that_cannot_be_sampled_fails_alone(
+def test_a_request_that_cannot_be_sampled_fails_alone(
     ample: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
@@ -137,10 +140,10 @@ def test_one_that_cannot_be_sampled_fails_alone(
             assert isinstance(answer, Verdict)
             streams[name] += answer.tokens
     for name, stream in streams.items():
-        assert stream == said(prompts[name], replace(GREEDY, max_tokens=3))
+        assert stream == reference_output(prompts[name], replace(GREEDY, max_tokens=3))
 
 
-def test_a_lost_prefix_is_missing_and_the_others_go_on(ample: Host) -> None:
+def test_an_unknown_prefix_is_missing_and_the_other_orders_are_verified(ample: Host) -> None:
     tokens = [100, 200, 300, 400]
     unknown = order("b", tokens, base=2)
     answers = ample.verifier.verify([unknown, order("a", tokens)])
@@ -151,10 +154,10 @@ def test_a_lost_prefix_is_missing_and_the_others_go_on(ample: Host) -> None:
     assert verdict(ample.verifier, order("a", tokens)).tokens == answers[1].tokens
 
 
-def test_a_forgotten_request_goes_on_from_its_committed_tokens(ample: Host) -> None:
-    """After a restart the outputs are still outputs: positions and penalties go on."""
+def test_a_forgotten_request_continues_from_its_committed_tokens(ample: Host) -> None:
+    """After a restart committed outputs still count as output for positions and penalties."""
     prompt = questions(False)[1]
-    expected = said(prompt, RANDOM)
+    expected = reference_output(prompt, RANDOM)
     first = verdict(ample.verifier, order("a", prompt, params=RANDOM))
     committed = [*prompt, *expected[:9]]
     assert first.tokens == tuple(expected[:1])
@@ -166,16 +169,18 @@ def test_a_forgotten_request_goes_on_from_its_committed_tokens(ample: Host) -> N
     assert again.tokens == tuple(expected[9:10])
 
 
-def test_committed_tokens_that_it_did_not_say_replace_its_own(ample: Host) -> None:
+def test_committed_tokens_other_than_the_verdicts_replace_them(ample: Host) -> None:
     prompt = questions(False)[2]
     verdict(ample.verifier, order("a", prompt))
     committed = [*prompt, 77, 88]
     rolled_back = order("a", committed, base=len(prompt), prompt_len=len(prompt))
     after = verdict(ample.verifier, rolled_back)
-    assert list(after.tokens) == said(committed, SamplingParams(temperature=0, max_tokens=1))
+    assert list(after.tokens) == reference_output(
+        committed, SamplingParams(temperature=0, max_tokens=1)
+    )
 
 
-def test_a_full_pool_refuses_who_does_not_fit(tight: Host) -> None:
+def test_a_full_pool_refuses_the_requests_that_do_not_fit(tight: Host) -> None:
     prompts = [[token] * 120 for token in (20, 30, 40)]
     orders = [order(name, prompt) for name, prompt in zip("abc", prompts, strict=True)]
     answers = tight.verifier.verify(orders)
@@ -184,14 +189,14 @@ def test_a_full_pool_refuses_who_does_not_fit(tight: Host) -> None:
     assert verdict(tight.verifier, orders[2]).tokens
 
 
-def test_an_idle_request_makes_room_and_comes_back(tight: Host) -> None:
+def test_an_idle_request_is_evicted_and_continues_later(tight: Host) -> None:
     prompts = {
         name: [token, *([token + 1] * 150)] for name, token in zip("abc", (50, 60, 70), strict=True)
     }
     streams = {name: list(prompt) for name, prompt in prompts.items()}
     known = dict.fromkeys(prompts, 0)
     for _ in range(3):
-        for name, prompt in prompts.items():  # alone in its batch, and two of three fit
+        for name, prompt in prompts.items():  # one per batch; the pool holds two of three
             while len(streams[name]) == known[name] or not known[name]:
                 one = order(name, streams[name], base=known[name], prompt_len=len(prompt))
                 (answer,) = tight.verifier.verify([one])
@@ -204,15 +209,15 @@ def test_an_idle_request_makes_room_and_comes_back(tight: Host) -> None:
                 if answer.tokens:
                     break
     for name, prompt in prompts.items():
-        expected = said(prompt, SamplingParams(temperature=0, max_tokens=3))
+        expected = reference_output(prompt, SamplingParams(temperature=0, max_tokens=3))
         assert streams[name] == [*prompt, *expected]
 
 
-def test_logprobs_are_the_stock_models_along_the_accepted_path(ample: Host) -> None:
+def test_logprobs_equal_the_stock_models_along_the_accepted_path(ample: Host) -> None:
     params = SamplingParams(temperature=0.8, logprobs=2, max_tokens=4)
     without = SamplingParams(temperature=0, max_tokens=4)
     prompt = questions(False)[3]
-    expected = said(prompt, params)
+    expected = reference_output(prompt, params)
     first = verdict(ample.verifier, order("a", prompt, params=params))
     assert first.logprobs is not None
     assert len(first.logprobs) == 1
@@ -238,19 +243,19 @@ def test_logprobs_are_the_stock_models_along_the_accepted_path(ample: Host) -> N
 
 
 @pytest.mark.parametrize("mishap", ["none", "forgotten", "verdict lost"])
-def test_a_prompts_logprobs_are_the_stock_models_each_said_once(ample: Host, mishap: str) -> None:
-    """Though the prefix cache has the prompt: in chunks, and beside a request that decodes."""
+def test_prompt_logprobs_equal_the_stock_models_and_come_once(ample: Host, mishap: str) -> None:
+    """For a prompt in the prefix cache, in chunks, beside a request that decodes."""
     prompt = questions(True)[0]
     plain = SamplingParams(temperature=0, max_tokens=20)
     streams = {"a": [*prompt, *verdict(ample.verifier, order("a", prompt)).tokens]}
     params = replace(plain, prompt_logprobs=2)
-    told: list[TokenLogprobs] = []
+    reported: list[TokenLogprobs] = []
     known = 0
     tokens: tuple[int, ...] = ()
     for step in range(len(prompt)):
         asked = order("b", prompt, params=params, base=known, chunk=7)
         beside = order("a", streams["a"], base=len(streams["a"]), prompt_len=len(prompt))
-        asked = asked._replace(prompt_logprobs_from=1 + len(told))
+        asked = asked._replace(prompt_logprobs_from=1 + len(reported))
         answer, other = ample.verifier.verify([asked, beside])
         assert isinstance(answer, Verdict)
         assert isinstance(other, Verdict)
@@ -258,41 +263,41 @@ def test_a_prompts_logprobs_are_the_stock_models_each_said_once(ample: Host, mis
         streams["a"] += other.tokens
         known = len(prompt)
         if step == 2 and mishap == "verdict lost":
-            known = 0  # nobody has heard it, so the order comes again
+            known = 0  # the verdict is not used, so the order is sent again
             continue
-        told += answer.prompt_logprobs
+        reported += answer.prompt_logprobs
         if step == 2 and mishap == "forgotten":
             ample.verifier.forget(["b"])
             known = 0
         tokens = answer.tokens
         if tokens:
             break
-    prompt_logprobs.check(reference_target(), prompt, 2, told)
-    assert list(tokens) == said(prompt, replace(plain, max_tokens=1))
+    prompt_logprobs.check(reference_target(), prompt, 2, reported)
+    assert list(tokens) == reference_output(prompt, replace(plain, max_tokens=1))
     decoded = streams["a"][len(prompt) :]
-    assert decoded == said(prompt, plain)[: len(decoded)]
+    assert decoded == reference_output(prompt, plain)[: len(decoded)]
 
 
-def test_a_prompt_that_is_evicted_half_way_has_all_its_logprobs(tight: Host) -> None:
+def test_a_prompt_evicted_in_mid_prefill_gets_all_its_logprobs(tight: Host) -> None:
     params = SamplingParams(temperature=0, prompt_logprobs=1)
     prompt = [50, *([51, 52] * 75)]
-    told: list[TokenLogprobs] = []
+    reported: list[TokenLogprobs] = []
     known = 0
     for step in range(6):
         asked = order("b", prompt, params=params, base=known, chunk=100)
-        (answer,) = tight.verifier.verify([asked._replace(prompt_logprobs_from=1 + len(told))])
+        (answer,) = tight.verifier.verify([asked._replace(prompt_logprobs_from=1 + len(reported))])
         if isinstance(answer, Missing):
             known = answer.have
             continue
         assert isinstance(answer, Verdict)
-        told += answer.prompt_logprobs
+        reported += answer.prompt_logprobs
         known = len(prompt)
         if answer.tokens:
             break
         if step == 0:
-            for name, token in (("a", 60), ("c", 70)):  # two of three fit
+            for name, token in (("a", 60), ("c", 70)):  # the pool holds two of three
                 assert verdict(tight.verifier, order(name, [token] * 151)).tokens
-    prompt_logprobs.check(reference_target(), prompt, 1, told)
+    prompt_logprobs.check(reference_target(), prompt, 1, reported)
 
 
 def test_a_prompt_of_one_token_has_no_logprobs(ample: Host) -> None:
@@ -303,7 +308,7 @@ def test_a_prompt_of_one_token_has_no_logprobs(ample: Host) -> None:
     assert answer.prompt_logprobs == ()
 
 
-def test_scores_are_the_stock_models_and_leave_nothing_behind(ample: Host) -> None:
+def test_scores_equal_the_stock_models_and_hold_no_kv(ample: Host) -> None:
     prompt = (questions(True)[0] * 30)[:1100]  # several chunks
     expected = reference.forward(reference_target(), prompt)[-1, [4, 0, 9]]
     for _ in range(2):  # the second time from the prefix cache
@@ -312,11 +317,11 @@ def test_scores_are_the_stock_models_and_leave_nothing_behind(ample: Host) -> No
 
 
 def test_a_request_may_fill_the_whole_context(tight: Host) -> None:
-    """With drafts that reach beyond it, up to the last token."""
+    """Up to the last token, with drafts that reach beyond it."""
     length = tight.verifier.max_context
     prompt = [20 + token % 7 for token in range(length - 12)]
     params = SamplingParams(temperature=0, max_tokens=12)
-    expected = said(prompt, params)
+    expected = reference_output(prompt, params)
     tokens, known = list(prompt), 0
     while len(tokens) < length:
         left = length - len(tokens)

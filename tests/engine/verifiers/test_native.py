@@ -1,6 +1,6 @@
-"""What only the native verifier does: any tree, and KV that moves to host memory.
+"""What only the native verifier supports: draft trees, and KV that moves to host memory.
 
-What every backend answers is in test_contract.py.
+The protocol that every backend keeps is tested in test_contract.py.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.checkpoints import llama
 from tests.engine.verifiers.orders import order, verdict
 
 VOCAB = 11
-"""So small that random trees hold the target's tokens often."""
+"""Small, so that random trees often contain the target's tokens."""
 CONTEXT = 1280
 
 
@@ -47,18 +47,21 @@ def trees(draw: st.DrawFn) -> DraftTree:
     tokens: list[int] = []
     parents: list[int] = []
     for node in range(draw(st.integers(0, 14))):
-        parent = draw(st.integers(ROOT, node - 1))
+        # Siblings have different tokens, so a node has at most VOCAB children.
+        candidates = [one for one in range(ROOT, node) if parents.count(one) < VOCAB]
+        parent = draw(st.sampled_from(candidates))
         taken = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
         tokens.append(draw(st.sampled_from(sorted(set(range(VOCAB)) - taken))))
         parents.append(parent)
     return DraftTree.build(tokens, parents, [0.5] * len(tokens))
 
 
-def brute_force(tree: DraftTree, said: Sequence[int]) -> int:
-    """AdaServe's verified tree acceptance by its definition: the longest prefix of what the
-    target says that is some node's path."""
+def brute_force(tree: DraftTree, output: Sequence[int]) -> int:
+    """Tree acceptance by its definition (AdaServe): the length of the longest prefix of the
+    target's output that is a node's path."""
     paths = [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
-    return max((n for n in range(len(said) + 1) if n == 0 or list(said[:n]) in paths), default=0)
+    lengths = range(len(output) + 1)
+    return max((n for n in lengths if n == 0 or list(output[:n]) in paths), default=0)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -73,26 +76,26 @@ def brute_force(tree: DraftTree, said: Sequence[int]) -> int:
         ]
     ),
 )
-def test_a_tree_is_accepted_as_far_as_the_target_says_it(
+def test_a_tree_is_accepted_as_far_as_a_path_equals_the_targets_tokens(
     tree: DraftTree,
     prompt: list[int],
     params: SamplingParams,
     verifier: NativeVerifier,
     reference_model: PreTrainedModel,
 ) -> None:
-    said = reference.generate(reference_model, prompt, params, seed=7)
+    expected = reference.generate(reference_model, prompt, params, seed=7)
     verifier.forget(["tree"])
     answer = verdict(verifier, order("tree", prompt, tree, params=params))
-    accepted = brute_force(tree, said)
-    assert tree.tokens[list(answer.accepted)].tolist() == said[:accepted]
-    assert list(answer.tokens) == said[: accepted + 1]
-    # What it keeps of the tree is good for the next order, too.
+    accepted = brute_force(tree, expected)
+    assert tree.tokens[list(answer.accepted)].tolist() == expected[:accepted]
+    assert list(answer.tokens) == expected[: accepted + 1]
+    # The KV rows that it keeps serve the next order.
     committed = [*prompt, *answer.tokens]
     following = order("tree", committed, base=len(committed), prompt_len=len(prompt))
-    assert verdict(verifier, following).tokens == (said[accepted + 1],)
+    assert verdict(verifier, following).tokens == (expected[accepted + 1],)
 
 
-def test_a_full_pool_evicts_the_idle_and_refuses_who_does_not_fit() -> None:
+def test_a_full_pool_evicts_idle_requests_and_refuses_those_that_do_not_fit() -> None:
     verifier = make_verifier(kv_tokens=64)
     first = order("idle", [1] * 40)
     alone = verdict(verifier, first)
@@ -101,31 +104,31 @@ def test_a_full_pool_evicts_the_idle_and_refuses_who_does_not_fit() -> None:
     verifier.forget(["a", "b", "c"])
     committed = [1] * 40 + [*alone.tokens]
     again = order("idle", committed, base=len(committed), prompt_len=40)
-    assert verifier.verify([again]) == [Missing("idle", 0, 0, have=0)], "it was evicted"
+    assert verifier.verify([again]) == [Missing("idle", 0, 0, have=0)], "it was not evicted"
 
 
-def test_logprobs_are_the_stock_models_along_the_accepted_path(
+def test_logprobs_equal_the_stock_models_along_the_accepted_path(
     verifier: NativeVerifier, reference_model: PreTrainedModel
 ) -> None:
     params = SamplingParams(temperature=0, logprobs=2, max_tokens=4)
     prompt = [5, 3, 8]
-    said = reference.generate(reference_model, prompt, params, seed=7)
-    wrong = (said[0] + 1) % VOCAB
-    tree = DraftTree.build([wrong, said[0], said[1]], [ROOT, ROOT, 1], [0.1, 0.9, 0.9])
+    expected = reference.generate(reference_model, prompt, params, seed=7)
+    wrong = (expected[0] + 1) % VOCAB
+    tree = DraftTree.build([wrong, expected[0], expected[1]], [ROOT, ROOT, 1], [0.1, 0.9, 0.9])
     verifier.forget(["logprobs"])
     answer = verdict(verifier, order("logprobs", prompt, tree, params=params))
-    assert answer.tokens == tuple(said[:3])
+    assert answer.tokens == tuple(expected[:3])
     assert answer.logprobs is not None
-    logits = torch.from_numpy(reference.forward(reference_model, [*prompt, *said[:3]]))
-    expected = logits[len(prompt) - 1 : -1].log_softmax(-1)
-    for row, token, reported in zip(expected, said, answer.logprobs, strict=False):
+    logits = torch.from_numpy(reference.forward(reference_model, [*prompt, *expected[:3]]))
+    rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
+    for row, token, reported in zip(rows, expected, answer.logprobs, strict=False):
         assert reported.logprob == pytest.approx(float(row[token]), abs=1e-4)
         top = row.topk(2)
         assert [one for one, _ in reported.top] == top.indices.tolist()
         assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
 
-def test_a_swapped_request_comes_back_with_its_next_order() -> None:
+def test_a_swapped_request_is_swapped_in_by_its_next_order() -> None:
     verifier = make_verifier(swap_tokens=256)
     prompt = [token % VOCAB for token in range(40)]
     answer = verdict(verifier, order("one", prompt))
@@ -137,8 +140,8 @@ def test_a_swapped_request_comes_back_with_its_next_order() -> None:
     assert after.tokens == fresh.tokens
 
 
-def test_an_idle_request_makes_room_without_losing_its_rows() -> None:
-    """Its KV moves to host memory while there is room, and comes back without a new prefill."""
+def test_an_idle_request_is_swapped_out_and_needs_no_new_prefill() -> None:
+    """As long as host memory has room for its KV."""
     model = PackedModel(llama(vocab=VOCAB), kv_tokens=64, swap_tokens=64)
     verifier = NativeVerifier(model)
     first = [token % VOCAB for token in range(40)]

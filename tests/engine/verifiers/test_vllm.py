@@ -1,4 +1,4 @@
-"""What only the vLLM backend does: holding, chains only, and what it refuses."""
+"""What only the vLLM backend does: it holds requests, verifies chains only, and refuses configs."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from engine.protocol import Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.support import check
 from engine.verifiers.vllm.errors import InvalidEngineArgs, UnsupportedVLLM
-from engine.verifiers.vllm.loading import USUAL_DRAFT, VllmSpec, engine_config, load_vllm
+from engine.verifiers.vllm.loading import TYPICAL_DRAFT, VllmSpec, engine_config, load_vllm
 from engine.verifiers.vllm.verifier import VllmVerifier
 from policies.tree import ROOT, DraftTree
 from tests import reference
@@ -52,34 +52,34 @@ def test_a_held_request_keeps_its_kv_while_others_run(ample: VllmVerifier) -> No
         tokens += verdict(ample, order("a", tokens, base=len(tokens))).tokens
     assert ample.blocks().used == used, "76 tokens lie in as many blocks as 71"
     committed = [*prompts["b"], *held.tokens]
-    # A chunk of one token is enough for it: nothing has to be computed again.
+    # A chunk of one token is enough, as nothing has to be computed again.
     again = verdict(ample, order("b", committed, base=len(committed), chunk=1))
     assert len(again.tokens) == 1
 
 
-def test_the_one_that_ran_longest_ago_makes_room(tight: VllmVerifier) -> None:
+def test_the_least_recently_run_request_is_evicted(tight: VllmVerifier) -> None:
     prompts = {name: [token] * 100 for name, token in (("a", 31), ("b", 32), ("c", 33))}
-    said = {name: verdict(tight, order(name, prompts[name])).tokens for name in "ab"}
+    chosen = {name: verdict(tight, order(name, prompts[name])).tokens for name in "ab"}
     verdict(tight, order("c", prompts["c"]))
     for name, lost in (("b", False), ("a", True)):
-        committed = [*prompts[name], *said[name]]
+        committed = [*prompts[name], *chosen[name]]
         one = order(name, committed, base=len(committed), chunk=1)
         assert (verdict(tight, one).pending > 0) == lost, "only `a` has lost its KV"
 
 
-def test_a_draft_longer_than_usual_is_verified_whole(ample: VllmVerifier) -> None:
+def test_a_draft_longer_than_the_typical_one_is_verified_whole(ample: VllmVerifier) -> None:
     prompt = questions(False)[0]
-    params = SamplingParams(temperature=0, max_tokens=USUAL_DRAFT + 6)
-    said = reference.generate(reference_target(), prompt, params, SEED)
+    params = SamplingParams(temperature=0, max_tokens=TYPICAL_DRAFT + 6)
+    expected = reference.generate(reference_target(), prompt, params, SEED)
     first = verdict(ample, order("a", prompt))
     committed = [*prompt, *first.tokens]
-    draft = DraftTree.chain(said[1 : USUAL_DRAFT + 5])
+    draft = DraftTree.chain(expected[1 : TYPICAL_DRAFT + 5])
     answer = verdict(ample, order("a", committed, draft, base=len(committed)))
-    assert list(answer.tokens) == said[1:]
-    assert len(answer.accepted) == USUAL_DRAFT + 4
+    assert list(answer.tokens) == expected[1:]
+    assert len(answer.accepted) == TYPICAL_DRAFT + 4
 
 
-def test_steps_run_in_another_thread_than_loading(ample: VllmVerifier) -> None:
+def test_steps_may_run_in_another_thread_than_loading(ample: VllmVerifier) -> None:
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(verdict, ample, order("a", [21] * 40)).result()
     assert answer.tokens == verdict(ample, order("b", [21] * 40)).tokens
@@ -100,22 +100,25 @@ def test_an_error_in_a_step_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
         verifier.verify([order("c", [23] * 40)])
 
 
-LEAVES = """
+PRINT_THREADS_AT_EXIT = """
 import atexit, os
-@atexit.register  # before anything else, so it is called last
-def tell():
+@atexit.register  # registered first, so it is called last
+def print_threads():
     print([open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")])
 from tests.engine.verifiers.backends import TIGHT, vllm
 vllm(TIGHT)
 """
 
 
-def test_no_thread_of_its_groups_outlives_the_interpreter() -> None:
-    """39 of gloo's threads beside an interpreter that is taken apart are a crash at exit
-    waiting to happen. Worth a load of its own: it shows only where a process ends."""
+def test_no_gloo_thread_outlives_the_interpreter() -> None:
+    """Threads that run during the interpreter's teardown can crash at exit. Needs a process of its
+    own, as it shows only when one ends."""
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     ended = subprocess.run(
-        [sys.executable, "-c", LEAVES], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", PRINT_THREADS_AT_EXIT],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 0, ended.stderr
     threads = next(line for line in ended.stdout.splitlines() if line.startswith("["))
@@ -123,11 +126,11 @@ def test_no_thread_of_its_groups_outlives_the_interpreter() -> None:
     assert "gloo" not in threads
 
 
-def test_a_tree_that_branches_is_a_programming_error(ample: VllmVerifier) -> None:
+def test_a_tree_that_branches_raises_an_error(ample: VllmVerifier) -> None:
     tree = DraftTree.build([5, 6], [ROOT, ROOT], [0.5, 0.5])
     with pytest.raises(ValueError, match="chains"):
         ample.verify([order("a", [1, 2, 3], tree)])
-    assert verdict(ample, order("a", [1, 2, 3])).tokens, "it goes on"
+    assert verdict(ample, order("a", [1, 2, 3])).tokens, "the verifier is unusable afterwards"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_engine_args_that_cannot_be_honoured_are_refused(
         engine_config(VllmSpec(model_path(TARGET), "float32", 2048, engine_args=arguments))
 
 
-def test_another_vllm_is_refused_with_the_version_that_will_do(
+def test_another_vllm_is_refused_with_the_supported_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = engine_config(VllmSpec(model_path(TARGET), "float32", 2048))

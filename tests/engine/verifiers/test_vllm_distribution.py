@@ -1,4 +1,4 @@
-"""At temperature > 0, with drafts, the tokens are distributed as plain vLLM's own are."""
+"""At temperature > 0, with drafts, tokens are distributed as plain vLLM's own."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ Pair = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def prompt() -> list[int]:
-    """One that leaves much open."""
+    """A prompt with many likely continuations."""
     tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
     ids: list[int] = tokenizer("def get(self, ")["input_ids"]
     return ids
@@ -38,7 +38,7 @@ def prompt() -> list[int]:
 
 @pytest.fixture(scope="module")
 def plain(prompt: list[int]) -> Counter[Pair]:
-    """By vLLM without speculation and with its own sampler."""
+    """Drawn by vLLM without speculation, with its own sampler."""
     vllm(AMPLE)  # sets the process up for vLLM
     config = EngineArgs(
         model=str(model_path(TARGET)),
@@ -56,30 +56,31 @@ def plain(prompt: list[int]) -> Counter[Pair]:
     )
     for number in range(DRAWS):
         core.add_request(Request(str(number), prompt, params, None))
-    said: dict[str, list[int]] = {}
+    streams: dict[str, list[int]] = {}
     while core.scheduler.has_unfinished_requests():
         for outputs in core.step()[0].values():
             for output in outputs.outputs:
-                said.setdefault(output.request_id, []).extend(output.new_token_ids)
-    return Counter(tuple(tokens) for tokens in said.values())
+                streams.setdefault(output.request_id, []).extend(output.new_token_ids)
+    return Counter(tuple(tokens) for tokens in streams.values())
 
 
 def drawn(prompt: list[int], params: SamplingParams, draft: Pair) -> tuple[Counter[Pair], int]:
-    """By our verifier, each with a seed of its own and the same draft; how much was accepted."""
+    """Drawn by our verifier with a seed each and the same draft; and how much was accepted."""
     verifier, pairs, accepted = vllm(AMPLE), Counter[Pair](), 0
     seeds = iter(range(DRAWS))
     while batch := list(islice(seeds, BATCH)):
         tokens = {str(seed): list(prompt) for seed in batch}
-        # All but the last token of the prompts, so that the draft has its turn in the next step.
+        # Prefills all but the prompts' last token, so that the next step verifies the draft.
         verifier.verify([_order(name, params, prompt, len(prompt) - 1) for name in tokens])
-        while unfinished := [name for name, said in tokens.items() if len(said) < len(prompt) + 2]:
+        length = len(prompt) + 2
+        while unfinished := [name for name, one in tokens.items() if len(one) < length]:
             orders = [_following(name, tokens[name], draft, len(prompt)) for name in unfinished]
             for answer in verifier.verify(orders):
                 assert isinstance(answer, Verdict)
                 tokens[answer.request].extend(answer.tokens)
                 accepted += len(answer.accepted)
         verifier.forget(tokens)
-        pairs.update(tuple(said[len(prompt) :][:2]) for said in tokens.values())
+        pairs.update(tuple(one[len(prompt) :][:2]) for one in tokens.values())
     return pairs, accepted
 
 
@@ -96,7 +97,7 @@ def _following(name: str, tokens: list[int], draft: Pair, prompt_len: int) -> Ve
 
 
 def p_value(one: Counter[Pair], other: Counter[Pair]) -> float:
-    """Of the hypothesis that both are drawn from the same distribution."""
+    """The p-value of the hypothesis that both are drawn from the same distribution."""
     common = [pair for pair, count in (one + other).most_common() if count >= 12]
     rows = [[counts[pair] for pair in common] for counts in (one, other)]
     rest = [[counts.total() - sum(row)] for counts, row in zip((one, other), rows, strict=True)]
@@ -105,7 +106,7 @@ def p_value(one: Counter[Pair], other: Counter[Pair]) -> float:
     return float(chi2_contingency(table).pvalue)
 
 
-def test_two_tokens_are_distributed_as_plain_vllm_has_them(
+def test_pairs_of_tokens_are_distributed_as_plain_vllms(
     prompt: list[int], plain: Counter[Pair]
 ) -> None:
     draft = plain.most_common(1)[0][0]
@@ -113,6 +114,6 @@ def test_two_tokens_are_distributed_as_plain_vllm_has_them(
     assert pairs.total() == plain.total() == DRAWS
     assert accepted > 0
     assert p_value(plain, pairs) > 1e-3
-    # What the test is worth: a slightly other temperature is found.
+    # The test's power: a slightly different temperature is detected.
     other, _ = drawn(prompt, replace(PARAMS, temperature=1.2), draft)
     assert p_value(plain, other) < 1e-6

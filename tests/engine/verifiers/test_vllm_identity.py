@@ -1,7 +1,7 @@
 """Speculation never changes the output on vLLM either: the suite of test_identity.py (grade F).
 
-In place of trees and swapped KV: the batch in two halves, each held while the other runs, and
-requests that the host forgets on the way.
+Instead of trees and swapped KV it has batches in two halves, each held while the other runs, and
+requests that the host forgets midway.
 """
 
 import itertools
@@ -39,7 +39,7 @@ CASES = {"/".join(case.values()): case for case in (*one_at_a_time(FACTORS), *co
 
 
 class Halves:
-    """Verifies a batch in two steps of vLLM: whoever is in one is held in the other."""
+    """Verifies a batch in two steps of vLLM; the requests of one are held in the other."""
 
     def __init__(self, verifier: VllmVerifier) -> None:
         self._verifier = verifier
@@ -69,7 +69,7 @@ def serve_vllm(case: Case, seen: Counter[str]) -> dict[str, Request]:
     rounds = itertools.count(1)
 
     def after_round(name: str) -> None:
-        # Seldom enough for a prompt in small chunks to come through.
+        # Rarely enough that a prompt in small chunks finishes its prefill.
         if case["memory"] == "forgotten" and next(rounds) % 31 == 0:
             verifier.forget([name])
 
@@ -99,12 +99,14 @@ def seen() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_stream_is_the_references(name: str, identity: Identity, seen: Counter[str]) -> None:
+def test_every_stream_equals_the_references(
+    name: str, identity: Identity, seen: Counter[str]
+) -> None:
     check(identity, list(serve_vllm(CASES[name], seen).values()))
 
 
 @pytest.mark.parametrize("sampling", ["0.7", "penalties"])
-def test_noise_shifted_by_one_token_is_found(
+def test_noise_shifted_by_one_token_is_detected(
     sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
@@ -116,8 +118,8 @@ def test_noise_shifted_by_one_token_is_found(
         check(Identity(reference_target()), list(requests.values()))
 
 
-def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
-    """Also where the reference would excuse a near-tie: one backend's own runs agree."""
+def test_a_requests_stream_is_the_same_with_any_drafter() -> None:
+    """Exactly, also where the comparison with the reference would excuse a near-tie."""
     base = {**one_at_a_time(FACTORS)[0], "sampling": "1.0", "batch": "8"}
     streams = [
         [request.stream for request in serve_vllm({**base, **change}, Counter()).values()]
@@ -127,9 +129,9 @@ def test_the_same_request_gets_the_same_stream_whoever_drafts() -> None:
     assert len({stream[0] for stream in streams[0]}) > 1, "requests do not differ"
 
 
-def test_rows_that_are_added_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on AMX in bfloat16, but in fp32, where streams are the reference's to the token."""
-    monkeypatch.setattr("engine.verifiers.vllm.adapter.worker.has_dear_counts", lambda *_: True)
+def test_padded_row_counts_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on AMX in bfloat16, but in fp32, where streams must equal the reference's."""
+    monkeypatch.setattr("engine.verifiers.vllm.adapter.worker.has_slow_row_counts", lambda *_: True)
     verifier = load_vllm(VllmSpec(model_path(TARGET), "float32", AMPLE, engine_args=EAGER))
     runner = verifier._engine._core.model_executor.driver_worker.worker.model_runner
     forward, counts = runner._model_forward, set[int]()

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks: processes that import our classes by their dotted paths."""
+"""Two tensor-parallel ranks: worker processes that import our classes by their dotted paths."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def verifier() -> Iterator[VllmVerifier]:
     verifier.shutdown()
 
 
-def test_two_ranks_say_what_one_model_says(verifier: VllmVerifier) -> None:
+def test_two_ranks_streams_equal_the_references(verifier: VllmVerifier) -> None:
     identity = Identity(reference_target())
     params = [
         replace(one, seed=7, max_tokens=8, stop_token_ids=(END,)) for one in SAMPLING.values()
@@ -44,7 +44,7 @@ def test_two_ranks_say_what_one_model_says(verifier: VllmVerifier) -> None:
     assert verifier.blocks().used == 0
 
 
-def test_two_ranks_say_a_prompts_logprobs(verifier: VllmVerifier) -> None:
+def test_two_ranks_prompt_logprobs_equal_the_references(verifier: VllmVerifier) -> None:
     prompt = questions(True)[2]
     params = replace(SAMPLING["greedy"], max_tokens=2, prompt_logprobs=2)
     first = next(generate(verifier, [prompt], params, chunk=10))
@@ -52,8 +52,8 @@ def test_two_ranks_say_a_prompts_logprobs(verifier: VllmVerifier) -> None:
     prompt_logprobs.check(reference_target(), prompt, 2, first.prompt_logprobs)
 
 
-def test_a_rank_that_dies_takes_the_verifier_with_it(verifier: VllmVerifier) -> None:
-    """Last here: what is left is of no use."""
+def test_a_killed_rank_makes_the_verifier_raise_rank_lost(verifier: VllmVerifier) -> None:
+    """The last test of this module, as the verifier cannot be used afterwards."""
     assert verdict(verifier, order("a", [21] * 40)).tokens
     ranks = [one for one in multiprocessing.active_children() if "Worker" in one.name]
     assert len(ranks) == 2

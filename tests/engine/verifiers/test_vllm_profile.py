@@ -1,4 +1,4 @@
-"""The cost of a vLLM step, measured through the verifier."""
+"""Profiles of vLLM steps, measured through the verifier."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ GRID = Grid(requests=(1, 3), rows=(1, 4), context=(20, 60), rounds=2)
 SPEC = VllmSpec(model_path(TARGET), "float32", AMPLE)
 
 
-def test_every_shape_is_measured_once_and_kept(
+def test_every_shape_is_measured_once_and_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verifier = vllm(AMPLE)
     measured = profile_vllm(verifier, SPEC, tmp_path, GRID)
     shapes = {(sample.context, sample.tokens) for sample in measured.samples}
-    # Contexts are rounded up to whole blocks, and one token behind them is computed.
+    # Contexts are rounded up to whole blocks and one token.
     assert shapes == {
         (requests * context, requests * rows)
         for requests in (1, 3)
@@ -37,6 +37,6 @@ def test_every_shape_is_measured_once_and_kept(
     assert profile_vllm(verifier, SPEC, tmp_path, GRID).samples == measured.samples
 
 
-def test_shapes_that_do_not_fit_are_left_out() -> None:
+def test_shapes_that_do_not_fit_the_pool_are_skipped() -> None:
     samples = measure(vllm(TIGHT), Grid(requests=(1, 4), rows=(1,), context=(32, 256), rounds=1))
     assert {(sample.context, sample.tokens) for sample in samples} == {(33, 1), (132, 4), (257, 1)}

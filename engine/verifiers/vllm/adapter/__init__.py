@@ -1,8 +1,7 @@
-"""All contact with vLLM's internals. Written against 0.32, and refused on anything else.
+"""All code that depends on vLLM's internals; written for vLLM 0.32, other versions are refused.
 
-vLLM's engine core runs here step by step, and each step says who takes part in it and with which
-draft. Three things of vLLM are replaced for that, by dotted paths that its workers can import:
-the scheduler's choice of requests (scheduler.py), the proposer (drafts come from outside), and the
-sampler (both in worker.py). core.py is the engine core with them; support.py checks that this vLLM
+core.py runs vLLM's engine core step by step; the caller gives each step its requests and drafts.
+Three parts of vLLM are replaced for that, by dotted paths that its workers can import: the
+scheduler (scheduler.py), the proposer and the sampler (worker.py). support.py checks that this vLLM
 has what they rely on.
 """

@@ -17,21 +17,22 @@ from engine.parallel.ranks import RankLost
 from engine.protocol import Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
-from engine.verifiers.vllm.adapter.support import check, demand, unsupported
-from engine.verifiers.vllm.adapter.worker import WISH
-from engine.verifiers.vllm.sampling import Wish
+from engine.verifiers.vllm.adapter.support import check, require_attributes, unsupported
+from engine.verifiers.vllm.adapter.worker import SAMPLER_INPUT
+from engine.verifiers.vllm.sampling import SamplerInput
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     tokens: tuple[int, ...]
-    """Accepted draft tokens and one more; empty while committed tokens are `pending`."""
+    """The accepted draft tokens and the target's own; empty while `pending` is above 0."""
     pending: int
+    """Committed tokens that are not in the KV yet."""
     reported: tuple[TokenLogprobs, ...] | None
     prompt: tuple[TokenLogprobs, ...]
-    """Of the whole prompt but its first token, with the first token behind it."""
+    """Log-probabilities of all prompt tokens but the first, in the step that chooses a token."""
     finished: bool
-    """vLLM is done with the request: it has as many tokens as the model takes."""
+    """vLLM has removed the request, as it has as many tokens as the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,16 @@ class KvBlocks:
     free: int
     used: int
     cached: int
-    """Held by nobody, kept for prompts that begin alike."""
+    """Used by no request, kept for prompts with the same prefix."""
     total: int
 
 
 class StepEngine:
-    """vLLM's engine core in this process, one step at a time."""
+    """Runs vLLM's engine core step by step, for the requests and drafts given in each step."""
 
     def __init__(self, config: VllmConfig, ray_metrics: bool = False) -> None:
-        """`ray_metrics`: each step's statistics go to Ray's metrics endpoint, under the names
-        that vLLM gives them there."""
+        """`ray_metrics`: reports each step's statistics to Ray's metrics endpoint, under vLLM's
+        own names."""
         check(config)
         self._config = config
         self._metrics = _ray_metrics(config) if ray_metrics else None
@@ -56,10 +57,10 @@ class StepEngine:
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=ray_metrics)
         finally:
-            # On a CPU vLLM forbids it to the whole process, drafters beside it included.
+            # On a CPU vLLM disables it for the whole process, including drafters beside it.
             torch.set_num_threads = set_num_threads
         self._scheduler: TurnScheduler = self._core.scheduler
-        demand(
+        require_attributes(
             self._scheduler,
             "running",
             "waiting",
@@ -71,10 +72,11 @@ class StepEngine:
             "kv_cache_manager.block_pool.get_num_free_blocks",
         )
         self._core.model_executor.collective_rpc("replace_sampler")
-        self._core.model_executor.collective_rpc("avoid_dear_row_counts")
-        self._reports: dict[str, int] = {}
-        self._lost = ""
-        """What ended it."""
+        self._core.model_executor.collective_rpc("avoid_slow_row_counts")
+        self._logprob_counts: dict[str, int] = {}
+        """The `logprobs` of each request that asks for them."""
+        self._failure = ""
+        """The error of a failed step, after which no other may run."""
         self._probe()
 
     @property
@@ -106,12 +108,12 @@ class StepEngine:
         self,
         name: str,
         tokens: Sequence[int],
-        wish: Wish,
+        inputs: SamplerInput,
         prompt_logprobs: int | None = None,
     ) -> None:
-        """Adds a request; it takes part in no step until it has a turn. With `prompt_logprobs`
-        nothing of it comes from the prefix cache."""
-        top_n = len(wish.score) if wish.score else wish.start.params.logprobs
+        """Adds a request, which runs only in steps that have a turn for it. With `prompt_logprobs`
+        it uses no prefix cache."""
+        top_n = len(inputs.score) if inputs.score else inputs.start.params.logprobs
         params = EngineParams(
             temperature=0,
             max_tokens=self.max_context,
@@ -119,30 +121,30 @@ class StepEngine:
             detokenize=False,
             logprobs=top_n,
             prompt_logprobs=prompt_logprobs,
-            extra_args={WISH: wish},
+            extra_args={SAMPLER_INPUT: inputs},
         )
         if top_n is not None:
-            self._reports[name] = top_n
+            self._logprob_counts[name] = top_n
         hasher = self._core.request_block_hasher
         self._core.add_request(Request(name, list(tokens), params, None, block_hasher=hasher))
 
     def close(self, names: Collection[str]) -> None:
         """Frees the KV of these requests; unknown ones are no error."""
         for name in names:
-            self._reports.pop(name, None)
+            self._logprob_counts.pop(name, None)
         self._core.abort_requests(list(names))
 
     def step(self, turns: Mapping[str, Turn]) -> dict[str, Outcome]:
-        """One forward. A request that is missing in the answer found no room for its KV.
+        """One forward. A request without an outcome found no room for its KV.
 
-        RankLost is final: whatever went wrong, vLLM's state is not to be trusted any more.
+        RankLost is final: after any error vLLM's state is unknown.
         """
         if not turns:
             return {}
-        if self._lost:
-            raise RankLost(self._lost)
-        # In a thread that is new to torch, OpenMP's count of threads becomes torch's when torch
-        # first asks. vLLM's attention would plan with one count and compute with the other.
+        if self._failure:
+            raise RankLost(self._failure)
+        # In a new thread, this first call makes OpenMP use torch's number of threads. Without it
+        # vLLM's attention would plan with one number and compute with the other.
         torch.get_num_threads()
         requests = {name: self._scheduler.requests[name] for name in turns}
         before = {name: one.num_computed_tokens for name, one in requests.items()}
@@ -150,18 +152,22 @@ class StepEngine:
         try:
             outputs, _ = self._core.step()
         except Exception as error:
-            self._lost = f"vLLM stopped: {error!r}"
-            raise RankLost(self._lost) from error
+            self._failure = f"vLLM stopped: {error!r}"
+            raise RankLost(self._failure) from error
         if self._metrics is not None:
-            for every in outputs.values():
-                self._metrics.record(every.scheduler_stats, None)
-        said = {one.request_id: one for every in outputs.values() for one in every.outputs}
+            for client_outputs in outputs.values():
+                self._metrics.record(client_outputs.scheduler_stats, None)
+        by_request = {
+            output.request_id: output
+            for client_outputs in outputs.values()
+            for output in client_outputs.outputs
+        }
         outcomes = {}
         for name, request in requests.items():
-            output = said.get(name)
+            output = by_request.get(name)
             if output is not None:
                 tokens = tuple(output.new_token_ids)
-                reported, prompt = self._reported(name, output), _of_prompt(output)
+                reported, prompt = self._reported(name, output), _prompt_logprobs(output)
                 outcomes[name] = Outcome(tokens, 0, reported, prompt, request.is_finished())
             elif request.num_computed_tokens > before[name]:
                 pending = request.num_tokens - request.num_computed_tokens
@@ -170,19 +176,19 @@ class StepEngine:
 
     def blocks(self) -> KvBlocks:
         pool = self._scheduler.kv_cache_manager.block_pool
-        # vLLM keeps block 0 for itself, and counts cached blocks that nobody holds as free.
+        # vLLM reserves block 0, and counts cached blocks without users as free.
         blocks = [block for block in pool.blocks if not block.is_null]
         cached = sum(not block.ref_cnt and block.block_hash is not None for block in blocks)
         free = self._scheduler.free_blocks
         return KvBlocks(free - cached, len(blocks) - free, cached, len(blocks))
 
     def shutdown(self) -> None:
-        """Ends its workers. The core's own shutdown would break other engines of this process."""
+        """Stops the workers. The core's own shutdown would break other engines of this process."""
         self._core.model_executor.shutdown()
         self._core.scheduler.shutdown()
 
     def _reported(self, name: str, output: EngineCoreOutput) -> tuple[TokenLogprobs, ...] | None:
-        top_n = self._reports.get(name)
+        top_n = self._logprob_counts.get(name)
         if top_n is None:
             return None
         lists = output.new_logprobs
@@ -190,11 +196,11 @@ class StepEngine:
         return tuple(_token_logprobs(ids[: 1 + top_n], values[: 1 + top_n]) for ids, values in rows)
 
     def _probe(self) -> None:
-        """What holding relies on: the held request is passed over and keeps what it has."""
-        wish = Wish(Start(SamplingParams(temperature=0), 0, 1))
+        """Checks that vLLM passes over a held request, which keeps its tokens and KV."""
+        inputs = SamplerInput(Start(SamplingParams(temperature=0), 0, 1))
         names = ("probe-held", "probe-running")
         for name in names:
-            self.open(name, [0, 0], wish)
+            self.open(name, [0, 0], inputs)
         self.step({name: Turn() for name in names})
         held = self._scheduler.requests[names[0]]
         blocks = self._scheduler.kv_cache_manager.get_block_ids(names[0])
@@ -211,16 +217,16 @@ class StepEngine:
         self.close(names)
 
 
-def _of_prompt(output: EngineCoreOutput) -> tuple[TokenLogprobs, ...]:
-    told = output.new_prompt_logprobs_tensors
-    if told is None:
+def _prompt_logprobs(output: EngineCoreOutput) -> tuple[TokenLogprobs, ...]:
+    tensors = output.new_prompt_logprobs_tensors
+    if tensors is None:
         return ()
-    rows = zip(told.logprob_token_ids.tolist(), told.logprobs.tolist(), strict=True)
+    rows = zip(tensors.logprob_token_ids.tolist(), tensors.logprobs.tolist(), strict=True)
     return tuple(_token_logprobs(ids, values) for ids, values in rows)
 
 
 def _token_logprobs(ids: Sequence[int], values: Sequence[float]) -> TokenLogprobs:
-    """From vLLM's own form: the token itself, then its top."""
+    """From vLLM's format: the token itself, then its top tokens."""
     return TokenLogprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)))
 
 

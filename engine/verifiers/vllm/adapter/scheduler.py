@@ -1,4 +1,4 @@
-"""vLLM's scheduler, told who takes part in each step."""
+"""vLLM's scheduler, restricted in each step to the requests that the caller names."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,24 +12,24 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
 NEVER = 1 << 62
-"""A step that does not come: until then a running request is passed over and keeps its KV."""
+"""A step that never comes: a running request held until then is passed over and keeps its KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one request does in a step."""
+    """One request's part in a step."""
 
     draft: Sequence[int] = ()
     chunk: int = NEVER
-    """At most this many committed tokens are computed; while some are left behind, the draft
-    is not looked at."""
+    """At most this many committed tokens are computed; while some are left, the draft is
+    ignored."""
 
 
 class TurnScheduler(Scheduler):
-    """vLLM's scheduler over the requests of one step, in the order in which they were given.
+    """Schedules the requests that have a turn in a step, in the order of the turns.
 
-    The others are held: a running one keeps its KV, unless a step needs the room; then those
-    that ran longest ago lose theirs first. `running` is kept most recently run first.
+    All others are held. A held request keeps its KV unless a step needs the memory; then the least
+    recently run lose theirs first. `running` is ordered most recently run first.
     """
 
     running: list[Request]
@@ -38,12 +38,12 @@ class TurnScheduler(Scheduler):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._turns: Mapping[str, Turn] = {}
-        # A request that enters the batch with one token left would be padded with rows of
-        # drafts that nobody made; a schedule of draft lengths (here a constant) turns that off.
+        # vLLM would pad a request that enters the batch with one token left by rows for a draft it
+        # does not have; a schedule of draft lengths (here a constant) turns that off.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def plan(self, turns: Mapping[str, Turn]) -> None:
-        """Who takes part in the next step."""
+        """Sets the turns of the next step."""
         self._turns = turns
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -59,27 +59,27 @@ class TurnScheduler(Scheduler):
         self.running = [one for one in batch if one.status == RequestStatus.RUNNING] + held
         self.waiting = self._queue(one for one in batch if one.status != RequestStatus.RUNNING)
         output = super().schedule(throttle_prefills)
-        taken = set(self.running)
+        now_running = set(self.running)
         self.waiting = self._queue(
-            one for one in dict.fromkeys((*self.waiting, *waiting)) if one not in taken
+            one for one in dict.fromkeys((*self.waiting, *waiting)) if one not in now_running
         )
         ran = output.num_scheduled_tokens
         self.running.sort(key=lambda one: one.request_id not in ran)  # stable
         return output
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Drafts come with the turns."""
+        """Does nothing, as drafts come with the turns."""
 
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """vLLM asks here, for every request, how many tokens may enter: the turn's chunk."""
+        """Limits the tokens that enter to the turn's chunk; vLLM calls this for every request."""
         chunk = self._turns[request.request_id].chunk
         behind: int = request.num_tokens - num_computed_tokens
         return num_new_tokens if behind <= chunk else min(num_new_tokens, chunk)
 
     def _make_room(self, batch: list[Request]) -> list[Request]:
-        """The requests of the batch that there is KV for, idle ones evicted until there is."""
+        """Evicts held requests until the batch's KV fits, then drops requests off its end."""
         while batch:
             entering = sum(one.status != RequestStatus.RUNNING for one in batch)
             if (
@@ -100,7 +100,7 @@ class TurnScheduler(Scheduler):
         turn = self._turns[request.request_id]
         behind = request.num_tokens - request.num_computed_tokens
         if request.status != RequestStatus.RUNNING:
-            length = request.num_tokens  # vLLM admits nobody whose prompt does not fit as a whole
+            length = request.num_tokens  # vLLM admits a request only if its whole prompt fits
         elif behind > turn.chunk:
             length = request.num_computed_tokens + turn.chunk
         else:

@@ -1,4 +1,4 @@
-"""What we rely on in vLLM, and what it does to a process that has to be undone."""
+"""Checks that this vLLM has what the adapter relies on, and undoes side effects on the process."""
 
 import atexit
 
@@ -12,27 +12,29 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.verifiers.vllm.environment import mend_llvmlite
+from engine.verifiers.vllm.environment import patch_llvmlite
 from engine.verifiers.vllm.errors import SUPPORTED, UnsupportedVLLM
 
-mend_llvmlite()
+patch_llvmlite()
 
 
 @atexit.register
 def _leave_groups() -> None:
-    """All engines of a process share vLLM's process groups, so none of them may end these. Left
-    alone, their threads (39 of gloo's after one engine) run on into the interpreter's teardown."""
+    """Ends vLLM's process groups, which all engines of a process share, only when it exits.
+
+    Otherwise their threads (39 of gloo's after one engine) outlive the interpreter's teardown.
+    """
     destroy_model_parallel()
     destroy_distributed_environment()
 
 
 def check(config: VllmConfig) -> None:
-    """Raises UnsupportedVLLM where the version or the configuration is not what we rely on."""
+    """Raises UnsupportedVLLM if the version or the configuration is not supported."""
     if not vllm.__version__.startswith(f"{SUPPORTED}."):
         raise unsupported("another version")
-    demand(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
-    demand(EngineCore, "step", "add_request", "abort_requests")
-    demand(GPUModelRunner, "_sample")
+    require_attributes(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
+    require_attributes(EngineCore, "step", "add_request", "abort_requests")
+    require_attributes(GPUModelRunner, "_sample")
     if config.use_v2_model_runner:
         raise unsupported("model runner V2 is on, set VLLM_USE_V2_MODEL_RUNNER=0")
     if config.scheduler_config.async_scheduling:
@@ -43,7 +45,8 @@ def unsupported(problem: str) -> UnsupportedVLLM:
     return UnsupportedVLLM(vllm.__version__, problem)
 
 
-def demand(owner: object, *paths: str) -> None:
+def require_attributes(owner: object, *paths: str) -> None:
+    """Raises UnsupportedVLLM if a dotted attribute path is missing."""
     for path in paths:
         value = owner
         for name in path.split("."):

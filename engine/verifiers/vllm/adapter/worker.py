@@ -1,5 +1,4 @@
-"""What runs in vLLM's workers: no proposer, our sampler, and on a CPU with AMX 36 rows where there
-are 17 to 32."""
+"""Changes to vLLM's workers: an empty proposer, our sampler, and on AMX no slow row counts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,19 +12,19 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.cpu.row_counts import has_dear_counts, without_dear_counts
-from engine.verifiers.vllm.adapter.support import demand
-from engine.verifiers.vllm.sampling import Asked, Said, Wish, decide
+from engine.cpu.row_counts import avoid_slow_row_count, has_slow_row_counts
+from engine.verifiers.vllm.adapter.support import require_attributes
+from engine.verifiers.vllm.sampling import ChosenTokens, SamplerInput, StepRequest, choose_tokens
 
-WISH = "spindle"
-"""Our key in a request's `extra_args`."""
+SAMPLER_INPUT = "spindle"
+"""The key of a request's SamplerInput in `extra_args`."""
 NO_TOKEN = -1
-"""vLLM's own placeholder behind the last token that a request was given."""
+"""vLLM's placeholder behind a request's last token."""
 NO_LIMIT = 1 << 62
 
 
 class NoDrafts:
-    """vLLM's proposer here: it has nothing to propose."""
+    """A proposer for vLLM that never proposes: drafts come with the turns."""
 
     def __init__(self, _config: VllmConfig) -> None: ...
 
@@ -38,13 +37,13 @@ class NoDrafts:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker, whichever the platform has."""
+    """Methods that vLLM adds to the worker class of any platform."""
 
     model_runner: GPUModelRunner
 
     def replace_sampler(self) -> None:
         runner = self.model_runner
-        demand(
+        require_attributes(
             runner,
             "_sample",
             "sampler.gather_logprobs",
@@ -56,65 +55,67 @@ class WorkerExtension:
         )
         runner._sample = partial(sample, runner)
         runner.sampler.gather_logprobs = _gather_logprobs
-        # Near the end of the context vLLM would tell the proposer to stand back, on a path that
-        # needs CUDA; ours never stands in the way.
+        # Near the end of the context vLLM disables the proposer on a path that needs CUDA, which
+        # an empty proposer does not need.
         runner.effective_drafter_max_model_len = NO_LIMIT
 
-    def avoid_dear_row_counts(self) -> None:
-        """Rows are added where vLLM adds them for CUDA graphs, which a CPU has none of."""
+    def avoid_slow_row_counts(self) -> None:
+        """Pads row counts where vLLM does for CUDA graphs, which a CPU does not have."""
         runner = self.model_runner
-        demand(runner, "cudagraph_dispatcher.dispatch", "max_num_tokens", "dtype", "device")
-        if not has_dear_counts(runner.device, runner.dtype):
+        require_attributes(
+            runner, "cudagraph_dispatcher.dispatch", "max_num_tokens", "dtype", "device"
+        )
+        if not has_slow_row_counts(runner.device, runner.dtype):
             return
         dispatch = runner.cudagraph_dispatcher.dispatch
 
-        def dispatch_more(
+        def dispatch_padded(
             num_tokens: int, *arguments: Any, **named: Any
         ) -> tuple[CUDAGraphMode, BatchDescriptor]:
-            more = min(without_dear_counts(num_tokens), runner.max_num_tokens)
+            padded = min(avoid_slow_row_count(num_tokens), runner.max_num_tokens)
             mode, batch = dispatch(num_tokens, *arguments, **named)
-            return mode, replace(batch, num_tokens=max(more, batch.num_tokens))
+            return mode, replace(batch, num_tokens=max(padded, batch.num_tokens))
 
-        runner.cudagraph_dispatcher.dispatch = dispatch_more
+        runner.cudagraph_dispatcher.dispatch = dispatch_padded
 
 
 def sample(
     runner: GPUModelRunner, logits: torch.Tensor, drafts: SpecDecodeMetadata | None
 ) -> SamplerOutput:
-    """In place of GPUModelRunner._sample: a row for each request and each token of its draft."""
+    """Replaces GPUModelRunner._sample: a row for each request and each token of its draft."""
     names = runner.input_batch.req_ids
     counts = [0] * len(names) if drafts is None else drafts.num_draft_tokens
     tokens = [] if drafts is None else drafts.draft_token_ids.tolist()
     unfinished = runner.discard_request_mask.np[: len(names)].tolist()
-    asked, places = [], []
+    requests, indices = [], []
     first_row = first_draft = 0
     for index, (name, count) in enumerate(zip(names, counts, strict=True)):
         if not unfinished[index]:
             request = runner.requests[name]
-            wish: Wish = request.sampling_params.extra_args[WISH]
+            inputs: SamplerInput = request.sampling_params.extra_args[SAMPLER_INPUT]
             history: list[int] = []
-            if wish.start.params.has_penalties:
+            if inputs.start.params.has_penalties:
                 history = [*request.prompt_token_ids, *request.output_token_ids]
             draft = tokens[first_draft : first_draft + count]
             position = int(runner.input_batch.num_tokens_no_spec[index])
-            asked.append(Asked(name, wish, first_row, position, history, draft))
-            places.append(index)
+            requests.append(StepRequest(name, inputs, first_row, position, history, draft))
+            indices.append(index)
         first_row += count + 1
         first_draft += count
-    said = decide(logits, asked)
+    chosen = choose_tokens(logits, requests)
     width = max(counts, default=0) + 1
     rows = [[NO_TOKEN] * width for _ in names]
-    for place, one in zip(places, said, strict=True):
-        rows[place][: len(one.tokens)] = one.tokens
-    sampled = torch.tensor(rows, dtype=torch.int32)  # one tensor: a row of its own each costs more
-    return SamplerOutput(sampled.to(logits.device), _packed(said, places, sampled.shape))
+    for index, one in zip(indices, chosen, strict=True):
+        rows[index][: len(one.tokens)] = one.tokens
+    sampled = torch.tensor(rows, dtype=torch.int32)  # cheaper than one tensor per row
+    return SamplerOutput(sampled.to(logits.device), _packed(chosen, indices, sampled.shape))
 
 
 def _gather_logprobs(
     logprobs: torch.Tensor, top_n: int, token_ids: torch.Tensor
 ) -> LogprobsTensors:
-    """In place of Sampler.gather_logprobs, which the runner calls for prompts: that one counts
-    ranks, too, with a function that is compiled for seconds while the first such request waits."""
+    """Replaces Sampler.gather_logprobs, which the runner calls for prompts and which also counts
+    ranks: its first call would compile a function for seconds."""
     top = logprobs.topk(top_n, -1)
     tokens = token_ids[:, None]
     ids = torch.cat([tokens, top.indices], -1)
@@ -123,18 +124,18 @@ def _gather_logprobs(
 
 
 def _packed(
-    said: Sequence[Said], places: Sequence[int], shape: Sequence[int]
+    chosen: Sequence[ChosenTokens], indices: Sequence[int], shape: Sequence[int]
 ) -> LogprobsTensors | None:
-    """In vLLM's own form, a row for each place of the sampled tokens: the token, then its top."""
-    columns = max((1 + len(row.top) for one in said for row in one.reported or ()), default=0)
+    """In vLLM's format: for each entry of the sampled tokens the token, then its top tokens."""
+    columns = max((1 + len(row.top) for one in chosen for row in one.reported or ()), default=0)
     if not columns:
         return None
     ids = torch.zeros((*shape, columns), dtype=torch.int32)
     values = torch.zeros((*shape, columns), dtype=torch.float32)
-    for place, one in zip(places, said, strict=True):
+    for index, one in zip(indices, chosen, strict=True):
         for step, (token, row) in enumerate(zip(one.tokens, one.reported or (), strict=False)):
             top = [(token, row.logprob), *row.top]
-            ids[place, step, : len(top)] = torch.tensor([one_id for one_id, _ in top])
-            values[place, step, : len(top)] = torch.tensor([value for _, value in top])
+            ids[index, step, : len(top)] = torch.tensor([token_id for token_id, _ in top])
+            values[index, step, : len(top)] = torch.tensor([value for _, value in top])
     ranks = torch.zeros(ids.shape[:2].numel(), dtype=torch.int32)
     return LogprobsTensors(ids.flatten(0, 1), values.flatten(0, 1), ranks)

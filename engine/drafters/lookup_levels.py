@@ -1,7 +1,7 @@
-"""Showing draft trees to the speculation policy level by level, for drafters without a model.
+"""Applies the speculation policy to lookup trees level by level.
 
-A lookup grows its tree in one go, for that costs next to nothing; what the policy does not want of
-it is cut off. So the policy sees what it sees of a model, a level at a time.
+A lookup grows its whole tree in one call, as that costs next to nothing. The policy then decides
+level by level, as for a model drafter, how much of each tree is kept.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from itertools import count
 
 import numpy as np
 
-from engine.drafters.lookup_tree import Grown
+from engine.drafters.lookup_tree import LookupTree
 from engine.protocol import (
     ContinueDrafting,
     Draft,
@@ -24,46 +24,48 @@ from policies.tree import DraftTree
 _NO_NODES = np.empty(0, np.float32)
 
 
-def as_far_as_wanted(
-    orders: Sequence[DraftOrder], grown: Sequence[Grown | Missing], go_on: ContinueDrafting
+def prune_by_levels(
+    orders: Sequence[DraftOrder], grown: Sequence[LookupTree | Missing], go_on: ContinueDrafting
 ) -> list[Draft | Missing | NoRoom]:
     """Answers each order with as many levels of its tree as `go_on` asks for."""
     if go_on is to_ordered_depth:
         return [
-            one if isinstance(one, Missing) else _answer(order, one, len(one.level_ends))
+            one if isinstance(one, Missing) else _draft(order, one, len(one.level_ends))
             for order, one in zip(orders, grown, strict=True)
         ]
     drafting = [
-        (place, one) for place, one in enumerate(grown) if isinstance(one, Grown) and one.level_ends
+        (index, one)
+        for index, one in enumerate(grown)
+        if isinstance(one, LookupTree) and one.level_ends
     ]
-    levels = [0] * len(grown)
+    kept_levels = [0] * len(grown)
     for depth in count():
-        drafting = [(place, one) for place, one in drafting if len(one.level_ends) > depth]
+        drafting = [(index, one) for index, one in drafting if len(one.level_ends) > depth]
         if not drafting:
             break
         step = DraftStep(
             depth,
-            [orders[place].prefix.request for place, _ in drafting],
+            [orders[index].prefix.request for index, _ in drafting],
             [_frontier(one, depth) for _, one in drafting],
         )
         drafting = [one for one, more in zip(drafting, go_on(step), strict=True) if more]
-        for place, _ in drafting:
-            levels[place] = depth + 1
+        for index, _ in drafting:
+            kept_levels[index] = depth + 1
     return [
-        one if isinstance(one, Missing) else _answer(order, one, wanted)
-        for order, one, wanted in zip(orders, grown, levels, strict=True)
+        one if isinstance(one, Missing) else _draft(order, one, levels)
+        for order, one, levels in zip(orders, grown, kept_levels, strict=True)
     ]
 
 
-def _frontier(grown: Grown, depth: int) -> np.ndarray:
-    """Path confidences of the deepest level; the root, which is no node, has none."""
+def _frontier(grown: LookupTree, depth: int) -> np.ndarray:
+    """Path confidences of the level at this depth; depth 0 is the root, which is no node."""
     if depth == 0:
         return _NO_NODES
     start = grown.level_ends[depth - 2] if depth > 1 else 0
     return grown.path_confidence[start : grown.level_ends[depth - 1]]
 
 
-def _answer(order: DraftOrder, grown: Grown, levels: int) -> Draft:
+def _draft(order: DraftOrder, grown: LookupTree, levels: int) -> Draft:
     tree = grown.tree
     if levels < len(grown.level_ends):
         end = grown.level_ends[levels - 1] if levels else 0

@@ -1,0 +1,63 @@
+"""What the ngram and the suffix drafter share: they draft what followed a request's last tokens."""
+
+from collections.abc import Iterable, Sequence
+
+from engine.drafters.lookup_confidence import LookupCalibration
+from engine.drafters.lookup_levels import prune_by_levels
+from engine.drafters.lookup_tree import LookupTree, SearchSettings, compile_kernels, grow
+from engine.drafters.past_outputs import PastOutputs
+from engine.drafters.text_index import TextIndex
+from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom, to_ordered_depth
+from engine.soft_state import HeldRequest, SoftState
+
+
+class LookupDrafter:
+    """Soft state: an index per request over its committed tokens, and the past outputs."""
+
+    def __init__(
+        self, name: str, settings: SearchSettings, max_requests: int, max_past_tokens: int
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        compile_kernels(settings)
+        self._past = PastOutputs(max_past_tokens)
+        self._own: dict[str, TextIndex] = {}
+        self._calibration = LookupCalibration()
+        self._state = SoftState(max_requests, on_drop=self._drop)
+
+    def draft(
+        self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
+    ) -> list[Draft | Missing | NoRoom]:
+        held = self._state.accept([order.prefix for order in orders])
+        grown = [
+            one if isinstance(one, Missing) else self._grow(order, one)
+            for order, one in zip(orders, held, strict=True)
+        ]
+        return prune_by_levels(orders, grown, go_on)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._state.forget(requests)
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._own.pop(request, None)
+            self._calibration.forget(request)
+
+    def _grow(self, order: DraftOrder, held: HeldRequest) -> LookupTree:
+        request = order.prefix.request
+        if request not in self._own:
+            self._own[request] = TextIndex()
+        own = self._own[request]
+        own.follow(held.committed.ids, held.unchanged)
+        self._calibration.update(request, held.committed.ids, held.unchanged)
+        weights = self._calibration.weights
+        grown = grow(own, self._past.index, self._settings, weights, order.depth, order.width)
+        self._calibration.record(request, own.end, grown.tree, grown.kinds)
+        if grown.past_position >= 0:
+            self._past.touch(grown.past_position)
+        return grown
+
+    def _drop(self, request: str, held: HeldRequest) -> None:
+        self._own.pop(request, None)
+        self._calibration.forget(request)
+        self._past.add(held.committed.ids[held.start.prompt_len :])
