@@ -4,9 +4,17 @@ BUILD ?= cpu
 PYTHON ?= python3
 # What `make serve` runs the target on: native, or vllm.
 TARGET ?= native
-TOPOLOGY_native := cluster.yaml
-TOPOLOGY_vllm := cluster/vllm.yaml
-TOPOLOGY = $(or $(TOPOLOGY_$(TARGET)),$(error TARGET is native or vllm, and not $(TARGET)))
+# The default model, and what is served in its place where it cannot be fetched.
+CACHE := $(or $(SPINDLE_CACHE),$(HOME)/.cache/spindle)
+MODEL := $(CACHE)/SmolLM2-135M-Instruct/config.json
+DEFAULTS_native := cluster.yaml cluster/zoo.yaml
+DEFAULTS_vllm := cluster/vllm.yaml cluster/vllm.yaml
+DEFAULTS = $(or $(DEFAULTS_$(TARGET)),$(error TARGET is native or vllm, and not $(TARGET)))
+# Any other file: `make serve TOPOLOGY=cluster/fleet.yaml`.
+TOPOLOGY = $(word $(if $(shell test -f $(MODEL) && echo yes),1,2),$(DEFAULTS))
+# Loops are compiled anew for each processor and each change, else by the first start.
+COMPILED := $(CACHE)/compiled/.done
+LOOPS := $(shell grep -rl --include='*.py' 'from numba import' policies engine actors)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BUILD)
@@ -20,7 +28,7 @@ index that has it in PIP_EXTRA_INDEX_URL, then run make again.
 # Their CUDA builds break imports beside a CPU torch; nothing here needs them.
 LEFT_OUT := torchvision|torchaudio|torchcodec
 
-.PHONY: serve test lint bench clean
+.PHONY: model serve test lint bench clean
 
 $(INSTALLED): constraints-$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -32,10 +40,21 @@ $(INSTALLED): constraints-$(BUILD).txt
 	@! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
 	@touch $@
 
-serve: $(INSTALLED)
-	env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
+model: $(MODEL) $(COMPILED)
 
-test: $(INSTALLED)
+$(MODEL): | $(INSTALLED)
+	@$(BIN)/python -m cluster.fetch || \
+	  echo 'make serve takes the built-in models in its place (cluster/zoo.yaml).'
+
+$(COMPILED): $(INSTALLED) $(LOOPS)
+	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile
+	@touch $@
+
+serve: $(INSTALLED) model
+	@echo 'Starting Ray and Serve with $(TOPOLOGY): some 20 s until Spindle is ready.'
+	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
+
+test: $(INSTALLED) model
 	$(RUN)/python -m pytest
 
 lint: $(INSTALLED)

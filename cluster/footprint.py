@@ -12,8 +12,6 @@ RUNTIME_BYTES = 600_000_000
 """Of a process with Ray, torch and transformers before it loads anything, and of what loading
 leaves behind: 420 MB and 150 MB, measured."""
 _BYTES = {"bfloat16": 2, "float32": 4}
-_DRAFTER_BYTES = 4
-"""Drafters compute in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +102,13 @@ def _footprint(
 
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Weights and KV of all ranks together."""
-    width = _BYTES[target.dtype]
+    width = _width(target)
     size = target.inflate_to or parameters(resolve(target.model)) or 0
     return size * width, target.kv_tokens * target.architecture().kv_values() * width
 
 
 def _swap_bytes(target: TargetConfig) -> int:
-    return target.swap_tokens * target.architecture().kv_values() * _BYTES[target.dtype]
+    return target.swap_tokens * target.architecture().kv_values() * _width(target)
 
 
 def _drafter_bytes(drafter: DrafterConfig) -> tuple[int, int]:
@@ -118,4 +116,11 @@ def _drafter_bytes(drafter: DrafterConfig) -> tuple[int, int]:
     if path is None:
         return 0, 0
     kv = drafter.kv_tokens * architecture(path).kv_values()
-    return (parameters(path) or 0) * _DRAFTER_BYTES, kv * _DRAFTER_BYTES
+    return (parameters(path) or 0) * _width(drafter), kv * _width(drafter)
+
+
+def _width(model: TargetConfig | DrafterConfig) -> int:
+    """Bytes of a number; of `auto` on a CPU, which is not known here, the most it may take."""
+    if model.dtype == "auto":
+        return _BYTES["bfloat16" if model.gpus else "float32"]
+    return _BYTES[model.dtype]

@@ -11,7 +11,10 @@ _EVERYWHERE = ("0.0.0.0", "::")
 """Hosts to listen on, but not to call."""
 _CURL = """\
 curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
--d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Count to 9."}}]}}'"""
+-d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]{more}}}'"""
+_QUESTION = "What is the capital of France?"
+_MORE = ', "temperature": 0, "max_tokens": 64'
+"""The same answer each time."""
 
 
 def tell(line: str) -> None:
@@ -31,7 +34,10 @@ async def announce(model: str) -> None:
     tell(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
     if grpc.grpc_servicer_functions:
         tell(f"gRPC at {host}:{grpc.port}; handles: serve.get_app_handle({app!r})")
-    tell(f"Try: {_CURL.format(url=url, model=model)}")
+    about = {"url": url, "model": model, "question": _QUESTION}
+    tell(f"Try: {_CURL.format(**about, more=_MORE)}")
+    without = _CURL.format(**about, more=_MORE + ', "speculation": "off"')
+    tell(f"The same without speculation, to compare: {without}")
 
 
 def _details() -> ServeInstanceDetails:

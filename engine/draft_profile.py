@@ -4,6 +4,7 @@ Whole draft calls are timed, as they are served, with sampling and bookkeeping; 
 levels counts as so many equal steps.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from statistics import median
@@ -20,21 +21,31 @@ REQUESTS = (1, 4, 16)
 CONTEXT = (32, 128, 512)
 DEPTH = 4
 ROUNDS = 5
+_LEAST_SHAPES = 3
+"""As many as a fit has numbers to find."""
 
 
 def profile_drafter(
-    drafter: Drafter, vocab_size: int, max_context: int, contexts: Sequence[int] = CONTEXT
+    drafter: Drafter,
+    vocab_size: int,
+    max_context: int,
+    contexts: Sequence[int] = CONTEXT,
+    seconds: float = math.inf,
 ) -> LinearCost:
-    """Measure while nothing else runs on the device. Leaves nothing behind in the drafter."""
-    samples = [
-        ForwardSample(
-            requests * context,
-            requests,
-            _seconds_per_step(drafter, vocab_size, requests, context),
-        )
-        for requests, context in product(REQUESTS, contexts)
-        if context + DEPTH <= max_context
-    ]
+    """Measure while nothing else runs on the device. Leaves nothing behind in the drafter.
+
+    `seconds`: when they are over, the fit says what the larger shapes would have taken.
+    """
+    begun = perf_counter()
+    samples: list[ForwardSample] = []
+    shapes = sorted(product(REQUESTS, contexts), key=lambda shape: (math.prod(shape), shape))
+    for requests, context in shapes:
+        if context + DEPTH > max_context:
+            continue
+        step_s = _seconds_per_step(drafter, vocab_size, requests, context)
+        samples.append(ForwardSample(requests * context, requests, step_s))
+        if len(samples) >= _LEAST_SHAPES and perf_counter() - begun > seconds:
+            break
     return fit_linear(samples)
 
 

@@ -6,6 +6,7 @@ and keeps the measurements in a file, so that a server starts without measuring 
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -36,6 +37,10 @@ from policies.cost import (
 FORMAT = 3
 """Of the cache file; a change of what is measured, or how, makes it grow."""
 WARM_UP_ROUNDS = 1
+_LEAST_ROUNDS = 3
+"""For which there is time, with the first that warms up, when shapes are chosen."""
+_LEAST_SHAPES = 4
+"""As many as a fit has numbers to find."""
 NO_TOKEN = -1
 """Stands for the committed tokens of measured requests, whose KV rows were never computed: no
 request has this token, so none finds those rows in the prefix cache."""
@@ -52,6 +57,9 @@ class Grid:
     """Committed tokens of each request."""
     rounds: int = 7
     """Times that each shape is measured, in turn with the others; the median counts."""
+    seconds: float = math.inf
+    """For all of it. Where they do not suffice, the outermost shapes are measured, fewer times, and
+    the fit says what lies between and beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +146,60 @@ def kept(
 
 def measure(model: PackedModel, grid: Grid) -> tuple[ForwardSample, ...]:
     shapes = [shape for shape in shapes_of(grid) if _fits(model, shape)]
-    return in_turns(shapes, grid.rounds, lambda shape, rng: _time_forward(model, shape, rng))
+    return in_turns(shapes, grid, lambda shape, rng: _time_forward(model, shape, rng))
 
 
 def in_turns(
     shapes: Sequence["Shape"],
-    rounds: int,
+    grid: Grid,
     time_forward: Callable[["Shape", np.random.Generator], float],
+    clock: Callable[[], float] = perf_counter,
 ) -> tuple[ForwardSample, ...]:
-    """Shapes take turns: a disturbance of the machine spreads over them, the median drops it."""
+    """Shapes take turns: a disturbance of the machine spreads over them, the median drops it.
+    `shapes`: of the grid, those that can be measured."""
     if not shapes:
         raise ValueError("the model's context or KV pool is too small for every shape of the grid")
     rng = np.random.default_rng(0)
-    seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
-    for round_number in range(WARM_UP_ROUNDS + rounds):
-        for index in rng.permutation(len(shapes)):
-            elapsed = time_forward(shapes[index], rng)
-            if round_number >= WARM_UP_ROUNDS:
-                seconds[shapes[index]].append(elapsed)
+    begun = clock()
+    seconds: dict[Shape, list[float]] = {}
+    per_token = 0.0
+    for shape in sorted(shapes, key=partial(_order, grid)):
+        shape_begun = clock()
+        expected = shape_begun - begun + per_token * shape.tokens
+        if len(seconds) >= _LEAST_SHAPES and expected > grid.seconds / _LEAST_ROUNDS:
+            break
+        for _ in range(WARM_UP_ROUNDS):
+            time_forward(shape, rng)
+        per_token = (clock() - shape_begun) / shape.tokens
+        seconds[shape] = []
+    chosen = list(seconds)
+    for _ in range(grid.rounds):
+        round_begun = clock()
+        for index in rng.permutation(len(chosen)):
+            seconds[chosen[index]].append(time_forward(chosen[index], rng))
+        now = clock()
+        if now + (now - round_begun) - begun > grid.seconds:
+            break
     return tuple(
         ForwardSample(
             context=shape.requests * shape.context,
-            tokens=shape.requests * shape.rows,
+            tokens=shape.tokens,
             seconds=median(times),
         )
         for shape, times in seconds.items()
     )
+
+
+def _order(grid: Grid, shape: "Shape") -> tuple[bool, int, int]:
+    """The outermost shapes first, and of these the cheap ones: a few say most about a fit."""
+    outermost = all(
+        value in (min(axis), max(axis)) for value, axis in zip(shape, _axes(grid), strict=True)
+    )
+    return not outermost, shape.tokens, shape.context
+
+
+def _axes(grid: Grid) -> tuple[tuple[int, ...], ...]:
+    return grid.requests, grid.rows, grid.context
 
 
 class Shape(NamedTuple):
@@ -171,9 +207,13 @@ class Shape(NamedTuple):
     rows: int
     context: int
 
+    @property
+    def tokens(self) -> int:
+        return self.requests * self.rows
+
 
 def shapes_of(grid: Grid) -> list[Shape]:
-    return [Shape(*shape) for shape in product(grid.requests, grid.rows, grid.context)]
+    return [Shape(*shape) for shape in product(*_axes(grid))]
 
 
 def _fits(model: PackedModel, shape: Shape) -> bool:

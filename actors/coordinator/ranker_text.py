@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
+from engine.tokenizer import load_tokenizer
 from policies.scheduling.rank_prompts import Message
 
 
 class RankerText:
     def __init__(self, checkpoint: Path) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self._tokenizer = load_tokenizer(checkpoint)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         encoded = self._tokenizer.apply_chat_template(

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
 _SILENCE_S = 10
 """Whoever loads for longer says so, again and again."""
+_MEASURING = "measuring what forwards cost on this machine, or reading what was measured before"
 _LOG = logging.getLogger("spindle")
 
 Progress = Callable[[str], None]
@@ -64,19 +66,20 @@ async def raise_fleet(
     group: Group | None = None,
     limits: Limits = _DEFAULT_LIMITS,
     progress: Progress = _LOG.info,
+    measure_s: float = inf,
 ) -> Fleet:
     """`group`: of the actors; a fleet without actors needs none. Profiles of the target are kept
-    in `cache_dir`. Raises what is wrong with a model (UnsupportedModel, IncompatibleDrafter, ...),
-    or HostLost; nothing stays behind then."""
+    in `cache_dir`; `measure_s`: what measuring one model may take. Raises what is wrong with a
+    model (UnsupportedModel, IncompatibleDrafter, ...), or HostLost; nothing stays behind then."""
     await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
     verifier = _verifier(target, group, limits)
     models = _models(target, drafters, group, limits)
     closers = [verifier.close, *(model.host.close for model in models)]
     try:
         await _start(target, verifier, models, progress)
-        progress("measuring what forwards cost on this machine")
-        verify = await verifier.measure(cache_dir)
-        draft = await _measured(models)
+        progress(_MEASURING + (f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""))
+        verify = await verifier.measure(cache_dir, measure_s)
+        draft = await _measured(models, measure_s)
         views = [await _view(model, draft[model.lane]) for model in models]
     except BaseException:
         for close in closers:
@@ -218,12 +221,12 @@ async def _signs_of_life(name: str, progress: Progress) -> AsyncIterator[None]:
         telling.cancel()
 
 
-async def _measured(models: Sequence[_Model]) -> dict[str, CostModel]:
+async def _measured(models: Sequence[_Model], measure_s: float) -> dict[str, CostModel]:
     """By lane. Instances of one drafter cost the same."""
     by_drafter: dict[str, CostModel] = {}
     for spec, _, host in models:
         if spec.name not in by_drafter:
-            by_drafter[spec.name] = await host.measure()
+            by_drafter[spec.name] = await host.measure(measure_s)
         host.cost = by_drafter[spec.name]
     return {lane: by_drafter[spec.name] for spec, lane, _ in models}
 

@@ -69,8 +69,8 @@ class ThreadDrafter:
         """Parameters."""
         return self._worker.size()
 
-    async def measure(self) -> CostModel:
-        return await self._thread.run(self._worker.measure)
+    async def measure(self, seconds: float) -> CostModel:
+        return await self._thread.run(self._worker.measure, seconds)
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
@@ -100,8 +100,8 @@ class ThreadVerifier:
         await self._thread.run(self._worker.load)
         self.limits = self._worker.limits()
 
-    async def measure(self, cache_dir: Path) -> TargetCosts:
-        return await self._thread.run(self._worker.measure, cache_dir)
+    async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
+        return await self._thread.run(self._worker.measure, cache_dir, seconds)
 
     async def verify(
         self, orders: Sequence[VerifyOrder]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,16 +10,18 @@ from transformers import AutoModelForCausalLM
 
 from actors.hosts.protocol import KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.checkpoints import parameters
 from cluster.config.backends import BACKENDS
-from engine.cpu.prepack import has_bf16_products
+from engine.cpu.prepack import fast_dtype, has_bf16_products
 from engine.draft_profile import profile_drafter
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
 from engine.parallel.ranks import Place
-from engine.profiler import profile
+from engine.profiler import Grid, profile
 from engine.protocol import Drafter, Verifier
 from engine.request import TargetLimits
 from engine.verifiers.native import NativeVerifier
@@ -42,8 +44,9 @@ class TargetCosts:
 class LoadedTarget:
     verifier: Verifier
     kv_state: Callable[[], KvState]
-    measure: Callable[[Path], TargetCosts]
-    """While nothing else runs on the device; keeps what it has measured in that directory."""
+    measure: Callable[[Path, float], TargetCosts]
+    """Within so many seconds, while nothing else runs on the device; keeps what it has measured in
+    that directory."""
 
     @property
     def limits(self) -> TargetLimits:
@@ -61,12 +64,13 @@ class LoadedDrafter:
     drafter: Drafter
     size: float
     """Parameters."""
-    measure: Callable[[], CostModel]
-    """While nothing else runs on the device."""
+    measure: Callable[[float], CostModel]
+    """Within so many seconds, while nothing else runs on the device."""
 
 
 def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
     """`place`: of the leader among the ranks of a native target, which it waits for."""
+    spec = replace(spec, dtype=target_dtype(spec))
     if spec.device == "cpu" and spec.dtype == torch.bfloat16 and not has_bf16_products():
         _LOG.warning(_SLOW_BF16)
     loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec, place)
@@ -78,9 +82,9 @@ def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
 def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
     model = _leader(spec, place) if place else _whole(spec)
 
-    def measure(cache_dir: Path) -> TargetCosts:
+    def measure(cache_dir: Path, seconds: float) -> TargetCosts:
         setup = "native" if place is None else f"native, {place.ranks} ranks"
-        measured = profile(model, setup, cache_dir)
+        measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
         return TargetCosts(measured.roofline, measured.token_budget)
 
     def kv_state() -> KvState:
@@ -95,24 +99,39 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
 def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
     """The share of another rank of the same target, for engine.parallel.lockstep.follow."""
     return PackedModel(
-        split(load_stock(spec.checkpoint, spec.dtype), place, spec.device),
+        split(load_stock(spec.checkpoint, target_dtype(spec)), place, spec.device),
         kv_tokens=spec.kv_tokens,
         swap_tokens=spec.swap_tokens,
     )
+
+
+def target_dtype(spec: TargetSpec) -> torch.dtype:
+    return spec.dtype or fast_dtype(spec.device)
+
+
+def drafter_dtype(spec: DrafterSpec) -> torch.dtype:
+    if spec.dtype is not None:
+        return spec.dtype
+    size = None if spec.checkpoint is None else parameters(spec.checkpoint)
+    if spec.device == "cpu" and size is not None and size <= MAX_PARAMETERS:
+        return torch.float32
+    return fast_dtype(spec.device)
 
 
 def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> LoadedDrafter:
     """`name`: of the lane. Raises IncompatibleDrafter."""
     if spec.checkpoint is None:
         raise ValueError(f"drafter {spec.name!r} of kind model needs a checkpoint")
-    stock = AutoModelForCausalLM.from_pretrained(spec.checkpoint, dtype=torch.float32)
+    stock = AutoModelForCausalLM.from_pretrained(spec.checkpoint, dtype=drafter_dtype(spec))
     stock = stock.to(spec.device).eval()
     runner = make_runner(stock, kv_tokens=spec.kv_tokens)
     drafter = ModelDrafter(name, runner, target_vocab_size=target_vocab_size)
     return LoadedDrafter(
         drafter,
         size=float(sum(weight.numel() for weight in stock.parameters())),
-        measure=lambda: profile_drafter(drafter, target_vocab_size, runner.max_context),
+        measure=lambda seconds: profile_drafter(
+            drafter, target_vocab_size, runner.max_context, seconds=seconds
+        ),
     )
 
 
@@ -147,8 +166,8 @@ def _load_vllm(spec: TargetSpec) -> LoadedTarget:
     )
     verifier = load_vllm(vllm_spec)
 
-    def measure(cache_dir: Path) -> TargetCosts:
-        measured = profile_vllm(verifier, vllm_spec, cache_dir)
+    def measure(cache_dir: Path, seconds: float) -> TargetCosts:
+        measured = profile_vllm(verifier, vllm_spec, cache_dir, Grid(seconds=seconds))
         return TargetCosts(measured.roofline, measured.token_budget)
 
     def kv_state() -> KvState:

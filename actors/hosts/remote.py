@@ -37,8 +37,8 @@ class RemoteDrafter:
         size: float = await self._host.call_patiently("size")
         return size
 
-    async def measure(self) -> CostModel:
-        cost: CostModel = await self._host.call_patiently("measure")
+    async def measure(self, seconds: float) -> CostModel:
+        cost: CostModel = await self._host.call_patiently("measure", seconds)
         return cost
 
     async def draft(
@@ -79,8 +79,8 @@ class RemoteVerifier:
         await self._host.start()
         self.limits = await self._host.call_patiently("limits")
 
-    async def measure(self, cache_dir: Path) -> TargetCosts:
-        costs: TargetCosts = await self._host.call_patiently("measure", cache_dir)
+    async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
+        costs: TargetCosts = await self._host.call_patiently("measure", cache_dir, seconds)
         self._cost = costs.verify
         return costs
 

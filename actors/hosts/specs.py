@@ -15,7 +15,8 @@ Where = Literal["actor", "inline"]
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
     checkpoint: Path
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+    """None: what its device multiplies fastest."""
     kv_tokens: int
     swap_tokens: int = 0
     backend: Backend = "native"
@@ -49,6 +50,8 @@ class DrafterSpec:
     kind: Literal["model", "ngram", "suffix"] = "model"
     checkpoint: Path | None = None
     """Of a model."""
+    dtype: torch.dtype | None = None
+    """As in TargetSpec, but float32 for models that compiled loops run."""
     capacity: int = 16
     """Requests that a lane of it serves at once."""
     kv_tokens: int = 32_768

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from actors.hosts.specs import DrafterSpec
 from engine.drafters.model import check_tokenizer
+from engine.tokenizer import load_tokenizer
 
 
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
@@ -23,5 +22,5 @@ def _tokens(checkpoint: Path) -> Mapping[str, int] | None:
     """None: weights alone, so there is nothing to compare but the vocabulary's size."""
     if not any(checkpoint.glob("tokenizer*")):
         return None
-    tokens: dict[str, int] = AutoTokenizer.from_pretrained(checkpoint).get_vocab()
+    tokens: dict[str, int] = load_tokenizer(checkpoint).get_vocab()
     return tokens

@@ -85,8 +85,8 @@ class DrafterWorker:
         """Parameters."""
         return self._loaded.size
 
-    def measure(self) -> CostModel:
-        return self._loaded.measure()
+    def measure(self, seconds: float) -> CostModel:
+        return self._loaded.measure(seconds)
 
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
@@ -117,8 +117,8 @@ class VerifierWorker:
     def limits(self) -> TargetLimits:
         return self._loaded.limits
 
-    def measure(self, cache_dir: Path) -> TargetCosts:
-        return self._loaded.measure(cache_dir)
+    def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
+        return self._loaded.measure(cache_dir, seconds)
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         return isolated(self._verifier, self._verifier.verify, orders, self._warm_up)

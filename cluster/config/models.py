@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cluster.checkpoints import Architecture, architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.section import Section, within
+from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.zoo.paths import MODELS, inflated_target, model_path
 from policies import ranges
 
@@ -20,9 +21,16 @@ def _known_model(model: str) -> str:
     if model.startswith(ZOO):
         if model.removeprefix(ZOO) not in MODELS:
             raise ValueError(f"the zoo has {', '.join(ZOO + name for name in MODELS)}")
+    elif model == SMOLLM2:
+        if not has_smollm2():
+            raise ValueError(
+                f"{SMOLLM2} is not on this machine; `make model` fetches it, and "
+                "cluster/zoo.yaml serves the built-in models in its place"
+            )
     elif not (Path(model) / "config.json").is_file():
         raise ValueError(
-            f"{model} is neither a directory with a Hugging Face checkpoint nor zoo/NAME"
+            f"{model} is neither a directory with a Hugging Face checkpoint nor zoo/NAME "
+            f"nor {SMOLLM2}"
         )
     return model
 
@@ -50,15 +58,18 @@ AtLeastOne = Annotated[int, within(ranges.SOME)]
 Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
+Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 class TargetConfig(Section):
     model: ModelName = "zoo/target"
-    """A checkpoint's directory, or a built-in model as zoo/NAME."""
+    """A checkpoint's directory, a built-in model as zoo/NAME, or SmolLM2-135M-Instruct, which
+    `make model` fetches."""
     inflate_to: Annotated[int, Field(ge=4_000_000, le=2_000_000_000)] | None = None
     """Only for zoo/target: about so many parameters, with the same output (docs/zoo.md)."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of weights and KV. In float32 the same request gives the same tokens in any company."""
+    dtype: Dtype = "auto"
+    """Of weights and KV. `auto`: bfloat16 where the device multiplies it fast, else float32, in
+    which the same request gives the same tokens in any company."""
     kv_tokens: Tokens = 16_384
     """Tokens that the KV memory holds, over all requests. At least one whole context."""
     swap_tokens: Count = 0
@@ -121,7 +132,10 @@ class DrafterConfig(Section):
     kind: Literal["model", "ngram", "suffix"] = "model"
     """ngram and suffix look tokens up in the prompt and in past outputs, and cost nothing."""
     model: ModelName | None = None
-    """Of kind model: a checkpoint's directory, or a built-in model as zoo/NAME."""
+    """Of kind model: as the target's."""
+    dtype: Dtype = "auto"
+    """Of weights and KV. `auto`: as the target's, but float32 for models so small that compiled
+    loops run them (docs/drafters.md)."""
     max_batch: AtLeastOne = 16
     """Requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens = 32_768
@@ -188,6 +202,8 @@ class DrafterConfig(Section):
 
 def resolve(model: str) -> Path:
     """The directory of a model that the schema has let through."""
+    if model == SMOLLM2:
+        return smollm2_path()
     return model_path(model.removeprefix(ZOO)) if model.startswith(ZOO) else Path(model)
 
 

@@ -5,10 +5,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engine.errors import InvalidRequest
+from engine.tokenizer import load_tokenizer
 
 BROKEN = "\ufffd"
 """What bytes decode to that are no UTF-8, or not yet."""
@@ -19,7 +19,7 @@ _BYTE_OF_SIGN = {sign: byte for byte, sign in bytes_to_unicode().items()}
 
 class Tokens:
     def __init__(self, checkpoint: Path) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self._tokenizer = load_tokenizer(checkpoint)
         self._special = frozenset(self._tokenizer.all_special_ids)
         self._spellings: dict[int, tuple[str, list[int] | None]] = {}
 

@@ -49,7 +49,7 @@ class Replica:
         from deployments.replica.host_specs import raise_hosts
         from deployments.replica.service import Service
 
-        tell(f"Spindle: loading {self._config.served_name}")
+        tell(f"Spindle: loading {self._config.served_name}, some 10 s")
         fleet = await raise_hosts(self._config, self._name, tell)
         service = Service(self._config, fleet)
         tell("Spindle: warming up")

@@ -13,6 +13,10 @@ from cluster.config import AppConfig
 from cluster.placement import Placement, plan
 from cluster.zoo.paths import cache_dir
 
+MEASURE_S = 5.0
+"""In which a first start measures a model; serving refines that
+(policies/estimates/online_cost.py)."""
+
 
 async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
     """Those that are actors go into the placement group that Serve has made for the replica."""
@@ -26,6 +30,7 @@ async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str],
         group,
         limits_of(config),
         progress,
+        MEASURE_S,
     )
 
 
@@ -34,7 +39,7 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
     target = config.target
     return TargetSpec(
         checkpoint=target.path(),
-        dtype=getattr(torch, target.dtype),
+        dtype=_dtype(target.dtype),
         kv_tokens=target.kv_tokens,
         swap_tokens=target.swap_tokens,
         backend=target.backend,
@@ -54,6 +59,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
             name=drafter.name,
             kind=drafter.kind,
             checkpoint=drafter.path(),
+            dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_tokens,
             past_tokens=drafter.past_tokens,
@@ -68,6 +74,11 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         )
         for drafter in config.drafters
     ]
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    """None is chosen where the model runs: its node may have another processor."""
+    return None if name == "auto" else getattr(torch, name)
 
 
 def limits_of(config: AppConfig) -> Limits:

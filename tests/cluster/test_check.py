@@ -41,8 +41,9 @@ def test_the_table_shows_every_process_and_what_it_takes(
         num_attention_heads=8,
         num_key_value_heads=2,
     )
+    target = {"model": str(model), "dtype": "bfloat16", "tensor_parallel": 2, "threads": 3}
     args = {
-        "target": {"model": str(model), "tensor_parallel": 2, "kv_tokens": 10_000, "threads": 3},
+        "target": target | {"kv_tokens": 10_000},
         "drafters": [
             {"name": "a", "model": str(model), "kv_tokens": 20_000, "instances": 2},
             {"name": "ngram", "kind": "ngram"},

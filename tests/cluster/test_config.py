@@ -274,3 +274,20 @@ def test_checking_a_config_loads_neither_torch_nor_ray() -> None:
         check=True,
     )
     assert said.stdout.strip() == "[]"
+
+
+def test_the_default_model_is_named_as_it_is_and_refused_where_it_was_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
+    args = {"target": {"model": "SmolLM2-135M-Instruct"}}
+    with pytest.raises(ValidationError) as refused:
+        AppConfig.model_validate(args)
+    (said,) = problems(refused.value)
+    assert said.startswith("target.model: SmolLM2-135M-Instruct is not on this machine")
+    assert "`make model`" in said
+    assert "cluster/zoo.yaml" in said
+    shutil.copytree(model_path("target"), tmp_path / "SmolLM2-135M-Instruct")
+    config = AppConfig.model_validate(args)
+    assert config.served_name == "SmolLM2-135M-Instruct"
+    assert config.target.path() == tmp_path / "SmolLM2-135M-Instruct"

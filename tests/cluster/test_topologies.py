@@ -22,7 +22,9 @@ from cluster.fitting import missing
 from cluster.footprint import footprints
 from cluster.nodes import Node, parse_node
 from cluster.placement import plan
+from cluster.smollm2 import smollm2_path
 from tests.cluster.checkpoints import write_qwen3
+from tests.smollm2 import needs_smollm2
 
 ROOT = Path(__file__).parents[2]
 LAPTOP = [parse_node("CPU=2,memory=8GB")]
@@ -33,6 +35,7 @@ EIGHT = parse_node("CPU=96,GPU=8,memory=1000GB,gpu_memory=80GB")
 
 MACHINES: Mapping[str, list[Node]] = {
     "cluster.yaml": LAPTOP,
+    "cluster/zoo.yaml": LAPTOP,
     "cluster/fleet.yaml": LAPTOP,
     "cluster/one_process.yaml": LAPTOP,
     "cluster/test.yaml": LAPTOP,
@@ -42,6 +45,11 @@ MACHINES: Mapping[str, list[Node]] = {
     "cluster/several_nodes.yaml": [H100] * 2 + [L4] * 8,
     "cluster/kuberay.yaml": [H100] + [L4] * 4,
 }
+
+
+LOADED = [
+    pytest.param(name, marks=needs_smollm2 if name == "cluster.yaml" else ()) for name in MACHINES
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,7 @@ def load(name: str, models: Path) -> AppConfig:
     )
 
 
+@needs_smollm2
 @pytest.mark.parametrize(
     ("target", "file"), [("native", "cluster.yaml"), ("vllm", "cluster/vllm.yaml")]
 )
@@ -67,6 +76,21 @@ def test_make_serve_runs_the_file_of_its_target(target: str, file: str, models: 
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said.split()[-1] == file
     assert load(file, models).target.backend == target
+
+
+def test_make_serve_takes_the_zoo_where_the_model_is_not(tmp_path: Path) -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "serve", f"SPINDLE_CACHE={tmp_path}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split()[-1] == "cluster/zoo.yaml"
+
+
+def test_make_and_a_config_look_for_the_model_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
+    command = ["make", "--print-data-base", "--dry-run", "clean"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"\nMODEL := {smollm2_path()}/config.json\n" in said
 
 
 def test_make_serve_refuses_another_target() -> None:
@@ -81,11 +105,9 @@ def test_all_topologies_are_tested() -> None:
     assert files | {"cluster.yaml"} == MACHINES.keys()
 
 
-@pytest.mark.parametrize(("name", "nodes"), MACHINES.items())
-def test_a_topology_is_valid_and_fits_its_machines(
-    name: str, nodes: list[Node], models: Path
-) -> None:
-    config = load(name, models)
+@pytest.mark.parametrize("name", LOADED)
+def test_a_topology_is_valid_and_fits_its_machines(name: str, models: Path) -> None:
+    config, nodes = load(name, models), MACHINES[name]
     assert missing(config, nodes) == []
     if len(nodes) > 1:
         assert missing(config, nodes[:-1]), "one node less would do"
@@ -100,7 +122,7 @@ def test_serve_takes_the_file(name: str) -> None:
     assert (application.name, application.import_path) == ("spindle", "deployments.app:build")
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", LOADED)
 def test_every_bundle_holds_what_its_processes_ask_for(name: str, models: Path) -> None:
     """Less, and an actor would wait for ever; more, and others would."""
     config = load(name, models)
@@ -128,7 +150,7 @@ def test_the_variant_with_four_ranks_fits_as_well(models: Path) -> None:
     assert missing(AppConfig.model_validate(config), [EIGHT]) == []
 
 
-@pytest.mark.parametrize("name", ["cluster.yaml", "cluster/fleet.yaml", "cluster/test.yaml"])
+@pytest.mark.parametrize("name", ["cluster/zoo.yaml", "cluster/fleet.yaml", "cluster/test.yaml"])
 def test_small_models_are_actors_and_lookups_are_inline(name: str, models: Path) -> None:
     config = load(name, models)
     assert config.target.placement == "actor"

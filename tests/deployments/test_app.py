@@ -34,11 +34,11 @@ UPLOAD_LIMIT_BYTES = 60 * 10**6
 
 
 TOPOLOGIES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "native": ("cluster.yaml", {}),
+    "native": ("cluster/zoo.yaml", {}),
     # Without compilation vLLM loads in a third of the time.
     "vllm": ("cluster/vllm.yaml", {"backend": "vllm", "engine_args": {"enforce_eager": True}}),
 }
-"""The file that `make serve TARGET=...` runs, and what its target keeps of it."""
+"""With the built-in models on either backend, and what the target keeps of the file."""
 
 
 JSON = {"Content-Type": "application/json"}
@@ -76,7 +76,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=TOPOLOGIES)
 def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The default config but for the target's size and dtype, the port, small limits and fixed
+    """The zoo's config but for the target's size and dtype, the port, small limits and fixed
     policies: verifier, drafters and router in actors of their own."""
     file, target = TOPOLOGIES[request.param]
     config = yaml.safe_load((ROOT / file).read_text())

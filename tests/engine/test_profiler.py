@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.model import PackedModel
-from engine.profiler import Grid, ProfileKey, measure, profile
+from engine.profiler import Grid, ProfileKey, Shape, in_turns, measure, profile, shapes_of
 from tests.checkpoints import CONTEXT, llama
 
 GRID = Grid(requests=(1, 3), rows=(1, 4), context=(16, 40), rounds=2)
@@ -86,3 +87,43 @@ def test_a_file_of_another_key_is_refused_and_named(model: PackedModel, tmp_path
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=path.name):
         profile(model, "packed", tmp_path, GRID)
+
+
+class Machine:
+    """On which each token of a forward takes so many seconds, and each forward one tenth."""
+
+    def __init__(self, token_s: float) -> None:
+        self.now = 0.0
+        self.token_s = token_s
+
+    def clock(self) -> float:
+        return self.now
+
+    def time_forward(self, shape: Shape, _rng: np.random.Generator) -> float:
+        took = 0.1 + self.token_s * shape.tokens
+        self.now += took
+        return took
+
+
+@pytest.mark.parametrize("token_s", [0.0, 0.001, 0.01, 0.02])
+def test_a_budget_of_seconds_is_kept(token_s: float) -> None:
+    machine = Machine(token_s)
+    grid = Grid(seconds=5.0)
+    samples = in_turns(shapes_of(grid), grid, machine.time_forward, machine.clock)
+    assert machine.now <= 5.0
+    assert len({sample.tokens for sample in samples}) >= 3, "a knee can be found"
+    assert len({sample.context for sample in samples}) >= 2
+
+
+def test_without_a_budget_everything_is_measured_as_often_as_asked() -> None:
+    machine = Machine(0.01)
+    grid = Grid()
+    calls: list[Shape] = []
+
+    def time_forward(shape: Shape, rng: np.random.Generator) -> float:
+        calls.append(shape)
+        return machine.time_forward(shape, rng)
+
+    samples = in_turns(shapes_of(grid), grid, time_forward, machine.clock)
+    assert len(samples) == len(shapes_of(grid))
+    assert all(calls.count(shape) == 1 + grid.rounds for shape in shapes_of(grid))

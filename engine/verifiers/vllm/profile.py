@@ -59,9 +59,10 @@ def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
     and only the first step over a prompt is expensive."""
     block = verifier.block_size
     contexts = [1 + -(-context // block) * block for context in grid.context]
-    shapes = shapes_of(replace(grid, context=tuple(contexts)))
+    grid = replace(grid, context=tuple(contexts))
+    shapes = shapes_of(grid)
     fitting = [shape for shape in shapes if _fits(verifier, shape)]
-    return in_turns(fitting, grid.rounds, lambda shape, rng: _time_step(verifier, shape, rng))
+    return in_turns(fitting, grid, lambda shape, rng: _time_step(verifier, shape, rng))
 
 
 def _fits(verifier: VllmVerifier, shape: Shape) -> bool:

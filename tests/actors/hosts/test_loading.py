@@ -1,12 +1,14 @@
 """What is said of a target where it is loaded."""
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from actors.hosts.loading import load_verifier
-from actors.hosts.specs import TargetSpec
+from actors.hosts.loading import drafter_dtype, load_verifier, target_dtype
+from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.zoo.paths import TARGET, model_path
 
 
@@ -30,3 +32,18 @@ def test_who_serves_in_bf16_without_bf16_products_is_told_the_way_out(
         load_verifier(TargetSpec(model_path(TARGET), dtype, kv_tokens=2048))
     said = [record.getMessage() for record in caplog.records]
     assert any("set target.dtype to float32" in one for one in said) == warned
+
+
+@pytest.mark.parametrize("fast", [torch.bfloat16, torch.float32])
+def test_auto_is_what_the_device_multiplies_fast(
+    fast: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.hosts.loading.fast_dtype", lambda _device: fast)
+    assert target_dtype(TargetSpec(model_path(TARGET), None, kv_tokens=2048)) == fast
+    assert target_dtype(TargetSpec(model_path(TARGET), torch.float32, 2048)) == torch.float32
+    large = DrafterSpec("large", checkpoint=Path("no safetensors to count weights in"))
+    assert drafter_dtype(large) == fast
+    tiny = DrafterSpec("tiny", checkpoint=model_path("tiny"))
+    assert drafter_dtype(tiny) == torch.float32, "compiled loops run it"
+    assert drafter_dtype(replace(tiny, gpus=0.5)) == fast
+    assert drafter_dtype(replace(tiny, dtype=torch.bfloat16)) == torch.bfloat16

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, PreTrainedModel
 
 from engine.cpu.decoder_loop import fused_forward
-from engine.cpu.prepack import PackedLinear, can_pack, prepack
+from engine.cpu.prepack import PackedLinear, can_pack, fast_dtype, prepack
 from engine.families import stock_logits
 from engine.model import PackedModel, Segment
 from tests.engine.families import SUPPORTED, VOCAB, build
@@ -222,3 +222,28 @@ def test_a_second_pool_may_share_a_packed_model() -> None:
     second = forward_all(PackedModel(model, kv_tokens=64, layout="padded"))
     torch.testing.assert_close(first, second, atol=1e-4, rtol=0)
     assert stock_logits(model, torch.tensor(PROMPTS[1])).shape == (VOCAB,)
+
+
+@pytest.mark.parametrize(
+    ("machine", "emulates", "instructions", "fast"),
+    [
+        ("x86_64", True, True, torch.bfloat16),
+        ("x86_64", True, False, torch.float32),
+        ("x86_64", False, False, torch.float32),
+        ("aarch64", True, False, torch.bfloat16),
+        ("aarch64", False, False, torch.float32),
+    ],
+)
+def test_bf16_is_fast_where_the_processor_has_instructions_for_it(
+    machine: str,
+    emulates: bool,
+    instructions: bool,
+    fast: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("engine.cpu.prepack.has_bf16_products", lambda: emulates)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    assert fast_dtype("cpu") == fast
+    assert fast_dtype("cuda") == torch.bfloat16

