@@ -83,7 +83,7 @@ async def raise_fleet(
             close()
         raise
     lanes = [
-        Lane(view, model.host, apart=_is_apart(model.spec))
+        Lane(view, model.host, own_processors=_has_own_processors(model.spec))
         for view, model in zip(views, models, strict=True)
     ]
     budget = verify.token_budget
@@ -153,7 +153,7 @@ def _needed(group: Group | None) -> Group:
     return group
 
 
-def _is_apart(spec: DrafterSpec) -> bool:
+def _has_own_processors(spec: DrafterSpec) -> bool:
     """Inline it computes where the target does; without a GPU on cores that others need as well,
     if only the coordinator."""
     return spec.placement == "actor" and spec.gpus > 0
@@ -165,7 +165,7 @@ def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:
         Lane(
             LaneView(spec.name, spec.name, _LOOKUP_CAPACITY),
             DirectDrafter(make_lookup(spec)),
-            free=True,
+            always_drafts=True,
         )
         for spec in drafters
         if spec.kind != "model"

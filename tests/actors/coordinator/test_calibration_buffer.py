@@ -3,7 +3,7 @@
 import random
 
 from actors.coordinator.calibration_buffer import CalibrationBuffer
-from actors.coordinator.request_state import Proposal
+from actors.coordinator.round_draft import Proposal
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import flatten
 from policies.tree import DraftTree

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors.coordinator.estimates import Batch, Costs, Estimates
+from actors.coordinator.estimates import Costs, Estimates, ForwardSize
 from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
@@ -77,7 +77,7 @@ def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None
     right, wrong = [True] * 40, [False] * 40
 
     def speed(matched: list[bool], covered: list[bool]) -> float:
-        score = estimates.score(SMALL.view, 100, matched, covered, Batch(1, 100))
+        score = estimates.score(SMALL.view, 100, matched, covered, ForwardSize(1, 100))
         return score.tokens / score.seconds
 
     plain = speed(wrong, wrong)
@@ -90,6 +90,6 @@ def test_a_score_counts_the_forward_that_the_request_shares() -> None:
     """It is held against slots that were measured among as many."""
     costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512, 512)
     estimates = Estimates(costs, [SMALL.view])
-    score = estimates.score(SMALL.view, 100, [False], [False], Batch(16, 1600))
+    score = estimates.score(SMALL.view, 100, [False], [False], ForwardSize(16, 1600))
     assert score.tokens == 1.0
     assert score.seconds == pytest.approx(0.016 + 0.016 + 0.02)

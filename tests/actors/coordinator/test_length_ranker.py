@@ -8,7 +8,7 @@ import torch
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Left
-from actors.coordinator.length_ranker import LengthPredictor, Ranked, Ranker
+from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Ranker
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Limits, Policies
@@ -49,7 +49,7 @@ async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ran
         for one in observers:
             one(event)
 
-    ranked: Ranked
+    ranked: RankConsumer
     form: Form = "prefill_only" if ranker_for == "prefill_only" else "length_only"
     self_ranked = SelfRanked(SelfRankedParams(form, batch=4, timeout_s=TIMEOUT_S))
     schedule = lp_sjf() if ranker_for == "lengths" else self_ranked
@@ -93,7 +93,7 @@ def test_the_target_is_asked_and_only_the_order_depends_on_what_it_says(ranker_f
         assert isinstance(event, Commit)
         plainly[int(event.request)] += event.token_ids
     assert streams == plainly
-    assert ranker.asked == len(REQUESTS)
+    assert ranker.requested == len(REQUESTS)
     assert ranker.unplaced == 0
     assert len(left) == len(REQUESTS), "internal requests are in nobody's statistics"
     if ranker_for == "lengths":
@@ -129,7 +129,7 @@ def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> Non
         stream = coordinator.submit("early", prompt, PARAMS)
         commits = aiter(stream)
         await anext(commits)
-        asked_before = ranker.asked
+        asked_before = ranker.requested
         queue = RankQueue("length_only", 4, TIMEOUT_S)
         ranker.use(LengthPredictor(queue, coordinator.predict), TIMEOUT_S)
         async for _commit in commits:

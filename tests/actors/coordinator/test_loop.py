@@ -22,8 +22,8 @@ from actors.coordinator.events import (
     VerifierUp,
 )
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Cancelled, Overloaded, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from actors.hosts.inline import DirectDrafter
 from actors.hosts.protocol import HostLost
 from benchmarks.simulator.clock import run
@@ -85,9 +85,13 @@ class Service:
         self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
         self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
         lanes = [
-            Lane(LaneView("near", "near", capacity=8), self.near, apart=self.apart),
-            Lane(LaneView("far", "far", capacity=8), self.far, apart=self.apart),
-            Lane(LaneView("ngram", "ngram", 64), DirectDrafter(NgramDrafter("ngram")), free=True),
+            Lane(LaneView("near", "near", capacity=8), self.near, own_processors=self.apart),
+            Lane(LaneView("far", "far", capacity=8), self.far, own_processors=self.apart),
+            Lane(
+                LaneView("ngram", "ngram", 64),
+                DirectDrafter(NgramDrafter("ngram")),
+                always_drafts=True,
+            ),
         ]
         draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
         self.coordinator = Coordinator(

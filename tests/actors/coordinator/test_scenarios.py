@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Cancelled, Overloaded, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.clock import VirtualTimeLoop
 from benchmarks.simulator.device import Faults
@@ -120,11 +120,11 @@ class Scenarios(RuleBasedStateMachine):
                 SimulatedDrafter(
                     name, cost, self.target, acceptance, domains, faults=faults.get(name, Faults())
                 ),
-                free=cost is None,
+                always_drafts=cost is None,
             )
             for name, cost in drafters.items()
         ]
-        draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.free}
+        draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.always_drafts}
         costs = Costs(
             LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16, most_tokens=24
         )

@@ -17,8 +17,8 @@ import torch
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, LaneDown, LaneUp, Verified, VerifierDown, VerifierUp
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Stream
 from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.stream import Stream
 from actors.hosts.fleet import Fleet, load, raise_fleet
 from actors.hosts.rpc_channel import WorkerFailed
 from actors.hosts.spawn import Group

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import RequestFailed
 from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.isolation import isolated
 from actors.hosts.protocol import HostLost, VerifierHost
