@@ -208,7 +208,7 @@ class Drafting:
 
     def _build_drafts(self, calls: Sequence["_Call"], trees: Sequence[FlatTrees]) -> None:
         """Merges what all lanes have proposed for each request. `trees`: by call."""
-        # Lookups are too short to be told from the handling around them.
+        # Lookups are too short to be distinguished from the handling around them.
         timed = [call.seconds for call in calls if not call.state.lane.always_drafts]
         seconds = max(timed, default=0.0)
         requests: dict[str, RequestState] = {}
