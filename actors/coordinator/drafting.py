@@ -183,9 +183,10 @@ class Drafting:
             if not call.state.lane.always_drafts:
                 call.state.busy = True
                 lane = call.state.name
-                call.caught_up = [
-                    self._switch_lane(request, lane, now) for request, _ in call.requests
-                ]
+                call.assigned = {
+                    request.name: (lane, self._switch_lane(request, lane, now))
+                    for request, _ in call.requests
+                }
         for call in calls:
             self._tasks.spawn(self._run, call, calls)
 
@@ -211,25 +212,24 @@ class Drafting:
         # Lookups are too short to be distinguished from the handling around them.
         timed = [call.seconds for call in calls if not call.state.lane.always_drafts]
         seconds = max(timed, default=0.0)
-        requests: dict[str, RequestState] = {}
+        requests: list[RequestState] = []
         proposals: dict[str, list[Proposal]] = {}
         assigned: dict[str, tuple[str, int]] = {}
         for call, drafted in zip(calls, trees, strict=True):
+            assigned.update(call.assigned)
+            name = call.state.name
             sizes = drafted.sizes.tolist()
             for place, ((request, _), nodes) in enumerate(zip(call.requests, sizes, strict=True)):
-                name = request.name
-                if name not in requests:
-                    requests[name] = request
-                    proposals[name] = []
+                own = proposals.get(request.name)
+                if own is None:
+                    own = proposals[request.name] = []
+                    requests.append(request)
                 if nodes:
-                    proposals[name].append((call.state.name, drafted, place))
-            for (request, _), caught_up in zip(call.requests, call.caught_up, strict=False):
-                assigned[request.name] = call.state.name, caught_up
+                    own.append((name, drafted, place))
         merged = self._estimates.merge([*proposals.values()])
-        for (name, request), tree in zip(requests.items(), merged, strict=True):
-            own = proposals[name]
+        for request, own, tree in zip(requests, proposals.values(), merged, strict=True):
             proposers = [lane for lane, _, _ in own]
-            lane, caught_up = assigned.get(name, _NOT_ASSIGNED)
+            lane, caught_up = assigned.get(request.name, _NOT_ASSIGNED)
             request.set_draft(
                 new(RoundDraft, (tree, own, proposers, lane, caught_up, True, seconds))
             )
@@ -271,8 +271,8 @@ class _Call:
     state: LaneState
     requests: Sequence[tuple[RequestState, DraftLimit]]
     rule: StepRule | None
-    caught_up: Sequence[int] = field(default_factory=list)
-    """By request, RoundDraft.caught_up; empty for a lane that always drafts."""
+    assigned: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """RoundDraft.lane and .caught_up by request; empty for a lane that always drafts."""
     seconds: float = 0.0
     """Until the lane answered."""
     trees: FlatTrees | None = None
