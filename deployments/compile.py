@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from actors.hosts.fleet import raise_fleet
+from actors.hosts.fleet import start_fleet
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config import AppConfig
 from cluster.zoo.paths import TARGET, cache_dir, model_path
@@ -39,7 +39,7 @@ def main() -> None:
 async def _serve(dtype: torch.dtype) -> None:
     """The kernels differ by the target's dtype."""
     target = TargetSpec(model_path(TARGET), dtype, kv_tokens=_KV_TOKENS)
-    fleet = await raise_fleet(target, _DRAFTERS, cache_dir() / "profiles", measure_s=0.0)
+    fleet = await start_fleet(target, _DRAFTERS, cache_dir() / "profiles", measure_s=0.0)
     service = Service(AppConfig(), fleet)
     await service.warm_up()
     await service.coordinator.close()

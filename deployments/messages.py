@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from actors.coordinator.request_state import Overloaded, Statistics
+from actors.coordinator.stream import Overloaded, Statistics
 from engine.errors import InvalidRequest
 from engine.protocol import Commit, Finish, TokenLogprobs
 from engine.sampling.params import SamplingParams
@@ -86,7 +86,7 @@ class Logprob(TypedDict):
 
 
 class StreamStatistics(TypedDict):
-    """actors.coordinator.request_state.Statistics of one attempt so far, or of several together."""
+    """actors.coordinator.stream.Statistics of one attempt so far, or of several together."""
 
     rounds: int
     drafted: int

@@ -3,18 +3,24 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Drafted, Event, Switched
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
-from actors.coordinator.microbatches import Batches, Cutting, verified_together, waiting_with
-from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, RequestState
+from actors.coordinator.microbatches import (
+    Batches,
+    MicroBatchPlan,
+    verified_together,
+    waiting_for,
+)
+from actors.coordinator.request_state import DRAFTING, READY, RequestState
+from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Policies
 from actors.hosts.protocol import HostLost
 from engine.protocol import DraftOrder, new
-from policies.flat_trees import NO_TREES, FlatTrees, flatten
+from policies.flat_trees import FlatTrees, flatten
 from policies.protocols import DraftLimit, LaneBatch, Selection, StepRule
 from policies.tree import DraftTree
 
@@ -35,183 +41,208 @@ class Drafting:
         self._changed = changed
 
     def start(
-        self, running: Sequence[RequestState], policies: Policies, cutting: Cutting, now: float
+        self,
+        running: Sequence[RequestState],
+        policies: Policies,
+        micro_batches: MicroBatchPlan,
+        now: float,
     ) -> None:
-        """Gives every ready request to its lane, or straight to the verifier."""
-        ready = [job for job in running if job.stage is READY]
-        drafting: list[RequestState] = []
-        for job in ready:
-            if job.prefilled and not job.cramped and job.draft_room > 0:
-                drafting.append(job)
+        """Sends every ready request to its lane, or straight to the verifier."""
+        ready = [request for request in running if request.stage is READY]
+        draftable: list[RequestState] = []
+        for request in ready:
+            if request.prefilled and not request.lacks_kv and request.draft_room > 0:
+                draftable.append(request)
             else:
-                job.propose_nothing()
-        if drafting:
-            chosen = self._chosen(running, policies.selection, now)
-            batches = self._batches(drafting, chosen, cutting)
-            for together in verified_together(batches, cutting):
-                others = waiting_with(together, running, cutting)
-                self._begin(together, others, policies, now)
+                request.set_draft(NO_DRAFT)
+        if draftable:
+            assigned = self._assign_lanes(running, policies.selection, now)
+            batches = self._batches(draftable, assigned, micro_batches)
+            for together in verified_together(batches, micro_batches):
+                others = waiting_for(together, running, micro_batches)
+                self._start_together(together, others, policies, now)
 
-    def _chosen(
+    def _assign_lanes(
         self, running: Sequence[RequestState], selection: Selection, now: float
     ) -> Mapping[str, str | None]:
-        """A lane for each request, or None. Who has named a drafter takes a place on its lanes;
-        the selection gives out the rest."""
-        pinned = [job for job in running if job.drafter is not None]
-        users = [job.view for job in running if not job.internal and job.drafter is None]
-        lanes = self._lanes.views()
+        """A lane for each request, or None. Requests that name their drafter are placed first; the
+        selection policy gets the remaining capacity."""
+        pinned = [request for request in running if request.drafter is not None]
+        others = [
+            request.view for request in running if not request.internal and request.drafter is None
+        ]
+        lanes = self._lanes.selectable()
         if not pinned:
-            return selection.assign(users, lanes, now)
-        free = {lane.name: lane.capacity for lane in lanes}
-        chosen: dict[str, str | None] = {}
-        for job in pinned:
-            own = [
+            return selection.assign(others, lanes, now)
+        capacity = {lane.name: lane.capacity for lane in lanes}
+        assigned: dict[str, str | None] = {}
+        for request in pinned:
+            candidates = [
                 lane.name
                 for lane in lanes
-                if lane.drafter == job.drafter and free[lane.name] and lane.name not in job.without
+                if lane.drafter == request.drafter
+                and capacity[lane.name]
+                and lane.name not in request.failed_lanes
             ]
-            # Where it is now, if it can be: another lane would have to catch up.
-            lane = max(own, key=lambda name: (name == job.lane, free[name]), default=None)
-            chosen[job.name] = lane
+            # Its present lane if possible: another one would have to catch up.
+            lane = max(
+                candidates,
+                key=lambda name: (name == request.lane, capacity[name]),
+                default=None,
+            )
+            assigned[request.name] = lane
             if lane is not None:
-                free[lane] -= 1
-        left = [replace(lane, capacity=free[lane.name]) for lane in lanes if free[lane.name]]
-        return {**selection.assign(users, left, now), **chosen}
+                capacity[lane] -= 1
+        left = [
+            replace(lane, capacity=capacity[lane.name]) for lane in lanes if capacity[lane.name]
+        ]
+        return {**selection.assign(others, left, now), **assigned}
 
     def _batches(
         self,
-        drafting: Sequence[RequestState],
-        chosen: Mapping[str, str | None],
-        cutting: Cutting,
+        draftable: Sequence[RequestState],
+        assigned: Mapping[str, str | None],
+        micro_batches: MicroBatchPlan,
     ) -> dict[str | None, list[RequestState]]:
         """What can start now: at most one micro-batch for each idle lane."""
         batches: dict[str | None, list[RequestState]] = {}
-        members = Counter(chosen.values())
+        members = Counter(assigned.values())
         idle = {None, *(state.name for state in self._lanes if state.idle)}
-        barrier = cutting.barrier
-        for job in drafting:
-            lane = chosen.get(job.name)
-            if lane in job.without:
+        barrier = micro_batches.barrier
+        for request in draftable:
+            lane = assigned.get(request.name)
+            if lane in request.failed_lanes:
                 lane = None
             if lane not in idle:
                 continue
             batch = batches.setdefault(lane, [])
             if barrier:
-                fits = not batch or batch[0].cohort == job.cohort
+                fits = not batch or batch[0].cohort == request.cohort
             else:
-                fits = len(batch) * cutting.parts.get(lane, 1) < members[lane]
+                fits = len(batch) * micro_batches.parts.get(lane, 1) < members[lane]
             if lane is None or fits:
-                batch.append(job)
+                batch.append(request)
         return batches
 
-    def _begin(
+    def _start_together(
         self, batches: Batches, others: Sequence[RequestState], policies: Policies, now: float
     ) -> None:
-        """Asks the chosen lanes and every free one; no depth anywhere is plain decoding.
-        `others` wait for the same verification."""
-        jobs = [job for batch in batches.values() for job in batch]
-        able = {lane: batch for lane, batch in batches.items() if lane is not None}
+        """Drafts on the assigned lanes and on every idle lane that always drafts; requests for
+        which no depth is planned decode plainly. `others` wait for the same verification."""
+        requests = [request for batch in batches.values() for request in batch]
+        by_lane = {lane: batch for lane, batch in batches.items() if lane is not None}
         for state in self._lanes:
-            if state.lane.free and state.idle:
+            if state.lane.always_drafts and state.idle:
                 drafter = state.lane.view.drafter
-                may = [
-                    job
-                    for job in jobs
-                    if job.drafter in (None, drafter) and state.name not in job.without
+                allowed = [
+                    request
+                    for request in requests
+                    if request.drafter in (None, drafter) and state.name not in request.failed_lanes
                 ]
-                if may:
-                    able[state.name] = may
-        if able:
-            asked = {job.name for batch in able.values() for job in batch}
-            waiting = [job for job in (*jobs, *others) if job.name not in asked]
-            self._ask_for_drafts(able, waiting, policies, now)
-        for job in jobs:
-            if job.stage is not DRAFTING:
-                job.propose_nothing()
+                if allowed:
+                    by_lane[state.name] = allowed
+        if by_lane:
+            on_lane = {request.name for batch in by_lane.values() for request in batch}
+            waiting = [request for request in (*requests, *others) if request.name not in on_lane]
+            self._plan_and_call(by_lane, waiting, policies, now)
+        for request in requests:
+            if request.stage is not DRAFTING:
+                request.set_draft(NO_DRAFT)
 
-    def _ask_for_drafts(
+    def _plan_and_call(
         self,
-        able: Mapping[str, Sequence[RequestState]],
+        by_lane: Mapping[str, Sequence[RequestState]],
         waiting: Sequence[RequestState],
         policies: Policies,
         now: float,
     ) -> None:
+        """`waiting`: requests that no lane can draft for but that are in the same verification."""
         batches = [
             LaneBatch(
                 lane,
-                [job.view for job in batch],
-                [len(job.served.committed.ids) - job.served.known.get(lane, 0) for job in batch],
+                [request.view for request in batch],
+                [request.lacks(lane) for request in batch],
             )
-            for lane, batch in able.items()
+            for lane, batch in by_lane.items()
         ]
-        batches.append(LaneBatch(None, [job.view for job in waiting]))
+        batches.append(LaneBatch(None, [request.view for request in waiting]))
         context = self._estimates.context()
         plans = policies.speculation.plan(batches, context, now)
         calls = []
-        for (lane, batch), plan in zip(able.items(), plans, strict=False):
-            asked = [
-                (job, _within(limit, job.draft_room, context.trees))
-                for job, limit in zip(batch, plan.limits, strict=True)
+        for (lane, batch), plan in zip(by_lane.items(), plans, strict=False):
+            limited = [
+                (request, _within(limit, request.draft_room, context.trees))
+                for request, limit in zip(batch, plan.limits, strict=True)
                 if limit.depth > 0
             ]
-            if asked:
-                calls.append(_Call(self._lanes[lane], asked, plan.rule))
+            if limited:
+                calls.append(_Call(self._lanes[lane], limited, plan.rule))
         for call in calls:
-            lane, free = call.state.name, call.state.lane.free
-            call.state.busy = not free
-            for job, _ in call.asked:
-                if job.stage is not DRAFTING:
-                    job.propose_nothing()
-                    job.tried = True
-                    job.stage = DRAFTING
-                if not free:
-                    self._put_on(job, lane, now)
+            for request, _ in call.requests:
+                request.stage = DRAFTING
+            if not call.state.lane.always_drafts:
+                call.state.busy = True
+                lane = call.state.name
+                call.assigned = {
+                    request.name: (lane, self._switch_lane(request, lane, now))
+                    for request, _ in call.requests
+                }
         for call in calls:
-            self._tasks.spawn(self._ask, call, calls)
+            self._tasks.spawn(self._run, call, calls)
 
-    def _put_on(self, job: RequestState, lane: str, now: float) -> None:
-        job.asked = lane
-        job.caught_up = 0
-        if job.lane != lane:
-            job.caught_up = len(job.served.committed) - job.served.known.get(lane, 0)
-            if job.lane is not None:
-                self._observe(Switched(now, job.name, job.lane, lane, job.caught_up))
-            job.lane = lane
+    def _switch_lane(self, request: RequestState, lane: str, now: float) -> int:
+        """The tokens on which the lane must catch up because the request was not on it before."""
+        if request.lane == lane:
+            return 0
+        catch_up = request.lacks(lane)
+        if request.lane is not None:
+            self._observe(Switched(now, request.name, request.lane, lane, catch_up))
+        request.lane = lane
+        return catch_up
 
-    def _unite(self, calls: Sequence["_Call"]) -> None:
-        """All lanes' trees of each request become one (DESIGN 4.8), or one chain."""
-        # Lookups are too short to tell from the handling around them.
-        priced = (call.seconds for call in calls if not call.state.lane.free)
-        seconds = max(priced, default=0.0)
-        jobs: dict[str, RequestState] = {}
-        for call in calls:
-            lane, trees = call.state.name, call.trees or NO_TREES
-            sizes = trees.sizes.tolist()
-            for place, ((job, _), nodes) in enumerate(zip(call.asked, sizes, strict=True)):
-                jobs[job.name] = job
+    async def _run(self, call: "_Call", calls: Sequence["_Call"]) -> None:
+        """One lane's call; the last of `calls` to return builds the drafts of all requests."""
+        call.trees = await self._draft(call)
+        trees = [other.trees for other in calls if other.trees is not None]
+        if len(trees) == len(calls):
+            self._build_drafts(calls, trees)
+
+    def _build_drafts(self, calls: Sequence["_Call"], trees: Sequence[FlatTrees]) -> None:
+        """Merges what all lanes have proposed for each request. `trees`: by call."""
+        # Lookups are too short to be distinguished from the handling around them.
+        timed = [call.seconds for call in calls if not call.state.lane.always_drafts]
+        seconds = max(timed, default=0.0)
+        requests: list[RequestState] = []
+        proposals: dict[str, list[Proposal]] = {}
+        assigned: dict[str, tuple[str, int]] = {}
+        for call, drafted in zip(calls, trees, strict=True):
+            assigned.update(call.assigned)
+            name = call.state.name
+            sizes = drafted.sizes.tolist()
+            for place, ((request, _), nodes) in enumerate(zip(call.requests, sizes, strict=True)):
+                own = proposals.get(request.name)
+                if own is None:
+                    own = proposals[request.name] = []
+                    requests.append(request)
                 if nodes:
-                    job.proposals.append((lane, trees, place))
-                    job.proposers.append(lane)
-        self._estimates.unite(jobs.values())
-        for job in jobs.values():
-            job.draft_s = seconds
-            job.stage = DRAFTED
+                    own.append((name, drafted, place))
+        merged = self._estimates.merge([*proposals.values()])
+        for request, own, tree in zip(requests, proposals.values(), merged, strict=True):
+            proposers = [lane for lane, _, _ in own]
+            lane, caught_up = assigned.get(request.name, _NOT_ASSIGNED)
+            request.set_draft(
+                new(RoundDraft, (tree, own, proposers, lane, caught_up, True, seconds))
+            )
         self._changed()
 
-    async def _ask(self, call: "_Call", calls: Sequence["_Call"]) -> None:
-        """One lane's trees; whoever of all `calls` is the last to answer has them united."""
-        call.trees = await self._answer(call)
-        if all([other.trees is not None for other in calls]):
-            self._unite(calls)
-
-    async def _answer(self, call: "_Call") -> FlatTrees:
-        """A lane that gets lost proposes nothing and is brought back."""
+    async def _draft(self, call: "_Call") -> FlatTrees:
+        """A lane that is lost proposes nothing, and is recovered in the background."""
         name, clock = call.state.name, asyncio.get_running_loop().time
         orders = [
-            new(DraftOrder, (job.served.prefix_for(name), limit.depth, limit.width, False))
-            for job, limit in call.asked
+            new(DraftOrder, (request.served.prefix_for(name), limit.depth, limit.width, False))
+            for request, limit in call.requests
         ]
-        begun = clock()
+        started = clock()
         try:
             answers = await call.state.lane.host.draft(orders, call.rule)
         except HostLost as error:
@@ -220,27 +251,32 @@ class Drafting:
         call.state.busy = False
         trees = flatten(
             [
-                take_answer(job, name, answer)
-                for (job, _), answer in zip(call.asked, answers, strict=True)
+                take_answer(request, name, answer)
+                for (request, _), answer in zip(call.requests, answers, strict=True)
             ]
         )
-        call.seconds = clock() - begun
+        call.seconds = clock() - started
         self._estimates.learn_draft_cost(name, orders, trees, call.seconds)
         self._observe(Drafted(clock(), name, call.seconds, len(orders), len(trees.tokens)))
         return trees
 
 
+_NOT_ASSIGNED: tuple[None, int] = (None, 0)
+
+
 @dataclass(slots=True)
 class _Call:
-    """What one lane is asked for in one micro-batch."""
+    """One draft call to one lane, for one micro-batch."""
 
     state: LaneState
-    asked: Sequence[tuple[RequestState, DraftLimit]]
+    requests: Sequence[tuple[RequestState, DraftLimit]]
     rule: StepRule | None
+    assigned: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """RoundDraft.lane and .caught_up by request; empty for a lane that always drafts."""
     seconds: float = 0.0
-    """Until it answered."""
+    """Until the lane answered."""
     trees: FlatTrees | None = None
-    """None: it has not answered yet."""
+    """By request; None until the lane has answered."""
 
 
 def _within(limit: DraftLimit, room: int, trees: bool) -> DraftLimit:

@@ -1,6 +1,6 @@
-"""What a coordinator has learned while serving: costs, calibrations, and waits between rounds."""
+"""What a coordinator learns while serving: costs, calibrations, and waits between rounds."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.events import Verified
 from actors.coordinator.request_state import RequestState
-from engine.protocol import DraftOrder
+from actors.coordinator.round_draft import NO_TREE, MergedTree, Proposal
+from engine.protocol import DraftOrder, new
 from policies.cost import CostModel
 from policies.estimates.calibration import Calibration
 from policies.estimates.online_cost import RefinedCost, RefinementParams
@@ -31,29 +32,32 @@ from policies.protocols import RoundContext
 from policies.request import LaneView
 
 _WAIT_MEMORY = 0.1
-"""Of the running mean of waits: the last ten or so rounds count."""
+"""Weight of a new round in the running mean of waits: some ten rounds count."""
 _CALLS = RefinementParams(longest_call=100.0)
 """A small drafter's call may take many times its forwards, which were profiled back to back: it
-changes threads or processes, asks the rule at each level, and finds the caches cold."""
+changes threads or processes, evaluates the step rule at each level, and runs with cold caches."""
 _DEEPEST_SCORED = 8
+"""Draft depths for which a lane is scored on tokens committed without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """As profiled, before anything was served, and what the verifier takes at all."""
+    """The profiled costs of forwards, and what one verification accepts."""
 
     verify: CostModel
     draft: Mapping[str, CostModel]
-    """By lane; lanes without one draft for nothing."""
+    """Of one draft step, by lane; lanes that are missing here draft at no cost."""
     verify_budget: int
     draft_budget: int
+    """These two are AdaServe's B_1 and B_2 (policies/protocols.py, RoundContext)."""
     most_tokens: int
+    """The most tokens that one forward of any model takes."""
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
 
 
-class Batch(NamedTuple):
-    """Of a forward."""
+class ForwardSize(NamedTuple):
+    """The requests of one forward and their committed tokens."""
 
     requests: int
     context: int
@@ -61,24 +65,25 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a lane would have gained on tokens that others have committed."""
+    """The counterfactual result of a lane on tokens that were committed without it."""
 
     rounds: int
-    """That it would have taken."""
+    """Rounds that it would have taken."""
     tokens: float
-    """Per round."""
+    """Tokens per round."""
     seconds: float
+    """Seconds per round."""
 
 
 _NO_SOURCES = np.zeros(0, np.int64)
 
 
-class _Taken(NamedTuple):
-    """What the verifier takes of many trees."""
+class _Verifiable(NamedTuple):
+    """Trees in the form that the verifier takes: as they are, or cut down to chains."""
 
     trees: FlatTrees
     sources: Ints
-    """Of their nodes, where they were merged."""
+    """By node, MergedTree.sources; empty for trees that were not merged."""
     sizes: list[int]
     depths: list[int]
 
@@ -96,9 +101,9 @@ class Estimates:
         """By lane; lanes with the same drafter share theirs."""
         self.calibration_buffer = CalibrationBuffer(self.calibrations)
         self._queueing_s = 0.0
-        """A running mean of waiting while the verifier worked for others."""
+        """Running mean of the time that a request waits for forwards of other micro-batches."""
         self._handling = RoundOverheads()
-        """What rounds take beyond that."""
+        """The rest of a round: what neither drafting, verification nor queueing accounts for."""
 
     def context(self, prefill_tokens: int = 0) -> RoundContext:
         return RoundContext(
@@ -114,46 +119,51 @@ class Estimates:
             call_s={lane: self._call_s(lane) for lane in self._draft},
         )
 
-    def unite(self, jobs: Collection[RequestState]) -> None:
-        """Each one's proposals become one tree, with probabilities for confidences; where the
-        verifier takes chains only, the best one of that tree."""
-        told: dict[int, FlatTrees] = {}
-        for job in jobs:
-            for lane, trees, _ in job.proposals:
-                if id(trees) not in told:
-                    told[id(trees)] = self.calibrations[lane].calibrate(trees)
-        alone = {number: self._taken(trees) for number, trees in told.items()}
-        several: list[RequestState] = []
-        for job in jobs:
-            if len(job.proposals) == 1:
-                _, trees, place = job.proposals[0]
-                taken = alone[id(trees)]
-                job.draft = taken.trees, place
-                job.nodes, job.depth = taken.sizes[place], taken.depths[place]
-            elif job.proposals:
-                several.append(job)
+    def merge(self, proposals: Sequence[Sequence[Proposal]]) -> list[MergedTree]:
+        """For each request, its proposals as one tree with calibrated confidences; for a verifier
+        that takes chains only, the best chain of that tree."""
+        calibrated: dict[int, FlatTrees] = {}
+        for own in proposals:
+            for lane, trees, _ in own:
+                if id(trees) not in calibrated:
+                    calibrated[id(trees)] = self.calibrations[lane].calibrate(trees)
+        single = {call: self._verifiable(trees) for call, trees in calibrated.items()}
+        merged = [NO_TREE] * len(proposals)
+        several: list[int] = []
+        for index, own in enumerate(proposals):
+            if len(own) == 1:
+                _, trees, place = own[0]
+                kept = single[id(trees)]
+                size, depth = kept.sizes[place], kept.depths[place]
+                merged[index] = new(MergedTree, ((kept.trees, place), size, depth, None))
+            elif own:
+                several.append(index)
         if several:
-            parts = [(told[id(all_)], at) for job in several for _, all_, at in job.proposals]
-            merged = merge_each([len(job.proposals) for job in several], gather_trees(parts))
-            taken = self._taken(*merged)
-            bounds = pairwise(taken.trees.starts.tolist())
-            for place, (job, (begin, end)) in enumerate(zip(several, bounds, strict=True)):
-                job.draft = taken.trees, place
-                job.nodes, job.depth = taken.sizes[place], taken.depths[place]
-                job.sources = taken.sources[begin:end]
+            parts = [
+                (calibrated[id(trees)], place)
+                for index in several
+                for _, trees, place in proposals[index]
+            ]
+            counts = [len(proposals[index]) for index in several]
+            kept = self._verifiable(*merge_each(counts, gather_trees(parts)))
+            bounds = pairwise(kept.trees.starts.tolist())
+            for place, (index, (begin, end)) in enumerate(zip(several, bounds, strict=True)):
+                size, depth = kept.sizes[place], kept.depths[place]
+                sources = kept.sources[begin:end]
+                merged[index] = new(MergedTree, ((kept.trees, place), size, depth, sources))
+        return merged
 
-    def _taken(self, trees: FlatTrees, sources: Ints = _NO_SOURCES) -> "_Taken":
-        """What the verifier takes of them."""
+    def _verifiable(self, trees: FlatTrees, sources: Ints = _NO_SOURCES) -> _Verifiable:
         if not self._trees:
             kept = best_chains(trees)
             trees, sources = prune_each(trees, kept), sources[kept[: len(sources)]]
         depths = deepest_of(trees.starts, trees.depth)
-        return _Taken(trees, sources, trees.sizes.tolist(), depths.tolist())
+        return _Verifiable(trees, sources, trees.sizes.tolist(), depths.tolist())
 
     def learn_draft_cost(
         self, lane: str, orders: Sequence[DraftOrder], trees: FlatTrees, seconds: float
     ) -> None:
-        """A draft call as that many equal forwards as its deepest tree has levels."""
+        """Counts a draft call as one equal forward for each level of its deepest tree."""
         if lane not in self._draft:
             return
         levels = int(trees.depth.max(initial=1))
@@ -165,12 +175,13 @@ class Estimates:
         predicted_s = self._verify.predict(verified.context, verified.tokens)
         slower_s = verified.seconds - predicted_s
         if not verified.outcomes or verified.prefill_tokens:
-            # Of a prompt only the last token is sampled: it would make draft tokens look cheap.
+            # Only the last token of a prompt is sampled, so prompts would make draft tokens look
+            # cheap.
             return
         self._verify.observe(verified.context, verified.tokens, verified.seconds)
-        # Who waits for the drafts of others waits as long as they.
+        # Requests that do not draft wait in the same verification for those that do.
         drafting_s = max([outcome.draft_s for outcome in verified.outcomes])
-        waits = [one.seconds - one.verify_s - drafting_s for one in verified.outcomes]
+        waits = [outcome.seconds - outcome.verify_s - drafting_s for outcome in verified.outcomes]
         wait_s = max(0.0, sum(waits) / len(waits))
         idle_s = min(wait_s, max(0.0, verified.idle_s - drafting_s))
         self._queueing_s += _WAIT_MEMORY * (wait_s - idle_s - self._queueing_s)
@@ -182,14 +193,14 @@ class Estimates:
         )
 
     def share_of_prompts(self, context: int, tokens: int, prefill_tokens: int) -> float:
-        """Of a forward."""
+        """The fraction of a forward's time that its prompt chunks take."""
         whole_s = self._verify.predict(context, tokens)
         if not prefill_tokens or whole_s <= 0.0:
             return 0.0
         return 1.0 - self._verify.predict(context, tokens - prefill_tokens) / whole_s
 
     def _call_s(self, lane: str) -> float:
-        """What a call of the lane takes besides its steps, before the forward or of it."""
+        """What a call of the lane takes besides its draft steps, or adds to the verification."""
         draft = self._draft.get(lane)
         return (draft.call_s if draft else 0.0) + self._handling.call_extra_s(lane)
 
@@ -199,11 +210,14 @@ class Estimates:
         context: int,
         matched: Sequence[bool],
         covered: Sequence[bool],
-        batch: Batch,
+        forward: ForwardSize,
     ) -> Score:
-        """The lane's best goodput over all depths, replayed on committed tokens. `covered`: those
-        that free lanes had proposed in any case. `batch`: all who share its forward, itself
-        among them, so that a score compares with the slots that were measured under this load."""
+        """The lane's best goodput over all depths, replayed on committed tokens.
+
+        `matched`: tokens that it would have drafted. `covered`: tokens that lanes that always draft
+        had proposed. `forward`: the whole verification, so that a score compares with the slots
+        measured under this load.
+        """
         draft = self._draft.get(lane.name)
         step_s = draft.predict(context, 1) if draft else 0.0
         call_s = self._handling.drafting_extra_s + self._call_s(lane.name)
@@ -211,7 +225,7 @@ class Estimates:
         rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
         best = Score(0, 0.0, 1.0)
         for depth, count in enumerate(rounds.tolist()):
-            verify_s = self._verify.predict(batch.context, batch.requests + depth)
+            verify_s = self._verify.predict(forward.context, forward.requests + depth)
             seconds = depth * step_s + verify_s + waiting_s
             seconds += call_s if depth else 0.0
             tokens = len(matched) / count
@@ -219,15 +233,15 @@ class Estimates:
                 best = Score(count, tokens, seconds)
         return best
 
-    def load(self, lane: str | None, jobs: Sequence[RequestState]) -> LaneLoad:
-        """What a round of these requests is like, as far as is known."""
-        rounds = max(1, sum(job.statistics.rounds for job in jobs))
-        drafted = sum(job.statistics.drafted for job in jobs)
+    def load(self, lane: str | None, requests: Sequence[RequestState]) -> LaneLoad:
+        """A mean round of these requests, from their statistics so far."""
+        rounds = max(1, sum(request.statistics.rounds for request in requests))
+        drafted = sum(request.statistics.drafted for request in requests)
         draft = None if lane is None else self._draft.get(lane)
-        accepted = sum(job.statistics.accepted for job in jobs)
+        accepted = sum(request.statistics.accepted for request in requests)
         return LaneLoad(
-            requests=len(jobs),
-            context=sum(job.view.context for job in jobs),
+            requests=len(requests),
+            context=sum(request.view.context for request in requests),
             depth=0 if lane is None else max(1, round(drafted / rounds)),
             gain=1 + accepted / rounds,
             draft=draft,
@@ -239,22 +253,23 @@ class Estimates:
 def _rounds(
     matched: NDArray[np.bool_], covered: NDArray[np.bool_], deepest: int
 ) -> NDArray[np.int64]:
-    """Rounds that drafting 0, 1, ... tokens at a time would have taken for these tokens; drafts
-    of free lanes go on for as long as they are right, up to the same depth."""
+    """For each depth from 0 to `deepest`, the rounds that these tokens would have taken if the lane
+    had drafted so deep. Lanes that always draft continue while they match, up to `deepest`."""
     rounds = np.zeros(deepest + 1, np.int64)
     for depth in range(deepest + 1):
         position = 0
         while position < len(matched):
             by_lane = _run(matched, position, depth)
-            by_free = _run(covered, position, deepest)
-            position += max(by_lane, by_free) + 1
+            by_others = _run(covered, position, deepest)
+            position += max(by_lane, by_others) + 1
             rounds[depth] += 1
     return rounds
 
 
 @njit(cache=True)
-def _run(right: NDArray[np.bool_], begin: int, most: int) -> int:
+def _run(matched: NDArray[np.bool_], begin: int, most: int) -> int:
+    """The length of the run of matches from `begin` on, at most `most`."""
     end = begin
-    while end < min(len(right), begin + most) and right[end]:
+    while end < min(len(matched), begin + most) and matched[end]:
         end += 1
     return end - begin

@@ -1,8 +1,8 @@
-"""What the coordinator tells whoever observes it: metrics, the recorder, benchmarks."""
+"""Events that the coordinator passes to its observer: metrics, the recorder, benchmarks."""
 
 from dataclasses import dataclass
 
-from actors.coordinator.request_state import Statistics
+from actors.coordinator.stream import Statistics
 from engine.protocol import Finish
 from policies.request import RequestView, RoundOutcome
 
@@ -60,7 +60,7 @@ class Switched:
     before: str
     lane: str
     caught_up: int
-    """Tokens that the new drafter had still to read."""
+    """Committed tokens on which the new drafter must catch up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class LaneDown:
 
 @dataclass(frozen=True, slots=True)
 class LaneUp:
-    """A lane that was down takes orders again."""
+    """A lost lane takes orders again."""
 
     at_s: float
     lane: str
@@ -101,7 +101,7 @@ class VerifierUp:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A request has finished, or was cancelled (`finish` is None)."""
+    """A request has left: finished, or (`finish` is None) cancelled or failed."""
 
     at_s: float
     view: RequestView
@@ -109,7 +109,7 @@ class Left:
     statistics: Statistics
     internal: bool
     failed: bool = False
-    """It was not cancelled: it failed by itself."""
+    """Ended with RequestFailed."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""The lanes of a coordinator: which are idle, what they know, how a lost one comes back."""
+"""The lanes of a coordinator: idle, busy or lost, and the recovery of lost ones."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -57,24 +57,24 @@ class Lanes:
             there_are = f"there are {', '.join(known)}" if known else "there are none"
             raise InvalidRequest("speculation.drafter", f"there is no {name!r}; {there_are}")
 
-    def views(self) -> list[LaneView]:
-        """The lanes that a request may be put on."""
+    def selectable(self) -> list[LaneView]:
+        """The lanes that the selection policy may assign requests to."""
         return [
             state.lane.view
             for state in self._states.values()
-            if not state.down and not state.lane.free
+            if not state.down and not state.lane.always_drafts
         ]
 
     def lose(self, state: LaneState, error: HostLost) -> None:
         state.busy = False
         if state.down:
-            return  # a check has found it out already
+            return  # already found by a check
         state.down = True
         self._observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
         self._tasks.spawn(self._recover, state)
 
     async def _recover(self, state: LaneState) -> None:
-        """The new host knows nothing: it answers Missing and gets the whole."""
+        """The new host is empty: it answers Missing and is sent all committed tokens."""
         clock = asyncio.get_running_loop().time
         lost_s = clock()
         await state.lane.host.recover()
@@ -83,7 +83,7 @@ class Lanes:
         self._changed()
 
     async def check(self) -> None:
-        """Finds out which idle lanes are lost before a request does."""
+        """Finds lost hosts of idle lanes before an order is sent to them."""
         await asyncio.gather(*(self._check(state) for state in self._states.values() if state.idle))
 
     async def _check(self, state: LaneState) -> None:
@@ -98,20 +98,24 @@ class Lanes:
         )
 
     async def _forget_at(self, host: DrafterHost, requests: Sequence[str]) -> None:
-        """Whoever is lost has forgotten everything; the next order finds that out."""
+        """A lost host holds nothing any more; the next order or check finds the loss."""
         with suppress(HostLost):
             await host.forget(requests)
 
 
 def take_answer(
-    job: RequestState, lane: str, answer: Draft | Missing | NoRoom | Failed, upto: int | None = None
+    request: RequestState,
+    lane: str,
+    answer: Draft | Missing | NoRoom | Failed,
+    upto: int | None = None,
 ) -> DraftTree:
-    """Notes what the lane has now; its tree, where it gave one."""
+    """Records how many committed tokens the lane has now, `upto` or all of them after a Draft, and
+    returns its tree, empty for any other answer."""
     if isinstance(answer, Draft):
-        served = job.served
+        served = request.served
         served.known[lane] = len(served.committed.ids) if upto is None else upto
         return answer.tree
     if isinstance(answer, Failed):
-        job.without.add(lane)
-    job.served.known[lane] = answer.have if isinstance(answer, Missing) else 0
+        request.failed_lanes.add(lane)
+    request.served.known[lane] = answer.have if isinstance(answer, Missing) else 0
     return DraftTree.empty()

@@ -1,7 +1,8 @@
-"""Self-scheduling for real: the target itself is asked how long its answers will be.
+"""Self-scheduling: the target itself predicts how long its answers will be.
 
 Ranking prompts (policies/scheduling/rank_prompts.py) run as internal requests through the same
-rounds as everyone's. Users' text in them can only affect an order.
+rounds as users' requests. They contain users' text, which can affect nothing but the order in which
+requests run.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from policies.scheduling.rank_prompts import FORMS, Message
 from policies.scheduling.rank_queue import RankBatch, RankQueue
 
 _TOKENS_PER_REQUEST = 12
-"""Of an answer: `[7]` and three digits, a comma, and one to spare."""
-_ASKED_AT_ONCE = 4
+"""Answer tokens for each ranked request: `[7]`, three digits, a comma, and one to spare."""
+_PROMPTS_AT_ONCE = 4
 _LABELS = "0123456789"
 
 
-class Ranked(Protocol):
-    """Who wants to know: the self-ranked schedule, or LengthPredictor below."""
+class RankConsumer(Protocol):
+    """What uses ranks or lengths: the self-ranked schedule, or LengthPredictor below."""
 
     def due(self, now: float) -> RankBatch | None: ...
 
@@ -34,7 +35,7 @@ class Ranked(Protocol):
 
 
 class Text(Protocol):
-    """The target's tokenizer, as far as it is needed here."""
+    """The part of the target's tokenizer that ranking needs."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
 
@@ -62,70 +63,74 @@ class LengthPredictor:
 
 
 class Ranker:
-    """Give its `observe` to the coordinator's events, then `run` it."""
+    """Pass the coordinator's events to `observe`, and run `run` as a task."""
 
     def __init__(
-        self, ranked: Ranked | None, verifier: VerifierHost, text: Text, timeout_s: float
+        self, consumer: RankConsumer | None, verifier: VerifierHost, text: Text, timeout_s: float
     ) -> None:
-        self._ranked = ranked
+        self._consumer = consumer
         self._verifier = verifier
         self._text = text
         self._timeout_s = timeout_s
         self._labels = [text.encode(label)[0] for label in _LABELS]
         self._prompts: dict[str, tuple[int, ...]] = {}
-        """Of the requests that are being served."""
+        """The prompts of the users' requests that are being served."""
         self._wake = asyncio.Event()
-        self._tickets = asyncio.Semaphore(_ASKED_AT_ONCE)
+        self._prompt_slots = asyncio.Semaphore(_PROMPTS_AT_ONCE)
         self.unplaced = 0
-        """Requests that an answer did not place; they stay in the order of arrival."""
-        self.asked = 0
+        """Requests for which an answer gave no value; they stay in the order of arrival."""
+        self.requested = 0
+        """Requests for which a value was requested."""
 
-    def use(self, ranked: Ranked | None, timeout_s: float) -> None:
-        """Another one wants to know, or nobody does, about all requests that are there."""
-        self._ranked = ranked
+    def use(self, consumer: RankConsumer | None, timeout_s: float) -> None:
+        """Replaces the consumer, also for all present requests; None: nothing is ranked."""
+        self._consumer = consumer
         self._timeout_s = timeout_s
         for name in self._prompts:
-            self._tell_of(name, asyncio.get_running_loop().time())
+            self._announce(name, asyncio.get_running_loop().time())
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Arrived):
             self._prompts[event.view.name] = event.prompt
-            self._tell_of(event.view.name, event.at_s)
+            self._announce(event.view.name, event.at_s)
         elif isinstance(event, Left) and not event.internal:
             self._prompts.pop(event.view.name, None)
-            if self._ranked is not None:
-                self._ranked.forget(event.view.name)
+            if self._consumer is not None:
+                self._consumer.forget(event.view.name)
 
     async def run(self, coordinator: Coordinator) -> None:
-        async with asyncio.TaskGroup() as asking:
+        async with asyncio.TaskGroup() as ranking:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
                 now = asyncio.get_running_loop().time()
-                while (ranked := self._ranked) and (batch := ranked.due(now)) is not None:
-                    await self._tickets.acquire()
-                    asking.create_task(self._ask(batch, ranked, coordinator))
+                while (consumer := self._consumer) and (batch := consumer.due(now)) is not None:
+                    await self._prompt_slots.acquire()
+                    ranking.create_task(self._rank(batch, consumer, coordinator))
 
-    def _tell_of(self, name: str, now: float) -> None:
-        if isinstance(self._ranked, LengthPredictor):
-            self._ranked.arrive(name, now)
-        if self._ranked is not None:
+    def _announce(self, name: str, now: float) -> None:
+        if isinstance(self._consumer, LengthPredictor):
+            self._consumer.arrive(name, now)
+        if self._consumer is not None:
             self._wake.set()
             asyncio.get_running_loop().call_later(self._timeout_s, self._wake.set)
 
-    async def _ask(self, batch: RankBatch, ranked: Ranked, coordinator: Coordinator) -> None:
+    async def _rank(
+        self, batch: RankBatch, consumer: RankConsumer, coordinator: Coordinator
+    ) -> None:
         try:
-            # Who has left meanwhile keeps its position: the answer counts by them.
+            # A request that has left meanwhile keeps its position, since the answer refers to
+            # positions.
             requests = [self._text.decode(self._prompts.get(name, ())) for name in batch.requests]
             prompt = self._text.encode_chat(FORMS[batch.form](requests))
             values = await self._values(batch, prompt, coordinator)
         except SpindleError:
             values = [None] * len(batch.requests)
         finally:
-            self._tickets.release()
-        self.asked += len(values)
+            self._prompt_slots.release()
+        self.requested += len(values)
         self.unplaced += values.count(None)
-        ranked.answer(batch, values)
+        consumer.answer(batch, values)
 
     async def _values(
         self, batch: RankBatch, prompt: Sequence[int], coordinator: Coordinator

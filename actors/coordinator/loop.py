@@ -1,4 +1,5 @@
-"""The round loop (DESIGN section 6): who runs, draft, select, verify, commit.
+"""The round loop: schedule, draft, select, verify, commit (docs/architecture.md, "The life of a
+round").
 
 Requests move through the stages of actors/coordinator/request_state.py. Whenever something has
 changed, one pass starts whatever can be started: drafting on idle lanes, then a verification if
@@ -20,18 +21,9 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Arrived, Event, Left, Preempted
 from actors.coordinator.lanes import Lanes
 from actors.coordinator.microbatches import MicroBatches
-from actors.coordinator.request_state import (
-    GONE,
-    READY,
-    WAITING,
-    Cancelled,
-    Overloaded,
-    RequestFailed,
-    RequestState,
-    Statistics,
-    Stream,
-)
+from actors.coordinator.request_state import GONE, READY, WAITING, RequestState
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Statistics, Stream
 from actors.coordinator.verifying import Verifying
 from actors.hosts.protocol import KvState, VerifierHost
 from engine.errors import InvalidRequest, SpindleError
@@ -47,11 +39,12 @@ _DEFAULT_PIPELINE = MicroBatchParams()
 _LOG = logging.getLogger("spindle")
 _NO_SLO = Slo()
 _KV_BLOCK = 16
-"""A running request is given so many tokens of KV more than it has: its next round."""
+"""A running request reserves its context rounded up to blocks of this many tokens, and one block
+more for its next round."""
 
 
 class Coordinator:
-    """Made on the event loop that it lives on. `close` ends it and every stream."""
+    """Create it on the event loop in which it runs. `close` ends it and every stream."""
 
     def __init__(
         self,
@@ -74,19 +67,21 @@ class Coordinator:
         self._limits = limits
         self._observe = observe
         self._loop = asyncio.get_running_loop()
-        self._jobs: dict[str, RequestState] = {}
+        self._requests: dict[str, RequestState] = {}
         self._running: dict[str, RequestState] = {}
         """Those with a batch slot, in the order in which they got it."""
         self._stalls: dict[str, asyncio.TimerHandle] = {}
         self._kv_room = limits.kv_tokens
+        """KV tokens for running requests; less than the limit while the verifier lacks KV."""
         self._gone: list[str] = []
+        """Requests that have left and that the hosts still hold."""
         self._failure: SpindleError | None = None
         self._pass_is_due = False
         self._tasks = Tasks(self._stop)
         self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, observe, self._tasks, self._wake)
         self._drafting = Drafting(self._lanes, estimates, observe, self._tasks, self._wake)
-        self._reading = CatchUp(
+        self._catch_up = CatchUp(
             self._lanes,
             limits.catch_up_tokens,
             estimates,
@@ -101,7 +96,7 @@ class Coordinator:
             observe,
             self._tasks,
             self._wake,
-            {lane.view.name for lane in lanes if lane.free},
+            {lane.view.name for lane in lanes if lane.always_drafts},
         )
 
     @property
@@ -125,18 +120,18 @@ class Coordinator:
         internal: bool = False,
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
-        request that another coordinator has begun. `drafter`: the only one that may draft for
-        it. `internal`: of the system itself."""
+        request that another coordinator has started. `drafter`: the only drafter that may draft for
+        it. `internal`: one of the system's own requests."""
         if self._failure is not None:
             raise self._failure
-        if name in self._jobs:
+        if name in self._requests:
             raise InvalidRequest("request", f"{name!r} is already being served")
         self._lanes.check_drafter(drafter)
-        _check_promises(slo, priority, max_depth)
+        _check_fields(slo, priority, max_depth)
         most = self._limits.max_batch + self._limits.max_waiting
-        if len(self._jobs) >= most and not internal:
+        if len(self._requests) >= most and not internal:
             raise Overloaded(
-                f"{len(self._jobs)} requests run and wait, the most that limits.max_batch and "
+                f"{len(self._requests)} requests run and wait, the most that limits.max_batch and "
                 "limits.max_waiting allow; try again later"
             )
         served = admit(name, prompt, params, self._target, output=output, attempt=attempt)
@@ -152,9 +147,14 @@ class Coordinator:
             generated=served.produced,
         )
         statistics = Statistics()
-        stream = Stream(name, statistics, lambda: self._cancel(job), lambda: self._hear(name))
+        stream = Stream(
+            name,
+            statistics,
+            on_close=lambda: self._cancel(request),
+            on_acknowledge=lambda: self._on_acknowledge(name),
+        )
         stream.acknowledge(len(output))
-        job = self._jobs[name] = RequestState(
+        request = self._requests[name] = RequestState(
             served,
             view,
             stream,
@@ -163,7 +163,7 @@ class Coordinator:
             max_depth=max_depth,
             drafter=drafter,
             pending=len(served.committed),
-            since_s=now,
+            slot_since_s=now,
             covered=[False] * served.produced,
             statistics=statistics,
         )
@@ -175,19 +175,19 @@ class Coordinator:
 
     def cancel(self, name: str) -> None:
         """Unknown requests are no error: they may have just finished."""
-        job = self._jobs.get(name)
-        if job is not None:
-            self._cancel(job)
+        request = self._requests.get(name)
+        if request is not None:
+            self._cancel(request)
 
     def acknowledge(self, name: str, tokens: int) -> None:
         """`tokens` of the output have reached the client. Unknown requests are no error."""
-        job = self._jobs.get(name)
-        if job is not None:
-            job.stream.acknowledge(tokens)
+        request = self._requests.get(name)
+        if request is not None:
+            request.stream.acknowledge(tokens)
 
     async def check_hosts(self) -> None:
-        """Finds lost hosts among the idle ones, which are then brought back. Call it now and
-        then: a host at work shows by itself that it lives."""
+        """Finds lost hosts among the idle ones and recovers them. Call it periodically: the loss of
+        a working host shows by itself."""
         await asyncio.gather(self._verifying.check(), self._lanes.check())
 
     async def kv_state(self) -> KvState:
@@ -195,39 +195,40 @@ class Coordinator:
         return await self._verifying.kv_state()
 
     def predict(self, name: str, output_tokens: float) -> None:
-        """A length predictor has spoken."""
-        if name in self._jobs:
-            self._jobs[name].view.predicted_len = output_tokens
+        """Sets the predicted output length, on which schedules may rely. Unknown requests are no
+        error."""
+        if name in self._requests:
+            self._requests[name].view.predicted_len = output_tokens
             self._wake()
 
     def use(self, policies: Policies, pipeline: MicroBatchParams) -> None:
-        """From the next pass on; new policies get to know the requests that are there."""
+        """Applies from the next pass on; a new schedule is passed all present requests."""
         now = self._loop.time()
         if policies.schedule is not self._policies.schedule:
-            for job in self._jobs.values():
-                if not job.internal:
-                    policies.schedule.arrive(job.view, now)
+            for request in self._requests.values():
+                if not request.internal:
+                    policies.schedule.arrive(request.view, now)
         self._policies = policies
         self._microbatches.use(pipeline)
         self._wake()
 
     async def close(self) -> None:
-        """Ends all streams. The hosts are their owner's to close (actors/hosts/fleet.py)."""
+        """Ends all streams; hosts are closed by their owner (actors/hosts/fleet.py)."""
         self._end(Cancelled("the coordinator is closing"))
         await self._tasks.end()
 
-    def _hear(self, name: str) -> None:
-        """Its reader has come nearer."""
+    def _on_acknowledge(self, name: str) -> None:
+        """A paused request may continue when its reader has caught up."""
         if name in self._stalls:
             self._wake()
 
     def _wake(self) -> None:
-        """Something has changed: one pass for all that changes until the loop's next turn."""
+        """Schedules one pass for everything that changes until the event loop's next turn."""
         if not self._pass_is_due:
             self._pass_is_due = True
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self._run_pass)
 
-    def _run(self) -> None:
+    def _run_pass(self) -> None:
         self._pass_is_due = False
         if self._failure is not None:
             return
@@ -240,115 +241,124 @@ class Coordinator:
             self._tasks.spawn(self._forget, gone)
 
     def _pass(self, now: float) -> None:
-        for job in [job for job in self._running.values() if job.ends and not job.with_host]:
-            self._leave(job, now)
-        self._choose_who_runs(now)
+        for request in list(self._running.values()):
+            if request.ends and not request.with_host:
+                self._leave(request, now)
+        self._choose_running(now)
         running = list(self._running.values())
-        cutting = self._microbatches.cutting(running)
-        if cutting.barrier:
-            _form_cohorts(running, cutting.cohorts)
-        self._drafting.start(running, self._policies, cutting, now)
-        if self._verifying.start(running, self._policies, cutting, now):
-            self._reading.start(running, self._policies, now)
+        micro_batches = self._microbatches.plan(running)
+        if micro_batches.barrier:
+            _form_cohorts(running, micro_batches.cohorts)
+        self._drafting.start(running, self._policies, micro_batches, now)
+        if self._verifying.start(running, self._policies, micro_batches, now):
+            self._catch_up.start(running, self._policies, now)
 
-    def _choose_who_runs(self, now: float) -> None:
-        """Gives out batch slots and KV in the schedule's order. A request on its way through a
-        round keeps what it has; one between rounds that is not reached is preempted."""
-        between = [job for job in self._running.values() if job.stage is READY]
-        some_wait = len(self._jobs) > len(self._running)
-        if not between and not some_wait:
+    def _choose_running(self, now: float) -> None:
+        """Assigns batch slots and KV in the schedule's order. A request within a round keeps its
+        slot and KV; one between rounds that is not reached is preempted."""
+        between = [request for request in self._running.values() if request.stage is READY]
+        any_waiting = len(self._requests) > len(self._running)
+        if not between and not any_waiting:
             return
-        within = [job for job in self._running.values() if job.stage is not READY]
-        if any(job.cramped for job in between):
-            # The KV holds less than was thought: what the others need is all there is.
-            others = [*within, *(job for job in between if not job.cramped)]
+        within = [request for request in self._running.values() if request.stage is not READY]
+        if any(request.lacks_kv for request in between):
+            # The verifier had no room for these, so the KV holds no more than the others need.
+            others = [*within, *(request for request in between if not request.lacks_kv)]
             self._kv_room = sum(map(_kv_need, others))
         slots = self._limits.max_batch - len(within)
         room = self._kv_room - sum(map(_kv_need, within))
         paused = self._paused(between)
         all_fit = sum(map(_kv_need, between)) <= room
-        if not paused and (slots == 0 or (all_fit and not some_wait)):
+        if not paused and (slots == 0 or (all_fit and not any_waiting)):
             return
         kept: list[RequestState] = []
-        for job in self._in_order(now):
-            if job.in_flight or job.name in paused:
+        for request in self._in_order(now):
+            if request.in_flight or request.name in paused:
                 continue
             # Alone any request fits: limits.kv_tokens is at least a whole context.
-            if len(kept) == slots or (_kv_need(job) > room and (kept or within)):
+            if len(kept) == slots or (_kv_need(request) > room and (kept or within)):
                 break
-            kept.append(job)
-            room -= _kv_need(job)
-        names = {job.name for job in kept}
-        for job in between:
-            if job.name not in names:
-                self._preempt(job, now)
-        for job in kept:
-            if job.stage is WAITING:
-                job.stage = READY
-                job.since_s = now
-                if job.statistics.queue_s is None:
-                    job.statistics.queue_s = now - job.view.arrival_s
-                self._running[job.name] = job
+            kept.append(request)
+            room -= _kv_need(request)
+        names = {request.name for request in kept}
+        for request in between:
+            if request.name not in names:
+                self._preempt(request, now)
+        for request in kept:
+            if request.stage is WAITING:
+                request.stage = READY
+                request.slot_since_s = now
+                if request.statistics.queue_s is None:
+                    request.statistics.queue_s = now - request.view.arrival_s
+                self._running[request.name] = request
 
     def _paused(self, between: Sequence[RequestState]) -> set[str]:
-        """Requests too far ahead of their readers; in the end they are cancelled."""
+        """Requests too far ahead of their readers; after limits.stalled_s they are cancelled."""
         most = self._limits.unread_tokens
-        for job in between:
-            if job.stream.unread_tokens > most and job.name not in self._stalls:
-                timer = self._loop.call_later(self._limits.stalled_s, self.cancel, job.name)
-                self._stalls[job.name] = timer
+        for request in between:
+            if request.stream.unread_tokens > most and request.name not in self._stalls:
+                timer = self._loop.call_later(self._limits.stalled_s, self.cancel, request.name)
+                self._stalls[request.name] = timer
         for name in list(self._stalls):
-            if self._jobs[name].stream.unread_tokens <= most:
+            if self._requests[name].stream.unread_tokens <= most:
                 self._unstall(name)
         return set(self._stalls)
 
     def _in_order(self, now: float) -> list[RequestState]:
-        """The system's own requests, then users' as the schedule prefers them."""
-        internal = [job for job in self._jobs.values() if job.internal]
-        users = [job for job in self._jobs.values() if not job.internal]
+        """The system's own requests, then users' in the order of the schedule policy."""
+        internal = [request for request in self._requests.values() if request.internal]
+        users = [request for request in self._requests.values() if not request.internal]
         if not users:
             return internal
         names = self._policies.schedule.pick(
-            [job.view for job in users],
-            [name for name, job in self._running.items() if not job.internal],
+            [request.view for request in users],
+            [name for name, request in self._running.items() if not request.internal],
             self._limits.max_batch,
             now,
         )
-        return [*internal, *(self._jobs[name] for name in names)]
+        return [*internal, *(self._requests[name] for name in names)]
 
-    def _preempt(self, job: RequestState, now: float) -> None:
-        """Its KV stays until the verifier needs the room, then moves to host memory or goes."""
-        job.stage = WAITING
-        job.cohort = -1
-        del self._running[job.name]
-        self._observe(Preempted(now, job.name))
+    def _preempt(self, request: RequestState, now: float) -> None:
+        """Its KV stays until the verifier needs the room, then is swapped out or dropped."""
+        request.stage = WAITING
+        request.cohort = -1
+        del self._running[request.name]
+        self._observe(Preempted(now, request.name))
 
-    def _cancel(self, job: RequestState) -> None:
-        if self._jobs.get(job.name) is not job:
+    def _cancel(self, request: RequestState) -> None:
+        if self._requests.get(request.name) is not request:
             return
-        job.ends = True
-        if job.stage is WAITING:
-            self._leave(job, self._loop.time())
+        request.ends = True
+        if request.stage is WAITING:
+            self._leave(request, self._loop.time())
         self._wake()
 
-    def _leave(self, job: RequestState, now: float) -> None:
-        """Finished or cancelled: nothing of it stays anywhere."""
-        if job.failed:
-            job.stream.fail(RequestFailed(job.name))
-        elif job.finish is None:
-            job.stream.fail(Cancelled(f"request {job.name!r} was cancelled"))
-        job.stage = GONE
-        del self._jobs[job.name]
-        self._running.pop(job.name, None)
-        self._unstall(job.name)
+    def _leave(self, request: RequestState, now: float) -> None:
+        """Removes a finished, failed or cancelled request from everything that knows of it."""
+        if request.failed:
+            request.stream.fail(RequestFailed(request.name))
+        elif request.finish is None:
+            request.stream.fail(Cancelled(f"request {request.name!r} was cancelled"))
+        request.stage = GONE
+        del self._requests[request.name]
+        self._running.pop(request.name, None)
+        self._unstall(request.name)
         self._kv_room = self._limits.kv_tokens
-        if not job.internal:
+        if not request.internal:
             policies = self._policies
             for policy in (policies.schedule, policies.selection, policies.speculation):
-                policy.forget(job.name)
-        self._gone.append(job.name)
-        left = Left(now, job.view, job.finish, job.statistics, job.internal, job.failed)
-        self._observe(left)
+                policy.forget(request.name)
+        self._gone.append(request.name)
+        self._observe(
+            Left(
+                now,
+                request.view,
+                request.finish,
+                request.statistics,
+                request.internal,
+                request.failed,
+            )
+        )
 
     async def _forget(self, requests: Sequence[str]) -> None:
         await asyncio.gather(self._verifying.forget(requests), self._lanes.forget(requests))
@@ -359,20 +369,20 @@ class Coordinator:
             timer.cancel()
 
     def _stop(self, error: Exception) -> None:
-        """A failure here is a defect of ours or of a host: nothing may wait for it in silence.
-        Readers in this process hear which; clients do not (deployments/replica/deployment.py)."""
+        """Ends all streams after a defect here or in a host, so that no reader waits for ever. The
+        error names it; clients are not sent it (deployments/replica/deployment.py)."""
         _LOG.error("the coordinator stops", exc_info=error)
         self._end(SpindleError(f"the coordinator stopped: {error!r}"))
 
     def _end(self, failure: SpindleError) -> None:
         if self._failure is None:
             self._failure = failure
-            for job in self._jobs.values():
-                job.stream.fail(failure)
-            self._jobs.clear()
+            for request in self._requests.values():
+                request.stream.fail(failure)
+            self._requests.clear()
 
 
-def _check_promises(slo: Slo, priority: int, max_depth: int | None) -> None:
+def _check_fields(slo: Slo, priority: int, max_depth: int | None) -> None:
     check_number("slo.ttft_s", slo.ttft_s, ranges.SLO_S)
     check_number("slo.tpot_s", slo.tpot_s, ranges.SLO_S)
     check_integer("priority", priority, ranges.PRIORITY)
@@ -380,25 +390,25 @@ def _check_promises(slo: Slo, priority: int, max_depth: int | None) -> None:
 
 
 def _form_cohorts(running: Sequence[RequestState], count: int) -> None:
-    """Micro-batches of equal size; a request changes over only between its rounds."""
+    """Assigns micro-batches of equal size; a request changes its own only between rounds."""
     if count == 1:
-        for job in running:
-            job.cohort = 0
+        for request in running:
+            request.cohort = 0
         return
     size = -(-len(running) // count)
     members = [0] * count
     moving = []
-    for job in running:
-        settled = 0 <= job.cohort < count and members[job.cohort] < size
-        if job.stage is READY and not settled:
-            moving.append(job)
+    for request in running:
+        settled = 0 <= request.cohort < count and members[request.cohort] < size
+        if request.stage is READY and not settled:
+            moving.append(request)
         else:
-            job.cohort = min(max(job.cohort, 0), count - 1)
-            members[job.cohort] += 1
-    for job in moving:
-        job.cohort = members.index(min(members))
-        members[job.cohort] += 1
+            request.cohort = min(max(request.cohort, 0), count - 1)
+            members[request.cohort] += 1
+    for request in moving:
+        request.cohort = members.index(min(members))
+        members[request.cohort] += 1
 
 
-def _kv_need(job: RequestState) -> int:
-    return -(-job.view.context // _KV_BLOCK) * _KV_BLOCK + _KV_BLOCK
+def _kv_need(request: RequestState) -> int:
+    return -(-request.view.context // _KV_BLOCK) * _KV_BLOCK + _KV_BLOCK

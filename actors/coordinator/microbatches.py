@@ -1,4 +1,4 @@
-"""How the running requests are cut into micro-batches; policies/microbatch.py decides."""
+"""Splits the running requests into micro-batches as policies/microbatch.py decides."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,17 +8,16 @@ from actors.coordinator.request_state import RequestState
 from policies.microbatch import MicroBatchParams, Mode, split
 
 Batches = Mapping[str | None, Sequence[RequestState]]
-"""Who may draft now, by the chosen lane."""
+"""The requests that start drafting now, by assigned lane; None: those that decode plainly."""
 _REVISED_EVERY = 32
-"""Passes for which a plan stays, although requests move: planning costs more than a round may."""
+"""Passes after which a plan may be revised: planning costs too much for every round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
-    """The number of micro-batches by lane; None is the lane of those that decode plainly."""
-
+class MicroBatchPlan:
     mode: Mode = "barrier"
     parts: Mapping[str | None, int] = field(default_factory=dict)
+    """The number of micro-batches by lane; None is the lane of those that decode plainly."""
 
     @property
     def barrier(self) -> bool:
@@ -26,7 +25,7 @@ class Cutting:
 
     @property
     def cohorts(self) -> int:
-        """In Spin's mode all lanes are cut alike."""
+        """With Spin's barrier all lanes have the same number of micro-batches."""
         return max(self.parts.values(), default=1)
 
 
@@ -34,39 +33,41 @@ class MicroBatches:
     def __init__(self, params: MicroBatchParams, estimates: Estimates) -> None:
         self._params = params
         self._estimates = estimates
-        self._cutting = Cutting()
+        self._plan = MicroBatchPlan()
         self._members: dict[str | None, int] = {}
         self._passes = _REVISED_EVERY
 
     def use(self, params: MicroBatchParams) -> None:
-        """From the next plan on, which is made at once."""
+        """Plans anew with these parameters in the next pass."""
         self._params = params
         self._members = {}
         self._passes = _REVISED_EVERY
 
-    def cutting(self, running: Sequence[RequestState]) -> Cutting:
+    def plan(self, running: Sequence[RequestState]) -> MicroBatchPlan:
+        """The plan in force, revised where requests have changed lanes."""
         self._passes += 1
         if self._passes >= _REVISED_EVERY:
-            lanes = [job.lane for job in running]
+            lanes = [request.lane for request in running]
             members = {lane: lanes.count(lane) for lane in set(lanes)}
             if members != self._members:
                 self._passes = 0
                 self._members = members
-                self._cutting = self._plan(running)
-        return self._cutting
+                self._plan = self._fastest(running)
+        return self._plan
 
-    def _plan(self, running: Sequence[RequestState]) -> Cutting:
+    def _fastest(self, running: Sequence[RequestState]) -> MicroBatchPlan:
         by_lane: dict[str | None, list[RequestState]] = {}
-        for job in running:
-            by_lane.setdefault(job.lane, []).append(job)
-        loads = [self._estimates.load(lane, jobs) for lane, jobs in by_lane.items()]
+        for request in running:
+            by_lane.setdefault(request.lane, []).append(request)
+        loads = [self._estimates.load(lane, requests) for lane, requests in by_lane.items()]
         best = split(loads, self._estimates.context().verify, self._params)
-        return Cutting(best.mode, dict(zip(by_lane, best.parts, strict=True)))
+        return MicroBatchPlan(best.mode, dict(zip(by_lane, best.parts, strict=True)))
 
 
-def verified_together(batches: Batches, cutting: Cutting) -> Iterable[Batches]:
-    """With Spin's barrier the lanes of one micro-batch are planned as one, and else each alone."""
-    if not cutting.barrier:
+def verified_together(batches: Batches, plan: MicroBatchPlan) -> Iterable[Batches]:
+    """The lanes that are planned at once: with Spin's barrier those of one micro-batch, otherwise
+    each lane alone."""
+    if not plan.barrier:
         return [{lane: batch} for lane, batch in batches.items()]
     by_cohort: dict[int, dict[str | None, Sequence[RequestState]]] = {}
     for lane, batch in batches.items():
@@ -74,14 +75,16 @@ def verified_together(batches: Batches, cutting: Cutting) -> Iterable[Batches]:
     return by_cohort.values()
 
 
-def waiting_with(
-    batches: Batches, running: Sequence[RequestState], cutting: Cutting
+def waiting_for(
+    batches: Batches, running: Sequence[RequestState], plan: MicroBatchPlan
 ) -> list[RequestState]:
-    """Others that the barrier makes wait for these drafts."""
-    if not cutting.barrier:
+    """Other requests of the same micro-batch, which the barrier makes wait for these drafts."""
+    if not plan.barrier:
         return []
-    here = {job.name for batch in batches.values() for job in batch}
+    names = {request.name for batch in batches.values() for request in batch}
     cohort = next(iter(batches.values()))[0].cohort
     return [
-        job for job in running if job.cohort == cohort and job.prefilled and job.name not in here
+        request
+        for request in running
+        if request.cohort == cohort and request.prefilled and request.name not in names
     ]

@@ -1,4 +1,4 @@
-"""The target's tokenizer as ranking prompts need it (actors/coordinator/length_ranker.py)."""
+"""The target's tokenizer for ranking prompts (actors/coordinator/length_ranker.py)."""
 
 from collections.abc import Sequence
 from pathlib import Path

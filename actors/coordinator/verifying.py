@@ -1,17 +1,20 @@
-"""The verifying side of a round: what goes into the next forward, and what its verdicts mean."""
+"""The verifying side of a round: what goes into the next forward, and how verdicts are applied."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
-from actors.coordinator.microbatches import Cutting
+from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
+from actors.coordinator.round_draft import RoundDraft
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, new
@@ -22,12 +25,21 @@ from policies.request import RoundOutcome
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
-_SUSPECT = 2
-"""Verifiers lost over a request, with no verdict in between, from which on it is verified alone."""
-_GUILTY = 4
-"""When it has been alone with the last ones of so many, it fails: that is no coincidence."""
+_SUSPECT_LOSSES = 2
+"""Consecutive losses of the verifier after which a request is verified alone."""
+_FATAL_LOSSES = 4
+"""Consecutive losses, the last ones alone, after which a request fails as their cause."""
 _PREFILL_SHARE = 4
 """Prompts get at least this fraction (a quarter) of a forward, however much is drafted."""
+
+
+class _Item(NamedTuple):
+    """One request's part of a forward."""
+
+    request: RequestState
+    order: VerifyOrder
+    sources: Ints | None
+    """MergedTree.sources of the order's tree."""
 
 
 class Verifying:
@@ -39,130 +51,147 @@ class Verifying:
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
-        free_lanes: Collection[str],
+        always_drafting: Collection[str],
     ) -> None:
+        """`always_drafting`: the names of the lanes that draft for every request."""
         self._host = host
         self._limits = limits
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
-        self._free_lanes = free_lanes
+        self._always_drafting = always_drafting
         self._busy = False
-        self._free_since = 0.0
-        self._suspects = False
-        """Some request may be one over which verifiers are lost."""
+        self._idle_since_s = 0.0
+        self._has_suspects = False
+        """Some running request may have lost the verifier _SUSPECT_LOSSES times."""
 
     def start(
-        self, running: Sequence[RequestState], policies: Policies, cutting: Cutting, now: float
+        self,
+        running: Sequence[RequestState],
+        policies: Policies,
+        micro_batches: MicroBatchPlan,
+        now: float,
     ) -> bool:
-        """One forward over what is ready, unless one is on its way or the pipeline waits."""
+        """Starts one forward over what is ready; returns False if the verifier is busy, or nothing
+        is ready, or the barrier is not reached."""
         if self._busy:
             return False
-        batch = _ready(running, cutting)
+        batch = _ready(running, micro_batches)
         if not batch:
             return False
-        if self._suspects:
-            self._suspects = any([job.losses >= _SUSPECT for job in running])
-            suspect = next((job for job in batch if job.losses >= _SUSPECT), None)
-            # Alone, so that it shows which one it is that a verifier does not survive.
-            batch = batch if suspect is None else [suspect]
-        decoding = [job for job in batch if job.prefilled]
-        drafted = sum([job.nodes for job in decoding])
+        if self._has_suspects:
+            suspects = [request for request in running if _is_suspect(request)]
+            self._has_suspects = bool(suspects)
+            # One alone, so that a loss shows whether it is the cause.
+            batch = [request for request in batch if _is_suspect(request)][:1] or batch
+        decoding = [request for request in batch if request.prefilled]
+        drafted = sum([request.draft.tree.nodes for request in decoding])
         left = self._limits.forward_tokens - len(decoding)
         chunks = _chunks(
-            [job for job in batch if not job.prefilled],
+            [request for request in batch if not request.prefilled],
             max(left - drafted, left // _PREFILL_SHARE),
         )
         prefill_tokens = sum(chunk for _, chunk in chunks)
-        trees = self._selected(decoding, policies, prefill_tokens, now)
-        most = self._limits.forward_tokens
-        orders = [
-            new(VerifyOrder, (job.served.prefix_for(VERIFIER), tree, most, None))
-            for job, tree in zip(decoding, trees, strict=True)
-        ] + [
-            VerifyOrder(
-                job.served.prefix_for(VERIFIER),
-                DraftTree.empty(),
-                chunk,
-                job.served.prompt_logprobs_from,
-            )
-            for job, chunk in chunks
-        ]
-        jobs = decoding + [job for job, _ in chunks]
-        for job in jobs:
-            job.stage = VERIFYING
+        items = self._decode_items(decoding, policies, prefill_tokens, now)
+        items += [_prefill_item(request, chunk) for request, chunk in chunks]
+        for item in items:
+            item.request.stage = VERIFYING
         self._busy = True
-        self._tasks.spawn(self._verify, jobs, orders, policies, prefill_tokens, now)
+        self._tasks.spawn(self._verify, items, policies, prefill_tokens, now)
         return True
 
-    def _selected(
-        self, jobs: Sequence[RequestState], policies: Policies, prefill_tokens: int, now: float
-    ) -> list[DraftTree]:
-        """The trees cut down to what the speculation policy has verified."""
-        if not any([job.nodes for job in jobs]):
-            return [DraftTree.empty()] * len(jobs)
-        trees, sources = gather_trees([job.draft for job in jobs]), _sources(jobs)
-        mask = policies.speculation.select(
-            Candidates(
-                [job.view for job in jobs],
-                trees,
-                [job.draft_s for job in jobs],
-                [job.proposers for job in jobs],
-                sources,
-            ),
-            self._estimates.context(prefill_tokens),
-            now,
-        )
-        if sources is not None:
-            for job, (begin, end) in zip(jobs, pairwise(trees.starts.tolist()), strict=True):
-                if job.sources is not None:
-                    job.sources = job.sources[mask[begin:end]]
-        return split(prune_each(trees, mask))
+    def _decode_items(
+        self,
+        decoding: Sequence[RequestState],
+        policies: Policies,
+        prefill_tokens: int,
+        now: float,
+    ) -> list[_Item]:
+        """Each request's draft tree, cut down to the nodes that the speculation policy selects."""
+        drafts = [request.draft for request in decoding]
+        sources = [draft.tree.sources for draft in drafts]
+        if any([draft.tree.nodes for draft in drafts]):
+            trees = gather_trees([draft.tree.ref for draft in drafts])
+            node_sources = _node_sources(drafts)
+            mask = policies.speculation.select(
+                Candidates(
+                    [request.view for request in decoding],
+                    trees,
+                    [draft.seconds for draft in drafts],
+                    [draft.proposers for draft in drafts],
+                    node_sources,
+                ),
+                self._estimates.context(prefill_tokens),
+                now,
+            )
+            if node_sources is not None:
+                bounds = pairwise(trees.starts.tolist())
+                sources = [
+                    None if own is None else own[mask[begin:end]]
+                    for own, (begin, end) in zip(sources, bounds, strict=True)
+                ]
+            selected = split(prune_each(trees, mask))
+        else:
+            selected = [DraftTree.empty()] * len(decoding)
+        most = self._limits.forward_tokens
+        return [
+            new(
+                _Item,
+                (
+                    request,
+                    new(VerifyOrder, (request.served.prefix_for(VERIFIER), tree, most, None)),
+                    own,
+                ),
+            )
+            for request, tree, own in zip(decoding, selected, sources, strict=True)
+        ]
 
     async def _verify(
         self,
-        jobs: Sequence[RequestState],
-        orders: Sequence[VerifyOrder],
+        items: Sequence[_Item],
         policies: Policies,
         prefill_tokens: int,
-        begun: float,
+        started: float,
     ) -> None:
-        idle_s = begun - self._free_since
+        requests = [item.request for item in items]
+        idle_s = started - self._idle_since_s
         try:
-            answers = await self._host.verify(orders)
+            answers = await self._host.verify([item.order for item in items])
         except HostLost as error:
-            await self._recover(jobs, error)
+            await self._recover(requests, error)
             return
         now = asyncio.get_running_loop().time()
-        context = sum([job.view.prefilled for job in jobs])
+        context = sum([request.view.prefilled for request in requests])
         # Roots and nodes: prompt chunks come without a tree.
-        roots = sum([job.prefilled for job in jobs])
-        tokens = prefill_tokens + roots + sum([len(order.tree.tokens) for order in orders])
+        roots = sum([request.prefilled for request in requests])
+        nodes = sum([len(item.order.tree.tokens) for item in items])
+        tokens = prefill_tokens + roots + nodes
         self._estimates.calibration_buffer.learn(
             [
                 (proposal, answer.tokens)
-                for job, answer in zip(jobs, answers, strict=True)
+                for request, answer in zip(requests, answers, strict=True)
                 if isinstance(answer, Verdict)
-                for proposal in job.proposals
+                for proposal in request.draft.proposals
             ]
         )
-        verify_s = now - begun
+        verify_s = now - started
         prompts_s = verify_s * self._estimates.share_of_prompts(context, tokens, prefill_tokens)
         outcomes = []
-        for job, order, answer in zip(jobs, orders, answers, strict=True):
+        for item, answer in zip(items, answers, strict=True):
             try:
-                outcome = self._conclude(job, order, answer, now, verify_s, prompts_s)
+                outcome = self._apply(item, answer, now, verify_s, prompts_s)
             except Exception:
-                _LOG.exception("request %s fails", job.name)
-                job.stage = READY
-                job.fail()
+                request = item.request
+                _LOG.exception("request %s fails", request.name)
+                request.stage = READY
+                request.fail()
                 continue
             if outcome is not None:
                 outcomes.append(outcome)
         self._busy = False
-        self._free_since = now
-        internal = {job.name for job in jobs if job.internal}
+        self._idle_since_s = now
+        internal = {request.name for request in requests if request.internal}
         if internal:
             outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
         policies.speculation.observe(outcomes, now)
@@ -173,35 +202,35 @@ class Verifying:
         self._observe(verified)
         self._changed()
 
-    def _conclude(
+    def _apply(
         self,
-        job: RequestState,
-        order: VerifyOrder,
+        item: _Item,
         answer: Verdict | Missing | NoRoom | Failed,
         now: float,
         verify_s: float,
         prompts_s: float,
     ) -> RoundOutcome | None:
-        """What the answer means for one request; None where it brought no token."""
-        served, view = job.served, job.view
+        """Commits a verdict's tokens and updates the request; None where it brought no token."""
+        request = item.request
+        served, view = request.served, request.view
         served.round += 1
-        job.stage = READY
+        request.stage = READY
         if not isinstance(answer, Verdict):
-            job.cramped = isinstance(answer, NoRoom)
+            request.lacks_kv = isinstance(answer, NoRoom)
             if isinstance(answer, Missing):
                 served.known[VERIFIER] = answer.have
-                job.prefilled = False
-                job.pending = len(served.committed)
+                request.prefilled = False
+                request.pending = len(served.committed)
             elif isinstance(answer, Failed):
-                job.fail()
+                request.fail()
             return None
-        job.cramped = False
-        job.losses = 0
+        request.lacks_kv = False
+        request.verifier_losses = 0
         tokens, accepted, pending = answer.tokens, len(answer.accepted), answer.pending
         committed = len(served.committed.ids)
         served.known[VERIFIER] = committed + len(tokens)
-        job.prefilled = not pending
-        job.pending = pending
+        request.prefilled = not pending
+        request.pending = pending
         view.prefilled = committed - pending + accepted
         if answer.prompt_logprobs:
             served.hear_prompt(answer.prompt_logprobs)
@@ -209,71 +238,74 @@ class Verifying:
             return None
         commit = served.commit(tokens, answer.logprobs)
         gained = len(commit.token_ids)
+        draft = request.draft
         accepted_free = covered = 0
-        if accepted and self._free_lanes:
-            accepted_free = self._accepted_free(job, answer.accepted)
+        if accepted and self._always_drafting:
+            accepted_free = self._accepted_free(draft.proposers, item.sources, answer.accepted)
             covered = min(accepted_free, gained)
-            job.covered += (True,) * covered
-        job.covered += (False,) * (gained - covered)
-        depth = job.depth
+            request.covered += (True,) * covered
+        request.covered += (False,) * (gained - covered)
+        depth = draft.tree.depth
         outcome = new(
             RoundOutcome,
             (
-                job.name,
-                job.asked if depth else None,
-                len(order.tree.tokens),
+                request.name,
+                draft.lane if depth else None,
+                len(item.order.tree.tokens),
                 depth,
                 accepted,
                 gained,
-                now - job.since_s,
+                now - request.slot_since_s,
                 verify_s,
-                job.draft_s,
-                job.caught_up,
+                draft.seconds,
+                draft.caught_up,
                 accepted_free,
-                job.tried,
+                draft.tried,
                 prompts_s,
             ),
         )
-        job.since_s = now
-        job.statistics.add(outcome, job.proposers)
+        request.slot_since_s = now
+        request.statistics.add(outcome, draft.proposers)
         view.generated += gained
         if view.first_token_s is None:
             view.first_token_s = now
-            job.statistics.ttft_s = now - view.arrival_s
+            request.statistics.ttft_s = now - view.arrival_s
         if commit.finish is not None:
-            job.finish, job.ends = commit.finish, True
-        job.stream.deliver(commit)
+            request.finish, request.ends = commit.finish, True
+        request.stream.deliver(commit)
         return outcome
 
-    def _accepted_free(self, job: RequestState, accepted: Sequence[int]) -> int:
-        """How many of the accepted nodes, from the root down, free lanes have proposed."""
-        proposers = enumerate(job.proposers)
-        free = sum(1 << bit for bit, lane in proposers if lane in self._free_lanes)
-        if job.sources is None:
-            return len(accepted) if free else 0
-        found = (job.sources[list(accepted)] & free).tolist()
-        return found.index(0) if 0 in found else len(found)
+    def _accepted_free(
+        self, proposers: Sequence[str], sources: Ints | None, accepted: Sequence[int]
+    ) -> int:
+        """The number of accepted nodes, from the root down, that lanes which always draft have
+        proposed."""
+        bits = sum(1 << bit for bit, lane in enumerate(proposers) if lane in self._always_drafting)
+        if sources is None:
+            return len(accepted) if bits else 0
+        proposed = (sources[list(accepted)] & bits).tolist()
+        return proposed.index(0) if 0 in proposed else len(proposed)
 
-    async def _recover(self, jobs: Sequence[RequestState], error: HostLost) -> None:
-        """The new verifier is empty: it answers Missing and gets the committed tokens again.
-        Where there will be none, HostLost ends the coordinator."""
+    async def _recover(self, requests: Sequence[RequestState], error: HostLost) -> None:
+        """The new verifier is empty: it answers Missing and is sent the committed tokens again.
+        Where recovery is given up, HostLost ends the coordinator."""
         clock = asyncio.get_running_loop().time
         lost_s = clock()
         self._observe(VerifierDown(lost_s, str(error)))
         await self._host.recover()
         self._observe(VerifierUp(clock(), clock() - lost_s))
-        for job in jobs:
-            job.stage = READY
-            job.losses += 1
-            self._suspects |= job.losses >= _SUSPECT
-        if len(jobs) == 1 and jobs[0].losses >= _GUILTY:
-            _LOG.error("request %s fails: verifiers are lost over it", jobs[0].name)
-            jobs[0].fail()
+        for request in requests:
+            request.stage = READY
+            request.verifier_losses += 1
+            self._has_suspects |= _is_suspect(request)
+        if len(requests) == 1 and requests[0].verifier_losses >= _FATAL_LOSSES:
+            _LOG.error("request %s fails: verifiers are lost over it", requests[0].name)
+            requests[0].fail()
         self._busy = False
         self._changed()
 
     async def check(self) -> None:
-        """Finds out whether an idle verifier is lost before a request does."""
+        """Finds the loss of an idle verifier before an order is sent to it."""
         if self._busy:
             return
         try:
@@ -287,33 +319,43 @@ class Verifying:
         return await self._host.kv_state()
 
     async def forget(self, requests: Sequence[str]) -> None:
-        try:
+        """A lost verifier holds nothing any more; the next verification finds the loss."""
+        with suppress(HostLost):
             await self._host.forget(requests)
-        except HostLost:
-            """It has forgotten everything; the next verification brings it back."""
 
 
-def _ready(running: Sequence[RequestState], cutting: Cutting) -> list[RequestState]:
-    """Spin's barrier: one whole micro-batch of all lanes. Otherwise everything that is ready
+def _ready(running: Sequence[RequestState], micro_batches: MicroBatchPlan) -> list[RequestState]:
+    """With Spin's barrier, one whole micro-batch of all lanes; otherwise everything that is ready
     from any lane, never one forward per lane."""
-    ready = [job for job in running if job.stage is DRAFTED]
-    if not ready or not cutting.barrier:
+    ready = [request for request in running if request.stage is DRAFTED]
+    if not ready or not micro_batches.barrier:
         return ready
-    incomplete = {job.cohort for job in running if job.stage in (READY, DRAFTING)}
-    first = next((job.cohort for job in ready if job.cohort not in incomplete), None)
-    return [job for job in ready if job.cohort == first]
+    incomplete = {request.cohort for request in running if request.stage in (READY, DRAFTING)}
+    first = next((request.cohort for request in ready if request.cohort not in incomplete), None)
+    return [request for request in ready if request.cohort == first]
 
 
-def _sources(jobs: Sequence[RequestState]) -> Ints | None:
-    """Of the nodes of all drafts."""
-    if all([job.sources is None for job in jobs]):
+def _is_suspect(request: RequestState) -> bool:
+    return request.verifier_losses >= _SUSPECT_LOSSES
+
+
+def _prefill_item(request: RequestState, chunk: int) -> _Item:
+    served = request.served
+    prefix = served.prefix_for(VERIFIER)
+    order = VerifyOrder(prefix, DraftTree.empty(), chunk, served.prompt_logprobs_from)
+    return _Item(request, order, None)
+
+
+def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:
+    """MergedTree.sources of all drafts' nodes; None where no draft was merged from several."""
+    if all([draft.tree.sources is None for draft in drafts]):
         return None
     return np.concatenate(
         [
-            np.full(job.nodes, (1 << len(job.proposers)) - 1)
-            if job.sources is None
-            else job.sources
-            for job in jobs
+            np.full(draft.tree.nodes, (1 << len(draft.proposers)) - 1)
+            if draft.tree.sources is None
+            else draft.tree.sources
+            for draft in drafts
         ]
     )
 
@@ -321,10 +363,10 @@ def _sources(jobs: Sequence[RequestState]) -> Ints | None:
 def _chunks(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
     """Prompt tokens for this forward, in the schedule's order."""
     chunks = []
-    for job in prefilling:
+    for request in prefilling:
         if room <= 0:
             break
-        chunk = min(job.pending, room)
-        chunks.append((job, chunk))
+        chunk = min(request.pending, room)
+        chunks.append((request, chunk))
         room -= chunk
     return chunks

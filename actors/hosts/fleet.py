@@ -1,7 +1,7 @@
-"""A target and its drafters: loaded, measured and reachable as hosts, wherever they run.
+"""The fleet of a replica: its target and drafters, loaded, measured and reachable as hosts.
 
-Actors load side by side; models in this process one after the other, because transformers keeps
-the settings of a load in globals. All are measured one after the other, behind the last load.
+Actors load in parallel; models in this process one after the other, because transformers keeps the
+settings of a load in globals. All are measured one after the other, after the last load.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from policies.request import LaneView
 
 _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
-_SILENCE_S = 10
-"""Whoever loads for longer says so, again and again."""
+_PROGRESS_S = 10
+"""Interval of progress messages during a long load."""
 _MEASURING = "measuring what forwards cost on this machine, or reading what was measured before"
 _LOG = logging.getLogger("spindle")
 
 Progress = Callable[[str], None]
-"""Told in words what is loading and what is ready."""
+"""Receives messages about what is loading and what is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,20 @@ class Fleet:
     lanes: list[Lane]
     costs: Costs
     closers: Sequence[Callable[[], None]]
+    """One for each host that runs in an actor or on a thread."""
 
     async def close(self) -> None:
-        """Kills all actors; threads end with what they are doing."""
+        """Kills all actors; threads end after their present call."""
         for close in self.closers:
             close()
 
 
 def load(target: TargetSpec, drafters: Sequence[DrafterSpec], cache_dir: Path) -> Fleet:
-    """`raise_fleet` for programs without an event loop, and fleets without actors."""
-    return asyncio.run(raise_fleet(target, drafters, cache_dir))
+    """`start_fleet` for programs without an event loop and fleets without actors."""
+    return asyncio.run(start_fleet(target, drafters, cache_dir))
 
 
-async def raise_fleet(
+async def start_fleet(
     target: TargetSpec,
     drafters: Sequence[DrafterSpec],
     cache_dir: Path,
@@ -68,9 +69,9 @@ async def raise_fleet(
     progress: Progress = _LOG.info,
     measure_s: float = inf,
 ) -> Fleet:
-    """`group`: of the actors; a fleet without actors needs none. Profiles of the target are kept
-    in `cache_dir`; `measure_s`: what measuring one model may take. Raises what is wrong with a
-    model (UnsupportedModel, IncompatibleDrafter, ...), or HostLost; nothing stays behind then."""
+    """`group`: creates the actors; not needed without any. Profiles of the target are cached in
+    `cache_dir`; `measure_s`: the time that measuring one model may take. Raises HostLost or the
+    error of a model (UnsupportedModel, IncompatibleDrafter, ...), after closing all hosts."""
     await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
     verifier = _verifier(target, group, limits)
     models = _models(target, drafters, group, limits)
@@ -86,7 +87,7 @@ async def raise_fleet(
             close()
         raise
     lanes = [
-        Lane(view, model.host, apart=_is_apart(model.spec))
+        Lane(view, model.host, own_processors=_has_own_processors(model.spec))
         for view, model in zip(views, models, strict=True)
     ]
     budget = verify.token_budget
@@ -102,7 +103,7 @@ async def raise_fleet(
 
 
 class _Model(NamedTuple):
-    """One lane with a model."""
+    """One lane of a model drafter."""
 
     spec: DrafterSpec
     lane: str
@@ -114,11 +115,11 @@ def _verifier(
 ) -> RemoteVerifier | ThreadVerifier:
     if spec.placement == "inline":
         return ThreadVerifier(spec)
-    begin = partial(_needed(group).begin_verifier, spec, limits.recovery_s)
+    launch = partial(_required(group).launch_verifier, spec, limits.recovery_s)
     return RemoteVerifier(
         Supervised(
             "the verifier",
-            begin,
+            launch,
             stalled_s=limits.stalled_host_s,
             recovery_s=limits.recovery_s,
             gives_up=True,
@@ -141,7 +142,7 @@ def _models(
                 continue
             host = Supervised(
                 f"drafter {lane}",
-                partial(_needed(group).begin_drafter, spec, number, vocab_size),
+                partial(_required(group).launch_drafter, spec, number, vocab_size),
                 stalled_s=limits.stalled_host_s,
                 recovery_s=limits.recovery_s,
                 gives_up=False,
@@ -150,25 +151,25 @@ def _models(
     return models
 
 
-def _needed(group: Group | None) -> Group:
+def _required(group: Group | None) -> Group:
     if group is None:
         raise ValueError("placement: actor needs a group of actors to belong to")
     return group
 
 
-def _is_apart(spec: DrafterSpec) -> bool:
-    """Inline it computes where the target does; without a GPU on cores that others need as well,
-    if only the coordinator."""
+def _has_own_processors(spec: DrafterSpec) -> bool:
+    """An inline drafter shares the target's device; an actor without a GPU shares cores, with the
+    coordinator at least."""
     return spec.placement == "actor" and spec.gpus > 0
 
 
 def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:
-    """So cheap that they draft in the coordinator itself, for every request."""
+    """The lanes of lookups, so cheap that they draft on the event loop and for every request."""
     return [
         Lane(
             LaneView(spec.name, spec.name, _LOOKUP_CAPACITY),
             DirectDrafter(make_lookup(spec)),
-            free=True,
+            always_drafts=True,
         )
         for spec in drafters
         if spec.kind != "model"
@@ -181,48 +182,48 @@ async def _start(
     models: Sequence[_Model],
     progress: Progress,
 ) -> None:
-    async def tell(name: str, starting: Awaitable[None]) -> None:
+    async def start(name: str, starting: Awaitable[None]) -> None:
         clock = asyncio.get_running_loop().time
-        begun = clock()
-        async with _signs_of_life(name, progress):
+        started = clock()
+        async with _progress_messages(name, progress):
             await starting
-        progress(f"{name}: ready after {clock() - begun:.1f} s")
+        progress(f"{name}: ready after {clock() - started:.1f} s")
 
     async def in_turn(starts: Sequence[Coroutine[Any, Any, None]]) -> None:
-        for start in starts:
-            await start
+        for one in starts:
+            await one
 
     starts: dict[Where, list[Coroutine[Any, Any, None]]] = {"actor": [], "inline": []}
     progress(f"loading the target {target.checkpoint} and {len(models)} drafters")
-    starts[target.placement].append(tell("target", verifier.start()))
+    starts[target.placement].append(start("target", verifier.start()))
     for spec, lane, host in models:
-        starts[spec.placement].append(tell(lane, host.start()))
+        starts[spec.placement].append(start(lane, host.start()))
     try:
         async with asyncio.TaskGroup() as together:
-            for start in [*starts["actor"], in_turn(starts["inline"])]:
-                together.create_task(start)
+            for one in [*starts["actor"], in_turn(starts["inline"])]:
+                together.create_task(one)
     except* Exception as errors:
         raise errors.exceptions[0] from None
 
 
 @asynccontextmanager
-async def _signs_of_life(name: str, progress: Progress) -> AsyncIterator[None]:
-    """Where loading takes long, as vLLM's compilation does."""
+async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[None]:
+    """Periodic messages while loading takes long, as vLLM's compilation does."""
 
-    async def tell() -> None:
-        for seconds in count(_SILENCE_S, _SILENCE_S):
-            await asyncio.sleep(_SILENCE_S)
+    async def report() -> None:
+        for seconds in count(_PROGRESS_S, _PROGRESS_S):
+            await asyncio.sleep(_PROGRESS_S)
             progress(f"{name}: still loading after {seconds} s")
 
-    telling = asyncio.create_task(tell())
+    reporting = asyncio.create_task(report())
     try:
         yield
     finally:
-        telling.cancel()
+        reporting.cancel()
 
 
 async def _measured(models: Sequence[_Model], measure_s: float) -> dict[str, CostModel]:
-    """By lane. Instances of one drafter cost the same."""
+    """The cost of a draft step by lane; instances of one drafter are measured once."""
     by_drafter: dict[str, CostModel] = {}
     for spec, _, host in models:
         if spec.name not in by_drafter:

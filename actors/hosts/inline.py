@@ -1,4 +1,4 @@
-"""Drafters and verifier inside the coordinator's process, each on a thread of its own."""
+"""Drafters and verifier in the coordinator's process, each on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.hosts.loading import TargetCosts
 from actors.hosts.protocol import HostLost, KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.workers import DrafterWorker, VerifierWorker, drafted
+from actors.hosts.workers import DrafterWorker, VerifierWorker, draft_isolated
 from engine.protocol import (
     Draft,
     Drafter,
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 def _no_device() -> None:
-    """Nothing can be lost that a lookup needs."""
+    """The probe of a lookup: it has no device that could be broken."""
 
 
 class DirectDrafter:
@@ -45,18 +45,18 @@ class DirectDrafter:
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom | Failed]:
-        return drafted(self.drafter, orders, rule, _no_device)
+        return draft_isolated(self.drafter, orders, rule, _no_device)
 
     async def forget(self, requests: Collection[str]) -> None:
         self.drafter.forget(requests)
 
     async def recover(self) -> None:
-        """Nothing here gets lost."""
+        """Never called: a lookup in this process is never lost."""
 
 
 class ThreadDrafter:
     cost: CostModel | None = None
-    """Of one draft step, as far as is known."""
+    """Of one draft step; None until it has been measured."""
 
     def __init__(self, spec: DrafterSpec, lane: str, target_vocab_size: int) -> None:
         self._worker = DrafterWorker(spec, lane, target_vocab_size)
@@ -66,7 +66,7 @@ class ThreadDrafter:
         await self._thread.run(self._worker.load)
 
     async def size(self) -> float:
-        """Parameters."""
+        """The number of parameters."""
         return self._worker.size()
 
     async def measure(self, seconds: float) -> CostModel:
@@ -81,7 +81,8 @@ class ThreadDrafter:
         await self._thread.run(self._worker.forget, requests)
 
     async def recover(self) -> None:
-        """Its device is broken, or all that it does fails: it does not come back."""
+        """Never returns: its device is broken or every call fails, so only another process could
+        recover it."""
         await asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class ThreadDrafter:
 
 class ThreadVerifier:
     limits: TargetLimits
-    """Known from the start on."""
+    """Set by `start`."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._worker = VerifierWorker(spec)
@@ -118,22 +119,23 @@ class ThreadVerifier:
         return await self._thread.run(self._worker.kv_state)
 
     async def recover(self) -> None:
-        """Its device is broken, or all that it does fails: only another process can help."""
-        raise HostLost("the target in this process fails whatever it is asked")
+        """Raises HostLost: its device is broken or every call fails, so only another process could
+        recover it."""
+        raise HostLost("every call to the target in this process fails")
 
     def close(self) -> None:
         self._thread.close()
 
 
 class _Thread:
-    """On which a worker loads and works, so that the event loop stays free."""
+    """Runs a worker's calls in order, so that they do not block the event loop."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
+    async def run(self, call: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+        return await loop.run_in_executor(self._executor, partial(call, *args, **kwargs))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""One request cannot harm another: where a batch of orders fails, those that fail alone are found.
+"""Isolates failing requests: where a batch of orders raises, finds those that raise alone.
 
-All drafters and verifiers work behind this. The others are answered in the same call.
+Every drafter and verifier is called through this. The other orders are answered in the same call.
 """
 
 import logging
@@ -37,13 +37,13 @@ def isolated(
     orders: Sequence[Order],
     probe: Callable[[], None],
 ) -> list[Answer | Failed]:
-    """The answers of `host`'s `work`, Failed for the orders that it raises for. `probe` works on
-    an order that is known to be good.
+    """The answers of `work`, a method of `host`, and Failed for the orders for which it raises.
+    `probe` runs the host on an order that is known to be good.
 
-    Raises HostLost where the probe fails as well: then it is the host, or its device, that is
-    broken. Tensor-parallel ranks lose each other when a forward raises, and vLLM is not to be
-    trusted behind a failed step: both say RankLost, which passes through. The coordinator then
-    finds the request by which they are lost (actors/coordinator/verifying.py).
+    Raises HostLost where the probe raises as well: then the host or its device is broken. RankLost
+    passes through: tensor-parallel ranks are out of step after a forward that raises, and the state
+    of vLLM is unknown after a failed step. The coordinator then finds the request that is the cause
+    (actors/coordinator/verifying.py).
     """
     try:
         return [*work(orders)]
@@ -59,7 +59,7 @@ def isolated(
         except (HostLost, RankLost):
             raise
         except Exception as broken:
-            raise HostLost(f"it fails whatever it is asked: {broken!r}") from broken
+            raise HostLost(f"every call to it fails: {broken!r}") from broken
         if not failed:
             _LOG.warning("%d orders fail together, not apart", len(orders), exc_info=error)
         return answers
@@ -71,7 +71,7 @@ def _by_halves(
     orders: Sequence[Order],
     error: Exception,
 ) -> list[Answer | Failed]:
-    """`error`: which `work` has raised for them all together."""
+    """Splits the orders until those that raise alone are found. `error`: raised for all of them."""
     host.roll_back([order.prefix.request for order in orders])
     if len(orders) == 1:
         prefix = orders[0].prefix
@@ -84,6 +84,6 @@ def _by_halves(
             answers += work(half)
         except (HostLost, RankLost):
             raise
-        except Exception as again:
-            answers += _by_halves(host, work, half, again)
+        except Exception as half_error:
+            answers += _by_halves(host, work, half, half_error)
     return answers

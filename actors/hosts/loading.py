@@ -1,4 +1,4 @@
-"""Models as their specs describe them, loaded into this process: in an actor, or inline."""
+"""Loads models by their specs into this process, which is an actor's or the coordinator's."""
 
 import logging
 from collections.abc import Callable
@@ -45,8 +45,8 @@ class LoadedTarget:
     verifier: Verifier
     kv_state: Callable[[], KvState]
     measure: Callable[[Path, float], TargetCosts]
-    """Within so many seconds, while nothing else runs on the device; keeps what it has measured in
-    that directory."""
+    """Profiles forwards for so many seconds at most, while nothing else runs on the device; caches
+    the results in the directory."""
 
     @property
     def limits(self) -> TargetLimits:
@@ -63,24 +63,24 @@ class LoadedTarget:
 class LoadedDrafter:
     drafter: Drafter
     size: float
-    """Parameters."""
+    """The number of parameters."""
     measure: Callable[[float], CostModel]
-    """Within so many seconds, while nothing else runs on the device."""
+    """Profiles draft steps for so many seconds at most, while nothing else runs on the device."""
 
 
 def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
-    """`place`: of the leader among the ranks of a native target, which it waits for."""
+    """`place`: of the leader among the ranks of a native target, for which it waits."""
     spec = replace(spec, dtype=target_dtype(spec))
     if spec.device == "cpu" and spec.dtype == torch.bfloat16 and not has_bf16_products():
         _LOG.warning(_SLOW_BF16)
     loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec, place)
-    # What the config was checked against (cluster/config/backends.py) is what is there.
+    # The capability that configs are checked against (cluster/config/backends.py) is the real one.
     assert loaded.verifier.verifies_trees == BACKENDS[spec.backend].trees, spec.backend
     return loaded
 
 
 def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
-    model = _leader(spec, place) if place else _whole(spec)
+    model = _leader(spec, place) if place else _unsharded(spec)
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
         setup = "native" if place is None else f"native, {place.ranks} ranks"
@@ -97,7 +97,7 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
 
 
 def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
-    """The share of another rank of the same target, for engine.parallel.lockstep.follow."""
+    """The model of a rank other than the first, for engine.parallel.lockstep.follow."""
     return PackedModel(
         split(load_stock(spec.checkpoint, target_dtype(spec)), place, spec.device),
         kv_tokens=spec.kv_tokens,
@@ -141,7 +141,7 @@ def make_lookup(spec: DrafterSpec) -> Drafter:
     return SuffixDrafter(spec.name, spec.past_tokens)
 
 
-def _whole(spec: TargetSpec) -> PackedModel:
+def _unsharded(spec: TargetSpec) -> PackedModel:
     return PackedModel.load(
         spec.checkpoint,
         dtype=spec.dtype,
@@ -152,7 +152,7 @@ def _whole(spec: TargetSpec) -> PackedModel:
 
 
 def _load_vllm(spec: TargetSpec) -> LoadedTarget:
-    # Importing vLLM takes seconds and sets the process up for it, so only who serves with it does.
+    # Imported here, because it takes seconds and changes settings of the process.
     from engine.verifiers.vllm.loading import VllmSpec, load_vllm
     from engine.verifiers.vllm.profile import profile_vllm
 

@@ -19,11 +19,11 @@ from policies.protocols import StepRule
 
 
 class HostLost(SpindleError):
-    """The host died with whatever it held; `recover` brings an empty one in its place."""
+    """The host is lost with everything it held; `recover` replaces it by an empty one."""
 
 
 class HostStalled(HostLost):
-    """No answer for so long that the host counts as dead."""
+    """The host has not answered for so long that it counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class KvState:
     used: int
     """Held by requests."""
     cached: int
-    """Held by nobody, kept for prompts that begin alike."""
+    """Held by no request, kept for prompts with the same beginning."""
     total: int
 
 
@@ -42,13 +42,14 @@ class DrafterHost(Protocol):
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> Sequence[Draft | Missing | NoRoom | Failed]:
-        """engine.protocol.Drafter.draft; `rule` runs in the drafter's loop. None: to depth."""
+        """As engine.protocol.Drafter.draft; `rule` is evaluated between the levels of the drafter's
+        trees. None: every tree is drafted to the ordered depth."""
         ...
 
     async def forget(self, requests: Collection[str]) -> None: ...
 
     async def recover(self) -> None:
-        """After HostLost: returns when orders are taken again."""
+        """Called after HostLost; returns when the host takes orders again."""
         ...
 
 
@@ -61,7 +62,7 @@ class VerifierHost(Protocol):
     ) -> Sequence[Verdict | Missing | NoRoom | Failed]: ...
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """engine.protocol.Verifier.score."""
+        """As engine.protocol.Verifier.score."""
         ...
 
     async def forget(self, requests: Collection[str]) -> None: ...
@@ -69,5 +70,6 @@ class VerifierHost(Protocol):
     async def kv_state(self) -> KvState: ...
 
     async def recover(self) -> None:
-        """Raises HostLost when it will not come back: nothing can be served any more."""
+        """Called after HostLost; returns when the host takes orders again. Raises HostLost when
+        recovery is given up: nothing can be served any more."""
         ...

@@ -1,7 +1,6 @@
-"""Drafters and verifier in other processes, as the coordinator sees them.
+"""Drafters and verifier in other processes: supervised workers behind the host protocols.
 
-Each is a supervised host whose worker (actors/hosts/workers.py) does the work; one call for each
-batch of orders.
+Each batch of orders is one call to the worker (actors/hosts/workers.py).
 """
 
 from collections.abc import Collection, Sequence
@@ -22,32 +21,9 @@ _MARGIN = 20
 """A host counts as stalled after so many times what its cost model predicts."""
 
 
-class RemoteDrafter:
-    cost: CostModel | None = None
-    """Of one draft step, as far as is known."""
-
+class _RemoteHost:
     def __init__(self, host: Supervised) -> None:
         self._host = host
-
-    async def start(self) -> None:
-        await self._host.start()
-
-    async def size(self) -> float:
-        """Parameters."""
-        size: float = await self._host.call_patiently("size")
-        return size
-
-    async def measure(self, seconds: float) -> CostModel:
-        cost: CostModel = await self._host.call_patiently("measure", seconds)
-        return cost
-
-    async def draft(
-        self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom | Failed]:
-        answers: list[Draft | Missing | NoRoom | Failed] = await self._host.order(
-            "draft", orders, rule, expected_s=_MARGIN * self._seconds(orders)
-        )
-        return answers
 
     async def forget(self, requests: Collection[str]) -> None:
         await self._host.call("forget", requests)
@@ -58,7 +34,33 @@ class RemoteDrafter:
     def close(self) -> None:
         self._host.close()
 
+
+class RemoteDrafter(_RemoteHost):
+    cost: CostModel | None = None
+    """Of one draft step; None until it has been measured."""
+
+    async def start(self) -> None:
+        await self._host.start()
+
+    async def size(self) -> float:
+        """The number of parameters."""
+        size: float = await self._host.call_without_timeout("size")
+        return size
+
+    async def measure(self, seconds: float) -> CostModel:
+        cost: CostModel = await self._host.call_without_timeout("measure", seconds)
+        return cost
+
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom | Failed]:
+        answers: list[Draft | Missing | NoRoom | Failed] = await self._host.order(
+            "draft", orders, rule, expected_s=_MARGIN * self._seconds(orders)
+        )
+        return answers
+
     def _seconds(self, orders: Sequence[DraftOrder]) -> float:
+        """The predicted duration of the call; 0 while there is no cost model."""
         if self.cost is None:
             return 0.0
         delta = sum(len(order.prefix.delta) for order in orders)
@@ -67,20 +69,20 @@ class RemoteDrafter:
         return self.cost.predict(read, delta) + max(order.depth for order in orders) * level
 
 
-class RemoteVerifier:
+class RemoteVerifier(_RemoteHost):
     limits: TargetLimits
-    """Known from the start on."""
+    """Set by `start`."""
 
     def __init__(self, host: Supervised) -> None:
-        self._host = host
+        super().__init__(host)
         self._cost: CostModel | None = None
 
     async def start(self) -> None:
         await self._host.start()
-        self.limits = await self._host.call_patiently("limits")
+        self.limits = await self._host.call_without_timeout("limits")
 
     async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
-        costs: TargetCosts = await self._host.call_patiently("measure", cache_dir, seconds)
+        costs: TargetCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
         self._cost = costs.verify
         return costs
 
@@ -99,24 +101,16 @@ class RemoteVerifier:
         )
         return logits
 
-    async def forget(self, requests: Collection[str]) -> None:
-        await self._host.call("forget", requests)
-
     async def kv_state(self) -> KvState:
         state: KvState = await self._host.call("kv_state")
         return state
 
-    async def recover(self) -> None:
-        await self._host.recover()
-
-    def close(self) -> None:
-        self._host.close()
-
     def _seconds(self, orders: Sequence[VerifyOrder]) -> float:
+        """The predicted duration of the call; 0 while there is no cost model."""
         if self._cost is None:
             return 0.0
         read = sum(order.prefix.base + len(order.prefix.delta) for order in orders)
-        # Without a tree it may be a piece of a prompt; all pieces together fit one chunk.
-        entering = max((order.chunk for order in orders if not len(order.tree)), default=0)
-        tokens = entering + sum(1 + len(order.tree) for order in orders)
+        # An order without a tree may be a prompt chunk; all of them together fit in one chunk.
+        prompt = max((order.chunk for order in orders if not len(order.tree)), default=0)
+        tokens = prompt + sum(1 + len(order.tree) for order in orders)
         return self._cost.predict(read, tokens)

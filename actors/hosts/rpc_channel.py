@@ -1,12 +1,12 @@
-"""A line from the coordinator to a worker in another process: calls and answers over TCP.
+"""A connection from the coordinator to a worker in another process: calls and answers over TCP.
 
-Ray makes the process, places it and watches it, but a call of Ray's to an actor takes ten times as
-long as this one, and much of that on the caller's processor (docs/hosts.md). A round has two calls
-one behind the other.
+Ray creates, places and watches the process, but one of Ray's own calls to an actor takes ten times
+as long as a call here, much of it on the caller's processor (docs/hosts.md), and a round has two
+calls in sequence.
 
-Calls are answered one after the other, in the order in which they were made. Each call and each
-answer is its length and one pickled string. Nothing is unpickled that did not come behind the
-secret, which the two ends have from Ray.
+Calls are answered in the order in which they were made. Each call and each answer is its length and
+one pickled string. Nothing is unpickled before the peer has sent the secret, which both ends got
+through Ray.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from engine.parallel.ranks import RankLost
 _LENGTH = struct.Struct("!Q")
 _SECRET_BYTES = 32
 _GREETING_S = 10.0
-"""For a connection, and for who has connected to say the secret."""
+"""The limit for connecting, and then for sending the secret."""
 
 
 class WorkerFailed(SpindleError):
-    """A worker raised what none of ours raises on purpose: a defect, and no death."""
+    """A worker raised an exception that is no SpindleError: a defect, not the loss of the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """In place of an answer."""
+    """Sent in place of an answer where the worker raised."""
 
     error: SpindleError
 
@@ -57,7 +57,7 @@ class Listener:
         self.address = Address(host, port, secrets.token_bytes(_SECRET_BYTES))
 
     def serve(self, worker: object) -> None:
-        """Lets the worker answer whoever knows the secret, until that one hangs up."""
+        """Answers the calls of the first peer that sends the secret, until it disconnects."""
         connection = self._accepted()
         with connection, connection.makefile("rb") as calls:
             while (call := _read(calls)) is not None:
@@ -68,7 +68,7 @@ class Listener:
             while True:
                 connection, _ = self._socket.accept()
                 connection.settimeout(_GREETING_S)
-                if _says(connection, self.address.secret):
+                if _sends(connection, self.address.secret):
                     connection.settimeout(None)
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     return connection
@@ -76,20 +76,20 @@ class Listener:
 
 
 class RpcChannel(asyncio.Protocol):
-    """The caller's end. Made by `connect`."""
+    """The caller's end, created by `connect`."""
 
     _transport: asyncio.Transport
 
     def __init__(self) -> None:
         self._received = bytearray()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
-        self._end: SpindleError | None = None
+        self._closed_by: SpindleError | None = None
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Raises HostLost when the other end is gone; SpindleErrors of the worker's as they are,
-        and WorkerFailed for whatever else it raised."""
-        if self._end is not None:
-            raise self._end
+        """Raises HostLost when the connection has ended, the worker's SpindleErrors unchanged, and
+        WorkerFailed for any other exception of the worker."""
+        if self._closed_by is not None:
+            raise self._closed_by
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         self._transport.write(_framed((method, arguments)))
@@ -100,14 +100,14 @@ class RpcChannel(asyncio.Protocol):
             raise content.error
         return content
 
-    def close(self, why: SpindleError) -> None:
-        """Whoever waits for an answer hears why there is none."""
-        if self._end is None:
-            self._end = why
+    def close(self, error: SpindleError) -> None:
+        """Raises `error` from all calls that wait for an answer and from all later ones."""
+        if self._closed_by is None:
+            self._closed_by = error
             self._transport.abort()
             for answer in self._waiting:
                 if not answer.done():
-                    answer.set_exception(why)
+                    answer.set_exception(error)
             self._waiting.clear()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,7 +123,7 @@ class RpcChannel(asyncio.Protocol):
             content = bytes(self._received[_LENGTH.size : end])
             del self._received[:end]
             answer = self._waiting.popleft()
-            if not answer.done():  # its caller may have gone
+            if not answer.done():  # its caller may have been cancelled
                 answer.set_result(content)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -131,18 +131,20 @@ class RpcChannel(asyncio.Protocol):
 
 
 async def connect(address: Address) -> RpcChannel:
-    """Raises HostLost where there is no way to the address."""
+    """Raises HostLost where the address cannot be reached."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_GREETING_S):
-            transport, line = await loop.create_connection(RpcChannel, address.host, address.port)
-    except OSError as error:  # TimeoutError is one
+            transport, channel = await loop.create_connection(
+                RpcChannel, address.host, address.port
+            )
+    except OSError as error:  # includes TimeoutError
         raise HostLost(
             f"no connection to {address.host}:{address.port} ({error!r}): the nodes of a cluster "
             "must reach each other on all ports, as for Ray itself"
         ) from error
     transport.write(address.secret)
-    return line
+    return channel
 
 
 def _answer(worker: object, method: str, arguments: tuple[object, ...]) -> object:
@@ -160,7 +162,7 @@ def _framed(content: object) -> bytes:
 
 
 def _read(stream: BinaryIO) -> bytes | None:
-    """The next string; None at the end."""
+    """The next string; None at the end of the connection."""
     try:
         head = stream.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
@@ -172,14 +174,14 @@ def _read(stream: BinaryIO) -> bytes | None:
     return content if len(content) == length else None
 
 
-def _says(connection: socket.socket, secret: bytes) -> bool:
-    said = b""
+def _sends(connection: socket.socket, secret: bytes) -> bool:
+    received = b""
     try:
-        while len(said) < len(secret):
-            piece = connection.recv(len(secret) - len(said))
+        while len(received) < len(secret):
+            piece = connection.recv(len(secret) - len(received))
             if not piece:
                 return False
-            said += piece
-    except OSError:  # a timeout is one
+            received += piece
+    except OSError:  # includes a timeout
         return False
-    return hmac.compare_digest(said, secret)
+    return hmac.compare_digest(received, secret)

@@ -1,9 +1,9 @@
 """Ray actors for the workers of one replica. The only module in actors/ that imports ray.
 
-Ray makes, places and ends them; workers are called over a line of their own
-(actors/hosts/rpc_channel.py). An actor is lost when its line ends or Ray says so, and never
-restarted by Ray: a new one is made in its place (actors/hosts/supervision.py). Actors end with the
-process that made them.
+Ray creates, places and ends the actors; workers are called over connections of ours
+(actors/hosts/rpc_channel.py). An actor is lost when its connection ends or Ray reports its death.
+Ray never restarts it: a new one is created in its place (actors/hosts/supervision.py). Actors end
+with the process that created them.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from engine.parallel.ranks import Place
 from engine.verifiers.vllm.environment import process_environment
 
 _ANYWHERE = -1
-"""In Ray's words: any bundle of the placement group."""
+"""Ray's index for any bundle of the placement group."""
 
 
 class Host:
-    """What runs in an actor: a worker, at the end of a line."""
+    """The class of all actors: a worker that answers the calls of one connection."""
 
     def __init__(self, threads: int, worker: type, *arguments: object) -> None:
         torch.set_num_threads(threads)
@@ -43,30 +43,32 @@ class Host:
         return self._listener.address
 
     def serve(self) -> None:
-        """On the actor's main thread, until its maker hangs up or kills it."""
+        """Runs on the actor's main thread until the coordinator disconnects or kills the actor."""
         self._listener.serve(self._worker)
 
     def meeting_point(self) -> str:
-        """Where ranks can meet on this node. A port that is taken until then fails the start."""
+        """An address on this node at which ranks can connect to each other. The start fails if its
+        port is taken in the meantime."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
 
 _HOST = ray.remote(Host)
-"""Once: Ray sends a class to the cluster when its first actor is made."""
+"""Wrapped only once: Ray sends a class to the cluster when its first actor is created."""
 
 
 class Actors:
-    """A Life: one actor, or all ranks of a target, of which the first answers. All live or none."""
+    """An Incarnation: one actor, or all ranks of a target, of which the first answers. When one is
+    lost, all are killed."""
 
     def __init__(self, handles: Sequence[ActorHandle]) -> None:
         self._handles = handles
-        self._lines: list[RpcChannel] = []
-        self._watching: list[asyncio.Task[None]] = []
+        self._channels: list[RpcChannel] = []
+        self._watchers: list[asyncio.Task[None]] = []
 
     async def call(self, method: str, *arguments: object) -> Any:
-        return await self._lines[0].call(method, *arguments)
+        return await self._channels[0].call(method, *arguments)
 
     async def load(self, timeout_s: float = 0.0) -> None:
         """`timeout_s`: how long ranks wait for each other."""
@@ -81,73 +83,75 @@ class Actors:
             raise
 
     def kill(self) -> None:
-        for watching in self._watching:
-            watching.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         self._end(HostLost("it was killed"))
 
     async def _connect(self) -> None:
-        addresses = [_answer(handle.address.remote()) for handle in self._handles]
+        addresses = [_result(handle.address.remote()) for handle in self._handles]
         for handle, address in zip(self._handles, await asyncio.gather(*addresses), strict=True):
             serving = handle.serve.remote()
-            line = await connect(address)
-            self._lines.append(line)
-            self._watching.append(asyncio.create_task(_watch(serving, line)))
+            channel = await connect(address)
+            self._channels.append(channel)
+            self._watchers.append(asyncio.create_task(_watch(serving, channel)))
 
     async def _load_ranks(self, timeout_s: float) -> None:
-        meeting_point = await _answer(self._handles[0].meeting_point.remote())
+        meeting_point = await _result(self._handles[0].meeting_point.remote())
         await self._connect()
         ranks = len(self._handles)
         places = [Place(rank, ranks, meeting_point, timeout_s) for rank in range(ranks)]
         following = [
-            line.call("follow", place)
-            for line, place in zip(self._lines[1:], places[1:], strict=True)
+            channel.call("follow", place)
+            for channel, place in zip(self._channels[1:], places[1:], strict=True)
         ]
-        self._watching.append(asyncio.create_task(self._until_one_ends(following)))
+        self._watchers.append(asyncio.create_task(self._until_one_ends(following)))
         await self.call("load", places[0])
 
     async def _until_one_ends(self, following: Sequence[Awaitable[Any]]) -> None:
-        """The leader would find out only in its next forward."""
+        """Ends all ranks with the first: the leader would notice only in its next forward."""
         try:
             await asyncio.gather(*following)
         except SpindleError as error:
             self._end(error)
 
-    def _end(self, why: SpindleError) -> None:
-        for line in self._lines:
-            line.close(why)
+    def _end(self, error: SpindleError) -> None:
+        for channel in self._channels:
+            channel.close(error)
         for handle in self._handles:
             ray.kill(handle)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The actors of one replica: how they are called, and where they are."""
+    """Creates the actors of one replica, by its name and placement group."""
 
     name: str
     placement_group: PlacementGroup | None = None
-    """None: that of the process that makes them, where it has one."""
+    """None: that of the process that creates them, if it has one."""
 
-    async def begin_drafter(
+    async def launch_drafter(
         self, spec: DrafterSpec, number: int, target_vocab_size: int, life: int
     ) -> Actors:
-        """Of the spec's instances, the one of this number."""
+        """`number`: of the instance among the spec's. `life`: of the incarnation."""
         lane = spec.lanes[number]
         bundle = spec.bundles[number] if spec.bundles else _ANYWHERE
-        make = self._options(f"{lane}:{life}", spec, spec.gpus, bundle)
-        actors = Actors([make.remote(spec.threads, DrafterWorker, spec, lane, target_vocab_size)])
+        actor_class = self._options(f"{lane}:{life}", spec, spec.gpus, bundle)
+        actors = Actors(
+            [actor_class.remote(spec.threads, DrafterWorker, spec, lane, target_vocab_size)]
+        )
         await actors.load()
         return actors
 
-    async def begin_verifier(self, spec: TargetSpec, timeout_s: float, life: int) -> Actors:
-        """`timeout_s`: how long ranks wait for each other."""
+    async def launch_verifier(self, spec: TargetSpec, timeout_s: float, life: int) -> Actors:
+        """`timeout_s`: how long ranks wait for each other. `life`: of the incarnation."""
         bundles = spec.bundles or (_ANYWHERE,) * spec.actors
         gpus = spec.gpus * spec.tensor_parallel / spec.actors
         handles = []
         for rank, bundle in enumerate(bundles):
             label = f"verifier/rank{rank}:{life}" if rank else f"verifier:{life}"
-            make = self._options(label, spec, gpus, bundle)
+            actor_class = self._options(label, spec, gpus, bundle)
             worker = FollowerWorker if rank else VerifierWorker
-            handles.append(make.remote(spec.threads, worker, spec))
+            handles.append(actor_class.remote(spec.threads, worker, spec))
         actors = Actors(handles)
         await actors.load(timeout_s)
         return actors
@@ -172,32 +176,33 @@ class Group:
 
 
 def _environment(spec: DrafterSpec | TargetSpec) -> dict[str, str]:
-    """Threads that spin while they wait cost the other processes of the node more than they save
-    (up to ten times the work, measured)."""
+    """Threads wait passively: spinning costs the other processes of the node up to ten times the
+    work."""
     environment = {"OMP_NUM_THREADS": str(spec.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     if isinstance(spec, TargetSpec) and spec.backend == "vllm":
         environment |= process_environment()
     return environment
 
 
-async def _watch(serving: Awaitable[None], line: RpcChannel) -> None:
-    """Ray hears of a node's death, which ends no connection."""
+async def _watch(serving: Awaitable[None], channel: RpcChannel) -> None:
+    """Closes the connection when Ray reports the actor's end: the loss of a node ends no
+    connection."""
     try:
-        await _answer(serving)
-        line.close(HostLost("it hung up"))
+        await _result(serving)
+        channel.close(HostLost("it stopped serving"))
     except SpindleError as error:
-        line.close(error)
+        channel.close(error)
 
 
-async def _answer(reference: Awaitable[Any]) -> Any:
-    """Ray's errors as ours."""
+async def _result(reference: Awaitable[Any]) -> Any:
+    """The result of one of Ray's own calls, with Ray's errors as ours."""
     try:
         return await reference
     except TaskCancelledError as error:
-        # Serve cancels what a request has called when the request goes: nobody is lost.
+        # Serve cancels the calls of a request that leaves: no host is lost.
         raise asyncio.CancelledError from error
     except RayTaskError as error:
         raise WorkerFailed(str(error)) from error
     except RayError as error:
-        # The first line tells what happened, the others all that Ray knows of the actor.
+        # The first line names the cause, the others describe the actor.
         raise HostLost(str(error).splitlines()[0]) from error

@@ -1,4 +1,4 @@
-"""What is to be loaded: the target and its drafters, as a config describes them."""
+"""Specs of the target and its drafters, as a config describes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,27 @@ Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSpec:
+    """Where the processes of a target or drafter run, and with which processors."""
+
+    placement: Where = "inline"
+    gpus: float = 0.0
+    """For each rank or instance; 0 runs it on the CPU."""
+    cpus: float = 0.05
+    """For each actor, as Ray counts them, to place it; `threads` is what it computes with."""
+    threads: int = 1
+    """For each actor; inline, the threads of the process are used."""
+    bundles: tuple[int, ...] = ()
+    """Bundles of the replica's placement group, one for each actor; empty: any bundle."""
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+
 @dataclass(frozen=True, slots=True)
-class TargetSpec:
+class TargetSpec(PlacementSpec):
     checkpoint: Path
     dtype: torch.dtype | None
     """None: what its device multiplies fastest."""
@@ -21,58 +40,35 @@ class TargetSpec:
     swap_tokens: int = 0
     backend: Backend = "native"
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Of vLLM."""
+    """vLLM's own arguments."""
     tensor_parallel: int = 1
-    """Native: that many rank actors. vLLM starts its ranks itself, in one actor."""
-    placement: Where = "inline"
-    gpus: float = 0.0
-    """Of each rank; 0 runs it on the CPU."""
-    cpus: float = 0.05
-    """Of each actor, as Ray counts them; what it computes with is `threads`."""
-    threads: int = 1
-    """Of each actor. Inline, the process's own threads are used."""
-    bundles: tuple[int, ...] = ()
-    """Of the replica's placement group, one for each actor; empty: wherever there is room."""
-
-    @property
-    def device(self) -> str:
-        return "cuda" if self.gpus else "cpu"
+    """Native: the number of rank actors. vLLM starts its ranks itself, in one actor."""
 
     @property
     def actors(self) -> int:
-        """Processes that we start for it."""
+        """The number of actors to start for it."""
         return self.tensor_parallel if self.backend == "native" else 1
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterSpec:
+class DrafterSpec(PlacementSpec):
     name: str
     kind: Literal["model", "ngram", "suffix"] = "model"
     checkpoint: Path | None = None
-    """Of a model."""
+    """None for lookups."""
     dtype: torch.dtype | None = None
     """As in TargetSpec, but float32 for models that compiled loops run."""
     capacity: int = 16
-    """Requests that a lane of it serves at once."""
+    """The most requests that one lane of it serves at once."""
     kv_tokens: int = 32_768
     past_tokens: int = 100_000
-    """Of past outputs, which kind suffix remembers."""
+    """Tokens of past outputs that kind suffix keeps."""
     instances: int = 1
-    """Lanes of it."""
-    placement: Where = "inline"
-    gpus: float = 0.0
-    cpus: float = 0.05
-    threads: int = 1
-    bundles: tuple[int, ...] = ()
-    """One for each instance, as in TargetSpec."""
-
-    @property
-    def device(self) -> str:
-        return "cuda" if self.gpus else "cpu"
+    """The number of its lanes."""
 
     @property
     def lanes(self) -> list[str]:
-        """Their names."""
+        """The names of its lanes."""
         if self.instances == 1:
             return [self.name]
         return [f"{self.name}/{number}" for number in range(self.instances)]

@@ -1,4 +1,4 @@
-"""Whether drafters mean the same text by a token's id as their target."""
+"""Checks that drafters use the same token ids for the same text as their target."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from engine.tokenizer import load_tokenizer
 
 
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
-    """Raises IncompatibleDrafter. A config's checkpoints have been compared already, as far as that
-    goes without loading (cluster/checkpoints.py)."""
+    """Raises IncompatibleDrafter. The config check has compared all that it can without loading
+    tokenizers (cluster/checkpoints.py)."""
     tokens = _tokens(target)
     for drafter in drafters:
         own = None if drafter.checkpoint is None else _tokens(drafter.checkpoint)
@@ -19,7 +19,8 @@ def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
 
 
 def _tokens(checkpoint: Path) -> Mapping[str, int] | None:
-    """None: weights alone, so there is nothing to compare but the vocabulary's size."""
+    """The vocabulary; None for a checkpoint without a tokenizer, where only the vocabulary's size
+    can be compared."""
     if not any(checkpoint.glob("tokenizer*")):
         return None
     tokens: dict[str, int] = load_tokenizer(checkpoint).get_vocab()

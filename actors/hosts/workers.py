@@ -1,8 +1,8 @@
-"""What does the work behind a host: a drafter, the target, or one of its further ranks.
+"""The workers behind hosts: a drafter, the target, or one of the target's further ranks.
 
 Ordinary classes. actors/hosts/spawn.py puts them into Ray actors, actors/hosts/inline.py on
-threads. They are made in a moment and load when told to, so that a bad checkpoint is an answer and
-not a dead actor.
+threads. The model is loaded by a call after construction, so that a bad checkpoint is an error of
+that call and not a dead actor.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -44,25 +44,25 @@ _WARM_UP_PROMPT = (0,) * 8
 
 
 def as_callback(rule: StepRule | None) -> ContinueDrafting:
-    """A policy's rule in the form in which drafters ask."""
+    """A policy's step rule as the callback that drafters take."""
     if rule is None:
         return to_ordered_depth
 
-    def go_on(step: DraftStep) -> Sequence[bool]:
+    def continues(step: DraftStep) -> Sequence[bool]:
         return rule(step.depth, step.requests, step.frontier)
 
-    return go_on
+    return continues
 
 
-def drafted(
+def draft_isolated(
     drafter: Drafter,
     orders: Sequence[DraftOrder],
     rule: StepRule | None,
     probe: Callable[[], None],
 ) -> list[Draft | Missing | NoRoom | Failed]:
-    """What it drafts, whatever one of the requests does to it."""
-    go_on = as_callback(rule)
-    return isolated(drafter, lambda some: drafter.draft(some, go_on), orders, probe)
+    """The drafter's answers, Failed for the requests for which it raises."""
+    continues = as_callback(rule)
+    return isolated(drafter, lambda some: drafter.draft(some, continues), orders, probe)
 
 
 class DrafterWorker:
@@ -82,7 +82,7 @@ class DrafterWorker:
             self._drafter.forget([_WARM_UP])
 
     def size(self) -> float:
-        """Parameters."""
+        """The number of parameters."""
         return self._loaded.size
 
     def measure(self, seconds: float) -> CostModel:
@@ -91,7 +91,7 @@ class DrafterWorker:
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom | Failed]:
-        return drafted(self._drafter, orders, rule, self._warm_up)
+        return draft_isolated(self._drafter, orders, rule, self._warm_up)
 
     def forget(self, requests: Collection[str]) -> None:
         self._drafter.forget(requests)
@@ -104,7 +104,7 @@ class VerifierWorker:
         self._spec = spec
 
     def load(self, place: Place | None = None) -> None:
-        """`place`: among the ranks, which it meets."""
+        """`place`: among the ranks of a tensor-parallel target, which it connects to."""
         self._loaded = load_verifier(self._spec, place)
         self._verifier = self._loaded.verifier
         self._warm_up()
@@ -134,18 +134,19 @@ class VerifierWorker:
 
 
 class FollowerWorker:
-    """Any other rank of the target."""
+    """A rank of the target other than the first."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._spec = spec
 
     def follow(self, place: Place) -> None:
-        """Ends only with the leader: normally by being killed, or with RankLost."""
+        """Runs until the process is killed, or raises RankLost when the leader is lost."""
         follow(load_follower(self._spec, place))
 
 
 def _starts() -> list[Start]:
-    """First use compiles and allocates: both ways of choosing tokens are used once beforehand."""
+    """One start with greedy and one with sampled decoding: the first use of each compiles and
+    allocates, so both are used once before serving."""
     return [
         Start(SamplingParams(temperature=temperature, top_p=0.9), 0, len(_WARM_UP_PROMPT))
         for temperature in (0.0, 1.0)

@@ -1,7 +1,7 @@
-"""A replica's side of the router: tells what was seen here, learns what others have seen.
+"""A replica's side of the exchange with the router: sends its statistics, uses those of the others.
 
-Beside the rounds, never in them: while no router answers, a replica goes on with what it knows,
-and what it was told of others fades.
+It runs beside the rounds, never within them. While no router answers, a replica continues with its
+own statistics, and those of the others fade.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from policies.pooling import Pooled, Statistics, combine, extract, scaled
 from policies.request import LaneView
 
 Exchange = Callable[[Report], Awaitable[Answer]]
-"""Reaches the router, wherever it is now; may raise anything."""
+"""Calls the router, wherever it runs now; may raise any exception."""
 Learners = Callable[[], Mapping[str, Pooled]]
-"""Those in force; policies may be exchanged while requests run."""
+"""Returns the present learners, since policies may be replaced while requests run."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
     interval_s: float = 5.0
-    """Between two reports; an answer that takes longer is given up."""
+    """The pause between two reports, and the time limit of an answer."""
     half_life_s: float = 600.0
-    """Of what was told of others, while no router answers."""
+    """Of the other replicas' statistics while no router answers."""
 
 
 class Pooling:
-    """Spawn its `run` beside the coordinator's loop."""
+    """Run `run` as a task beside the coordinator."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Pooling:
         self._version = 0
         self._others: Statistics = {}
         self.failures = 0
-        """Reports that no router has answered."""
+        """Reports that were not answered."""
 
     async def run(self) -> None:
         while True:
@@ -60,30 +60,32 @@ class Pooling:
             replica=self._replica,
             incarnation=self._incarnation,
             version=self._version,
-            statistics=combine({name: one.export() for name, one in self._learners().items()}),
+            statistics=combine(
+                {name: learner.export() for name, learner in self._learners().items()}
+            ),
         )
         interval_s = self._params.interval_s
         try:
             answer = await asyncio.wait_for(self._exchange(report), interval_s)
-        except Exception:  # whatever it is, serving goes on
+        except Exception:  # no failure of the exchange may affect serving
             self.failures += 1
             self._others = scaled(self._others, 0.5 ** (interval_s / self._params.half_life_s))
         else:
-            # A young router has not heard from all again, and would have us forget them.
+            # A router that has just started lacks the reports of some replicas: keep the old sums.
             if answer["age_s"] > 2 * interval_s or not self._others:
                 self._others = answer["others"]
-        await self._tell()
+        await self._update_learners()
 
-    async def _tell(self) -> None:
+    async def _update_learners(self) -> None:
         for name, learner in self._learners().items():
             learner.pool(extract(self._others, name))
-            await asyncio.sleep(0)  # a fit takes a while: rounds go on between them
+            await asyncio.sleep(0)  # a fit takes a while: lets rounds run between two
 
 
 def learners_of(
     policies: Policies, estimates: Estimates, lanes: Iterable[LaneView]
 ) -> dict[str, Pooled]:
-    """What a replica pools: its selection, if that learns, and each drafter's calibration."""
+    """What a replica pools: its selection policy, if it learns, and each drafter's calibration."""
     learners: dict[str, Pooled] = {
         f"calibration/{lane.drafter}": estimates.calibrations[lane.name] for lane in lanes
     }

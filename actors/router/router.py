@@ -1,9 +1,9 @@
-"""One for all replicas: pools what each has learned of drafters. It keeps no truth.
+"""The router: one for all replicas, pools what each has learned of drafters. It holds soft state.
 
-Every replica sends the whole of what it has seen so far, again and again, and is answered with
-the sum of what the others have: lost messages are made good by the next one, doubled ones change
-nothing, and after the router's death its successor knows everything again within a round of
-reports. Nothing waits for it (actors/router/replica_side.py).
+Every replica periodically sends its cumulative statistics and is answered with the sum of the
+others'. So a lost message is made up for by the next one, a duplicate changes nothing, and a new
+router has everything again after one report of each replica. No replica waits for it
+(actors/router/replica_side.py).
 
 An ordinary class; deployments/ makes it a Serve deployment actor. Messages are plain built-ins.
 """
@@ -21,17 +21,17 @@ from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split
 class Report(TypedDict):
     replica: str
     incarnation: int
-    """Grows whenever the replica begins anew."""
+    """Increases with every restart of the replica."""
     version: int
-    """Grows with every report."""
+    """Increases with every report."""
     statistics: Statistics
 
 
 class Answer(TypedDict):
     others: dict[str, list[float]]
-    """What the other replicas have seen, summed up."""
+    """The sum of the other replicas' statistics."""
     age_s: float
-    """Of the router: a young one may not have heard from all of them yet."""
+    """The router's age: a new one may lack the reports of some replicas."""
 
 
 class DrafterView(TypedDict):
@@ -44,11 +44,11 @@ class ReplicaView(TypedDict):
     version: int
     silent_s: float
     weight: float
-    """1; of a replica that has departed, what is left of its evidence."""
+    """1; decays towards 0 for a replica that has departed."""
 
 
 class View(TypedDict):
-    """For people who ask which drafter is best, and whether all replicas are heard."""
+    """For operators: how good each drafter is, and which replicas report."""
 
     drafters: dict[str, dict[str, DrafterView]]
     """By selection policy; plain decoding is the drafter ""."""
@@ -58,17 +58,17 @@ class View(TypedDict):
 @dataclass(frozen=True, slots=True)
 class RouterParams:
     departed_after_s: float = 30.0
-    """A replica that has been silent for so long has departed: what it has seen begins to fade."""
+    """A replica that has not reported for so long has departed: its statistics begin to fade."""
     half_life_s: float = 600.0
-    """Of the evidence of the departed."""
+    """Of the statistics of departed replicas."""
     least_weight: float = 0.01
-    """What has faded to less is dropped."""
+    """Statistics that have faded to less are dropped."""
     max_replicas: int = 256
-    """Remembered at once, the departed included; the longest silent is dropped first."""
+    """The most replicas kept, departed ones included; the longest silent is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Received:
     incarnation: int
     version: int
     at_s: float
@@ -78,78 +78,80 @@ class _Heard:
 class Router:
     def __init__(self, params: RouterParams = RouterParams()) -> None:
         self._params = params
-        self._heard: dict[str, _Heard] = {}
+        self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
-        self._born_s: float | None = None
+        self._started_s: float | None = None
+        """The time of the first call."""
 
     async def exchange(self, report: Report) -> Answer:
         now = self._now()
-        self._hear(report, now)
+        self._receive(report, now)
         self._drop_faded(now)
         others = (
-            (heard.statistics, self._weight(heard, now))
-            for replica, heard in self._heard.items()
+            (received.statistics, self._weight(received, now))
+            for replica, received in self._received.items()
             if replica != report["replica"]
         )
-        return Answer(others=weighted_sum(others), age_s=now - (self._born_s or now))
+        return Answer(others=weighted_sum(others), age_s=now - (self._started_s or now))
 
     async def view(self) -> View:
         now = self._now()
         self._drop_faded(now)
-        weights = {name: self._weight(heard, now) for name, heard in self._heard.items()}
+        weights = {name: self._weight(received, now) for name, received in self._received.items()}
         pooled = weighted_sum(
-            (heard.statistics, weights[name]) for name, heard in self._heard.items()
+            (received.statistics, weights[name]) for name, received in self._received.items()
         )
         return View(
             drafters=_by_drafter(pooled),
             replicas={
                 name: ReplicaView(
-                    incarnation=heard.incarnation,
-                    version=heard.version,
-                    silent_s=now - heard.at_s,
+                    incarnation=received.incarnation,
+                    version=received.version,
+                    silent_s=now - received.at_s,
                     weight=weights[name],
                 )
-                for name, heard in self._heard.items()
+                for name, received in self._received.items()
             },
         )
 
     def _now(self) -> float:
         now = asyncio.get_running_loop().time()
-        if self._born_s is None:
-            self._born_s = now
+        if self._started_s is None:
+            self._started_s = now
         return now
 
-    def _hear(self, report: Report, now: float) -> None:
-        """A new incarnation replaces the old one; reports that come late or twice are dropped."""
+    def _receive(self, report: Report, now: float) -> None:
+        """A new incarnation replaces the old one; late and duplicate reports are dropped."""
         replica, order = report["replica"], (report["incarnation"], report["version"])
-        known = self._heard.get(replica)
+        known = self._received.get(replica)
         if known is not None and order <= (known.incarnation, known.version):
             return
         statistics = finite_vectors(report["statistics"])
         if statistics is None:
             return
-        self._heard.pop(replica, None)  # it comes last again
-        self._heard[replica] = _Heard(*order, now, statistics)
+        self._received.pop(replica, None)  # so that it comes last
+        self._received[replica] = _Received(*order, now, statistics)
 
     def _drop_faded(self, now: float) -> None:
-        for name, heard in list(self._heard.items()):
-            crowded = len(self._heard) > self._params.max_replicas
-            if crowded or self._weight(heard, now) < self._params.least_weight:
-                del self._heard[name]
+        for name, received in list(self._received.items()):
+            crowded = len(self._received) > self._params.max_replicas
+            if crowded or self._weight(received, now) < self._params.least_weight:
+                del self._received[name]
 
-    def _weight(self, heard: _Heard, now: float) -> float:
-        departed_s = max(0.0, now - heard.at_s - self._params.departed_after_s)
+    def _weight(self, received: _Received, now: float) -> float:
+        departed_s = max(0.0, now - received.at_s - self._params.departed_after_s)
         return 0.5 ** (departed_s / self._params.half_life_s)
 
 
 def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, DrafterView]]:
-    """Of the policies that have tokens, seconds and slots of each drafter, maybe by load."""
-    seen: dict[str, dict[str, DrafterView]] = {}
+    """The selection policies that export tokens, seconds and slots of each drafter, some of them in
+    several classes of load, which are summed."""
+    views: dict[str, dict[str, DrafterView]] = {}
     for name, vector in pooled.items():
         learner, statistic = split_name(name)
         if statistic.startswith(DRAFTER):
             tokens, seconds, slots = np.reshape(vector, (-1, 3)).sum(axis=0).tolist()
-            seen.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
+            views.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
                 tokens_per_s=tokens / seconds if seconds else 0.0, slots=slots
             )
-    return seen
+    return views

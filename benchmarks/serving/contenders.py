@@ -82,7 +82,7 @@ class Spindle:
     async def _start(self, config: "AppConfig", in_process: bool) -> "Coordinator":
         import ray
 
-        from actors.hosts.fleet import raise_fleet
+        from actors.hosts.fleet import start_fleet
         from actors.hosts.spawn import Group
         from cluster.placement import plan
         from cluster.zoo.paths import cache_dir
@@ -92,7 +92,7 @@ class Spindle:
         if not in_process:
             ray.init("local", num_cpus=_RAY_CPUS, include_dashboard=False, log_to_driver=False)
         placement = plan(config)
-        fleet = await raise_fleet(
+        fleet = await start_fleet(
             target_spec(config, placement),
             drafter_specs(config, placement),
             cache_dir() / "profiles",

@@ -27,7 +27,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
-from actors.hosts.fleet import Fleet, raise_fleet
+from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from benchmarks.processes import end_after_ray
@@ -189,7 +189,7 @@ async def local_coordinator() -> Coordinator:
 async def load_hosts(drafter: Where) -> Fleet:
     target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
     drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"), placement=drafter)]
-    return await raise_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
+    return await start_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
 
 
 async def http_ttft(client: ClientSession, url: str, request: Request) -> float:

@@ -141,7 +141,7 @@ async def record(fleet: Fleet, requests: Sequence[Request], clients: int) -> Acc
     ]
     estimates = Estimates(fleet.costs, [lane.view for lane in lanes])
     for lane in lanes:
-        if not lane.free:
+        if not lane.always_drafts:
             make = policies("fixed", "fixed", lane.view.drafter)
             await run_for_real(fleet, lanes, requests, Serving(make, estimates, clients))
     return fit_acceptance(traces)
@@ -181,7 +181,7 @@ def modelled(
                 learned.draft.get(lane.view.name),
                 lane.view.capacity,
                 call_s=learned.call_s.get(lane.view.name, 0.0),
-                apart=lane.apart,
+                apart=lane.own_processors,
             )
             for lane in fleet.lanes
         ],

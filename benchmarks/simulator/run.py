@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Overloaded
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Overloaded
 from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.device import NO_FAULTS, Faults
@@ -254,8 +254,8 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
                 faults=spec.faults,
                 draws=generator(seed, "to", spec.lane) if cluster.scatters else None,
             ),
-            free=spec.cost is None,
-            apart=spec.apart,
+            always_drafts=spec.cost is None,
+            own_processors=spec.apart,
         )
         for spec in cluster.drafters
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.coordinator.events import CaughtUp, Drafted, Event, Left, Preempted, Switched, Verified
-from actors.coordinator.request_state import Statistics
+from actors.coordinator.stream import Statistics
 from benchmarks.report import Record
 from benchmarks.simulator.workload import Arrival
 

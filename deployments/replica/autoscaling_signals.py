@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from actors.coordinator.events import Event, Left, Verified
-from actors.coordinator.request_state import Statistics
+from actors.coordinator.stream import Statistics
 
 _WINDOW_S = 10.0
 """Over which goodput is taken."""

@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.schema import ReplicaRank
 
 from actors.coordinator.events import Event, Verified
-from actors.coordinator.request_state import Cancelled, Overloaded, RequestFailed, Stream
+from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stream
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.messages import Heartbeat, Message, Refused, Routed, StreamRequest

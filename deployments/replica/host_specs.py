@@ -6,7 +6,7 @@ import torch
 from ray.util.placement_group import get_current_placement_group
 
 from actors.coordinator.settings import Limits
-from actors.hosts.fleet import Fleet, raise_fleet
+from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config import AppConfig
@@ -23,7 +23,7 @@ async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str],
     torch.set_num_threads(config.threads)  # of the inline ones
     placement = plan(config)
     group = Group(replica, get_current_placement_group())
-    return await raise_fleet(
+    return await start_fleet(
         target_spec(config, placement),
         drafter_specs(config, placement),
         cache_dir() / "profiles",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
-from actors.coordinator.length_ranker import LengthPredictor, Ranked, Ranker
+from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Ranker
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Policies
@@ -118,7 +118,7 @@ class Service:
         return Policies(fair(schedule, chosen.fairness), selection, speculation), schedule
 
     def _ask_for_lengths(self, chosen: PoliciesConfig, schedule: Schedule) -> None:
-        ranked: Ranked | None = None
+        ranked: RankConsumer | None = None
         timeout_s = chosen.lengths.timeout_s
         if isinstance(schedule, SelfRanked):
             ranked = schedule

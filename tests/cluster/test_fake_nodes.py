@@ -114,8 +114,8 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
     async def begin(actors: Group) -> None:
         async with asyncio.timeout(90):
             begun = await asyncio.gather(
-                actors.begin_verifier(target, timeout_s=30, life=0),
-                actors.begin_drafter(drafter, 0, target_vocab_size=2048, life=0),
+                actors.launch_verifier(target, timeout_s=30, life=0),
+                actors.launch_drafter(drafter, 0, target_vocab_size=2048, life=0),
                 return_exceptions=True,
             )
         for one in begun:

@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Overloaded, RequestFailed, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Overloaded, RequestFailed, Stream
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.ingress.api import Api

@@ -6,7 +6,7 @@ import pytest
 from ray.serve.config import AutoscalingContext
 
 from actors.coordinator.events import Left, Verified
-from actors.coordinator.request_state import Statistics
+from actors.coordinator.stream import Statistics
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.scaling import QueueGoodputAttainment
 from policies.request import RequestView, RoundOutcome, Slo

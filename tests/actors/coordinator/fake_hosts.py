@@ -1,4 +1,4 @@
-"""Real drafters and a real verifier that take virtual time, and can be lost at will."""
+"""Real drafters and a real verifier that take virtual time, and can be lost on demand."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -30,7 +30,7 @@ def never(_call: int) -> bool:
 
 
 class PacedDrafter:
-    """Lost in the calls that `lost` names by number, with all that it knows."""
+    """Loses its state and raises HostLost in the calls whose numbers `lost` accepts."""
 
     def __init__(
         self, make: Callable[[], Drafter], seconds: float = 0.001, lost: Lost = never
@@ -98,7 +98,7 @@ class PacedVerifier:
         self.verifier.forget(requests)
 
     async def kv_state(self) -> KvState:
-        raise HostLost("nobody asks for it here")
+        raise HostLost("not available in this fake")
 
     async def recover(self) -> None:
         await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Selections that force what a test wants to see."""
+"""A selection policy that makes requests switch lanes all the time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from policies.request import LaneView, RequestView, RoundOutcome
 
 
 class Touring:
-    """Every request moves to the next lane after `stay` tokens, and says so beforehand."""
+    """Assigns every request to the next lane after `stay` tokens, and predicts it correctly."""
 
     def __init__(self, stay: int = 6) -> None:
         self._stay = stay
@@ -16,13 +16,13 @@ class Touring:
     def assign(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
     ) -> Mapping[str, str | None]:
-        chosen: dict[str, str | None] = {}
+        assigned: dict[str, str | None] = {}
         for request in requests:
             turn = request.generated // self._stay + len(request.name)
-            chosen[request.name] = lanes[turn % len(lanes)].name if lanes else None
+            assigned[request.name] = lanes[turn % len(lanes)].name if lanes else None
             if lanes:
                 self._next[request.name] = lanes[(turn + 1) % len(lanes)].name
-        return chosen
+        return assigned
 
     def likely_next(self, request: str) -> str | None:
         return self._next.get(request)

@@ -1,4 +1,4 @@
-"""A coordinator's tasks: no failure in silence, none left behind."""
+"""A coordinator's tasks: every failure is reported, and no task is left behind."""
 
 import asyncio
 import warnings
@@ -6,14 +6,14 @@ import warnings
 from actors.coordinator.background_tasks import Tasks
 
 
-async def wait_for_ever(begun: list[str], name: str) -> None:
-    begun.append(name)
+async def wait_for_ever(started: list[str], name: str) -> None:
+    started.append(name)
     await asyncio.Event().wait()
 
 
-def test_a_failure_is_heard_of_and_the_others_go_on() -> None:
+def test_a_failure_is_reported_and_the_other_tasks_continue() -> None:
     failures: list[str] = []
-    begun: list[str] = []
+    started: list[str] = []
 
     async def fail() -> None:
         raise ValueError("broken")
@@ -21,36 +21,36 @@ def test_a_failure_is_heard_of_and_the_others_go_on() -> None:
     async def main() -> None:
         tasks = Tasks(lambda error: failures.append(str(error)))
         tasks.spawn(fail)
-        tasks.spawn(wait_for_ever, begun, "other")
+        tasks.spawn(wait_for_ever, started, "other")
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) == 2  # the other one and this
         await tasks.end()
 
     asyncio.run(main())
     assert failures == ["broken"]
-    assert begun == ["other"]
+    assert started == ["other"]
 
 
-def test_none_outlives_the_end_begun_or_not() -> None:
+def test_end_cancels_all_tasks_started_or_not() -> None:
     failures: list[Exception] = []
-    begun: list[str] = []
+    started: list[str] = []
 
     async def main() -> None:
         tasks = Tasks(failures.append)
-        tasks.spawn(wait_for_ever, begun, "first")
+        tasks.spawn(wait_for_ever, started, "first")
         await asyncio.sleep(0)
-        tasks.spawn(wait_for_ever, begun, "not begun")
+        tasks.spawn(wait_for_ever, started, "never started")
         await tasks.end()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a coroutine that nobody has awaited
+        warnings.simplefilter("error")  # a warning that a coroutine was never awaited is an error
         asyncio.run(main())
-    assert begun == ["first"]
-    assert failures == []  # to be ended is none
+    assert started == ["first"]
+    assert failures == []  # cancellation is no failure
 
 
-def test_who_ends_them_from_among_them_goes_on() -> None:
+def test_a_task_that_ends_all_tasks_continues_itself() -> None:
     failures: list[Exception] = []
 
     async def main() -> None:

@@ -1,10 +1,10 @@
-"""Whom a round's tokens are put down to, where lookup drafts beside the chosen lane."""
+"""Which lane is credited with accepted tokens where a lookup drafts beside the selected lane."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from actors.coordinator.estimates import Batch, Costs, Estimates
+from actors.coordinator.estimates import Costs, Estimates, ForwardSize
 from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
@@ -20,7 +20,7 @@ LOOKUP = DrafterSpec("ngram", "ngram", None)
 
 
 def served(*drafters: DrafterSpec) -> tuple[list[RoundOutcome], list[Left]]:
-    """Four requests, for two of which the costly lane has a place at a time."""
+    """Four requests, with a model lane that has capacity for two."""
     acceptance = Acceptance({("", "small"): synthetic(0.8), ("", "ngram"): synthetic(0.5)})
     cluster = Cluster(LinearCost(1e-7, 1e-5, 0.02), KvMemory(10_000), drafters, acceptance)
     arrivals = [Arrival(f"r{n}", 0.01 * n, 20, 60, max_tokens=60) for n in range(4)]
@@ -44,7 +44,7 @@ def free_of(outcomes: Sequence[RoundOutcome]) -> list[int]:
     return [outcome.accepted_free for outcome in outcomes]
 
 
-def test_what_lookup_alone_has_found_is_no_lane_s() -> None:
+def test_tokens_of_lookups_alone_are_credited_to_no_lane() -> None:
     outcomes, left = served(LOOKUP)
     assert {outcome.lane for outcome in outcomes} == {None}
     assert sum(free_of(outcomes)) > 20
@@ -52,32 +52,33 @@ def test_what_lookup_alone_has_found_is_no_lane_s() -> None:
     assert all(set(event.statistics.by_lane) == {"ngram"} for event in left)
 
 
-def test_without_lookup_everything_is_the_lane_s() -> None:
+def test_without_lookups_all_accepted_tokens_are_credited_to_the_lane() -> None:
     outcomes, _ = served(SMALL)
     assert sum(outcome.accepted for outcome in outcomes if outcome.lane == "small") > 20
     assert set(free_of(outcomes)) == {0}
 
 
-def test_beside_the_lane_lookup_is_credited_with_what_it_had_proposed_too() -> None:
+def test_tokens_that_a_lookup_has_proposed_too_are_credited_to_the_lookup() -> None:
     outcomes, left = served(SMALL, LOOKUP)
     with_lane = [outcome for outcome in outcomes if outcome.lane == "small"]
     without = [outcome for outcome in outcomes if outcome.lane is None]
     assert free_of(without) == [outcome.accepted for outcome in without]
     assert all(
-        free <= one.accepted for free, one in zip(free_of(with_lane), with_lane, strict=True)
+        free <= outcome.accepted
+        for free, outcome in zip(free_of(with_lane), with_lane, strict=True)
     )
     assert 0 < sum(free_of(with_lane)) < sum(outcome.accepted for outcome in with_lane)
     assert any(set(event.statistics.by_lane) == {"small", "ngram"} for event in left)
 
 
-def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None:
-    """Replayed on committed tokens: where lookup was right, drafting only takes time."""
+def test_a_lane_s_score_counts_no_tokens_that_a_lookup_had_proposed() -> None:
+    """Where the lookup is right, drafting only takes time."""
     costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, 512, 512)
     estimates = Estimates(costs, [SMALL.view])
     right, wrong = [True] * 40, [False] * 40
 
     def speed(matched: list[bool], covered: list[bool]) -> float:
-        score = estimates.score(SMALL.view, 100, matched, covered, Batch(1, 100))
+        score = estimates.score(SMALL.view, 100, matched, covered, ForwardSize(1, 100))
         return score.tokens / score.seconds
 
     plain = speed(wrong, wrong)
@@ -86,10 +87,10 @@ def test_a_lane_s_score_is_of_tokens_that_lookup_had_not_found_as_well() -> None
     assert speed(right, right) == speed(wrong, right)
 
 
-def test_a_score_counts_the_forward_that_the_request_shares() -> None:
-    """It is held against slots that were measured among as many."""
+def test_a_score_includes_the_shared_forward_of_all_requests() -> None:
+    """It is compared with measured slots, which include it too."""
     costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512, 512)
     estimates = Estimates(costs, [SMALL.view])
-    score = estimates.score(SMALL.view, 100, [False], [False], Batch(16, 1600))
+    score = estimates.score(SMALL.view, 100, [False], [False], ForwardSize(16, 1600))
     assert score.tokens == 1.0
     assert score.seconds == pytest.approx(0.016 + 0.016 + 0.02)

@@ -30,33 +30,33 @@ def learn(
     depth: int = 2,
     lane: str | None = None,
 ) -> None:
-    """`depth` 0: drafters were asked in vain. `lane` None: lookups were."""
+    """`depth` 0: drafters were called but proposed nothing. `lane` None: only lookups were."""
     drafting_s = 0.004 if drafted else 0.0
     idle_s = drafting_s + extra_s
     seconds = idle_s + queueing_s + FORWARD_S
-    asked = RoundOutcome(
+    drafting = RoundOutcome(
         "drafts", lane, 0, depth, 0, 1, seconds, FORWARD_S, drafting_s, tried=drafted
     )
-    outcomes = (asked, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
+    outcomes = (drafting, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
     for _ in range(count):
         estimates.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
 
 
-def test_whoever_waits_for_the_drafts_of_others_is_not_waiting_otherwise() -> None:
+def test_waiting_for_the_drafts_of_other_requests_is_no_queueing() -> None:
     context = rounds(drafted=True, extra_s=0.0).context()
     assert context.waiting_s == pytest.approx(0.0, abs=1e-6)
     assert context.handling_s == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("depth", [2, 0], ids=["found", "in vain"])
-def test_handling_is_what_only_rounds_take_in_which_drafters_are_asked(depth: int) -> None:
+@pytest.mark.parametrize("depth", [2, 0], ids=["proposed", "nothing proposed"])
+def test_handling_is_the_extra_time_of_rounds_in_which_drafters_are_called(depth: int) -> None:
     estimates = rounds(drafted=False, extra_s=0.0005)
     learn(estimates, drafted=True, extra_s=0.002, depth=depth)
     assert estimates.context().handling_s == pytest.approx(0.0015, rel=0.05)
     assert estimates.context().waiting_s == pytest.approx(0.0005, rel=0.05)
 
 
-def test_time_in_which_the_verifier_works_for_others_is_waiting() -> None:
+def test_time_in_which_the_verifier_works_for_other_requests_is_queueing() -> None:
     context = rounds(drafted=True, extra_s=0.0, queueing_s=0.008).context()
     assert context.waiting_s == pytest.approx(0.008, rel=0.05)
     assert context.handling_s == pytest.approx(0.0, abs=1e-6)
@@ -68,14 +68,14 @@ def test_one_long_pause_does_not_end_drafting() -> None:
     assert estimates.context().handling_s < 0.002
 
 
-def test_a_bad_spell_is_forgotten_while_nobody_drafts() -> None:
+def test_high_handling_fades_while_no_request_drafts() -> None:
     estimates = rounds(drafted=True, extra_s=0.005)
     assert estimates.context().handling_s > 0.004
     learn(estimates, drafted=False, extra_s=0.0, count=1000)
     assert estimates.context().handling_s < 0.001
 
 
-def test_what_a_lanes_calls_leave_behind_is_part_of_what_they_take() -> None:
+def test_time_that_a_lane_s_calls_add_to_rounds_counts_as_call_time() -> None:
     estimates = rounds(drafted=True, extra_s=0.0)
     learn(estimates, drafted=True, extra_s=0.001, lane="lane")
     context = estimates.context()
@@ -84,7 +84,7 @@ def test_what_a_lanes_calls_leave_behind_is_part_of_what_they_take() -> None:
     assert context.handling_s < 0.0004
 
 
-def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
+def test_costs_of_deep_drafts_are_not_extrapolated_from_shallow_ones() -> None:
     """Short calls of 2 ms and 0.1 ms per level: six levels cost 2.6 ms, not six times 2.1."""
     step = LinearCost(0.0, 0.0, 1e-4)
     lane = LaneView("near", "near", capacity=8)
@@ -98,7 +98,7 @@ def test_long_drafts_are_not_judged_by_what_short_ones_took() -> None:
     assert six_s == pytest.approx(2.6e-3, rel=0.1)
 
 
-def test_the_share_of_prompts_is_what_their_tokens_cost() -> None:
+def test_the_share_of_prompts_is_the_cost_of_their_tokens() -> None:
     estimates = Estimates(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64, 64), [])
     assert estimates.share_of_prompts(0, 10, 0) == 0.0
     assert estimates.share_of_prompts(0, 10, 5) == pytest.approx(0.25)

@@ -8,7 +8,7 @@ import torch
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Left
-from actors.coordinator.length_ranker import LengthPredictor, Ranked, Ranker
+from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Ranker
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Limits, Policies
@@ -38,7 +38,7 @@ def make_verifier() -> NativeVerifier:
 
 
 async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ranker, list[Left]]:
-    """All requests at once, two at a time, while the target is asked about them."""
+    """All requests at once, two at a time, while the target ranks them."""
     verifier = PacedVerifier(make_verifier)
     left: list[Left] = []
     observers: list[Callable[[Event], None]] = []
@@ -49,7 +49,7 @@ async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ran
         for one in observers:
             one(event)
 
-    ranked: Ranked
+    consumer: RankConsumer
     form: Form = "prefill_only" if ranker_for == "prefill_only" else "length_only"
     self_ranked = SelfRanked(SelfRankedParams(form, batch=4, timeout_s=TIMEOUT_S))
     schedule = lp_sjf() if ranker_for == "lengths" else self_ranked
@@ -62,12 +62,12 @@ async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ran
         observe=observe,
     )
     if ranker_for == "lengths":
-        ranked = LengthPredictor(RankQueue("length_only", 4, TIMEOUT_S), coordinator.predict)
+        consumer = LengthPredictor(RankQueue("length_only", 4, TIMEOUT_S), coordinator.predict)
     else:
-        ranked = self_ranked
-    ranker = Ranker(ranked, verifier, text, TIMEOUT_S)
+        consumer = self_ranked
+    ranker = Ranker(consumer, verifier, text, TIMEOUT_S)
     observers.append(ranker.observe)
-    asking = asyncio.create_task(ranker.run(coordinator))
+    ranking = asyncio.create_task(ranker.run(coordinator))
 
     async def read(number: int) -> list[int]:
         prompt = text.encode_chat([{"role": "user", "content": REQUESTS[number]}])
@@ -78,13 +78,13 @@ async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ran
 
     streams = await asyncio.gather(*map(read, range(len(REQUESTS))))
     await asyncio.sleep(1)
-    asking.cancel()
+    ranking.cancel()
     await coordinator.close()
     return list(streams), ranker, left
 
 
 @pytest.mark.parametrize("ranker_for", ["lengths", "length_only", "prefill_only"])
-def test_the_target_is_asked_and_only_the_order_depends_on_what_it_says(ranker_for: str) -> None:
+def test_the_target_ranks_requests_and_its_answer_affects_only_their_order(ranker_for: str) -> None:
     text = RankerText(model_path(TARGET))
     streams, ranker, left = run(serve(text, ranker_for))
     prompts = [text.encode_chat([{"role": "user", "content": one}]) for one in REQUESTS]
@@ -93,15 +93,15 @@ def test_the_target_is_asked_and_only_the_order_depends_on_what_it_says(ranker_f
         assert isinstance(event, Commit)
         plainly[int(event.request)] += event.token_ids
     assert streams == plainly
-    assert ranker.asked == len(REQUESTS)
+    assert ranker.requested == len(REQUESTS)
     assert ranker.unplaced == 0
-    assert len(left) == len(REQUESTS), "internal requests are in nobody's statistics"
+    assert len(left) == len(REQUESTS), "internal requests are no users' requests"
     if ranker_for == "lengths":
         assert any(event.view.predicted_len for event in left)
 
 
-def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> None:
-    """As when a running replica is given a schedule that orders by length."""
+def test_a_consumer_set_later_gets_lengths_of_the_requests_already_present() -> None:
+    """As when a running replica gets a schedule that orders by length."""
     text = RankerText(model_path(TARGET))
     left: list[Left] = []
     observers: list[Callable[[Event], None]] = []
@@ -124,20 +124,20 @@ def test_who_wants_to_know_later_is_told_of_the_requests_that_are_there() -> Non
         )
         ranker = Ranker(None, verifier, text, TIMEOUT_S)
         observers.append(ranker.observe)
-        asking = asyncio.create_task(ranker.run(coordinator))
+        ranking = asyncio.create_task(ranker.run(coordinator))
         prompt = text.encode_chat([{"role": "user", "content": "Count to 14."}])
         stream = coordinator.submit("early", prompt, PARAMS)
         commits = aiter(stream)
         await anext(commits)
-        asked_before = ranker.asked
+        requested_before = ranker.requested
         queue = RankQueue("length_only", 4, TIMEOUT_S)
         ranker.use(LengthPredictor(queue, coordinator.predict), TIMEOUT_S)
         async for _commit in commits:
             pass
         await asyncio.sleep(1)
-        asking.cancel()
+        ranking.cancel()
         await coordinator.close()
-        return asked_before
+        return requested_before
 
     assert run(serve_and_switch()) == 0
     (early,) = left

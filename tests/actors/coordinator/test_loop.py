@@ -22,8 +22,8 @@ from actors.coordinator.events import (
     VerifierUp,
 )
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Cancelled, Overloaded, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from actors.hosts.inline import DirectDrafter
 from actors.hosts.protocol import HostLost
 from benchmarks.simulator.clock import run
@@ -65,12 +65,12 @@ def make_drafter(name: str, noise: float) -> ModelDrafter:
 
 @dataclass
 class Service:
-    """A coordinator with two model lanes and a lookup, and all that can be looked at."""
+    """A coordinator with two model lanes and a lookup, and everything that tests inspect."""
 
     schedule: Schedule = field(default_factory=fcfs)
     limits: Limits = field(default_factory=lambda: Limits(max_batch=4, kv_tokens=1024))
     stay: int = 6
-    apart: bool = True
+    own_processors: bool = True
     pipeline: MicroBatchParams = field(default_factory=MicroBatchParams)
     kv_tokens: int = 2048
     swap_tokens: int = 0
@@ -85,9 +85,15 @@ class Service:
         self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
         self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
         lanes = [
-            Lane(LaneView("near", "near", capacity=8), self.near, apart=self.apart),
-            Lane(LaneView("far", "far", capacity=8), self.far, apart=self.apart),
-            Lane(LaneView("ngram", "ngram", 64), DirectDrafter(NgramDrafter("ngram")), free=True),
+            Lane(
+                LaneView("near", "near", capacity=8), self.near, own_processors=self.own_processors
+            ),
+            Lane(LaneView("far", "far", capacity=8), self.far, own_processors=self.own_processors),
+            Lane(
+                LaneView("ngram", "ngram", 64),
+                DirectDrafter(NgramDrafter("ngram")),
+                always_drafts=True,
+            ),
         ]
         draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
         self.coordinator = Coordinator(
@@ -111,7 +117,7 @@ class Service:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def end(self) -> None:
-        """Nothing is held for anyone who has left."""
+        """Checks that no KV is held for requests that have left, and closes the coordinator."""
         await asyncio.sleep(1)
         for model in self.targets:
             model.kv.check()
@@ -138,7 +144,7 @@ def plainly(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) 
 
 
 async def serve_all(service: Service) -> list[list[int]]:
-    """All of PROMPTS, arriving one after the other while the first ones run."""
+    """The streams of all PROMPTS, which arrive one after the other while the first ones run."""
 
     async def client(number: int) -> list[int]:
         await asyncio.sleep(0.015 * number)
@@ -150,18 +156,18 @@ async def serve_all(service: Service) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mode", ["barrier", "asynchronous", "faster"])
-def test_streams_are_plain_decoding_s_while_requests_tour_the_lanes(mode: Any) -> None:
+def test_streams_equal_plain_decoding_while_requests_switch_lanes(mode: Any) -> None:
     async def main() -> None:
         service = Service(pipeline=MicroBatchParams(mode))
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         accepted = sum(o.accepted for e in service.seen(Verified) for o in e.outcomes)
-        assert accepted > 20, "the drafters were of no use: nothing was tested"
+        assert accepted > 20, "too few draft tokens were accepted for a test"
         assert service.seen(Switched)
 
     run(main())
 
 
-def test_preempted_and_swapped_requests_go_on_where_they_were() -> None:
+def test_preempted_and_swapped_requests_continue_where_they_were() -> None:
     async def main() -> None:
         service = Service(
             schedule=Las(LasParams(quantum_s=0.05)),
@@ -175,7 +181,7 @@ def test_preempted_and_swapped_requests_go_on_where_they_were() -> None:
     run(main())
 
 
-def test_a_memory_that_holds_less_than_was_thought_delays_but_loses_nothing() -> None:
+def test_kv_memory_smaller_than_its_limit_delays_requests_but_loses_nothing() -> None:
     async def main() -> None:
         long = replace(GREEDY, max_tokens=180)
         prompts = [[number] * 40 for number in range(2, 6)]
@@ -191,26 +197,28 @@ def test_a_memory_that_holds_less_than_was_thought_delays_but_loses_nothing() ->
     run(main())
 
 
-def test_forwards_stay_within_their_tokens_and_prompts_come_in_pieces() -> None:
+def test_forwards_stay_within_forward_tokens_and_prompts_are_chunked() -> None:
     async def main() -> None:
         limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=24)
         service = Service(limits=limits)
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         sizes = [event.tokens for event in service.seen(Verified)]
-        assert max(sizes) <= 24 + 4, "roots may come on top"
+        assert max(sizes) <= 24 + 4, "only roots may exceed it"
 
     run(main())
 
 
-def test_a_cancelled_request_frees_its_memory_and_the_others_go_on() -> None:
+def test_a_cancelled_request_frees_its_kv_and_the_others_continue() -> None:
     async def main() -> None:
         service = Service()
-        doomed = service.coordinator.submit("doomed", [7] * 20, replace(GREEDY, max_tokens=200))
+        cancelled = service.coordinator.submit(
+            "cancelled", [7] * 20, replace(GREEDY, max_tokens=200)
+        )
         other = asyncio.create_task(read(service.coordinator.submit("other", PROMPTS[0], GREEDY)))
         await asyncio.sleep(0.1)
-        service.coordinator.cancel("doomed")
+        service.coordinator.cancel("cancelled")
         with pytest.raises(Cancelled):
-            await read(doomed)
+            await read(cancelled)
         assert await other == plainly(PROMPTS[:1], [GREEDY])[0]
         assert [event.finish for event in service.seen(Left)] == [None, "length"]
         await service.end()
@@ -218,7 +226,7 @@ def test_a_cancelled_request_frees_its_memory_and_the_others_go_on() -> None:
     run(main())
 
 
-def test_leaving_the_stream_cancels_the_request() -> None:
+def test_closing_the_stream_cancels_the_request() -> None:
     async def main() -> None:
         service = Service()
         stream = service.coordinator.submit("one", [7], replace(GREEDY, max_tokens=200))
@@ -231,7 +239,7 @@ def test_leaving_the_stream_cancels_the_request() -> None:
     run(main())
 
 
-def test_one_more_than_the_limits_allow_is_refused_until_someone_leaves() -> None:
+def test_one_request_more_than_the_limits_is_refused_until_another_has_left() -> None:
     async def main() -> None:
         service = Service(limits=Limits(max_batch=1, max_waiting=1, kv_tokens=1024))
         streams = [service.coordinator.submit(str(i), [5], GREEDY) for i in range(2)]
@@ -245,7 +253,7 @@ def test_one_more_than_the_limits_allow_is_refused_until_someone_leaves() -> Non
     run(main())
 
 
-def test_a_reader_that_stalls_holds_up_nobody_and_is_cancelled_in_the_end() -> None:
+def test_a_stalled_reader_delays_no_other_and_its_request_is_cancelled() -> None:
     async def main() -> None:
         limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=30, stalled_s=5.0)
         service = Service(limits=limits)
@@ -261,7 +269,7 @@ def test_a_reader_that_stalls_holds_up_nobody_and_is_cancelled_in_the_end() -> N
     run(main())
 
 
-def test_a_relay_is_acknowledged_by_whoever_knows_what_has_been_read() -> None:
+def test_a_relayed_request_pauses_until_its_tokens_are_acknowledged() -> None:
     async def main() -> None:
         limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
         service = Service(limits=limits)
@@ -275,18 +283,18 @@ def test_a_relay_is_acknowledged_by_whoever_knows_what_has_been_read() -> None:
 
         relaying = asyncio.create_task(relay())
         await asyncio.sleep(2)
-        assert 10 < len(tokens) < 10 + 10, "it does not wait for its reader"
+        assert 10 < len(tokens) < 10 + 10, "it must pause for its reader"
         while not relaying.done():
             service.coordinator.acknowledge("relayed", len(tokens))
             await asyncio.sleep(1)
         assert tokens == plainly([[7]], [long])[0]
-        service.coordinator.acknowledge("relayed", len(tokens))  # it has left: no error
+        service.coordinator.acknowledge("relayed", len(tokens))  # the request has left: no error
         await service.end()
 
     run(main())
 
 
-def test_a_resubmitted_request_is_not_behind_on_what_came_before() -> None:
+def test_the_earlier_output_of_a_resubmitted_request_does_not_count_as_unread() -> None:
     async def main() -> None:
         limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
         service = Service(limits=limits)
@@ -301,7 +309,7 @@ def test_a_resubmitted_request_is_not_behind_on_what_came_before() -> None:
     run(main())
 
 
-def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
+def test_statistics_give_queueing_time_and_rounds_by_lane() -> None:
     async def main() -> None:
         service = Service(limits=Limits(max_batch=1, kv_tokens=1024))
         streams = [service.coordinator.submit(name, [5, 6], GREEDY) for name in ("one", "two")]
@@ -312,8 +320,8 @@ def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
         assert 0.01 <= first.ttft_s < 0.1
         assert second.queue_s is not None
         assert second.ttft_s is not None
-        assert second.ttft_s > second.queue_s > 0.1, "it had to wait for the first one"
-        looked_up = first.by_lane.pop("ngram")  # beside whichever lane drafts
+        assert second.ttft_s > second.queue_s > 0.1, "it waits for the first request"
+        looked_up = first.by_lane.pop("ngram")  # beside the selected lane
         assert first.rounds >= looked_up > 0
         assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
         assert first.accepted == GREEDY.max_tokens - first.rounds
@@ -322,16 +330,16 @@ def test_statistics_say_how_long_a_request_waited_and_who_drafted() -> None:
     run(main())
 
 
-def test_prompt_logprobs_come_once_and_whole_whatever_dies() -> None:
+def test_prompt_logprobs_come_once_and_complete_although_the_verifier_is_lost() -> None:
     async def main() -> None:
         prompt = [token % VOCAB for token in range(3, 90)]
-        asking = replace(GREEDY, prompt_logprobs=2)
+        with_logprobs = replace(GREEDY, prompt_logprobs=2)
         limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=20)
         service = Service(limits=limits, verifier_lost=lambda call: call in (2, 5, 9, 14))
         submit = service.coordinator.submit
         before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
-        resubmitted = submit("again", prompt, asking, output=before[:4])
-        streams = [submit(str(number), prompt, asking) for number in range(3)]
+        resubmitted = submit("again", prompt, with_logprobs, output=before[:4])
+        streams = [submit(str(number), prompt, with_logprobs) for number in range(3)]
         target = llama()
         target.set_attn_implementation("eager")
 
@@ -342,14 +350,14 @@ def test_prompt_logprobs_come_once_and_whole_whatever_dies() -> None:
             prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
             assert all(commit.prompt_logprobs is None for commit in later)
         for commit in await commits(resubmitted):
-            assert commit.prompt_logprobs is None, "its first attempt has told them"
+            assert commit.prompt_logprobs is None, "the first attempt has returned them"
         assert len(service.seen(VerifierDown)) == 4
         await service.end()
 
     run(main())
 
 
-def test_a_slow_reader_gets_everything() -> None:
+def test_a_slow_reader_gets_the_whole_stream() -> None:
     async def main() -> None:
         limits = Limits(max_batch=4, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
         service = Service(limits=limits)
@@ -361,18 +369,18 @@ def test_a_slow_reader_gets_everything() -> None:
     run(main())
 
 
-def test_a_lost_drafter_is_done_without_until_it_is_back() -> None:
+def test_requests_continue_without_a_lost_drafter_until_it_has_recovered() -> None:
     async def main() -> None:
         service = Service(drafter_lost=lambda call: call == 3)
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         assert len(service.seen(LaneDown)) == 1
         assert [event.seconds for event in service.seen(LaneUp)] == [pytest.approx(0.05)]
-        assert service.near.calls > 4, "the lane never came back"
+        assert service.near.calls > 4, "the lane is not used again"
 
     run(main())
 
 
-def test_a_lost_verifier_gets_everything_again() -> None:
+def test_a_recovered_verifier_is_sent_all_committed_tokens_again() -> None:
     async def main() -> None:
         service = Service(verifier_lost=lambda call: call in (4, 9))
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
@@ -382,7 +390,7 @@ def test_a_lost_verifier_gets_everything_again() -> None:
     run(main())
 
 
-def test_a_verifier_that_does_not_come_back_ends_every_stream_and_is_named() -> None:
+def test_a_verifier_that_does_not_recover_ends_every_stream_with_an_error_that_names_it() -> None:
     async def main() -> None:
         service = Service(verifier_lost=lambda call: call == 4)
 
@@ -399,7 +407,7 @@ def test_a_verifier_that_does_not_come_back_ends_every_stream_and_is_named() -> 
     run(main())
 
 
-def test_idle_hosts_that_are_lost_are_found_and_brought_back() -> None:
+def test_lost_idle_hosts_are_found_and_recovered() -> None:
     async def main() -> None:
         service = Service()
 
@@ -437,7 +445,9 @@ def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
         assert await asyncio.gather(*map(read, streams)) == [expected] * 4
         assert set(streams[0].statistics.by_lane) == lanes_of(service, "a") == {"far"}
         assert lanes_of(service, "b") == {"far"}
-        assert lanes_of(service, "c") <= {None}, "only the lookup may draft, which is no lane"
+        assert lanes_of(service, "c") <= {None}, (
+            "only the lookup drafts, which is never the selected lane"
+        )
         assert len(lanes_of(service, "d") - {None}) == 2
         with pytest.raises(InvalidRequest, match="there are near, far, ngram"):
             service.coordinator.submit("e", [7], GREEDY, drafter="other")
@@ -489,7 +499,7 @@ def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptureFixtu
     assert "in broken" in caplog.text
 
 
-def test_another_pipeline_cuts_the_next_micro_batches() -> None:
+def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
     async def main() -> None:
         service = Service(pipeline=MicroBatchParams("barrier", max_parts=1), stay=1000)
         long = replace(GREEDY, max_tokens=100)
@@ -511,9 +521,9 @@ def test_another_pipeline_cuts_the_next_micro_batches() -> None:
     run(main())
 
 
-def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
+def test_idle_lanes_catch_up_on_requests_that_will_switch_to_them() -> None:
     async def late_tokens(service: Service) -> int:
-        """That drafters had still to read when requests came to them."""
+        """The tokens on which drafters had to catch up when requests switched to them."""
         params = replace(GREEDY, max_tokens=90)
         streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(3)]
         await asyncio.gather(*map(read, streams))
@@ -530,25 +540,27 @@ def test_idle_lanes_read_ahead_for_requests_that_will_come() -> None:
     run(main())
 
 
-def test_lanes_on_the_verifiers_processors_read_ahead_for_little_of_the_time() -> None:
-    async def share_of_reading(apart: bool, idle_s: float = 0.0) -> float:
-        service = Service(stay=24, apart=apart)
+def test_lanes_that_share_processors_with_the_verifier_catch_up_for_a_small_share_of_the_time() -> (
+    None
+):
+    async def share_of_reading(own_processors: bool, idle_s: float = 0.0) -> float:
+        service = Service(stay=24, own_processors=own_processors)
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(idle_s)
-        begun = clock()
+        started = clock()
         params = replace(GREEDY, max_tokens=110)
         streams = [service.coordinator.submit(str(i), [5 + i] * 9, params) for i in range(4)]
         await asyncio.gather(*map(read, streams))
-        seconds = clock() - begun
+        seconds = clock() - started
         await service.end()
         return sum(event.seconds for event in service.seen(CaughtUp)) / seconds
 
     async def main() -> None:
-        # One order more than has been saved up may be on its way.
-        assert 0 < await share_of_reading(apart=False) < 0.05
-        assert await share_of_reading(apart=True) > 0.05
-        # Nor has anything been saved up while nobody was served.
-        assert await share_of_reading(apart=False, idle_s=60.0) < 0.05
+        # One order may exceed the reading time saved up.
+        assert 0 < await share_of_reading(own_processors=False) < 0.05
+        assert await share_of_reading(own_processors=True) > 0.05
+        # No reading time is saved up while no request runs.
+        assert await share_of_reading(own_processors=False, idle_s=60.0) < 0.05
 
     run(main())
 
@@ -568,7 +580,7 @@ def test_a_resubmitted_request_continues_its_own_output() -> None:
     run(main())
 
 
-def test_plain_requests_are_never_drafted_for() -> None:
+def test_requests_without_speculation_are_never_drafted_for() -> None:
     async def main() -> None:
         service = Service()
         stream = service.coordinator.submit("plain", PROMPTS[0], GREEDY, speculate=False)
@@ -581,7 +593,7 @@ def test_plain_requests_are_never_drafted_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "promised"),
+    ("field", "values"),
     [
         ("slo.tpot_s", {"slo": Slo(tpot_s=5e-324)}),
         ("slo.tpot_s", {"slo": Slo(tpot_s=math.nan)}),
@@ -592,13 +604,13 @@ def test_plain_requests_are_never_drafted_for() -> None:
         ("speculation.max_depth", {"max_depth": 2**64}),
     ],
 )
-def test_numbers_beside_the_sampling_are_refused_by_name(
-    field: str, promised: dict[str, Any]
+def test_request_fields_out_of_range_are_refused_by_name(
+    field: str, values: dict[str, Any]
 ) -> None:
     async def main() -> None:
         service = Service()
         with pytest.raises(InvalidRequest, match=field) as refused:
-            service.coordinator.submit("one", [5], GREEDY, **promised)
+            service.coordinator.submit("one", [5], GREEDY, **values)
         assert refused.value.field == field
         await service.end()
 

@@ -1,7 +1,7 @@
-"""Whatever happens, in any order: every stream is the target's own, and nothing stays behind.
+"""In random scenarios every stream is the target's output, and no KV is left behind.
 
-Random scenarios in virtual time over simulated hosts: requests come, are cancelled, are read slowly
-or not at all, are preempted and swapped; hosts die; policies change under way.
+They run in virtual time over simulated hosts: requests arrive, are cancelled, are read slowly or
+not at all, are preempted and swapped; hosts are lost; policies are replaced.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Cancelled, Overloaded, Stream
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.clock import VirtualTimeLoop
 from benchmarks.simulator.device import Faults
@@ -83,7 +83,7 @@ class Scenarios(RuleBasedStateMachine):
         verifier_dies=times,
         swaps=st.booleans(),
     )
-    def begin(
+    def start(
         self,
         max_batch: int,
         mode: Any,
@@ -120,11 +120,11 @@ class Scenarios(RuleBasedStateMachine):
                 SimulatedDrafter(
                     name, cost, self.target, acceptance, domains, faults=faults.get(name, Faults())
                 ),
-                free=cost is None,
+                always_drafts=cost is None,
             )
             for name, cost in drafters.items()
         ]
-        draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.free}
+        draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.always_drafts}
         costs = Costs(
             LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16, most_tokens=24
         )
@@ -166,7 +166,7 @@ class Scenarios(RuleBasedStateMachine):
         if name in self.readers:
             return
 
-        async def ask() -> None:
+        async def submit() -> None:
             params = SamplingParams(max_tokens=max_tokens, seed=seed)
             try:
                 stream = self.coordinator.submit(
@@ -184,7 +184,7 @@ class Scenarios(RuleBasedStateMachine):
             reader = self.readers[name] = Reader(stream, seed, max_tokens, reads)
             self.tasks.append(asyncio.create_task(reader.run()))
 
-        self.loop.run_until_complete(ask())
+        self.loop.run_until_complete(submit())
 
     @rule(seconds=st.floats(0.001, 1.5))
     def wait(self, seconds: float) -> None:
@@ -235,9 +235,9 @@ class Scenarios(RuleBasedStateMachine):
         self.loop.run_until_complete(change())
 
     @invariant()
-    def nobody_is_far_ahead_of_its_reader(self) -> None:
+    def no_request_is_far_ahead_of_its_reader(self) -> None:
         for reader in getattr(self, "readers", {}).values():
-            # One more verdict may come while the request is on its way.
+            # One more verdict may come while the request is within a round.
             assert reader.stream.unread_tokens <= self.limits.unread_tokens + 10
 
     def teardown(self) -> None:
@@ -247,11 +247,11 @@ class Scenarios(RuleBasedStateMachine):
             reader.reads.set()
         self.loop.run_until_complete(asyncio.sleep(120))
         for name, reader in self.readers.items():
-            truth = self.target.output(name, reader.seed)[: reader.max_tokens]
+            expected = self.target.output(name, reader.seed)[: reader.max_tokens]
             assert reader.done, f"{name} hangs"
-            assert reader.tokens == truth[: len(reader.tokens)]
+            assert reader.tokens == expected[: len(reader.tokens)]
             if not (reader.cancelled or reader.stalled):
-                assert reader.tokens == truth
+                assert reader.tokens == expected
         assert self.verifier.used_blocks == 0
         assert self.coordinator.alive
         self.loop.run_until_complete(self.coordinator.close())

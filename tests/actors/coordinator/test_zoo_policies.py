@@ -85,7 +85,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(fleet: Fleet, prompts: list[list[int]]) -> Streams:
-    """As the first case says them, checked against the reference."""
+    """The streams of the first case, checked against the reference."""
     stock = AutoModelForCausalLM.from_pretrained(
         model_path(TARGET), dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -138,7 +138,7 @@ CASES = [*one_at_a_time(FACTORS), *covering(FACTORS)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
-def test_every_policy_says_what_the_target_says(
+def test_every_policy_returns_the_target_s_output(
     fleet: Fleet, prompts: list[list[int]], expected: Streams, case: Case
 ) -> None:
     streams, events = asyncio.run(served(fleet, case, prompts))
@@ -149,16 +149,16 @@ def test_every_policy_says_what_the_target_says(
 
 
 FIXED = {**one_at_a_time(FACTORS)[0], "selection": "lbss", "speculation": "fixed"}
-"""It drafts in every round, so that a defect has something to show itself by."""
+"""It drafts in every round, so that a defect shows."""
 
 
-def test_a_tree_one_position_too_far_is_found(
+def test_draft_positions_off_by_one_are_detected(
     fleet: Fleet, prompts: list[list[int]], expected: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = NativeVerifier._segment
+    original = NativeVerifier._segment
 
     def shifted(verifier: NativeVerifier, work) -> Segment:  # type: ignore[no-untyped-def]
-        segment = honest(verifier, work)
+        segment = original(verifier, work)
         positions = segment.positions.copy()
         positions[len(work.entering) :] += 1
         return replace(segment, positions=positions)
@@ -167,7 +167,7 @@ def test_a_tree_one_position_too_far_is_found(
     assert asyncio.run(served(fleet, FIXED, prompts))[0] != expected
 
 
-def test_noise_shifted_by_one_token_is_found(
+def test_noise_off_by_one_position_is_detected(
     fleet: Fleet, prompts: list[list[int]], expected: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:

@@ -11,9 +11,8 @@ from ray._private import state  # the public API needs a dashboard, which takes 
 
 
 def start_ray(**options: Any) -> None:
-    """A cluster of its own, whatever else runs on the machine. Once in some hundred starts Ray
-    2.60's raylet is not there after half a minute, and has not even opened a log: not a thing to
-    fail for."""
+    """Starts a local cluster of its own, in at most two attempts: once in some hundred starts
+    Ray 2.60's raylet does not come up."""
     options = {"address": "local", "num_cpus": 4, "include_dashboard": False, **options}
     try:
         ray.init(**options)

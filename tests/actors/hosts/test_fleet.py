@@ -1,4 +1,4 @@
-"""Drafters and verifier as Ray actors: the same streams, whoever dies or hangs under way."""
+"""Drafters and verifier as Ray actors: the same streams while actors die or hang."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ import torch
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, LaneDown, LaneUp, Verified, VerifierDown, VerifierUp
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import Stream
 from actors.coordinator.settings import Limits, Policies
-from actors.hosts.fleet import Fleet, load, raise_fleet
+from actors.coordinator.stream import Stream
+from actors.hosts.fleet import Fleet, load, start_fleet
 from actors.hosts.rpc_channel import WorkerFailed
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
@@ -50,7 +50,7 @@ LOOKUP = DrafterSpec("ngram", kind="ngram")
 
 @dataclass
 class Served:
-    """A fleet under a coordinator that sends every request from lane to lane."""
+    """A fleet under a coordinator that switches every request from lane to lane."""
 
     fleet: Fleet
     events: list[Event] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Served:
 
 @dataclass
 class Reading:
-    """All of PROMPTS, being served."""
+    """The streams of all PROMPTS."""
 
     served: Served
     name: str
@@ -124,11 +124,11 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(loop: asyncio.Runner, profiles: Path) -> Iterator[Served]:
-    async def begin() -> Served:
-        fleet = await raise_fleet(TARGET_SPEC, [TINY, LOOKUP], profiles, Group("test"), LIMITS)
+    async def start() -> Served:
+        fleet = await start_fleet(TARGET_SPEC, [TINY, LOOKUP], profiles, Group("test"), LIMITS)
         return Served(fleet)
 
-    served = loop.run(begin())
+    served = loop.run(start())
     yield served
     loop.run(served.close())
 
@@ -145,7 +145,7 @@ def plain() -> list[list[int]]:
     return streams
 
 
-def test_streams_are_plain_decoding_s_and_leave_no_kv(
+def test_streams_equal_plain_decoding_and_leave_no_kv(
     loop: asyncio.Runner, served: Served, plain: list[list[int]]
 ) -> None:
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_streams_are_plain_decoding_s_and_leave_no_kv(
         drafted = [lane for stream in reading.streams for lane in stream.statistics.by_lane]
         assert {"tiny/0", "tiny/1"} <= set(drafted)
         accepted = sum(o.accepted for e in served.seen(Verified) for o in e.outcomes)
-        assert accepted > 20, "the drafters were of no use: nothing was tested"
+        assert accepted > 20, "too few draft tokens were accepted for a test"
         await asyncio.sleep(0.2)
         kv = await served.coordinator.kv_state()
         assert kv.used == 0
@@ -163,7 +163,7 @@ def test_streams_are_plain_decoding_s_and_leave_no_kv(
     loop.run(main())
 
 
-def test_what_a_worker_raises_comes_back_and_is_no_death(
+def test_an_error_of_a_worker_is_raised_and_is_no_loss(
     loop: asyncio.Runner, served: Served
 ) -> None:
     async def main() -> None:
@@ -176,7 +176,7 @@ def test_what_a_worker_raises_comes_back_and_is_no_death(
     loop.run(main())
 
 
-def test_a_killed_drafter_is_replaced_and_nobody_notices(
+def test_a_killed_drafter_is_replaced_without_effect_on_streams(
     loop: asyncio.Runner, served: Served, plain: list[list[int]]
 ) -> None:
     async def main() -> None:
@@ -193,7 +193,9 @@ def test_a_killed_drafter_is_replaced_and_nobody_notices(
         before = len(served.seen(Verified))
         assert await Reading(served, "after").whole() == plain
         rounds = served.seen(Verified)[before:]
-        assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, "it is used no more"
+        assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, (
+            "the new drafter is not used"
+        )
 
     loop.run(main())
 
@@ -217,7 +219,7 @@ def test_a_drafter_that_hangs_is_killed_and_replaced(
     loop.run(main())
 
 
-def test_a_killed_verifier_gets_everything_again(
+def test_a_killed_verifier_is_replaced_and_streams_continue(
     loop: asyncio.Runner, served: Served, plain: list[list[int]]
 ) -> None:
     async def main() -> None:
@@ -237,7 +239,7 @@ def test_a_killed_verifier_gets_everything_again(
     loop.run(main())
 
 
-def test_idle_hosts_are_found_dead_and_replaced_before_they_are_needed(
+def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
     loop: asyncio.Runner, served: Served, plain: list[list[int]]
 ) -> None:
     async def main() -> None:
@@ -255,12 +257,12 @@ def test_idle_hosts_are_found_dead_and_replaced_before_they_are_needed(
     loop.run(main())
 
 
-def test_a_killed_rank_takes_all_ranks_with_it_and_they_come_back(
+def test_a_killed_rank_ends_all_ranks_and_all_are_replaced(
     loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
 ) -> None:
     async def main() -> None:
         target = replace(TARGET_SPEC, tensor_parallel=2)
-        served = Served(await raise_fleet(target, [LOOKUP], profiles, Group("ranks"), LIMITS))
+        served = Served(await start_fleet(target, [LOOKUP], profiles, Group("ranks"), LIMITS))
         first = processes("ranks")
         reading = Reading(served, "ranks")
         await reading.midway()
@@ -281,16 +283,16 @@ def test_a_killed_rank_takes_all_ranks_with_it_and_they_come_back(
 
 
 class Owner:
-    """A process that makes an actor and dies."""
+    """A process that creates an actor and dies."""
 
     async def own(self) -> None:
-        self._owned = await Group("owned").begin_drafter(TINY, 0, target_vocab_size=2048, life=0)
+        self._owned = await Group("owned").launch_drafter(TINY, 0, target_vocab_size=2048, life=0)
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_actors_end_with_the_process_that_made_them(loop: asyncio.Runner) -> None:
+def test_actors_end_with_the_process_that_created_them(loop: asyncio.Runner) -> None:
     async def main() -> None:
         owner = ray.remote(Owner).options(num_cpus=0).remote()
         await owner.own.remote()
@@ -301,7 +303,7 @@ def test_actors_end_with_the_process_that_made_them(loop: asyncio.Runner) -> Non
     loop.run(main())
 
 
-def test_what_is_wrong_with_a_model_is_said_as_it_is_and_nothing_stays(
+def test_the_error_of_a_model_is_raised_unchanged_and_no_actor_stays(
     loop: asyncio.Runner, profiles: Path, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -309,7 +311,7 @@ def test_what_is_wrong_with_a_model_is_said_as_it_is_and_nothing_stays(
         inline = replace(TARGET_SPEC, placement="inline")
         alien = DrafterSpec("alien", checkpoint=tmp_path, placement="actor")
         with pytest.raises(IncompatibleDrafter, match="97 tokens, but the target has") as refused:
-            await raise_fleet(inline, [alien], profiles, Group("bad"), LIMITS)
+            await start_fleet(inline, [alien], profiles, Group("bad"), LIMITS)
         assert refused.value.field == "vocab_size"
         await until(lambda: not processes("bad"))
 

@@ -1,5 +1,5 @@
-"""One request that makes a batch raise ends alone: the streams beside it are those of a run without
-it, on the real zoo, wherever it raises."""
+"""A request that makes a batch raise fails alone, wherever it raises: all other streams equal those
+of a run without it. On the real zoo."""
 
 import asyncio
 import itertools
@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request_state import RequestFailed
 from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.isolation import isolated
 from actors.hosts.protocol import HostLost, VerifierHost
@@ -69,7 +69,7 @@ Stream = tuple[int, ...]
 
 
 class Defect(Exception):
-    """In the server: /srv/secret/path."""
+    """An internal error: /srv/secret/path."""
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +109,19 @@ async def served(
     poisons: int = 0,
     selection: str = "fixed",
 ) -> tuple[list[Stream | SpindleError], list[Event]]:
-    """The innocent streams, and then those of the poisons, which come in between."""
+    """The healthy streams, then those of the poisons, which are submitted in between, then one that
+    is submitted last."""
     events: list[Event] = []
-    knowledge = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
+    estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     coordinator = Coordinator(
         fleet.verifier,
         fleet.lanes,
         Policies(
             fair(make_schedule("default")),
             make_selection(selection, seed=1),
-            make_speculation("fixed", calibrations=knowledge.calibrations),
+            make_speculation("fixed", calibrations=estimates.calibrations),
         ),
-        knowledge,
+        estimates,
         LIMITS,
         observe=events.append,
     )
@@ -133,31 +134,31 @@ async def served(
         except SpindleError as error:
             return error
 
-    innocent = [stream("innocent", *one) for one in enumerate(prompts)]
+    healthy = [stream("healthy", *one) for one in enumerate(prompts)]
     poisonous = [stream(POISON, seed, prompts[seed]) for seed in range(poisons)]
-    half = len(innocent) // 2
-    said = await asyncio.gather(*innocent[:half], *poisonous, *innocent[half:])
+    half = len(healthy) // 2
+    streams = await asyncio.gather(*healthy[:half], *poisonous, *healthy[half:])
     assert coordinator.alive
     again = await stream("after", 0, prompts[0])
     while (await fleet.verifier.kv_state()).used:
-        await asyncio.sleep(0.01)  # what has left is being forgotten
+        await asyncio.sleep(0.01)  # hosts drop requests after they have left
     await coordinator.close()
-    poisoned = said[half : half + poisons]
-    return [*said[:half], *said[half + poisons :], *poisoned, again], events
+    poisoned = streams[half : half + poisons]
+    return [*streams[:half], *streams[half + poisons :], *poisoned, again], events
 
 
 def raising(
     patch: Patch, owner: type, method: str, names: Callable[..., Sequence[str]], late: bool = False
 ) -> None:
-    """`names`: of the requests that a call is about. `late`: only when its work is done."""
-    honest = getattr(owner, method)
+    """`names`: returns the requests of a call. `late`: raises only after the work is done."""
+    original = getattr(owner, method)
 
     def poisoned(*arguments: Any, **named: Any) -> Any:
-        guilty = any(name.startswith(POISON) for name in names(*arguments))
-        if guilty and not late:
+        about_poison = any(name.startswith(POISON) for name in names(*arguments))
+        if about_poison and not late:
             raise Defect
-        answer = honest(*arguments, **named)
-        if guilty:
+        answer = original(*arguments, **named)
+        if about_poison:
             raise Defect
         return answer
 
@@ -181,7 +182,7 @@ def in_the_middle_of_its_output(patch: Patch) -> None:
     raising(patch, NativeVerifier, "_choose", names)
 
 
-def behind_a_commit_in_the_middle_of_its_output(patch: Patch) -> None:
+def after_a_commit_in_the_middle_of_its_output(patch: Patch) -> None:
     def names(_self: NativeVerifier, work: Any, *_: object) -> list[str]:
         return [work.request] if work.held.committed.ids[work.held.start.prompt_len + 6 :] else []
 
@@ -195,7 +196,7 @@ def in_the_forward(patch: Patch, late: bool = False) -> None:
     raising(patch, PackedModel, "forward", names, late)
 
 
-def behind_the_forward(patch: Patch) -> None:
+def after_the_forward(patch: Patch) -> None:
     in_the_forward(patch, late=True)
 
 
@@ -203,7 +204,7 @@ def in_the_commit(patch: Patch, late: bool = False) -> None:
     raising(patch, NativeVerifier, "_commit", lambda _self, work, *_: [work.request], late)
 
 
-def behind_the_commit(patch: Patch) -> None:
+def after_the_commit(patch: Patch) -> None:
     in_the_commit(patch, late=True)
 
 
@@ -222,13 +223,13 @@ def in_the_coordinator(patch: Patch) -> None:
 VERIFYING = [
     in_the_sampler,
     in_the_forward,
-    behind_the_forward,
+    after_the_forward,
     in_the_commit,
-    behind_the_commit,
+    after_the_commit,
     in_the_preparation,
     in_the_kv,
     in_the_middle_of_its_output,
-    behind_a_commit_in_the_middle_of_its_output,
+    after_a_commit_in_the_middle_of_its_output,
     in_the_coordinator,
 ]
 
@@ -258,12 +259,12 @@ def test_a_request_that_cannot_be_verified_fails_alone(
         [POISON] * poisons
     )
     logged = [record for record in caplog.records if record.exc_info is not None]
-    assert len(logged) == poisons, "each once, with its traceback"
+    assert len(logged) == poisons, "each logged once, with its traceback"
     assert all(POISON in record.getMessage() for record in logged)
 
 
 class Fragile:
-    """A verifier whose process ends over a poison, as soon as it would read it."""
+    """A verifier that is lost whenever it is sent the start of a poison."""
 
     def __init__(self, host: VerifierHost) -> None:
         self._host = host
@@ -288,7 +289,7 @@ class Fragile:
 
 
 @pytest.mark.parametrize("poisons", [1, 2])
-def test_a_request_that_no_verifier_survives_fails_and_the_others_go_on(
+def test_a_request_that_loses_every_verifier_fails_and_the_others_continue(
     fleet: Fleet, prompts: list[list[int]], expected: list[Stream], poisons: int
 ) -> None:
     fragile = Fragile(fleet.verifier)
@@ -306,7 +307,7 @@ def in_a_small_model(patch: Patch) -> None:
     raising(patch, TinyRunner, "extend", names)
 
 
-def behind_a_step_of_a_small_model(patch: Patch) -> None:
+def after_a_step_of_a_small_model(patch: Patch) -> None:
     def names(_self: TinyRunner, trees: Any, drafting: Sequence[int]) -> list[str]:
         return [trees.jobs[number].request for number in drafting]
 
@@ -324,10 +325,10 @@ def in_every_drafter(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [in_a_small_model, behind_a_step_of_a_small_model, in_a_lookup, in_every_drafter]
+    "fault", [in_a_small_model, after_a_step_of_a_small_model, in_a_lookup, in_every_drafter]
 )
 @pytest.mark.parametrize("selection", ["fixed", "hedge"])
-def test_a_request_that_a_drafter_fails_for_goes_on_without_it(
+def test_a_request_for_which_a_drafter_fails_continues_without_that_lane(
     fleet: Fleet,
     prompts: list[list[int]],
     expected: list[Stream],
@@ -340,7 +341,7 @@ def test_a_request_that_a_drafter_fails_for_goes_on_without_it(
     with caplog.at_level(logging.ERROR, "spindle"):
         streams, events = asyncio.run(served(fleet, prompts, 2, selection))
     assert streams == [*expected[:-1], *expected[:2], expected[0]]
-    assert len(caplog.records) <= 2 * len(fleet.lanes), "each lane gives each of them up once"
+    assert len(caplog.records) <= 2 * len(fleet.lanes), "each lane fails once for each poison"
     of_poisons = [
         event.statistics.by_lane
         for event in events
@@ -352,21 +353,21 @@ def test_a_request_that_a_drafter_fails_for_goes_on_without_it(
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("method", ["extend", "step"])
-def test_drafts_beside_one_that_fails_are_what_they_would_be(
+def test_drafts_beside_a_failing_request_are_unchanged(
     prompts: list[list[int]], monkeypatch: Patch, method: str, late: bool
 ) -> None:
-    """With a model that takes any layout, whose rows lie in a pool of blocks."""
+    """With the packed runner, whose KV rows are in a pool of blocks."""
 
     def names(_self: PackedRunner, trees: Any, numbers: Sequence[Any]) -> list[str]:
         jobs = [one if isinstance(one, int) else one.job for one in numbers]
         return [trees.jobs[number].request for number in jobs]
 
     def drafts() -> dict[tuple[str, int], list[int]]:
-        """Of two rounds, those that there are."""
+        """The drafts of two rounds that did not fail."""
         small = zoo_model("small")
         runner = PackedRunner(PackedModel(small, kv_tokens=KV_TOKENS))
         drafter = ModelDrafter("small", runner, target_vocab_size=small.config.vocab_size)
-        said = {}
+        drafted = {}
         for length in (7, 12):
             orders = [
                 DraftOrder(order(name, prompts[seed][:length]).prefix, depth=4)
@@ -374,9 +375,9 @@ def test_drafts_beside_one_that_fails_are_what_they_would_be(
             ]
             for answer in isolated(drafter, drafter.draft, orders, probe=lambda: None):
                 if isinstance(answer, Draft):
-                    said[answer.request, length] = answer.tree.tokens.tolist()
+                    drafted[answer.request, length] = answer.tree.tokens.tolist()
             runner._model.kv.check()
-        return said
+        return drafted
 
     undisturbed = drafts()
     raising(monkeypatch, PackedRunner, method, names, late)
@@ -385,19 +386,17 @@ def test_drafts_beside_one_that_fails_are_what_they_would_be(
     assert drafts() == expected
 
 
-def test_rows_of_a_call_that_raised_would_be_read_were_they_kept(
+def test_rows_left_by_a_call_that_raised_change_streams_without_roll_back(
     fleet: Fleet, prompts: list[list[int]], expected: list[Stream], monkeypatch: Patch
 ) -> None:
-    """The test above would find it."""
-    behind_the_forward(monkeypatch)
+    """Shows that the tests above detect a missing roll_back."""
+    after_the_forward(monkeypatch)
     monkeypatch.setattr(NativeVerifier, "roll_back", lambda _self, _requests: None)
     streams, _ = asyncio.run(served(fleet, prompts, 1))
     assert streams[: len(prompts)] != expected[:-1]
 
 
-def test_when_everything_fails_it_is_the_host_that_is_lost(
-    fleet: Fleet, monkeypatch: Patch
-) -> None:
+def test_a_host_that_fails_for_every_order_is_lost(fleet: Fleet, monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")
 

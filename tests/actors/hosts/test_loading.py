@@ -1,4 +1,4 @@
-"""What is said of a target where it is loaded."""
+"""Warnings when a target is loaded."""
 
 import logging
 from dataclasses import replace
@@ -20,7 +20,7 @@ from cluster.zoo.paths import TARGET, model_path
         (torch.float32, False, False),
     ],
 )
-def test_who_serves_in_bf16_without_bf16_products_is_told_the_way_out(
+def test_bf16_without_bf16_products_warns_and_names_the_remedy(
     dtype: torch.dtype,
     has_bf16: bool,
     warned: bool,
@@ -30,8 +30,8 @@ def test_who_serves_in_bf16_without_bf16_products_is_told_the_way_out(
     monkeypatch.setattr("actors.hosts.loading.has_bf16_products", lambda: has_bf16)
     with caplog.at_level(logging.WARNING, logger="spindle"):
         load_verifier(TargetSpec(model_path(TARGET), dtype, kv_tokens=2048))
-    said = [record.getMessage() for record in caplog.records]
-    assert any("set target.dtype to float32" in one for one in said) == warned
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("set target.dtype to float32" in message for message in messages) == warned
 
 
 @pytest.mark.parametrize("fast", [torch.bfloat16, torch.float32])

@@ -1,4 +1,4 @@
-"""A line to a worker: answers in order, errors as they are, and a loss that nobody waits out."""
+"""A connection to a worker: answers in order, errors unchanged, and losses noticed at once."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.hosts import rpc_channel as line
+from actors.hosts import rpc_channel
 from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Listener, RpcChannel, WorkerFailed, connect
 from engine.errors import IncompatibleDrafter
@@ -50,10 +50,10 @@ async def connected(worker: object) -> AsyncIterator[RpcChannel]:
     yield caller
     caller.close(HostLost("the test is over"))
     await asyncio.to_thread(thread.join, 5)
-    assert not thread.is_alive(), "it serves on behind the end of its line"
+    assert not thread.is_alive(), "it still serves after the end of its connection"
 
 
-def test_answers_come_to_their_calls_in_order_whatever_their_size() -> None:
+def test_answers_of_any_size_match_their_calls_in_order() -> None:
     contents: list[object] = [b"a" * 5_000_000, "b", [], b"c" * 100_000, None]
 
     async def main() -> None:
@@ -66,7 +66,7 @@ def test_answers_come_to_their_calls_in_order_whatever_their_size() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_whose_caller_has_gone_is_nobody_elses() -> None:
+def test_the_answer_to_a_cancelled_call_is_dropped() -> None:
     async def main() -> None:
         async with connected(Worker()) as caller:
             gone = asyncio.create_task(caller.call("echo", "first", 0.2))
@@ -77,7 +77,7 @@ def test_an_answer_whose_caller_has_gone_is_nobody_elses() -> None:
     asyncio.run(main())
 
 
-def test_errors_are_the_workers_and_end_nothing() -> None:
+def test_errors_of_the_worker_are_raised_and_the_connection_stays() -> None:
     async def main() -> None:
         async with connected(Worker()) as caller:
             with pytest.raises(IncompatibleDrafter, match="97 tokens") as refused:
@@ -93,7 +93,7 @@ def test_errors_are_the_workers_and_end_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_all_who_wait_hear_of_a_loss_at_once_and_later_ones_too() -> None:
+def test_a_loss_raises_in_all_waiting_and_later_calls_at_once() -> None:
     class Dying:
         def die(self) -> None:
             raise SystemExit
@@ -102,16 +102,16 @@ def test_all_who_wait_hear_of_a_loss_at_once_and_later_ones_too() -> None:
         async with connected(Dying()) as caller:
             waiting = [asyncio.create_task(caller.call("die")) for _ in range(3)]
             async with asyncio.timeout(2):
-                said = await asyncio.gather(*waiting, return_exceptions=True)
-            assert all(isinstance(one, HostLost) for one in said)
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(error, HostLost) for error in errors)
             with pytest.raises(HostLost, match="connection to it ended"):
                 await caller.call("die")
 
     asyncio.run(main())
 
 
-def test_only_who_knows_the_secret_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "_GREETING_S", 0.2)
+def test_only_a_peer_with_the_secret_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_channel, "_GREETING_S", 0.2)
 
     async def main() -> None:
         worker = Worker()
@@ -120,13 +120,13 @@ def test_only_who_knows_the_secret_is_served(monkeypatch: pytest.MonkeyPatch) ->
         wrong = await connect(replace(address, secret=bytes(len(address.secret))))
         with pytest.raises(HostLost):
             await wrong.call("echo", "wrong")
-        with socket.create_connection((address.host, address.port)):  # says nothing
+        with socket.create_connection((address.host, address.port)):  # sends nothing
             right = await connect(address)
             assert await right.call("echo", "right") == "right"
         assert worker.called == ["right"]
         right.close(HostLost("the test is over"))
         await asyncio.to_thread(thread.join, 5)
         with pytest.raises(HostLost, match="must reach each other on all ports"):
-            await connect(address)  # nobody is let in any more
+            await connect(address)  # the listener is closed
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Hosts that hang, die and come back, in virtual time."""
+"""Hosts that hang, die and recover, in virtual time."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from engine.errors import SpindleError
 
 
 class Refused(SpindleError):
-    """An answer of the worker."""
+    """An error that the worker returns."""
 
 
 @dataclass
 class Worker:
-    """One life: answers one call after the other, each after `seconds`."""
+    """One incarnation: answers one call after the other, each after `seconds`."""
 
     number: int
     dies: bool
@@ -43,47 +43,46 @@ class Worker:
 
 
 @dataclass
-class Site:
-    """Where lives begin: which of them fail to start or die in their first call, and when each
-    was asked for."""
+class Launcher:
+    """Launches incarnations; by number, some fail to start or die in their first call."""
 
     start_s: float = 1.0
     fails: Callable[[int], bool] = lambda number: False
     dies: Callable[[int], bool] = lambda number: False
-    began_s: list[float] = field(default_factory=list)
-    lives: list[Worker] = field(default_factory=list)
+    launched_s: list[float] = field(default_factory=list)
+    incarnations: list[Worker] = field(default_factory=list)
 
-    async def begin(self, number: int) -> Worker:
-        self.began_s.append(asyncio.get_running_loop().time())
+    async def launch(self, number: int) -> Worker:
+        self.launched_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(self.start_s)
         if self.fails(number):
             raise HostLost("it died while it was loading")
-        self.lives.append(Worker(number, self.dies(number)))
-        return self.lives[-1]
+        self.incarnations.append(Worker(number, self.dies(number)))
+        return self.incarnations[-1]
 
     def host(self, *, gives_up: bool = True) -> Supervised:
-        return Supervised("it", self.begin, stalled_s=5.0, recovery_s=60.0, gives_up=gives_up)
+        return Supervised("it", self.launch, stalled_s=5.0, recovery_s=60.0, gives_up=gives_up)
 
     @property
     def pauses_s(self) -> list[float]:
-        """Between the end of each start and the next one."""
-        return [later - begun - self.start_s for begun, later in pairwise(self.began_s)]
+        """From the end of each start to the next launch."""
+        return [later - earlier - self.start_s for earlier, later in pairwise(self.launched_s)]
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_host_without_an_answer_is_killed_and_another_answers() -> None:
+def test_a_host_that_does_not_answer_is_killed_and_replaced() -> None:
     async def main() -> None:
-        site = Site()
-        host = site.host()
+        launcher = Launcher()
+        host = launcher.host()
         await host.start()
-        begun = now()
+        started = now()
         with pytest.raises(HostStalled, match=r"no answer for 5\.0 s"):
             await host.order("work", 1000.0, expected_s=1.0)
-        assert now() - begun == pytest.approx(5.0)
-        assert not site.lives[0].alive
+        assert now() - started == pytest.approx(5.0)
+        assert not launcher.incarnations[0].alive
         with pytest.raises(HostLost, match="it is down"):
             await host.order("work", 0.1, expected_s=1.0)
         await host.recover()
@@ -92,9 +91,9 @@ def test_a_host_without_an_answer_is_killed_and_another_answers() -> None:
     run(main())
 
 
-def test_long_orders_have_their_time_and_those_behind_them_too() -> None:
+def test_time_limits_grow_with_the_expected_time_of_all_orders_under_way() -> None:
     async def main() -> None:
-        host = Site().host()
+        host = Launcher().host()
         await host.start()
         orders = [host.order("work", 18.0, expected_s=20.0) for _ in range(3)]
         assert await asyncio.gather(*orders, host.call("work", 0.1)) == [0, 0, 0, 0]
@@ -104,10 +103,10 @@ def test_long_orders_have_their_time_and_those_behind_them_too() -> None:
     run(main())
 
 
-def test_what_a_worker_raises_is_an_answer() -> None:
+def test_an_error_of_the_worker_is_no_loss() -> None:
     async def main() -> None:
-        site = Site()
-        host = site.host()
+        launcher = Launcher()
+        host = launcher.host()
         await host.start()
         with pytest.raises(Refused):
             await host.order("refuse", expected_s=0.0)
@@ -116,10 +115,10 @@ def test_what_a_worker_raises_is_an_answer() -> None:
     run(main())
 
 
-def test_one_that_dies_again_and_again_waits_longer_and_longer_but_not_for_ever() -> None:
+def test_pauses_before_restarts_double_up_to_a_limit() -> None:
     async def main() -> None:
-        site = Site(dies=lambda number: number < 9)
-        host = site.host(gives_up=False)
+        launcher = Launcher(dies=lambda number: number < 9)
+        host = launcher.host(gives_up=False)
         await host.start()
         while True:
             try:
@@ -127,33 +126,35 @@ def test_one_that_dies_again_and_again_waits_longer_and_longer_but_not_for_ever(
                 break
             except HostLost:
                 await host.recover()
-        assert site.pauses_s[:4] == pytest.approx([0.0, 0.5, 1.0, 2.0])
-        assert max(site.pauses_s) == pytest.approx(LONGEST_PAUSE_S)
+        assert launcher.pauses_s[:4] == pytest.approx([0.0, 0.5, 1.0, 2.0])
+        assert max(launcher.pauses_s) == pytest.approx(LONGEST_PAUSE_S)
         await asyncio.sleep(STEADY_S)
-        site.lives[-1].kill()
+        launcher.incarnations[-1].kill()
         with pytest.raises(HostLost):
             await host.order("work", 0.0, expected_s=0.0)
         await host.recover()
-        assert site.pauses_s[-1] == pytest.approx(STEADY_S), "one that was steady need not wait"
+        assert launcher.pauses_s[-1] == pytest.approx(STEADY_S), (
+            "a steady host is restarted at once"
+        )
 
     run(main())
 
 
 @pytest.mark.parametrize(
-    "site",
+    "launcher",
     [
-        Site(fails=lambda number: number > 0),
-        Site(dies=lambda number: True),
-        Site(start_s=61.0),
+        Launcher(fails=lambda number: number > 0),
+        Launcher(dies=lambda number: True),
+        Launcher(start_s=61.0),
     ],
-    ids=["no start succeeds", "no life answers", "starts hang"],
+    ids=["no start succeeds", "no incarnation answers", "starts hang"],
 )
-def test_recovery_has_a_bound_that_only_an_answer_resets(site: Site) -> None:
+def test_recovery_has_a_bound_that_only_an_answer_resets(launcher: Launcher) -> None:
     async def main() -> None:
-        host = site.host()
+        host = launcher.host()
         await host.start()
-        for life in site.lives:
-            life.kill()
+        for incarnation in launcher.incarnations:
+            incarnation.kill()
         lost = now()
 
         async def serve_for_ever() -> None:
@@ -164,18 +165,18 @@ def test_recovery_has_a_bound_that_only_an_answer_resets(site: Site) -> None:
 
         with pytest.raises(HostLost, match=r"it did not come back within 60\.0 s"):
             await serve_for_ever()
-        assert 59.0 <= now() - lost <= 60.0 + site.start_s
-        assert not any(life.alive for life in site.lives[:-1])
+        assert 59.0 <= now() - lost <= 60.0 + launcher.start_s
+        assert not any(incarnation.alive for incarnation in launcher.incarnations[:-1])
 
     run(main())
 
 
-def test_a_lane_is_tried_for_as_long_as_it_takes() -> None:
+def test_a_drafter_is_restarted_without_a_limit() -> None:
     async def main() -> None:
-        site = Site(fails=lambda number: 0 < number < 200)
-        host = site.host(gives_up=False)
+        launcher = Launcher(fails=lambda number: 0 < number < 200)
+        host = launcher.host(gives_up=False)
         await host.start()
-        site.lives[0].kill()
+        launcher.incarnations[0].kill()
         with pytest.raises(HostLost):
             await host.order("work", 0.0, expected_s=0.0)
         await host.recover()
@@ -185,12 +186,12 @@ def test_a_lane_is_tried_for_as_long_as_it_takes() -> None:
     run(main())
 
 
-def test_who_finds_out_about_one_death_starts_one_life() -> None:
+def test_calls_that_find_the_same_loss_share_one_restart() -> None:
     async def main() -> None:
-        site = Site()
-        host = site.host()
+        launcher = Launcher()
+        host = launcher.host()
         await host.start()
-        site.lives[0].kill()
+        launcher.incarnations[0].kill()
 
         async def work() -> int:
             with pytest.raises(HostLost):
@@ -200,23 +201,23 @@ def test_who_finds_out_about_one_death_starts_one_life() -> None:
             return answer
 
         assert await asyncio.gather(*(work() for _ in range(4))) == [1] * 4
-        assert len(site.began_s) == 2
+        assert len(launcher.launched_s) == 2
 
     run(main())
 
 
-def test_a_host_that_is_closed_does_not_come_back() -> None:
+def test_a_closed_host_is_not_restarted() -> None:
     async def main() -> None:
-        site = Site(start_s=10.0)
-        host = site.host(gives_up=False)
+        launcher = Launcher(start_s=10.0)
+        host = launcher.host(gives_up=False)
         await host.start()
-        site.lives[0].kill()
+        launcher.incarnations[0].kill()
         with pytest.raises(HostLost):
             await host.order("work", 0.0, expected_s=0.0)
         recovering = asyncio.create_task(host.recover())
         await asyncio.sleep(5)
         host.close()
         await recovering
-        assert [life.alive for life in site.lives] == [False, False]
+        assert [incarnation.alive for incarnation in launcher.incarnations] == [False, False]
 
     run(main())

@@ -1,4 +1,4 @@
-"""Replicas learn from each other through the router, and lose nothing but that without it."""
+"""Replicas learn from each other through the router, and serve on without it."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def report(
     )
 
 
-def test_everyone_is_told_the_sum_of_the_others() -> None:
+def test_each_replica_is_answered_with_the_sum_of_the_others() -> None:
     async def main() -> None:
         router = Router()
         assert (await router.exchange(report("a", 1.0)))["others"] == {}
@@ -52,7 +52,7 @@ def test_everyone_is_told_the_sum_of_the_others() -> None:
     run(main())
 
 
-def test_reports_that_come_late_or_twice_change_nothing() -> None:
+def test_late_and_duplicate_reports_change_nothing() -> None:
     async def main() -> None:
         router = Router()
         await router.exchange(report("a", 5.0, version=3))
@@ -68,13 +68,13 @@ def test_a_new_incarnation_replaces_the_old_one_and_is_not_counted_beside_it() -
         router = Router()
         await router.exchange(report("a", 5.0, version=90, incarnation=1))
         await router.exchange(report("a", 1.0, version=1, incarnation=2))
-        await router.exchange(report("a", 6.0, version=91, incarnation=1))  # was on its way
+        await router.exchange(report("a", 6.0, version=91, incarnation=1))  # a late message
         assert (await router.exchange(report("b", 0.0)))["others"] == {"x": [1.0]}
 
     run(main())
 
 
-def test_numbers_that_would_spoil_the_sums_are_dropped() -> None:
+def test_reports_with_numbers_that_are_not_finite_are_dropped() -> None:
     async def main() -> None:
         router = Router()
         await router.exchange(report("a", 5.0))
@@ -84,23 +84,25 @@ def test_numbers_that_would_spoil_the_sums_are_dropped() -> None:
     run(main())
 
 
-def test_the_departed_fade_and_go() -> None:
+def test_statistics_of_departed_replicas_fade_and_are_dropped() -> None:
     params = RouterParams(departed_after_s=30, half_life_s=600, least_weight=0.01)
 
-    async def told(router: Router, version: int) -> dict[str, list[float]]:
+    async def others(router: Router, version: int) -> dict[str, list[float]]:
         return (await router.exchange(report("b", 0.0, version)))["others"]
 
     async def main() -> None:
         router = Router(params)
         await router.exchange(report("a", 8.0))
         await asyncio.sleep(30)
-        assert await told(router, 1) == {"x": [8.0]}
+        assert await others(router, 1) == {"x": [8.0]}
         await asyncio.sleep(600)
-        assert await told(router, 2) == {"x": [pytest.approx(4.0)]}
+        assert await others(router, 2) == {"x": [pytest.approx(4.0)]}
         await asyncio.sleep(600 * 6)
-        assert await told(router, 3) == {}
+        assert await others(router, 3) == {}
         await router.exchange(report("a", 9.0, version=2))
-        assert await told(router, 4) == {"x": [9.0]}, "one that is back counts in full"
+        assert await others(router, 4) == {"x": [9.0]}, (
+            "a replica that reports again counts in full"
+        )
 
     run(main())
 
@@ -117,7 +119,7 @@ def test_the_number_of_replicas_is_bounded_and_the_longest_silent_go_first() -> 
     run(main())
 
 
-def test_people_see_drafters_and_replicas() -> None:
+def test_the_view_lists_drafters_and_replicas() -> None:
     async def main() -> None:
         router = Router()
         for replica, seconds in (("a", 1.0), ("b", 3.0)):
@@ -145,8 +147,8 @@ def test_people_see_drafters_and_replicas() -> None:
     run(main())
 
 
-class Line:
-    """To a router that may be down, slow, or another one."""
+class Connection:
+    """A connection to a router that may be down, slow, or replaced."""
 
     def __init__(self, router: Router | None) -> None:
         self.router = router
@@ -163,50 +165,50 @@ class Line:
 
 @dataclass
 class Counter:
-    """The simplest learner: what it has seen, and what it was told."""
+    """The simplest learner: its own sum and that of the others."""
 
     seen: float
-    told: float = 0.0
+    others: float = 0.0
 
     def export(self) -> Statistics:
         return {"seen": [self.seen]}
 
     def pool(self, others: Statistics) -> None:
-        (self.told,) = others.get("seen", [0.0])
+        (self.others,) = others.get("seen", [0.0])
 
 
-def pooling(name: str, line: Line, learner: Pooled, incarnation: int = 1) -> Pooling:
-    return Pooling(name, incarnation, line.exchange, lambda: {"counter": learner})
+def pooling(name: str, connection: Connection, learner: Pooled, incarnation: int = 1) -> Pooling:
+    return Pooling(name, incarnation, connection.exchange, lambda: {"counter": learner})
 
 
-def test_a_dead_router_is_forgotten_slowly_and_its_successor_knows_all_again() -> None:
-    """Never for a moment is anything lost that others still know."""
+def test_pooled_statistics_fade_without_a_router_and_return_with_a_new_one() -> None:
+    """While the new router still lacks reports, replicas keep the old sums."""
 
     async def main() -> None:
-        line = Line(Router())
+        connection = Connection(Router())
         counters = {name: Counter(seen) for name, seen in (("a", 1.0), ("b", 10.0), ("c", 100.0))}
-        clients = [pooling(name, line, counter) for name, counter in counters.items()]
+        clients = [pooling(name, connection, counter) for name, counter in counters.items()]
         tasks = []
         for client in clients:
             tasks.append(asyncio.create_task(client.run()))
             await asyncio.sleep(1)
         await asyncio.sleep(10)
         everything = {"a": 110.0, "b": 101.0, "c": 11.0}
-        assert {name: one.told for name, one in counters.items()} == everything
+        assert {name: counter.others for name, counter in counters.items()} == everything
 
-        line.router = None
+        connection.router = None
         await asyncio.sleep(600)
         assert all(client.failures > 100 for client in clients)
-        for name, told in everything.items():
-            assert counters[name].told == pytest.approx(told / 2, rel=0.02)
+        for name, total in everything.items():
+            assert counters[name].others == pytest.approx(total / 2, rel=0.02)
 
-        line.router = Router()
+        connection.router = Router()
         counters["b"].seen = 20.0
         for _ in range(30):
             await asyncio.sleep(1)
-            for name, told in everything.items():
-                assert counters[name].told >= told / 2.1
-        assert {name: one.told for name, one in counters.items()} == {
+            for name, total in everything.items():
+                assert counters[name].others >= total / 2.1
+        assert {name: counter.others for name, counter in counters.items()} == {
             "a": 120.0,
             "b": 101.0,
             "c": 21.0,
@@ -217,11 +219,11 @@ def test_a_dead_router_is_forgotten_slowly_and_its_successor_knows_all_again() -
     run(main())
 
 
-def test_a_router_that_does_not_answer_is_given_up_each_time() -> None:
+def test_an_exchange_that_takes_too_long_is_given_up() -> None:
     async def main() -> None:
-        line = Line(Router())
-        line.seconds = 1e6
-        client = pooling("a", line, Counter(1.0))
+        connection = Connection(Router())
+        connection.seconds = 1e6
+        client = pooling("a", connection, Counter(1.0))
         task = asyncio.create_task(client.run())
         await asyncio.sleep(101)
         assert client.failures == 10  # five seconds of waiting, five of pause
@@ -230,22 +232,22 @@ def test_a_router_that_does_not_answer_is_given_up_each_time() -> None:
     run(main())
 
 
-def test_policies_may_be_exchanged_between_reports() -> None:
+def test_policies_may_be_replaced_between_reports() -> None:
     async def main() -> None:
-        line = Line(Router())
+        connection = Connection(Router())
         before, after, other = Counter(1.0), Counter(0.0), Counter(10.0)
         learners: dict[str, Pooled] = {"counter": before}
-        client = Pooling("a", 1, line.exchange, lambda: learners)
-        other_client = pooling("b", line, other)
+        client = Pooling("a", 1, connection.exchange, lambda: learners)
+        other_client = pooling("b", connection, other)
         await client.report()
         await other_client.report()
-        assert other.told == 1.0
+        assert other.others == 1.0
         learners = {"counter": after}
         await client.report()
-        assert after.told == 10.0
+        assert after.others == 10.0
         await asyncio.sleep(20)
         await other_client.report()
-        assert other.told == 0.0
+        assert other.others == 0.0
 
     run(main())
 
@@ -253,7 +255,7 @@ def test_policies_may_be_exchanged_between_reports() -> None:
 class Replica:
     """A coordinator with a bad and a good drafter, and Hedge to choose between them."""
 
-    def __init__(self, name: str, line: Line) -> None:
+    def __init__(self, name: str, connection: Connection) -> None:
         self.name = name
         self.drafted_by: list[str | None] = []
         lanes = [
@@ -264,7 +266,7 @@ class Replica:
         cost = LinearCost(0, 0, 0.0003)
         costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, 64, 64)
         estimates = Estimates(costs, views)
-        # Sure of itself: only what it knows decides.
+        # No exploration: only its estimates decide.
         policies = Policies(fcfs(), Hedge(HedgeParams(doubt=0.0)), Fixed())
         self.coordinator = Coordinator(
             PacedVerifier(make_verifier),
@@ -275,7 +277,7 @@ class Replica:
             observe=self.observe,
         )
         self.learners = learners_of(policies, estimates, views)
-        pooling = Pooling(name, 1, line.exchange, lambda: self.learners, PoolingParams(0.1))
+        pooling = Pooling(name, 1, connection.exchange, lambda: self.learners, PoolingParams(0.1))
         self.task = asyncio.create_task(pooling.run())
 
     def observe(self, event: Event) -> None:
@@ -292,17 +294,17 @@ class Replica:
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_replica_begins_with_what_another_has_learned(alive: bool) -> None:
-    """The second replica has served nothing. Alone it begins with the drafter that is named
-    first, which is the worse one; either way its text is the same."""
+def test_a_new_replica_starts_with_what_another_has_learned(alive: bool) -> None:
+    """The second replica has served nothing. Without the router it starts with the first drafter in
+    the list, which is the worse one; either way its output is the same."""
 
     async def main() -> None:
-        line = Line(Router() if alive else None)
-        first = Replica("first", line)
+        connection = Connection(Router() if alive else None)
+        first = Replica("first", connection)
         for number in range(12):
             await first.serve(number)
         assert set(first.drafted_by[-4:]) == {NEAR}
-        second = Replica("second", line)
+        second = Replica("second", connection)
         await asyncio.sleep(0.5)
         assert set(second.learners) == {"Hedge", f"calibration/{NEAR}", f"calibration/{FAR}"}
         assert await second.serve(0) == plainly([PROMPTS[0]], [GREEDY])[0]

@@ -13,7 +13,7 @@ OUTPUT = [11, 12, 13, 14, 15, 16]
 def test_lookups_do_not_find_the_outputs_of_another_mode() -> None:
     spec = drafter_spec("suffix")
     host = DirectDrafter(make_lookup(spec))
-    lanes = [Lane(LaneView("suffix", "suffix", 64), host, free=True)]
+    lanes = [Lane(LaneView("suffix", "suffix", 64), host, always_drafts=True)]
     first = Stream("first", [1, 2])
     first.draft(host.drafter, depth=0)
     first.committed.extend(OUTPUT)
