@@ -22,6 +22,10 @@ _FADE = 0.9
 """Per round of a request: early rounds tell the domain, later ones what it is at now."""
 _LANE_MEMORY = 512.0
 """Levels over which a lane's mean is taken."""
+PRIOR = 0.6
+"""Acceptance of a lane that has not been seen."""
+PRIOR_WEIGHT = 1.0
+"""Levels for which a lane's mean counts beside a request's own record."""
 _NEW_LANE = 4.0
 """Levels that count for a lane adding all that it drafts."""
 
@@ -71,7 +75,7 @@ class Proposals(NamedTuple):
 
 
 class AcceptanceEstimates:
-    def __init__(self, prior: float, weight: float) -> None:
+    def __init__(self, prior: float = PRIOR, weight: float = PRIOR_WEIGHT) -> None:
         """`prior`: of an unknown lane's levels; `weight`: levels that the pool counts for."""
         self._prior, self._weight = prior, weight
         self._numbers: dict[str, int] = {}

@@ -10,7 +10,6 @@ from numba import njit
 from policies.protocols import Mask
 from policies.request import RequestView
 from policies.speculation.forest import Floats
-from policies.speculation.planner.best_prefix import TimeCaps
 
 _PROMPT, _MOST, _TPOT_S = range(3)
 """Columns of terms: prompt tokens, `max_tokens`, and the TPOT or nan."""
@@ -20,6 +19,14 @@ def request_terms(requests: Sequence[RequestView]) -> Floats:
     """The constant attributes of the requests, with a row for each."""
     terms = [(one.prompt_len, one.max_tokens, one.slo.tpot_s or nan) for one in requests]
     return np.array(terms, np.float64).reshape(-1, 3)
+
+
+class TimeCaps(NamedTuple):
+    """For each request, how long the round may take if it gains g: slope·(1 + g) + offset."""
+
+    slope: Floats
+    offset: Floats
+    """inf: no cap."""
 
 
 class BatchProgress(NamedTuple):
@@ -70,10 +77,13 @@ def draft_tokens_left_at(progress: BatchProgress, number: int) -> float:
 
 
 @njit(cache=True)
-def tpot_or_zero(progress: BatchProgress, number: int) -> float:
-    """The TPOT of one request, which is the time that a token is worth; 0 without a TPOT."""
-    tpot_s = progress.terms[number, _TPOT_S]
-    return 0.0 if np.isnan(tpot_s) else tpot_s
+def tpots_of(progress: BatchProgress) -> Floats:
+    """The TPOT of each request, which is the time that a token is worth; 0 without a TPOT."""
+    tpots_s = np.zeros(len(progress.terms))
+    for number in range(len(tpots_s)):
+        if not np.isnan(progress.terms[number, _TPOT_S]):
+            tpots_s[number] = progress.terms[number, _TPOT_S]
+    return tpots_s
 
 
 @njit(cache=True)

@@ -1,9 +1,9 @@
-"""The planner's choice: nodes in the order of their worth, the objective at every prefix.
+"""The planner's one search: items sorted by worth, the objective evaluated at every prefix.
 
-A verified node costs one token of the forward, whichever it is, so a round's time depends on how
-many nodes are kept, and for each number the best set is a prefix of one order. Per request the
-best k nodes are its k most probable, and each adds no more to the objective than the one before;
-merging such sequences by what the next node adds is optimal for every k.
+An item is something that a round may take on: a node of a draft tree to verify, or one more level
+of a request's draft. Where every item costs the same, as a node of the verification does, the best
+set of each size is a prefix, because no item of a request adds more than the one before it; then
+the best prefix is the best set. The search never stops at the first loss.
 """
 
 from typing import NamedTuple
@@ -11,20 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.speculation.forest import Floats, Forest, Ints
+from policies.protocols import Mask
+from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.objective import value_of, worth_of
+from policies.speculation.slo import TimeCaps
 
 _TOLERANCE = 0.01
-"""Of a plain round: drafts that cost next to nothing are not thrown away where a cap is missed
-anyway, because drafting has taken its time."""
-
-
-class TimeCaps(NamedTuple):
-    """For each request, how long the round may take if it gains g: slope·(1 + g) + offset."""
-
-    slope: Floats
-    offset: Floats
-    """inf: as long as it likes."""
+"""Of a plain round: by how much a cap may be missed beyond what is inevitable. Drafts that cost
+next to nothing are then kept, where drafting has already taken the time."""
 
 
 @njit(cache=True)
@@ -32,224 +26,125 @@ def no_caps(requests: int) -> TimeCaps:
     return TimeCaps(np.zeros(requests), np.full(requests, np.inf))
 
 
-@njit(cache=True)
-def caps_at(caps: TimeCaps, gain: Floats) -> Floats:
-    return caps.slope * (1.0 + gain) + caps.offset
+class Requests(NamedTuple):
+    """All requests that wait for the round's verdict, as arrays."""
 
-
-class Gains(NamedTuple):
-    """The nodes of a forest request by request, each request's most probable first."""
-
-    nodes: Ints
-    owner: Ints
-    path: Floats
-    before: Floats
-    """What the node's request gains from its nodes before it."""
-    worth: Floats
-    """What it adds to the objective."""
-    place: Ints
-    """0 for the most probable node of a request."""
-    starts: Ints
-    """Of each request."""
-    by_worth: Ints
-    """Places in these arrays, what adds most to the objective first."""
+    context: Floats
+    """Committed tokens."""
     weight: Floats
-    """Of each request."""
+    """In the fair objective."""
+    need: Floats
+    """Tokens that the request must gain in this round for its SLO; 0: none."""
+    token_s: Floats
+    """Its TPOT: the time that one more token earns it."""
+    slo: TimeCaps
+    no_harm: TimeCaps
+    expected: Floats
+    """Tokens that it gains besides the items: from levels drafted already, or from other lanes."""
+    floor: Floats
+    """The gain that its caps count with at least: what it will have when drafting ends."""
 
 
-class Ranking(NamedTuple):
-    """The nodes of a forest, the most worthwhile first; any prefix is whole down to the roots."""
+class Items(NamedTuple):
+    """In the order in which they are taken."""
 
-    nodes: Ints
     owner: Ints
-    path: Floats
-    before: Floats
-    worth: Floats
-    urgent: int
-    """The first so many are there for needs."""
-    weight: Floats
-    """Of each request."""
-
-
-class Choice(NamedTuple):
-    nodes: Ints
-    seconds: float
     gain: Floats
-    """Expected of each request beyond the target's own token."""
-    needs_over_harm: bool
-    """Needs were served at the price of a no-harm cap."""
+    """Tokens expected."""
+    worth: Floats
+    """What the item adds to the objective."""
+    urgent: int
+    """The first so many serve needs."""
 
 
 @njit(cache=True)
-def freely(
-    forest: Forest, power: float, weight: Floats, most: int, seconds: Floats, no_harm: TimeCaps
-) -> tuple[Gains, Choice]:
-    """The best prefix where no SLO asks for anything, which most rounds find to be enough; and the
-    nodes by worth, for those that do not."""
-    gains = _most_probable_first(forest, power, weight)
-    ranking = _taken(gains, gains.by_worth[:most], 0)
-    value = objective_of(ranking, power, seconds)
-    return gains, best_prefix(ranking, value, seconds, no_caps(len(weight)), no_harm)
-
-
-@njit(cache=True)
-def needs_first(gains: Gains, urgent: Ints, urgency: Floats, most: int) -> Ranking:
-    """By worth, but before all others the `urgent` best of each request, the greatest `urgency`
-    first; `most`: nodes that the budget lets through."""
-    by_worth = gains.by_worth
-    needed = (gains.place < urgent[gains.owner])[by_worth]
-    first = by_worth[needed]
-    first = first[np.argsort(-urgency[gains.owner[first]], kind="mergesort")]
-    order = np.concatenate((first, by_worth[~needed]))
-    return _taken(gains, order[:most], min(len(first), most))
+def taking_order(rate: Floats, owner: Ints, urgent: Mask, need: Floats) -> Ints:
+    """Urgent items first, those of the greatest need before others; then by `rate`."""
+    rank = np.empty(len(rate))
+    for item in range(len(rate)):
+        rank[item] = -need[owner[item]] if urgent[item] else -rate[item]
+    order = np.argsort(rank, kind="mergesort")
+    if not urgent.any():
+        return order
+    first = urgent[order]
+    return np.concatenate((order[first], order[~first]))
 
 
 @njit(cache=True)
 def best_prefix(
-    ranking: Ranking, objective: Floats, seconds: Floats, slo: TimeCaps, no_harm: TimeCaps
-) -> Choice:
-    """Needs, then SLOs, then no harm, then the objective; prefixes shorter than the needs do not
-    count. A cap that no prefix keeps is missed as little as can be, within `_TOLERANCE`."""
-    length, harmed = _best_length(ranking, objective, seconds, slo, no_harm)
-    gain = np.zeros(len(slo.slope))
-    for at in range(length):
-        gain[ranking.owner[at]] += ranking.path[at]
-    return Choice(ranking.nodes[:length], seconds[length], gain, harmed and ranking.urgent > 0)
+    fair: bool, items: Items, requests: Requests, seconds: Floats, charged_s: Floats
+) -> int:
+    """How many of the items to take. Precedence: needs, SLO caps, no-harm caps, the objective.
 
-
-@njit(cache=True)
-def _most_probable_first(forest: Forest, power: float, weight: Floats) -> Gains:
-    count = len(forest.owner)
-    nodes, place = np.empty(count, np.int64), np.empty(count, np.int64)
-    path, before, worth, least = np.empty((4, count))
-    for request in range(len(forest.starts) - 1):
-        begin, end = forest.starts[request], forest.starts[request + 1]
-        for node in range(begin, end):
-            nodes[node] = node
-        if not _falls(forest.path[begin:end]):
-            nodes[begin:end] = begin + np.argsort(-forest.path[begin:end], kind="mergesort")
-        gained = 0.0
-        for at in range(begin, end):
-            place[at] = at - begin
-            before[at] = gained
-            path[at] = forest.path[nodes[at]]
-            worth[at] = weight[request] * worth_of(power, gained, path[at])
-            gained += path[at]
-            least[at] = -worth[at]
-    by_worth = np.argsort(least, kind="mergesort")
-    return Gains(nodes, forest.owner, path, before, worth, place, forest.starts, by_worth, weight)
-
-
-@njit(cache=True)
-def _falls(path: Floats) -> bool:
-    """As that of a chain, which sorting would take far longer to find out."""
-    falls = True
-    for node in range(1, len(path)):
-        falls &= path[node] <= path[node - 1]
-    return falls
-
-
-@njit(cache=True)
-def _taken(gains: Gains, order: Ints, urgent: int) -> Ranking:
-    nodes, owner = np.empty_like(order), np.empty_like(order)
-    path, before, worth = np.empty((3, len(order)))
-    for number, at in enumerate(order):
-        nodes[number], owner[number] = gains.nodes[at], gains.owner[at]
-        path[number], before[number] = gains.path[at], gains.before[at]
-        worth[number] = gains.worth[at]
-    return Ranking(nodes, owner, path, before, worth, urgent, gains.weight)
-
-
-@njit(cache=True)
-def objective_of(ranking: Ranking, power: float, seconds: Floats) -> Floats:
-    """At every prefix."""
-    value = np.empty(len(seconds))
-    weights, worth = ranking.weight.sum(), 0.0
-    for length in range(len(seconds)):
-        value[length] = value_of(power, worth, weights, seconds[length])
-        if length < len(ranking.worth):
-            worth += ranking.worth[length]
-    return value
-
-
-@njit(cache=True)
-def _best_length(
-    ranking: Ranking, objective: Floats, seconds: Floats, slo: TimeCaps, no_harm: TimeCaps
-) -> tuple[int, bool]:
-    """How many of the ranking, and whether that misses a no-harm cap."""
-    over_slo, over_harm = tightest_cap(ranking, slo), tightest_cap(ranking, no_harm)
-    for length in range(len(seconds)):
-        over_slo[length] = max(seconds[length] - over_slo[length], 0.0)
-        over_harm[length] = max(seconds[length] - over_harm[length], 0.0)
-    slo_limit = missed_by(over_slo[ranking.urgent :].min(), seconds[0])
+    `seconds`: the round's time with the first 0, 1, 2, ... items; `charged_s`: the part of it that
+    the objective counts. Caps that no prefix keeps are missed by as little as possible.
+    """
+    least = _needed(items, requests, seconds)
+    over_slo = _excess(items, requests, requests.slo, seconds)
+    over_harm = _excess(items, requests, requests.no_harm, seconds)
+    slo_limit = _limit(over_slo[least:].min(), seconds[0])
     least_harm = np.inf
-    for length in range(ranking.urgent, len(seconds)):
-        if over_slo[length] <= slo_limit:
-            least_harm = min(least_harm, over_harm[length])
-    harm_limit = missed_by(least_harm, seconds[0])
-    best, most = -1, -np.inf
-    for length in range(ranking.urgent, len(seconds)):
-        allowed = over_slo[length] <= slo_limit and over_harm[length] <= harm_limit
-        if allowed and (best < 0 or objective[length] > most):
-            best, most = length, objective[length]
-    return best, over_harm[best] > 0.0
+    for count in range(least, len(seconds)):
+        if over_slo[count] <= slo_limit:
+            least_harm = min(least_harm, over_harm[count])
+    harm_limit = _limit(least_harm, seconds[0])
+    worth = 0.0
+    for request in range(len(requests.weight)):
+        worth += requests.weight[request] * worth_of(fair, 0.0, requests.expected[request])
+    weights, best, most = requests.weight.sum(), -1, -np.inf
+    for count in range(len(seconds)):
+        if count:
+            worth += items.worth[count - 1]
+        allowed = over_slo[count] <= slo_limit and over_harm[count] <= harm_limit
+        if count >= least and allowed:
+            value = value_of(fair, worth, weights, charged_s[count])
+            if best < 0 or value > most:
+                best, most = count, value
+    return best
 
 
 @njit(cache=True)
-def tightest_cap(ranking: Ranking, caps: TimeCaps) -> Floats:
-    """At every prefix, the tightest cap of any request.
+def _needed(items: Items, requests: Requests, seconds: Floats) -> int:
+    """The longest prefix of urgent items whose tokens earn their requests more time than the items
+    take from all requests in need."""
+    waiting = (requests.need > requests.expected).sum()
+    least, earned_s = 0, 0.0
+    for item in range(items.urgent):
+        earned_s += items.gain[item] * requests.token_s[items.owner[item]]
+        if earned_s > (seconds[item + 1] - seconds[0]) * waiting:
+            least = item + 1
+    return least
 
-    A request's cap rises with each of its nodes. A node's own place holds the cap that is in
-    force until it is taken, so the tightest at a prefix is the least in the places behind it.
+
+@njit(cache=True)
+def _excess(items: Items, requests: Requests, caps: TimeCaps, seconds: Floats) -> Floats:
+    """At every prefix, by how much the round is longer than the tightest cap allows.
+
+    A request's cap rises with each of its items, so the tightest cap at a prefix is the least of
+    those that its later items, or none, will raise.
     """
-    nodes = len(ranking.nodes)
-    gain = np.zeros(len(caps.slope))
-    for at in range(nodes):
-        gain[ranking.owner[at]] += ranking.path[at]
-    tightest = np.empty(nodes + 1)
-    tightest[nodes] = np.inf
+    count = len(items.owner)
+    gain, before = requests.expected.copy(), np.empty(count)
+    for item in range(count):
+        before[item] = gain[items.owner[item]]
+        gain[items.owner[item]] += items.gain[item]
+    tightest = np.inf
     for request in range(len(gain)):
-        in_the_end = caps.slope[request] * (1.0 + gain[request]) + caps.offset[request]
-        tightest[nodes] = min(tightest[nodes], in_the_end)
-    for at in range(nodes - 1, -1, -1):
-        request = ranking.owner[at]
-        until_taken = caps.slope[request] * (1.0 + ranking.before[at]) + caps.offset[request]
-        tightest[at] = min(tightest[at + 1], until_taken)
-    return tightest
+        tightest = min(tightest, _cap_s(requests, caps, request, gain[request]))
+    excess = np.empty(count + 1)
+    excess[count] = max(seconds[count] - tightest, 0.0)
+    for item in range(count - 1, -1, -1):
+        request = items.owner[item]
+        tightest = min(tightest, _cap_s(requests, caps, request, before[item]))
+        excess[item] = max(seconds[item] - tightest, 0.0)
+    return excess
 
 
 @njit(cache=True)
-def missed_by(least_s: float, plain_s: float) -> float:
-    """By how much a cap may be missed: not at all, or where every choice misses it, by at least
-    `least_s`, by little more than that."""
+def _cap_s(requests: Requests, caps: TimeCaps, request: int, gain: float) -> float:
+    return caps.slope[request] * (1.0 + max(gain, requests.floor[request])) + caps.offset[request]
+
+
+@njit(cache=True)
+def _limit(least_s: float, plain_s: float) -> float:
     return least_s + _TOLERANCE * plain_s if least_s > 0.0 else 0.0
-
-
-@njit(cache=True)
-def urgent_nodes(
-    gains: Gains, needs: Floats, least: Floats, worth_s: Floats, node_s: float, most: int
-) -> tuple[Ints, Ints]:
-    """How many of its best nodes each request needs, `most` at most, and whose need is out of
-    reach.
-
-    `needs` hold if the round takes as long as the objective would like, `least` if nothing is
-    drafted: between them, the SLO's cap on the round decides. Of a need out of reach, nodes count
-    that earn more (a token is worth `worth_s`, the TPOT) than the `node_s` that they cost each
-    needy request.
-    """
-    urgent, hopeless = np.zeros(len(needs), np.int64), np.zeros(len(needs), np.bool_)
-    needy = np.flatnonzero(needs > 1.0)
-    for number in needy:
-        begin, end = gains.starts[number], gains.starts[number + 1]
-        path = gains.path[begin:end]
-        # After none of its nodes, one, two, ...
-        reached = np.zeros(len(path) + 1)
-        reached[1:] = gains.before[begin:end] + path
-        if reached[-1] >= needs[number] - 1.0:
-            urgent[number] = np.searchsorted(reached, needs[number] - 1.0)
-        elif reached[-1] >= least[number] - 1.0:
-            urgent[number] = np.searchsorted(reached, least[number] - 1.0)
-        else:
-            hopeless[number] = True
-            urgent[number] = (path * worth_s[number] > node_s * len(needy)).sum()
-    return np.minimum(urgent, most), np.flatnonzero(hopeless)

@@ -1,4 +1,4 @@
-"""How wide a beam to draft, before anything is drafted."""
+"""How wide a beam each lane drafts, before anything is drafted."""
 
 import numpy as np
 from numba import njit
@@ -8,54 +8,52 @@ from policies.estimates.acceptance import Belief
 from policies.estimates.calibration import rank_acceptance
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.objective import value_of, worth_of
-from policies.speculation.planner.round_inputs import CALL_S, RoundCosts, round_seconds, step_of
-
-_MOST_CERTAIN = 0.99
-"""However wide, a level may miss."""
-_LARGE = 1e100
-"""A product that has room for many more factors."""
+from policies.speculation.planner.round_inputs import (
+    LaneCosts,
+    RoundCosts,
+    round_seconds,
+    step_of,
+)
 
 
 @njit(cache=True)
 def best_widths(
+    fair: bool,
     starts: Ints,
-    requests: Ints,
+    request: Ints,
     belief: Belief,
     context: Floats,
     siblings: Floats,
-    everyone: int,
-    calls: Floats,
+    lanes: LaneCosts,
     costs: RoundCosts,
-    power: float,
     max_depth: int,
 ) -> Ints:
-    """The width of the best uniform beam of any depth, by lane, all its requests drafting alike.
+    """By lane, the width of the best uniform beam of any depth, all requests of the lane drafting.
 
-    A level of width w survives with p + (1 - p)·siblings[lane, w - 1]: `siblings` is the
-    probability that one of those behind the first is right where the first is not. Of what
-    survives, the share `added` counts. Lane l has the pairs from starts[l] up to starts[l + 1],
-    of `requests` that have committed `context` tokens, and `calls` are the rows of its costs;
-    `everyone` waits.
+    A level of width w is accepted with p + (1 - p)·siblings[lane, w - 1]; lane l has the pairs from
+    starts[l] up to starts[l + 1].
     """
     widths = np.ones(len(siblings), np.int64)
     for lane in range(len(siblings)):
         begin, end = starts[lane], starts[lane + 1]
-        widest = min(siblings.shape[1], costs.room // max(1, end - begin))
-        if widest > 1:
-            read = 0.0
-            for request in requests[begin:end]:
-                read += context[request]
-            widths[lane] = _best_of_lane(
-                belief.acceptance[begin:end],
-                belief.added[begin:end],
-                siblings[lane, :widest],
-                read,
-                everyone,
-                calls[lane],
-                costs,
-                max_depth,
-                power,
-            )
+        most = -np.inf
+        for width in range(1, min(siblings.shape[1], costs.room // max(1, end - begin)) + 1):
+            mass, gain = belief.added[begin:end].copy(), np.zeros(end - begin)
+            read, rows = context[request[begin:end]].sum(), float((end - begin) * width)
+            step_s = forward_seconds(step_of(lanes, lane), read, rows)
+            for depth in range(1, max_depth + 1):
+                if rows * depth > costs.room:
+                    break
+                worth = 0.0
+                for pair in range(end - begin):
+                    first = belief.acceptance[begin + pair]
+                    mass[pair] *= min(first + (1.0 - first) * siblings[lane, width - 1], 0.99)
+                    gain[pair] += mass[pair]
+                    worth += worth_of(fair, 0.0, gain[pair])
+                seconds = round_seconds(costs, rows * depth, lanes.call_s[lane] + step_s * depth)
+                value = value_of(fair, worth, float(len(context)), seconds)
+                if value > most:
+                    widths[lane], most = width, value
     return widths
 
 
@@ -73,56 +71,3 @@ def sibling_shares(wrong: float, ranks: Floats, widest: int) -> Floats:
         share = rank_acceptance(ranks, rank, 0.75 * share)
         shares[rank] = min(1.0, shares[rank - 1] + share / max(wrong, share, 1e-9))
     return shares
-
-
-@njit(cache=True)
-def _best_of_lane(
-    acceptance: Floats,
-    added: Floats,
-    shares: Floats,
-    read: float,
-    everyone: int,
-    call: Floats,
-    costs: RoundCosts,
-    max_depth: int,
-    power: float,
-) -> int:
-    requests = len(acceptance)
-    best, most = 1, -np.inf
-    for width in range(1, len(shares) + 1):
-        survival, mass, gain = np.empty((3, requests))
-        for request in range(requests):
-            survives = acceptance[request] + (1.0 - acceptance[request]) * shares[width - 1]
-            survival[request] = min(survives, _MOST_CERTAIN)
-            mass[request], gain[request] = added[request], 0.0
-        level = float(requests * width)
-        step_s = forward_seconds(step_of(call), read, level)
-        for depth in range(1, max_depth + 1):
-            if level * depth > costs.room:
-                break
-            for request in range(requests):
-                mass[request] *= survival[request]
-                gain[request] += mass[request]
-            drafting_s = call[CALL_S] + step_s * depth
-            worth = _worth_of_all(power, gain)
-            seconds = round_seconds(costs, level * depth, drafting_s)
-            value = value_of(power, worth, float(everyone), seconds)
-            if value > most:
-                best, most = width, value
-    return best
-
-
-@njit(cache=True)
-def _worth_of_all(power: float, gain: Floats) -> float:
-    """Of power 0 by few logarithms: they are most of what a width takes to think about."""
-    total, product = 0.0, 1.0
-    if power > 0.0:
-        for one in gain:
-            total += worth_of(power, 0.0, one)
-        return total
-    for one in gain:
-        product *= 1.0 + one
-        if product > _LARGE:
-            total += np.log(product)
-            product = 1.0
-    return total + np.log(product)

@@ -1,217 +1,289 @@
-"""What a plan thinks, in one compiled call: each way in and out of compiled code costs about as
-much as what most of these steps compute."""
+"""What a round drafts, in one compiled call, and the rule that each lane gets for it."""
 
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from policies.cost import forward_seconds
+from policies.cost import FREE
 from policies.estimates.acceptance import Belief, Tables, believed, level_accepted
+from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
+from policies.protocols import LaneBatch, Mask, RoundContext
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.planner.best_prefix import no_caps
-from policies.speculation.planner.draft_depths import Beginning, begin
+from policies.speculation.planner.best_prefix import Requests, no_caps
+from policies.speculation.planner.confidence_scale import Promises, scales_of
+from policies.speculation.planner.draft_depths import Depths, best_depths
 from policies.speculation.planner.draft_widths import best_widths, sibling_shares
-from policies.speculation.planner.no_harm import (
-    Accounts,
-    Trusted,
-    caps_of,
-    power_of,
-    trust_of,
-    weights_of,
-)
-from policies.speculation.planner.round_inputs import (
-    Calls,
-    Chances,
-    RoundCosts,
-    everyone,
-    of_lanes,
-    reach_of,
-    round_seconds,
-)
+from policies.speculation.planner.no_harm import Accounts, caps_of, weights_of
+from policies.speculation.planner.round_inputs import LaneCosts, Pairs, RoundCosts, round_seconds
+from policies.speculation.planner.step_rule import LaneOutlook, PlannerStepRule
 from policies.speculation.slo import (
     BatchProgress,
     context_lengths,
     draft_tokens_left_at,
+    needs_at,
+    slo_caps,
+    tpots_of,
     without_tpot,
 )
 
-_READING_LASTS = 16
-"""Rounds, at most, on which what it takes to read up is spread: what has been read stays known."""
+_READING_LASTS = 16.0
+"""Rounds over which the time of reading what a drafter lacks is spread at most."""
 
 
-WANTED = 3
-"""The row of `Thought.lanes` with what the throughput objective wants."""
-
-
-class Asked(NamedTuple):
-    """Who may draft where: pairs of a request and a lane, lane behind lane."""
+class LaneInputs(NamedTuple):
+    """The lanes that may draft, and the pairs of a request and a lane, lane behind lane."""
 
     starts: Ints
     """Lane l has the pairs from starts[l] up to starts[l + 1]."""
     request: Ints
+    """Of each pair, its place in the round."""
     unread: Floats
-    calls: Floats
-    """By lane, rows of `call_rows`."""
+    """Of each pair, tokens that the first draft step reads."""
+    costs: LaneCosts
     numbers: Ints
-    """Of the lanes among the beliefs."""
+    """Of the lanes in the acceptance estimates."""
     ranks: Floats
-    """[lane, rank]: what its calibration has seen of siblings."""
+    """Of each lane, how often siblings were judged and right, by rank."""
+
+    def pairs(self, lane: int) -> slice:
+        return slice(int(self.starts[lane]), int(self.starts[lane + 1]))
+
+
+def lane_inputs(
+    batches: Sequence[LaneBatch],
+    places: Mapping[str, int],
+    context: RoundContext,
+    numbers: Ints,
+    calibrations: Mapping[str, Calibration],
+) -> LaneInputs:
+    """`places`: of the requests in the round."""
+    names = [batch.lane or "" for batch in batches]
+    unread = [count for batch in batches for count in batch.unread or [1] * len(batch.requests)]
+    steps = [context.draft[name].piecewise if name in context.draft else FREE for name in names]
+    ranks = [
+        calibrations[name].rank_counts if name in calibrations else NO_RANK_COUNTS for name in names
+    ]
+    return LaneInputs(
+        np.array([*accumulate([len(batch.requests) for batch in batches], initial=0)], np.int64),
+        np.array([places[one.name] for batch in batches for one in batch.requests], np.int64),
+        np.maximum(np.array(unread, np.float64), 1.0),
+        LaneCosts(
+            np.array(steps, np.float64),
+            np.array([context.call_s.get(name, 0.0) for name in names]),
+        ),
+        numbers,
+        np.array(ranks),
+    )
 
 
 class Aims(NamedTuple):
     fair: bool
-    """Else the throughput objective, without promises."""
     max_depth: int
     max_width: int
     now: float
-    usual_s: float
-    """How long a round takes."""
-    priced: bool
-    """Whether to say what fairness costs. That is said as well where nobody is to draft."""
+    round_s: float
+    """How long a round usually takes."""
 
 
-class Thought(NamedTuple):
-    depth: Ints
-    """Of each pair; 0: it does not draft."""
+class Plan(NamedTuple):
+    depths: Depths
     deepest: Ints
-    """Levels for which each pair has room."""
-    prospects: Floats
-    """[lane]: rows of what each request may expect of it (round_inputs.py)."""
-    lanes: Floats
-    """Nodes, seconds of drafting, widths, and nodes under the throughput objective where those were
-    asked for, by lane."""
-    read: float
-    """Committed tokens of the whole batch."""
-    weights: float
-    """Of all requests together."""
-    power: float
-    """Of the objective."""
+    """Levels that each pair has room for."""
+    width: Ints
+    """By lane."""
+    blocked: Mask
+    """By lane: drafts would pay there, but a cap forbids all drafts of this round."""
     plain_s: float
-    """What the round takes if nobody drafts."""
-    price: float
-    """Of fairness: the share of tokens by which the throughput objective would be ahead."""
+    """Of the round if no request drafts."""
+    requests: Requests
+    outlook: Floats
+    """[unread, next, added, expected of other lanes; lane; request]."""
 
 
 @njit(cache=True)
-def think(
+def plan_round(
     rows: Ints,
     standing: BatchProgress,
-    asked: Asked,
-    beliefs: Tables,
-    trusted: Trusted,
+    lanes: LaneInputs,
+    acceptance: Tables,
+    promises: Promises,
     accounts: Accounts,
     costs: RoundCosts,
     aims: Aims,
-) -> Thought:
-    """`costs`: but for what is to be read and the weights."""
-    requests, lanes = len(rows), len(asked.calls)
-    promised = without_tpot(standing) if aims.fair else np.zeros(requests, np.bool_)
-    weight, power = weights_of(rows, promised, accounts), power_of(aims.fair, accounts)
-    context = context_lengths(standing)
-    costs = _with(costs, context.sum(), weight.sum())
-    plain_s = costs.waiting_s + forward_seconds(costs.verify, costs.read, costs.fixed)
-
-    lane = _lane_of_pairs(asked)
-    belief = believed(beliefs, rows, asked.request, lane, asked.numbers)
-    shares = np.empty((lanes, aims.max_width))
-    for number in range(lanes):
-        wrong = 1.0 - level_accepted(beliefs, asked.numbers[number])
-        shares[number] = sibling_shares(wrong, asked.ranks[number], aims.max_width)
-    widths = best_widths(
-        asked.starts,
-        asked.request,
+) -> Plan:
+    """`costs.context` is not known yet."""
+    fair, context = aims.fair, context_lengths(standing)
+    costs = RoundCosts(
+        costs.verify,
+        context.sum(),
+        costs.base_tokens,
+        costs.wait_s,
+        costs.overhead_s,
+        costs.elsewhere_s,
+        costs.room,
+    )
+    plain_s = round_seconds(costs, 0.0, 0.0)
+    lane = _lane_of_pairs(lanes)
+    belief = believed(acceptance, rows, lanes.request, lane, lanes.numbers)
+    siblings = np.empty((len(lanes.numbers), aims.max_width))
+    for number in range(len(lanes.numbers)):
+        wrong = 1.0 - level_accepted(acceptance, lanes.numbers[number])
+        siblings[number] = sibling_shares(wrong, lanes.ranks[number], aims.max_width)
+    width = best_widths(
+        fair,
+        lanes.starts,
+        lanes.request,
         belief,
         context,
-        shares,
-        requests,
-        asked.calls,
+        siblings,
+        lanes.costs,
         costs,
-        power,
         aims.max_depth,
     )
-    chances = _chances(asked, lane, belief, standing, trust_of(rows, trusted), aims.max_depth)
-    no_harm = caps_of(rows, promised, plain_s, accounts) if aims.fair else no_caps(requests)
-    reach = reach_of(chances, requests, aims.max_depth)
-    verdict_s = aims.now + max(plain_s, aims.usual_s)
-    waiting = everyone(standing, context, reach, no_harm, weight, aims.now, verdict_s)
-    calls = Calls(asked.calls, widths)
-    begun = begin(chances, calls, waiting, costs, power)
-    price, wanted = 0.0, np.zeros(lanes)
-    if aims.fair and (aims.priced or begun.depth.max() == 0):
-        ones = np.ones(requests)
-        free = everyone(standing, context, reach, no_caps(requests), ones, aims.now, verdict_s)
-        freely = begin(chances, calls, free, _with(costs, costs.read, ones.sum()), 1.0)
-        price = max(0.0, 1.0 - _rate(begun, requests, costs) / _rate(freely, requests, costs))
-        wanted = freely.nodes
-    prospects = of_lanes(waiting, chances, begun.depth, begun.gain, lanes)
-    told = np.empty((4, lanes))
-    told[0], told[1], told[2], told[3] = begun.nodes, begun.drafting_s, widths, wanted
-    return Thought(
-        begun.depth,
-        chances.deepest,
-        prospects,
-        told,
-        costs.read,
-        costs.weights,
-        power,
-        plain_s,
-        price,
-    )
+    pairs = _pairs(lanes, lane, belief, standing, scales_of(rows, promises), aims.max_depth)
+    requests = _requests(rows, standing, context, pairs, accounts, plain_s, aims)
+    depths = best_depths(fair, pairs, lanes.costs, width, requests, costs)
+    blocked = np.zeros(len(width), np.bool_)
+    if depths.depth.max() == 0:
+        free = Requests(
+            requests.context,
+            requests.weight,
+            requests.need,
+            requests.token_s,
+            no_caps(len(rows)),
+            no_caps(len(rows)),
+            requests.expected,
+            requests.floor,
+        )
+        blocked = best_depths(fair, pairs, lanes.costs, width, free, costs).nodes > 0.0
+    outlook = _outlook(pairs, depths.gain, len(width), len(rows))
+    return Plan(depths, pairs.deepest, width, blocked, plain_s, requests, outlook)
 
 
 @njit(cache=True)
-def _rate(begun: Beginning, requests: int, costs: RoundCosts) -> float:
-    """Tokens per second of all together, as expected."""
-    seconds = round_seconds(costs, begun.nodes.sum(), begun.drafting_s.max())
-    return (requests + begun.gain.sum()) / seconds
+def _lane_of_pairs(lanes: LaneInputs) -> Ints:
+    of_pair = np.empty(len(lanes.request), np.int64)
+    for lane in range(len(lanes.numbers)):
+        of_pair[lanes.starts[lane] : lanes.starts[lane + 1]] = lane
+    return of_pair
 
 
 @njit(cache=True)
-def _lane_of_pairs(asked: Asked) -> Ints:
-    lanes = np.empty(len(asked.request), np.int64)
-    for lane in range(len(asked.calls)):
-        for pair in range(asked.starts[lane], asked.starts[lane + 1]):
-            lanes[pair] = lane
-    return lanes
-
-
-@njit(cache=True)
-def _chances(
-    asked: Asked, lane: Ints, belief: Belief, standing: BatchProgress, trust: Floats, max_depth: int
-) -> Chances:
-    pairs = len(lane)
-    added, lasting, deepest = np.empty(pairs), np.empty(pairs), np.empty(pairs, np.int64)
-    for pair, request in enumerate(asked.request):
-        added[pair] = trust[request] * belief.added[pair]
+def _pairs(
+    lanes: LaneInputs,
+    lane: Ints,
+    belief: Belief,
+    standing: BatchProgress,
+    scale: Floats,
+    max_depth: int,
+) -> Pairs:
+    added, rounds_left = np.empty((2, len(lane)))
+    deepest = np.empty(len(lane), np.int64)
+    for pair, request in enumerate(lanes.request):
         left = draft_tokens_left_at(standing, request)
+        added[pair] = scale[request] * belief.added[pair]
         # Rounds with drafts commit several tokens each.
-        lasting[pair] = min(max(left / 4.0, 1.0), _READING_LASTS)
+        rounds_left[pair] = min(max(left / 4.0, 1.0), _READING_LASTS)
         deepest[pair] = int(min(left, max_depth))
-    return Chances(
-        asked.request,
+    return Pairs(
+        lanes.request,
         lane,
         belief.first,
         belief.acceptance,
         added,
         belief.found,
-        asked.unread,
-        lasting,
+        lanes.unread,
+        rounds_left,
         deepest,
     )
 
 
 @njit(cache=True)
-def _with(costs: RoundCosts, read: float, weights: float) -> RoundCosts:
-    return RoundCosts(
-        costs.verify,
-        costs.draft,
-        costs.call_s,
-        read,
-        costs.fixed,
-        costs.waiting_s,
-        costs.handling_s,
-        costs.elsewhere_s,
-        costs.room,
-        weights,
-    )
+def _requests(
+    rows: Ints,
+    standing: BatchProgress,
+    context: Floats,
+    pairs: Pairs,
+    accounts: Accounts,
+    plain_s: float,
+    aims: Aims,
+) -> Requests:
+    bound = without_tpot(standing)
+    if not aims.fair:
+        bound[:] = False
+    reach = np.zeros(len(rows))
+    for pair, request in enumerate(pairs.request):
+        level = pairs.first[pair]
+        for _ in range(aims.max_depth):
+            reach[request] += level
+            level *= pairs.next[pair]
+    verdict_s = aims.now + max(plain_s, aims.round_s)
+    need, slo = needs_at(standing, verdict_s) - 1.0, slo_caps(standing, aims.now)
+    floor = np.zeros(len(rows))
+    for request in range(len(rows)):
+        need[request] = max(need[request], 0.0)
+        if need[request] <= reach[request]:
+            floor[request] = need[request]
+        else:
+            # An SLO that is out of reach caps the round no longer.
+            slo.offset[request] = np.inf
+    no_harm = caps_of(rows, bound, plain_s, accounts)
+    weight = weights_of(rows, bound, accounts)
+    expected = np.zeros(len(rows))
+    return Requests(context, weight, need, tpots_of(standing), slo, no_harm, expected, floor)
+
+
+@njit(cache=True)
+def _outlook(pairs: Pairs, gain: Floats, lanes: int, requests: int) -> Floats:
+    outlook = np.zeros((4, lanes, requests))
+    for pair, request in enumerate(pairs.request):
+        own = pairs.lane[pair]
+        outlook[0, own, request] = pairs.unread[pair]
+        outlook[1, own, request] = pairs.next[pair]
+        outlook[2, own, request] = pairs.added[pair]
+        for lane in range(lanes):
+            outlook[3, lane, request] += gain[pair] if lane != own else 0.0
+    return outlook
+
+
+def rules_of(
+    plan: Plan,
+    fair: bool,
+    lanes: Sequence[str],
+    names: tuple[str, ...],
+    context: RoundContext,
+    costs: RoundCosts,
+    calibrations: Mapping[str, Calibration],
+) -> list[PlannerStepRule]:
+    """One for each lane, which takes what the plan expects of the others as done. `names`: of all
+    requests in the round."""
+    nodes, drafting_s = plan.depths.nodes.tolist(), plan.depths.drafting_s.tolist()
+    read = float(plan.requests.context.sum())
+    rules = []
+    for lane, name in enumerate(lanes):
+        others = sum(nodes) - nodes[lane]
+        calibration = calibrations.get(name)
+        rules.append(
+            PlannerStepRule(
+                fair=fair,
+                costs=costs._replace(
+                    context=read,
+                    base_tokens=costs.base_tokens + others,
+                    wait_s=costs.wait_s + (costs.overhead_s if others else 0.0),
+                    overhead_s=0.0 if others else costs.overhead_s,
+                    elsewhere_s=max(drafting_s[:lane] + drafting_s[lane + 1 :], default=0.0),
+                    room=max(0, costs.room - int(others)),
+                ),
+                step=context.draft[name].piecewise if name in context.draft else FREE,
+                call_s=context.call_s.get(name, 0.0),
+                names=names,
+                requests=plan.requests._replace(expected=plan.outlook[3, lane]),
+                outlook=LaneOutlook(*plan.outlook[:3, lane]),
+                survival=calibration.survival if calibration else IDENTITY,
+                width=int(plan.width[lane]),
+            )
+        )
+    return rules

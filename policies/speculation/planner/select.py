@@ -1,47 +1,37 @@
-"""What is verified of a round's drafts, in one compiled call: what they teach, what they are worth
-to whom, and the choice."""
+"""What is verified of a round's drafts, in one compiled call."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from policies.cost import PiecewiseLinear
+from policies.cost import PiecewiseLinear, forward_seconds
 from policies.estimates.acceptance import Proposals, Tables, credit
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_draft_tokens
 from policies.speculation.planner.best_prefix import (
-    Choice,
-    TimeCaps,
+    Items,
+    Requests,
     best_prefix,
-    caps_at,
-    freely,
-    needs_first,
     no_caps,
-    objective_of,
-    urgent_nodes,
+    taking_order,
 )
-from policies.speculation.planner.no_harm import (
-    Accounts,
-    Trusted,
-    caps_of,
-    expect,
-    power_of,
-    trust_of,
-    weights_of,
-)
+from policies.speculation.planner.confidence_scale import Promises, scales_of
+from policies.speculation.planner.no_harm import Accounts, caps_of, weights_of
+from policies.speculation.planner.objective import worth_of
 from policies.speculation.slo import (
     BatchProgress,
+    TimeCaps,
     context_lengths,
     needs_at,
     slo_caps,
-    tpot_or_zero,
+    tpots_of,
     without_tpot,
 )
 
 
-class Around(NamedTuple):
+class Round(NamedTuple):
     """The round besides its drafts."""
 
     verify: PiecewiseLinear
@@ -50,110 +40,129 @@ class Around(NamedTuple):
     """Draft tokens that the verification has room for."""
     now: float
     drafting_s: float
-    """RoundOverheads included."""
-    waiting_s: float
-    handling_s: float
+    """Spent on drafting, whatever is verified, with the overhead of a round that drafts."""
+    wait_s: float
 
 
-class Wish(NamedTuple):
-    fair: bool
-    """Else the throughput objective, without promises."""
-    most_for_need: int
-
-
-class Chosen(NamedTuple):
+class Selected(NamedTuple):
     kept: Mask
     """Of all nodes."""
     seconds: float
     """Between two verdicts of a request."""
-    needs_over_harm: bool
+    gain: Floats
+    """Expected of each request beyond the target's own token."""
+    drafts_share: float
+    """Of the verification's time, what the kept drafts add to it."""
 
 
 @njit(cache=True)
-def choose(
+def select_round(
+    fair: bool,
     rows: Ints,
     standing: BatchProgress,
-    flat: FlatTrees,
+    trees: FlatTrees,
     proposals: Proposals,
-    beliefs: Tables,
-    trusted: Trusted,
+    acceptance: Tables,
+    promises: Promises,
     accounts: Accounts,
-    around: Around,
-    wish: Wish,
-) -> Chosen:
-    """AcceptanceEstimates learn from the drafts; trust and accounts are told what the chosen ones
-    promise."""
-    promised = forest_of(flat)
-    credit(rows, proposals, promised, beliefs)
-    trust = trust_of(rows, trusted)
-    path = np.empty(len(promised.path))
+    around: Round,
+) -> Selected:
+    """The acceptance estimates learn from the drafts on the way."""
+    promised = forest_of(trees)
+    credit(rows, proposals, promised, acceptance)
+    scale, path = scales_of(rows, promises), promised.path.copy()
     for node in range(len(path)):
-        path[node] = min(promised.path[node] * trust[promised.owner[node]], 1.0)
+        path[node] = min(path[node] * scale[promised.owner[node]], 1.0)
     forest = Forest(promised.starts, promised.owner, promised.depth, path)
-
-    read, fixed = context_lengths(standing).sum(), len(rows) + around.prefill_tokens
-    most = min(len(path), around.room)
-    verify_s = seconds_by_draft_tokens(around.verify, read, fixed, most)
-    # Two verdicts of a request lie so far apart, by the number of draft tokens.
-    seconds = around.drafting_s + around.waiting_s + verify_s
-    plain_s = seconds[0] - around.drafting_s
-    bound = without_tpot(standing) if wish.fair else np.zeros(len(rows), np.bool_)
-    no_harm = caps_of(rows, bound, plain_s, accounts) if wish.fair else no_caps(len(rows))
-    weight, power = weights_of(rows, bound, accounts), power_of(wish.fair, accounts)
-    most_for_need = wish.most_for_need
-    choice = _choice(standing, forest, power, weight, seconds, around, no_harm, most_for_need)
-
-    nodes = choice.nodes
-    kept_s = verify_s[len(nodes)]
-    drafts_share = 1.0 - verify_s[0] / kept_s if kept_s > 0.0 else 0.0
-    waiting_s, handling_s = around.waiting_s, around.handling_s
-    expect(rows, choice.gain, drafts_share, waiting_s, handling_s, accounts.open)
+    bound = without_tpot(standing)
+    if not fair:
+        bound[:] = False
+    fixed = float(len(rows) + around.prefill_tokens)
+    plain_s = around.wait_s + forward_seconds(around.verify, context_lengths(standing).sum(), fixed)
+    no_harm = caps_of(rows, bound, plain_s, accounts)
+    weight = weights_of(rows, bound, accounts)
+    selected = _select_nodes(fair, standing, forest, weight, no_harm, around)
     for row in rows:
-        trusted.open[row] = 0.0
-    kept = np.zeros(len(path), np.bool_)
-    for node in nodes:
-        trusted.open[rows[promised.owner[node]]] += promised.path[node]
-        kept[node] = True
-    return Chosen(kept, choice.seconds, choice.needs_over_harm)
+        promises.open[row] = 0.0
+    for node in np.flatnonzero(selected.kept):
+        promises.open[rows[promised.owner[node]]] += promised.path[node]
+    return selected
 
 
 @njit(cache=True)
-def _worths_s(standing: BatchProgress) -> Floats:
-    """What a token sooner is worth to each."""
-    worths_s = np.empty(len(standing.terms))
-    for number in range(len(worths_s)):
-        worths_s[number] = tpot_or_zero(standing, number)
-    return worths_s
-
-
-@njit(cache=True)
-def _choice(
+def _select_nodes(
+    fair: bool,
     standing: BatchProgress,
     forest: Forest,
-    power: float,
     weight: Floats,
-    seconds: Floats,
-    around: Around,
     no_harm: TimeCaps,
-    most_for_need: int,
-) -> Choice:
-    begun_s, most = around.now - around.drafting_s, len(seconds) - 1
-    gains, free = freely(forest, power, weight, most, seconds, no_harm)
-    if without_tpot(standing).all():
-        return free
-    slo = slo_caps(standing, begun_s)
-    if np.all(free.seconds <= caps_at(slo, free.gain)):
-        return free
-    urgency = needs_at(standing, begun_s + free.seconds)
-    urgent, hopeless = urgent_nodes(
-        gains,
-        urgency,
-        needs_at(standing, begun_s + seconds[0]),
-        _worths_s(standing),
-        (seconds[-1] - seconds[0]) / max(1, most),
-        most_for_need,
-    )
-    slo.offset[hopeless] = np.inf
-    ranking = needs_first(gains, urgent, urgency, most)
-    value = objective_of(ranking, power, seconds)
-    return best_prefix(ranking, value, seconds, slo, no_harm)
+    around: Round,
+) -> Selected:
+    """First without SLOs, which most rounds find to keep them; else with their needs and caps."""
+    requests, context = len(weight), context_lengths(standing)
+    most = min(len(forest.path), around.room)
+    fixed = requests + around.prefill_tokens
+    verify_s = seconds_by_draft_tokens(around.verify, context.sum(), fixed, most)
+    seconds = around.drafting_s + around.wait_s + verify_s
+    zeros = np.zeros(requests)
+    slo = slo_caps(standing, around.now - around.drafting_s)
+    batch = Requests(context, weight, zeros, zeros, no_caps(requests), no_harm, zeros, zeros)
+    nodes, gain = _best_nodes(fair, forest, batch, seconds)
+    if not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
+        begun_s = around.now - around.drafting_s
+        need = np.maximum(needs_at(standing, begun_s + seconds[len(nodes)]) - 1.0, 0.0)
+        least = needs_at(standing, begun_s + seconds[0]) - 1.0
+        _release_lost(slo, need, forest, least)
+        batch = Requests(context, weight, need, tpots_of(standing), slo, no_harm, zeros, zeros)
+        nodes, gain = _best_nodes(fair, forest, batch, seconds)
+    kept = np.zeros(len(forest.path), np.bool_)
+    kept[nodes] = True
+    kept_s = verify_s[len(nodes)]
+    drafts_share = 1.0 - verify_s[0] / kept_s if kept_s > 0.0 else 0.0
+    return Selected(kept, seconds[len(nodes)], gain, drafts_share)
+
+
+@njit(cache=True)
+def _release_lost(slo: TimeCaps, need: Floats, forest: Forest, least: Floats) -> None:
+    """An SLO that all of its request's drafts together cannot save in this round is not pursued."""
+    reach = np.zeros(len(least))
+    for node in range(len(forest.path)):
+        reach[forest.owner[node]] += forest.path[node]
+    for request in range(len(least)):
+        if reach[request] < least[request]:
+            slo.offset[request], need[request] = np.inf, 0.0
+
+
+@njit(cache=True)
+def _best_nodes(
+    fair: bool, forest: Forest, requests: Requests, seconds: Floats
+) -> tuple[Ints, Floats]:
+    """The nodes to keep, and what each request gains by them."""
+    count = len(forest.path)
+    nodes, urgent = np.empty(count, np.int64), np.empty(count, np.bool_)
+    gains, worth = np.empty((2, count))
+    for request in range(len(requests.weight)):
+        begin, end = forest.starts[request], forest.starts[request + 1]
+        nodes[begin:end] = begin + _most_probable_first(forest.path[begin:end])
+        gain = 0.0
+        for at in range(begin, end):
+            gains[at] = forest.path[nodes[at]]
+            worth[at] = requests.weight[request] * worth_of(fair, gain, gains[at])
+            urgent[at] = gain < requests.need[request]
+            gain += gains[at]
+    order = taking_order(worth, forest.owner, urgent, requests.need)[: len(seconds) - 1]
+    owner = forest.owner[order]
+    items = Items(owner, gains[order], worth[order], min(urgent.sum(), len(order)))
+    taken = best_prefix(fair, items, requests, seconds, seconds)
+    gain_of = np.zeros(len(requests.weight))
+    for at in range(taken):
+        gain_of[owner[at]] += items.gain[at]
+    return nodes[order[:taken]], gain_of
+
+
+@njit(cache=True)
+def _most_probable_first(path: Floats) -> Ints:
+    for node in range(1, len(path)):
+        if path[node] > path[node - 1]:
+            return np.argsort(-path, kind="mergesort")
+    return np.arange(len(path))  # a chain, which sorting would take far longer to find out
