@@ -28,7 +28,7 @@ index that has it in PIP_EXTRA_INDEX_URL, then run make again.
 # Their CUDA builds break imports beside a CPU torch; nothing here needs them.
 LEFT_OUT := torchvision|torchaudio|torchcodec
 
-.PHONY: model serve test lint bench clean
+.PHONY: model serve test test-fast lint bench clean
 
 $(INSTALLED): constraints-$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -56,6 +56,12 @@ serve: $(INSTALLED) model
 
 test: $(INSTALLED) model
 	$(RUN)/python -m pytest
+
+# A verdict in a minute: what needs neither Ray nor vLLM nor a model of its own.
+test-fast: $(INSTALLED)
+	$(RUN)/python -m pytest -x tests/test_docs.py tests/policies/test_recorded.py tests/policies/scheduling \
+	  tests/policies/selection tests/cluster/test_config.py tests/cluster/test_check.py \
+	  tests/actors/coordinator/test_loop.py tests/engine/kv tests/engine/drafters tests/deployments/ingress/test_requests.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
