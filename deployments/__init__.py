@@ -1,1 +1,1 @@
-import cluster  # noqa: F401  # says where compiled loops are kept, before one is declared
+import cluster  # noqa: F401  # sets numba's cache directory before any compiled loop is declared

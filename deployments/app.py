@@ -1,8 +1,8 @@
-"""`serve run cluster.yaml` starts here: the application, built from its config.
+"""Builds the Serve application from its config; `serve run cluster.yaml` starts here.
 
-One ingress on the head node, which outlives replicas and hides their deaths (DESIGN 4.4), before
-any number of replicas, each with its own target and drafters in its own placement group, and one
-router that pools what they learn.
+One ingress on the head node, which resubmits the requests of a lost replica; any number of
+replicas, each with its own target and drafters in its own placement group; and one router that
+shares what the replicas observe.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,15 @@ from deployments.scaling import QueueGoodputAttainment
 from engine.verifiers.vllm.environment import process_environment
 
 _SPARE_CALLS = 1000
-"""Signs of life and requests that will be refused: the coordinator decides on admission (429), and
-Serve's own limits stay out of its way."""
+"""Room in Serve's own request limits for heartbeats and for requests that the coordinator will
+refuse: admission (429) is the coordinator's decision, so Serve's limits must not act first."""
 _HEALTH_PERIOD_S = 2.0
 _DRAIN_PERIOD_S = 0.5
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Refuses a bad config before anything starts, naming the field or the missing resource."""
+    """Builds the application; raises on a bad config before anything starts, naming the field or
+    the missing resource."""
     config = AppConfig.model_validate(args)
     _check_room(config)
     return _ingress(config).bind(config, _replica(config).bind(config))
@@ -63,12 +64,14 @@ def _ingress(config: AppConfig) -> serve.Deployment:
 def _replica(config: AppConfig) -> serve.Deployment:
     placement = plan(config)
     environment = {
-        # The clock of uvloop, which Ray installs, counts milliseconds: many drafts take less.
+        # The timers of uvloop, which Ray installs, have a resolution of one millisecond; many draft
+        # steps are shorter.
         "RAY_USE_UVLOOP": "0",
-        # Of inline models. Threads that spin while they wait slow all others down.
+        # For inline models. PASSIVE: OpenMP threads that spin while idle slow down all others.
         "OMP_NUM_THREADS": str(config.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
-        # Of transformers, here and in the replica's actors: the terminal shows our own progress.
+        # For transformers, in the replica and its actors: the terminal shows Spindle's own
+        # progress.
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     if config.target.placement == "inline" and config.target.backend == "vllm":
@@ -82,7 +85,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
         deployment_actors=[router_config(OWN_CPUS)],
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        # A line for each sign of life would drown the rest.
+        # One access-log line per heartbeat would hide all other lines.
         logging_config=LoggingConfig(enable_access_log=False),
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=config.scaling.drain_s,

@@ -1,8 +1,8 @@
-"""`python -m deployments.compile`: compiles all loops once, so that a first start need not; `make`
-runs it.
+"""`python -m deployments.compile` compiles all loops once, so that the first start is faster;
+`make` runs it.
 
-Serves a few tokens of the built-in models in this process, as a replica would, while a second one
-compiles the policies. What was compiled before is read from where it is kept (cluster/compiled.py).
+Generates a few tokens with the built-in models in this process, as a replica would, while a second
+process compiles the policies. Loops compiled earlier are read from the cache (cluster/compiled.py).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 async def _serve(dtype: torch.dtype) -> None:
-    """The kernels differ by the target's dtype."""
+    """Serves one warm-up per dtype, since the kernels depend on the target's dtype."""
     target = TargetSpec(model_path(TARGET), dtype, kv_tokens=_KV_TOKENS)
     fleet = await start_fleet(target, _DRAFTERS, cache_dir() / "profiles", measure_s=0.0)
     service = Service(AppConfig(), fleet)

@@ -1,7 +1,8 @@
-"""The gRPC service of spindle.proto, for Serve's proxies, which import it: nothing heavy here.
+"""The gRPC service of spindle.proto. Serve's proxies import this module, so it imports nothing
+heavy.
 
-It is what protobuf's compiler would generate. There is nothing to generate for its messages, which
-are protobuf's own.
+It corresponds to the service code that protobuf's compiler would generate. The messages need no
+generated code: they are protobuf's own well-known types.
 """
 
 from typing import Protocol
@@ -13,7 +14,8 @@ _SERVICE = "spindle.Spindle"
 
 
 class Servicer(Protocol):
-    """Its methods are attributes; Serve passes a stand-in and calls deployments/ingress/grpc.py."""
+    """What Serve passes to `add_to_server`: an object with the RPC methods as attributes, whose
+    calls reach deployments/ingress/grpc.py."""
 
     @property
     def Generate(self) -> object: ...  # noqa: N802 - the name in spindle.proto
@@ -23,7 +25,7 @@ class Servicer(Protocol):
 
 
 def add_to_server(servicer: Servicer, server: grpc.Server) -> None:
-    """For `grpc_options.grpc_servicer_functions` of a Serve config."""
+    """Registers the service; named in `grpc_options.grpc_servicer_functions` of a Serve config."""
     types = (StringValue.FromString, StringValue.SerializeToString)
     handlers = {
         "Generate": grpc.unary_unary_rpc_method_handler(servicer.Generate, *types),

@@ -1,6 +1,7 @@
-"""What an ingress and a replica say to each other: plain dicts, lists and numbers, both ways.
+"""The messages between an ingress and a replica: plain dicts, lists and numbers in both directions.
 
-One message per verdict, never one per token: each costs a hop (DESIGN section 7).
+A replica sends one message per verdict, never one per token, because every message costs a call
+between processes.
 """
 
 from collections import Counter
@@ -22,33 +23,37 @@ class SloFields(TypedDict):
 class SpeculationFields(TypedDict):
     enabled: bool
     drafter: str | None
-    """Only lanes with this drafter; None: whichever the selection policy chooses."""
+    """Draft only on lanes of this drafter; None: the selection policy chooses."""
     max_depth: int | None
 
 
 class Routed(TypedDict):
-    """What the router reads and writes in a request: it runs in the sender's process."""
+    """The fields of a request that deployments/routing.py reads and writes, in the sender's
+    process."""
 
     avoid: list[str]
-    """Replicas that are silent."""
+    """Replicas that do not answer heartbeats at present; they are not chosen."""
     routed_to: str | None
-    """Where it goes. A replica that hangs would never say that it has it."""
+    """The replica that the call was sent to, written by the request router: a replica that hangs
+    would never report that it has the request."""
 
 
 class StreamRequest(Routed):
-    """One choice of one client's request, or what is left of it after a replica's death."""
+    """One choice of a client's request, or the rest of it after the loss of a replica."""
 
     name: str
     """Unique among all choices of all ingresses."""
     attempt: int
     ingress: str
-    """The ingress's incarnation: its signs of life keep the stream going."""
+    """The sending ingress process; the replica cancels the stream when this ingress's heartbeats
+    stop."""
     prompt_ids: list[int]
     output_ids: list[int]
-    """Committed by earlier attempts. They stay outputs: positions and penalties go on."""
+    """Output tokens committed by earlier attempts. They stay output, not prompt, so that positions
+    and penalties continue."""
     seed: int
     params: dict[str, Any]
-    """The fields of engine.sampling.params.SamplingParams but the seed."""
+    """The fields of engine.sampling.params.SamplingParams except the seed."""
     slo: SloFields
     priority: int
     tenant: str
@@ -56,15 +61,15 @@ class StreamRequest(Routed):
 
 
 class Heartbeat(TypedDict):
-    """At least once a second while an ingress has streams on a replica."""
+    """Sent to a replica at least once a second while the ingress has streams there."""
 
     replica: str
     ingress: str
     read: Mapping[str, int]
-    """Output tokens of each stream that have reached its client."""
+    """For each stream, how many of its output tokens have reached the client."""
     left: Sequence[str]
-    """Streams that nobody reads any more. Their calls are cancelled as well, which Serve now and
-    then loses."""
+    """Streams whose client has left. Their calls are cancelled as well, but Serve sometimes loses a
+    cancellation."""
 
 
 class Accepted(TypedDict):
@@ -82,11 +87,12 @@ class Refused(TypedDict):
 class Logprob(TypedDict):
     logprob: float
     top: list[list[int | float]]
-    """[token id, log-probability], the best first."""
+    """Pairs of token id and log-probability, most probable first."""
 
 
 class StreamStatistics(TypedDict):
-    """actors.coordinator.stream.Statistics of one attempt so far, or of several together."""
+    """actors.coordinator.stream.Statistics of one attempt so far, or summed over several
+    attempts."""
 
     rounds: int
     drafted: int
@@ -112,24 +118,25 @@ class Committed(TypedDict):
     token_ids: list[int]
     logprobs: list[Logprob] | None
     prompt_logprobs: list[Logprob] | None
-    """Of the prompt's tokens but the first: with the output's first one, where asked for."""
+    """For all prompt tokens except the first, sent with the first output token if requested."""
     finish: Finish | None
     statistics: StreamStatistics
-    """With every commit: the ingress may leave at any of them, because of a stop string."""
+    """Sent with every commit, because the ingress may end the stream at any of them (stop
+    strings)."""
 
 
 class Failed(TypedDict):
     kind: Literal["failed"]
     status: Literal[500, 503]
     message: str
-    """For the client: nothing of what is inside the server."""
+    """Shown to the client, so it contains no details of the server."""
     retry: bool
-    """Whether another attempt may heal it."""
+    """Whether another attempt, on another replica, may succeed."""
 
 
 Message = Accepted | Refused | Committed | Failed
-"""First Accepted or Refused; then Committed until one has a finish. Failed ends a stream at any
-time."""
+"""A stream consists of one Accepted or Refused, then Committed up to the one with a finish. Failed
+ends a stream at any time."""
 
 
 def sampling_params(request: StreamRequest) -> SamplingParams:
@@ -171,7 +178,8 @@ def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> list[Logprob] | None:
 
 
 def together(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatistics:
-    """Of two attempts at one choice; its first token is that of the first one that had one."""
+    """Sums the statistics of two attempts at one choice; the TTFT is that of the first attempt that
+    produced a token."""
     return {
         "rounds": earlier["rounds"] + later["rounds"],
         "drafted": earlier["drafted"] + later["drafted"],
@@ -197,6 +205,7 @@ def failed(message: str, retry: bool) -> Failed:
 
 
 def failed_by_itself(request: str) -> Failed:
-    """No replica can serve it, so none is to be tried."""
+    """An error in Spindle's own code, which would occur on every replica, so the request is not
+    retried."""
     message = f"request {request} failed inside the server, whose log says why"
     return {"kind": "failed", "status": 500, "message": message, "retry": False}

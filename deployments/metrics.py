@@ -1,6 +1,6 @@
-"""Every metric that Spindle gives to Ray, declared here and nowhere else (docs/metrics.md).
+"""Every metric that Spindle exports through Ray, declared only here (docs/metrics.md).
 
-Each name gets `ray_spindle_` before it, and a counter `_total` behind it.
+Ray prefixes each name with `ray_spindle_` and appends `_total` to counters.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from policies.request import RoundOutcome
 
 VERIFIER = "verifier"
 LOOKUPS = "lookups"
-"""The drafters that cost nothing, where they drafted alone."""
+"""Tag value for rounds in which only lookup drafters proposed tokens."""
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "committed_tokens": ("Output tokens committed: their rate is goodput", ()),
@@ -56,17 +56,17 @@ GAUGES: Mapping[str, str] = {
 
 
 def exported_names() -> set[str]:
-    """As Prometheus has them."""
+    """The metric names that Prometheus stores."""
     counters = {f"{name}_total" for name in COUNTERS}
     histograms = {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")}
     return {f"ray_spindle_{name}" for name in counters | histograms | set(GAUGES)}
 
 
 class Metrics:
-    """Of one replica. `observe` is for its coordinator's events."""
+    """The metrics of one replica; `observe` takes its coordinator's events."""
 
     def __init__(self, replica: str, drafters: Mapping[str, str]) -> None:
-        """`drafters`: by lane."""
+        """`drafters`: drafter name by lane."""
         self._drafters = drafters
         self._lane_free_since: dict[str, float] = {}
         own = {"replica": replica}
@@ -121,7 +121,8 @@ class Metrics:
             self._count("accepted_tokens", accepted, drafter=drafter)
 
     def _by_drafter(self, outcomes: tuple[RoundOutcome, ...]) -> dict[str, list[RoundOutcome]]:
-        """An update costs some microseconds: one for each drafter, not for each request."""
+        """Groups outcomes by drafter: one metric update per drafter rather than per request,
+        because each takes microseconds."""
         found: dict[str, list[RoundOutcome]] = {}
         for outcome in outcomes:
             if outcome.drafted:
@@ -152,5 +153,5 @@ class Metrics:
                 self._histograms[name].observe(seconds)
 
     def _count(self, name: str, amount: float = 1, **tags: str) -> None:
-        if amount > 0:  # Ray refuses to add nothing
+        if amount > 0:  # Ray raises an error for an increment of 0
             self._counters[name].inc(amount, tags)

@@ -1,12 +1,15 @@
-"""Runs in Serve's HTTP proxies, where cluster/serve.env names it.
+"""Middlewares for Serve's HTTP proxies, installed by cluster/serve.env: bodies sent ahead, and
+backpressure.
 
-Bodies travel with the head: a proxy hands the ingress only the head of a request; for the body, and
-then for whether the client leaves, the ingress asks back: two calls to another process while the
-request is on its way. With the body at hand both can wait.
+Body ahead: by default a proxy passes only the head of a request to the ingress, which then calls
+the proxy back for the body, and again to learn whether the client has disconnected: two calls
+between processes before the request can start. `BodyAhead` passes the body together with the head.
 
-And what clients have taken is told: a proxy accepts all that an ingress sends, so only here is it
-known that one does not read. Without all this everything works, a little later, and clients that do
-not read cost a proxy the rest of their answers in memory.
+Backpressure: a proxy accepts everything that an ingress sends, so only the proxy can observe that a
+client has stopped reading. `TellsWritten` reports to the ingress how much the client has taken.
+
+Both are optimizations: without them requests start a little later, and for a client that does not
+read, the proxy holds the rest of the answer in memory.
 """
 
 import asyncio
@@ -17,13 +20,13 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY = "spindle.body"
-"""Where a request's scope has its body, if that came in one piece."""
+"""Key in a request's ASGI scope for its body, set if the body arrived in one piece."""
 TELLS = "spindle.tells_written"
-"""In the scope of a request whose proxy sends WRITTEN."""
+"""Key in the ASGI scope, set if the proxy sends WRITTEN messages for this request."""
 WRITTEN = "spindle.written"
-"""The type of a message to the ingress: its client has taken so many more `messages`."""
+"""Type of an ASGI message to the ingress: the client has taken `messages` more body messages."""
 TOLD_EVERY = 16
-"""Messages: to tell takes a call between processes."""
+"""Body messages per WRITTEN report; fewer reports save calls between processes."""
 _ASK_AFTER_S = 0.2
 
 
@@ -32,7 +35,8 @@ def middlewares() -> list[Middleware]:
 
 
 class TellsWritten:
-    """Among what the client sends the ingress finds what the client has taken."""
+    """Inserts WRITTEN messages, which report how much the client has taken, into the messages from
+    client to ingress."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -47,7 +51,7 @@ class TellsWritten:
 
         async def written(message: Message) -> None:
             nonlocal untold
-            await send(message)  # waits while the client's buffers are full
+            await send(message)  # blocks while the client's socket buffer is full
             if message["type"] == "http.response.body":
                 untold += 1
                 if untold >= TOLD_EVERY:
@@ -90,9 +94,12 @@ class BodyAhead:
 
 
 def ask_later(receive: Receive) -> None:
-    """For the ingress, which has the body. It asks all the same: when a client leaves, Serve also
-    cancels its request, but not always (`EventStream` and `unless_left` in
-    deployments/ingress/http.py)."""
+    """Delays the ingress's call to the proxy for client messages, which is not urgent once the body
+    is here.
+
+    The call is still needed to notice a disconnect: Serve cancels the request of a client that
+    leaves, but not in every case (`EventStream` and `unless_left` in deployments/ingress/http.py).
+    """
     if not isinstance(receive, ASGIReceiveProxy):
         return
     ask = receive._receive_asgi_messages
@@ -106,7 +113,7 @@ def ask_later(receive: Receive) -> None:
 
 
 def replay(first: Message, receive: Receive) -> Receive:
-    """That message once more, then whatever comes."""
+    """A `receive` that returns `first` again and then continues with `receive`."""
     messages = [first]
 
     async def replayed() -> Message:

@@ -1,7 +1,7 @@
-"""The router actor: one for all replicas, kept by Serve as a deployment actor.
+"""The router actor, one for all replicas, which Serve runs as a deployment actor.
 
-Serve pickles this module by value and unpickles it in its controller, which may lack our root:
-nothing of ours is imported before the actor lives.
+Serve pickles this module by value and unpickles it in its controller, whose import path may lack
+the project root. So modules of the project are imported only inside the running actor.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ NAME = "router"
 
 
 class RouterActor:
-    """actors/router/router.py, which documents the messages."""
+    """Wraps the Router of actors/router/router.py, which documents the messages."""
 
     def __init__(self) -> None:
         from actors.router.router import Router
@@ -36,7 +36,7 @@ def router_config(cpus: float) -> DeploymentActorConfig:
 
 
 async def exchange(report: Any) -> Any:
-    """With the router as it is now: a handle kept from before may be that of a dead one. Raises
-    what Ray raises."""
+    """Exchanges reports with the current router. The handle is looked up every time, because an
+    older one may refer to a router that has been replaced. Ray's exceptions pass through."""
     router = await asyncio.to_thread(serve.get_deployment_actor, NAME)
     return await router.exchange.remote(report)

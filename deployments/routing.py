@@ -1,7 +1,7 @@
-"""Which replica gets a call, through Serve's request-router API.
+"""Chooses the replica for each call, through Serve's request-router API.
 
-Serve pickles this module by value and runs it wherever a handle lives, which may lack our root:
-it imports nothing of ours.
+Serve pickles this module by value and runs it in any process that has a handle, where the project
+root may be missing from the import path. So it imports nothing from the project.
 """
 
 import random
@@ -19,28 +19,30 @@ from ray.serve.request_router import (
 )
 
 BLOCK = 16
-"""Tokens by which prompts are compared; the verifier's KV blocks have as many."""
+"""Prompts are compared in blocks of this many tokens, as large as the verifier's KV blocks."""
 BLOCKS_PER_REPLICA = 4096
-"""Remembered for each replica, the least recently used forgotten first."""
+"""Block hashes remembered per replica; the least recently used are dropped first."""
 IMBALANCE = 8
-"""Requests that a replica with the same prefix may have more than the least loaded one."""
+"""A replica with a matching prefix is chosen while it has at most this many streams more than the
+least loaded replica."""
 _ROUTED = ("stream", "describe")
-"""Methods whose request names replicas to avoid, and is told where it goes."""
+"""Methods whose argument is a `Routed`: `avoid` is read, and `routed_to` is written."""
 
 
 class PrefixMemory:
-    """The prompts that one replica has seen lately, as hashes of their beginnings."""
+    """The prompts that one replica has served recently, as hashes of their leading blocks."""
 
     def __init__(self, capacity: int = BLOCKS_PER_REPLICA) -> None:
         self._capacity = capacity
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def shared(self, blocks: Sequence[int]) -> int:
-        """Leading blocks that it has seen."""
+        """Number of leading blocks that this replica has served."""
         return next((i for i, one in enumerate(blocks) if one not in self._blocks), len(blocks))
 
     def add(self, blocks: Sequence[int]) -> None:
-        # Last things first: of a prompt, its end is forgotten before its beginning.
+        # In reverse order, so that the end of a prompt is dropped before its beginning, without
+        # which it could not be matched.
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -49,7 +51,7 @@ class PrefixMemory:
 
 
 def block_hashes(prompt: Sequence[int]) -> list[int]:
-    """One for each whole block; equal hashes mean that everything up to there is equal."""
+    """One hash per whole block, over all tokens up to its end: equal hashes mean equal prefixes."""
     hashes = []
     so_far = 0
     for end in range(BLOCK, len(prompt) + 1, BLOCK):
@@ -59,12 +61,12 @@ def block_hashes(prompt: Sequence[int]) -> list[int]:
 
 
 class PrefixRouter(RequestRouter):
-    """A stream goes where its prompt's beginning is known, unless that replica has too much to
-    do; a sign of life goes to the replica that it names; all else to the less loaded of two. What
-    need not go to a silent replica does not.
+    """Sends a stream to the replica that has served the longest prefix of its prompt, unless that
+    one has far more streams than others; a heartbeat to the replica that it names; other calls to
+    the less loaded of two random replicas. Replicas that do not answer heartbeats are avoided.
 
-    A replica that drains (scale-down, redeploy) leaves Serve's list while its streams go on: it
-    is kept here for their signs of life, without which it would take its ingress for dead.
+    A replica that drains (scale-down, redeploy) leaves Serve's list while its streams continue. It
+    is kept here to receive heartbeats for them, without which it would cancel these streams.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -72,7 +74,7 @@ class PrefixRouter(RequestRouter):
         self._memories: dict[ReplicaID, PrefixMemory] = {}
         self._streams: Counter[ReplicaID] = Counter()
         self._stream_of: Counter[tuple[ReplicaID, str]] = Counter()
-        """By the client's request that they belong to, which may have several choices."""
+        """Open streams by replica and client request; a client request may have several choices."""
         self._draining: dict[ReplicaID, RunningReplica] = {}
 
     async def choose_replicas(
@@ -83,14 +85,15 @@ class PrefixRouter(RequestRouter):
         running = [one for one in candidate_replicas if one.replica_id not in self._draining]
         if pending_request is None:
             return [_two_of(running)]
-        # Serve tries again at once, without a pause, where this is left False.
+        # If this stays False, Serve retries in a busy loop.
         pending_request.routing_context.should_backoff = True
         method = pending_request.metadata.call_method
         if method == "heartbeat":
             name = pending_request.args[0]["replica"]
             named = [one for one in candidate_replicas if one.replica_id.unique_id == name]
-            # Where it is gone, any other one takes the message and drops it, even one that drains:
-            # a sign that waited for a new replica would hold up those of the streams that go on.
+            # If the named replica is gone, any other one (draining ones included) receives the
+            # message and drops it. Waiting for a new replica would delay the heartbeats of live
+            # streams.
             return [named or candidate_replicas]
         if method not in _ROUTED:
             return [_two_of(running)]
@@ -112,7 +115,7 @@ class PrefixRouter(RequestRouter):
             if shared[one.replica_id] and self._streams[one.replica_id] <= least + IMBALANCE
         ]
         best = max(near, key=lambda one: shared[one.replica_id], default=None)
-        # Each rank is tried if the one before it is full.
+        # Serve tries the next group if all replicas of the one before it are full.
         return [*([[best]] if best else []), _two_of(running)]
 
     def _memory(self, replica: ReplicaID) -> PrefixMemory:
@@ -131,7 +134,7 @@ class PrefixRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         key = replica_id, internal_request_id
         if not self._stream_of[key]:
-            return  # no stream: a sign of life, or a call that was turned away
+            return  # not a stream: a heartbeat, or a call that was rejected
         self._stream_of[key] -= 1
         if not self._stream_of[key]:
             del self._stream_of[key]
@@ -161,10 +164,10 @@ class PrefixRouter(RequestRouter):
     def _fulfill_next_pending_request(
         self, replica: RunningReplica, request_metadata: RequestMetadata | None = None
     ) -> None:
-        """Gives the replica to the very call for which it was chosen.
+        """Assigns the replica to exactly the call for which it was chosen.
 
-        Serve's own finds the call by the id of the client's request. The choices of one request
-        share that id, and all but one of them would wait for ever.
+        Serve's own implementation finds the call by the id of the client's request. The choices of
+        one request share that id, so all but one of them would wait forever.
         """
         for pending in self._pending_requests_to_fulfill:
             if pending.metadata is request_metadata and not pending.future.done():
@@ -176,11 +179,12 @@ class PrefixRouter(RequestRouter):
 
 
 def _tell_sender(pending: PendingRequest, replica: RunningReplica) -> None:
-    """A replica that hangs would never say that it has the request."""
+    """Writes the chosen replica into the request, because a replica that hangs would never report
+    that it has the request."""
     if pending.metadata.call_method in _ROUTED:
         pending.args[0]["routed_to"] = replica.replica_id.unique_id
 
 
 def _two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:
-    """Serve takes the less loaded one (power of two choices)."""
+    """Two random replicas, of which Serve takes the less loaded one (power of two choices)."""
     return random.sample(replicas, min(2, len(replicas)))

@@ -1,7 +1,8 @@
-"""How many replicas the traffic asks for: a policy of Serve's autoscaler.
+"""The number of replicas that the load requires: a policy for Serve's autoscaler.
 
-Serve pickles this module by value and runs it in its controller, which may lack our root: it
-imports nothing of ours. Bounds and delays are Serve's own (`config.scaling`).
+Serve pickles this module by value and runs it in its controller, where the project root may be
+missing from the import path. So it imports nothing from the project. Bounds and delays are applied
+by Serve (`config.scaling`).
 """
 
 import math
@@ -11,8 +12,8 @@ from ray.serve.config import AutoscalingContext
 
 
 class QueueGoodputAttainment:
-    """Replicas are added for what waits and for broken promises, and removed when the others
-    have room for what is running and for the tokens that it gains."""
+    """Adds replicas when requests wait or SLO attainment is below its target; removes one when the
+    others have room for the running requests and for the present goodput."""
 
     def __init__(self, max_batch: int, target_waiting: float, target_attainment: float) -> None:
         self._max_batch = max_batch
@@ -26,13 +27,14 @@ class QueueGoodputAttainment:
             return context.target_num_replicas, {}
         running = sum(signals.get("running", {}).values())
         waiting, goodput = signals.get("waiting", {}), signals.get("goodput", {})
-        # What a replica gains while requests wait there is all that it can gain.
+        # The goodput of a replica on which requests wait is the highest that it can reach.
         full = [tokens for replica, tokens in goodput.items() if waiting.get(replica, 0) >= 1]
         capacity = max([context.policy_state.get("capacity", 0.0), *full])
         room = self._max_batch + self._target_waiting
         wanted = math.ceil((running + sum(waiting.values())) / room)
         if capacity:
-            # No fewer than today's tokens need, even where fewer batches would hold the requests.
+            # Keep enough replicas for the present goodput, even if fewer batches would hold the
+            # requests.
             wanted = max(wanted, min(replicas, math.ceil(sum(goodput.values()) / capacity)))
         kept = signals.get("attainment", {}).values()
         if running and kept and min(kept) < self._target_attainment:

@@ -1,4 +1,5 @@
-"""What the terminal of `make serve` shows: Ray prints the standard output of every process."""
+"""Start-up messages for the terminal of `make serve`; Ray forwards every process's standard output
+to it."""
 
 import asyncio
 
@@ -8,13 +9,13 @@ from ray.serve.schema import ServeInstanceDetails
 
 _POLL_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts to listen on, but not to call."""
+"""Addresses that a server can listen on but a client cannot call."""
 _CURL = """\
 curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
 -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]{more}}}'"""
 _QUESTION = "What is the capital of France?"
 _MORE = ', "temperature": 0, "max_tokens": 64'
-"""The same answer each time."""
+"""Further request fields for the example, so that the answer is the same each time."""
 
 
 def tell(line: str) -> None:
@@ -22,7 +23,7 @@ def tell(line: str) -> None:
 
 
 async def announce(model: str) -> None:
-    """Says where the application is, once it can be called."""
+    """Prints the application's addresses once Serve reports it as running."""
     app = serve.get_replica_context().app_name
     details = await asyncio.to_thread(_details)
     while details.applications[app].status != "RUNNING":
@@ -41,5 +42,5 @@ async def announce(model: str) -> None:
 
 
 def _details() -> ServeInstanceDetails:
-    # Serve has no public way to ask for its ports from inside the cluster.
+    # Serve has no public API for its ports from inside the cluster.
     return ServeInstanceDetails(**_get_global_client().get_serve_details())

@@ -1,4 +1,4 @@
-"""From a client's request to what each of its choices is sent to a replica with."""
+"""Turns a client's request into one StreamRequest per choice, as sent to a replica."""
 
 import secrets
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from engine.sampling.seeds import splitmix64
 
 
 class Admission:
-    """Checks here are those that no load changes; a replica then refuses only what it has no room
-    for."""
+    """Makes the checks that do not depend on load; after them a replica refuses a request only for
+    lack of capacity."""
 
     def __init__(self, config: AppConfig, tokens: Tokens, ingress: str) -> None:
         self._config = config
@@ -28,7 +28,8 @@ class Admission:
     async def choices(
         self, request: GenerationRequest, identity: str, tenant: str, limits: TargetLimits
     ) -> list[StreamRequest]:
-        """`n` for each prompt, in OpenAI's order. ApiError or InvalidRequest names the field."""
+        """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
+        field."""
         prompts, field = await self._prompts(request)
         self._check_number(request.n, len(prompts), field)
         slo = self._slo(request)
@@ -58,7 +59,7 @@ class Admission:
         return choices
 
     async def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], str]:
-        """And the field that they come from."""
+        """The prompts as token ids, and the name of the request field that holds them."""
         if isinstance(request, ChatRequest):
             messages = [message.for_template for message in request.messages]
             return [await self._tokens.encode_chat(messages)], "messages"
@@ -105,14 +106,14 @@ class Admission:
 
 
 def choice_seeds(seed: int | None, n: int) -> list[int]:
-    """A missing seed is drawn here, before anything is dispatched, so that every attempt has it.
-    A single choice has the seed itself."""
+    """One seed per choice; a single choice uses the request's seed itself. A missing seed is drawn
+    here, before anything is sent, so that every attempt uses the same one."""
     base = secrets.randbits(64) if seed is None else seed
     return [base] if n == 1 else [splitmix64(base, index) for index in range(n)]
 
 
 def params_fields(params: SamplingParams) -> dict[str, Any]:
-    """All but the seed, as built-ins."""
+    """All parameters except the seed, as built-in types."""
     named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
     stops = list(params.stop_token_ids)
     return {**named, "logit_bias": dict(params.logit_bias), "stop_token_ids": stops}
@@ -122,7 +123,7 @@ def _params(
     request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
 ) -> SamplingParams:
     room = limits.max_context - prompt_len
-    # Where none is wanted (an echo alone), one is generated all the same, and not shown.
+    # With max_tokens = 0 (echo only) one token is generated all the same, and not shown.
     max_tokens = room if request.token_limit is None else max(1, request.token_limit)
     if room < 1 or max_tokens > room:
         raise ApiError(

@@ -1,4 +1,5 @@
-"""All choices of one client's request, served side by side, with the ingress's own clock."""
+"""Serves all choices of one client's request concurrently and measures their latencies at the
+ingress."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -14,25 +15,25 @@ from engine.protocol import Finish
 
 @dataclass(frozen=True, slots=True)
 class OutputToken:
-    """One token as log-probabilities show it."""
+    """One token as it is listed among the log-probabilities."""
 
     token: int
     logprob: Logprob | None
-    """None: an echoed prompt's first token, of which the model says nothing."""
+    """None for the first token of an echoed prompt, for which the model computes no probability."""
     offset: int
-    """Where in the choice's text it begins."""
+    """Index in the choice's text at which the token begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one verdict adds to a choice."""
+    """The part of a choice that one verdict adds."""
 
     text: str
     token_ids: tuple[int, ...]
     tokens: tuple[OutputToken, ...]
-    """Empty unless log-probabilities were asked for."""
+    """Empty unless log-probabilities were requested."""
     produced: int
-    """Output tokens up to here."""
+    """Output tokens of the choice up to and including this piece."""
     finish: Finish | None
 
 
@@ -46,11 +47,11 @@ class Choice:
         echo: Echo | None = None,
         echo_only: bool = False,
     ) -> None:
-        """`echo`: what it begins with. `echo_only`: and nothing follows."""
+        """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it."""
         self.index = index
         self.failover_stream = failover_stream
         self.produced = 0
-        """Output tokens, those behind a stop string not counted."""
+        """Output tokens so far, without those after a stop string."""
         min_tokens = failover_stream.request["params"]["min_tokens"]
         self._echo = echo
         self._echo_only = echo_only
@@ -62,7 +63,7 @@ class Choice:
         self._last = self._arrived
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Up to the one with a finish."""
+        """Yields the choice's pieces; the last one has a finish."""
         async for commit in self.failover_stream.commits():
             if self._echo_only:
                 said = self._text.take([], "length")
@@ -89,7 +90,7 @@ class Choice:
 
     @property
     def statistics(self) -> dict[str, object]:
-        """Told to the client under `spindle`; docs/api.md explains each."""
+        """Returned to the client under `spindle`; docs/api.md explains each field."""
         told = self.failover_stream.statistics
         first = self._last if self._first is None else self._first
         between = self.produced - 1
@@ -108,7 +109,8 @@ class Choice:
 
 
 def _behind(echo: Echo, logprobs: Sequence[Logprob] | None, piece: Piece) -> Piece:
-    """The piece with the prompt before it; `logprobs` are those of its tokens but the first."""
+    """The piece preceded by the echoed prompt; `logprobs` belong to the prompt's tokens except the
+    first."""
     text = echo.text + piece.text
     if logprobs is None:
         return replace(piece, text=text)
@@ -122,7 +124,8 @@ class _Broken:
 
 
 class Answer:
-    """Choices that are admitted together or not at all, merged in the order of their verdicts."""
+    """The choices of one request, admitted together or not at all, with their pieces merged in the
+    order in which they arrive."""
 
     def __init__(
         self, name: str, choices: Sequence[Choice], prompt_tokens: int, signs: HeartbeatSender
@@ -132,11 +135,12 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self._heartbeats = signs
         self._pumps: list[asyncio.Task[None]] = []
-        # One: a client that does not read holds up its own choices, and nothing piles up here.
+        # Size 1, so that nothing accumulates here: a client that does not read blocks only its own
+        # choices.
         self._queue: asyncio.Queue[tuple[Choice, Piece | _Broken]] = asyncio.Queue(1)
 
     async def open(self) -> None:
-        """ApiError when one choice is refused; the others are then cancelled."""
+        """Raises ApiError if a choice is refused, after cancelling the others."""
         for choice in self.choices:
             self._heartbeats.join(choice.failover_stream)
         openings = [asyncio.create_task(one.failover_stream.open()) for one in self.choices]
@@ -150,7 +154,8 @@ class Answer:
             raise
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece]]:
-        """By asking for the next one, the caller says that the last one has been written."""
+        """Yields all choices' pieces. Requesting the next piece means that the last one has been
+        written to the client, which is then acknowledged."""
         self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self.choices]
         unfinished = len(self.choices)
         while unfinished:
@@ -175,7 +180,7 @@ class Answer:
         self._heartbeats.leave(choice.failover_stream)
 
     def close(self) -> None:
-        """Cancels what is not finished, at the replicas too. Always to be called."""
+        """Cancels unfinished choices, also at their replicas. Must always be called."""
         for pump in self._pumps:
             pump.cancel()
         for choice in self.choices:

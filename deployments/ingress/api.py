@@ -1,4 +1,4 @@
-"""What the application answers over HTTP, handles and gRPC: typed requests in, bodies out."""
+"""The API behind HTTP, handles and gRPC: typed requests in, response bodies out."""
 
 import asyncio
 import logging
@@ -42,14 +42,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Api:
-    """Made on the event loop that it lives on."""
+    """Must be constructed on the event loop that it runs on."""
 
     def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
         self.config = config
         self.keys = Keys(resolved("api_keys", config.api_keys, os.environ))
         self.version = _version()
-        # By gRPC, which takes 1 to 2 ms less than Ray's own calls. The way of a handle was fixed
-        # where it was made, by an environment that may know nothing of cluster/serve.env.
+        # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
+        # where the handle is made, possibly without the environment of cluster/serve.env, so it is
+        # set again here.
         replicas = replicas.options(_by_reference=False)
         self._streaming = replicas.options(stream=True)
         self._tokens = Tokens(config.target.path())
@@ -64,7 +65,7 @@ class Api:
         self._heartbeats.close()
 
     async def ready(self) -> TargetLimits:
-        """ApiError 503 while no replica would serve at once."""
+        """Returns the target's limits; raises ApiError 503 while no replica can serve."""
         self._limits = await self._readiness.ask()
         return self._limits
 
@@ -94,7 +95,8 @@ class Api:
         return {"prompt": self._tokens.decode(request.tokens)}
 
     async def open(self, request: GenerationRequest, tenant: str) -> Answer:
-        """All of its choices admitted, or an ApiError. The answer is to be closed."""
+        """Admits all of the request's choices, or raises ApiError. The caller must close the
+        answer."""
         self._check_model(request.model)
         limits = self._limits or await self.ready()
         name = uuid.uuid4().hex
@@ -117,7 +119,7 @@ class Api:
         return answer
 
     async def _echoed(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
-        """In a thread, for the event loop has streams to serve."""
+        """Runs in a thread, so that the event loop can go on serving streams."""
         return await asyncio.to_thread(lambda: [echo(self._tokens, one) for one in prompts])
 
     async def whole(self, request: GenerationRequest, answer: Answer) -> Body:
@@ -134,7 +136,7 @@ class Api:
     async def chunks(
         self, request: GenerationRequest, answer: Answer
     ) -> AsyncGenerator[Body, None]:
-        """One for each verdict that has something to say. An error is the last one."""
+        """One chunk per verdict that adds something visible. An error becomes the last chunk."""
         shape = self._shape(request)
         head = self._head(shape.chunk_object, shape.prefix, answer)
         if request.include_usage:
@@ -158,7 +160,7 @@ class Api:
             yield {**head, "choices": [], "usage": answer.usage}
 
     async def generate(self, fields: Mapping[str, Any], tenant: str = "") -> Body:
-        """For callers by handle: errors come as bodies, nothing is raised."""
+        """For callers by handle: errors are returned as bodies, nothing is raised."""
         try:
             request = parse(fields)
             if request.stream:
@@ -174,7 +176,7 @@ class Api:
     async def stream(
         self, fields: Mapping[str, Any], tenant: str = ""
     ) -> AsyncGenerator[Body, None]:
-        """As `generate`, in chunks."""
+        """Like `generate`, but yields chunks."""
         try:
             request = parse({"stream": True, **fields})
             if not request.stream:
@@ -209,12 +211,12 @@ class Api:
 
 
 def parse(fields: Mapping[str, Any]) -> GenerationRequest:
-    """A chat has messages, a completion a prompt."""
+    """A request with `messages` is a chat, any other a completion."""
     kind = ChatRequest if "messages" in fields else CompletionRequest
     return kind.model_validate(dict(fields))
 
 
 def _version() -> str:
-    """The project is not installed: it runs from its root."""
+    """Read from pyproject.toml, because the project runs from its root without being installed."""
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
     return str(tomllib.loads(pyproject.read_text())["project"]["version"])

@@ -1,4 +1,4 @@
-"""Whose request it is: the tenant behind an API key."""
+"""Maps API keys to tenants."""
 
 import hmac
 from collections.abc import Mapping
@@ -8,17 +8,20 @@ from deployments.ingress.errors import ApiError
 
 class Keys:
     def __init__(self, api_keys: Mapping[str, str]) -> None:
-        """By tenant. None: open to all, who are one tenant."""
+        """`api_keys`: the key of each tenant. If empty, no key is required and all clients are one
+        tenant."""
         self._tenants = {key.encode(): tenant for tenant, key in api_keys.items()}
 
     def tenant(self, authorization: str) -> str:
-        """Of a request with this `Authorization`; ApiError 401 without a valid key."""
+        """The tenant of a request with this `Authorization` header; raises ApiError 401 without a
+        valid key."""
         if not self._tenants:
             return ""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() == "bearer":
             for key, tenant in self._tenants.items():
-                # Takes as long for a wrong key as for a nearly right one.
+                # Constant-time comparison, so that response times do not reveal how much of a key
+                # is right.
                 if hmac.compare_digest(key, given.strip().encode()):
                     return tenant
         raise ApiError(401, "no valid API key in `Authorization: Bearer`", None, "invalid_api_key")

@@ -1,8 +1,8 @@
-"""How much of a stream may be on its way between the ingress and its client.
+"""Limits how much of a stream may be in transit between the ingress and its client.
 
-The proxy between them takes everything at once, and tells what the client has taken
-(deployments/proxy.py). While more than this is not taken, nothing more of the stream is asked for,
-so the replica hears of a reader that stalls, and pauses its request.
+The proxy between them accepts everything at once, and reports what the client has taken
+(deployments/proxy.py). While more than the limit is in transit, the ingress requests no further
+pieces and acknowledges none, so that the replica pauses the request of a client that does not read.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ MOST_MESSAGES = 4 * TOLD_EVERY
 
 class BackpressureWindow:
     def __init__(self, scope: Scope) -> None:
-        """Without end where nobody tells what is taken: there, to write is to wait."""
+        """Unlimited if the proxy does not report what the client has taken; there a write blocks
+        until the client takes it."""
         self._told = bool(scope.get(TELLS))
         self._room = asyncio.Semaphore(MOST_MESSAGES)
 
     def listening(self, receive: Receive) -> Receive:
-        """Hears what is told among what the client sends; somebody must go on asking for that."""
+        """Wraps `receive` so that it also processes WRITTEN reports; the caller must keep calling
+        it."""
 
         async def heard() -> Message:
             message = await receive()

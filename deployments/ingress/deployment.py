@@ -1,4 +1,5 @@
-"""The Ingress deployment: the API over HTTP, and by handle. It outlives replicas."""
+"""The Ingress deployment: the API over HTTP and by handle. It keeps running when replicas are
+lost."""
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -13,24 +14,26 @@ from cluster.config import AppConfig
 @serve.ingress()
 class Ingress:
     def __init__(self, config: AppConfig, replica: DeploymentHandle) -> None:
-        # Only here: tokenizers take seconds to import, and who builds the application needs none.
+        # Imported here, because tokenizers take seconds to import and building the application
+        # needs none.
         from deployments.ingress.api import Api
 
         self._api = Api(config, replica)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Serve asks for it when the constructor has run."""
+        """Called by Serve after the constructor."""
         from deployments.ingress.http import make_http
 
         return make_http(self._api)
 
     async def generate(self, request: Mapping[str, Any], tenant: str = "") -> dict[str, Any]:
-        """A completion or a chat as OpenAI's API has it, whole. An error is a body, too."""
+        """The whole response to a completion or chat request in OpenAI's format. An error is also
+        returned as a body."""
         return await self._api.generate(request, tenant)
 
     async def stream(
         self, request: Mapping[str, Any], tenant: str = ""
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The same in chunks."""
+        """The same as chunks of a stream."""
         async for chunk in self._api.stream(request, tenant):
             yield chunk

@@ -1,4 +1,4 @@
-"""What the API answers when it does not serve a request: OpenAI's error object."""
+"""The API's error responses, in the form of OpenAI's error object."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ _RETRY_AFTER_S = {429: 1, 503: 1}
 
 
 class ApiError(Exception):
-    """Ends one request with an HTTP status; `param` names the field that it is about."""
+    """Ends one request with an HTTP status; `param` names the field at fault."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> "ApiError":
-        """How an error that a request has raised is told to its client."""
+        """Converts an exception raised by a request into the client's error response."""
         match error:
             case ApiError():
                 return error
@@ -49,26 +49,30 @@ class ApiError(Exception):
 
     @classmethod
     def of_defect(cls, request: str = "") -> "ApiError":
-        """Of ours, over which a request fails: the log says which, and the client that it does."""
+        """A defect in Spindle: the client learns only that the request failed; the details are in
+        the log."""
         name = f"request {request}" if request else "the request"
         return cls(500, f"{name} failed inside the server, whose log says why")
 
     @classmethod
     def _of_fields(cls, errors: Sequence[Any], skip: int = 0) -> "ApiError":
-        """The first of pydantic's: `param` is the field of the request, the message says where in
-        it."""
+        """Built from the first of pydantic's errors: `param` is the field of the request, and the
+        message has the full path."""
         first = errors[0]
         path = first["loc"][skip:]
         where = ".".join(map(str, path)) or "body"
-        # Of a body that is no JSON, the path is the place where it ends to be.
+        # For a body that is not JSON, pydantic's path is the offset of the syntax error, not a
+        # field name.
         param = path[0] if path and isinstance(path[0], str) else None
         return cls(400, f"{where}: {first['msg']}", param)
 
     def body(self) -> dict[str, Any]:
-        """`status` is ours, for callers over a handle, who see no HTTP status."""
+        """The error body. `status` is Spindle's addition, for callers by handle, which receive no
+        HTTP status."""
         return {
             "error": {
-                # What a client has sent may be quoted here, and need not be encodable.
+                # The message may quote the client's input, which may contain characters that UTF-8
+                # cannot encode.
                 "message": self.message.encode("utf-8", "backslashreplace").decode(),
                 "type": _TYPES.get(self.status, "invalid_request_error"),
                 "param": self.param,

@@ -1,8 +1,9 @@
-"""One choice from its first dispatch to its last token, over as many replicas as that takes.
+"""One choice from its first dispatch to its last token, over as many replicas as necessary.
 
-The ingress keeps every token that it has received. When a replica dies, the prompt and the output
-so far go to another one, apart, with the same seed. The output is a function of prompt, seed and
-parameters alone (DESIGN 4.1), so the stream goes on as if nothing had happened.
+The ingress keeps every token that it has received. When a replica is lost, prompt and output so far
+go to another one, in separate fields, with the same seed. The output is a function of prompt, seed
+and parameters alone (docs/architecture.md, "Drafter-invariant sampling"), so the stream continues
+unchanged.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ from deployments.messages import NO_STATISTICS, Committed, Message, StreamReques
 _LOG = logging.getLogger(__name__)
 
 _BACK_OFF_S = 0.1
-"""Before the first resubmission; doubled for each further one."""
+"""Pause before the first resubmission, doubled for each further one."""
 _FULL_S = 0.5
-"""Between two tries of an accepted request while the replicas that are left have no room."""
+"""Pause between two attempts to resubmit while the remaining replicas have no capacity."""
 
 
 class _Lost(Exception):
-    """The replica cannot go on with the request; another one may."""
+    """The replica cannot continue the request, but another one may."""
 
 
 class FailoverStream:
@@ -37,22 +38,22 @@ class FailoverStream:
         limits: LimitsConfig,
     ) -> None:
         self.request = request
-        """As the first attempt sends it."""
+        """The request as the first attempt sends it."""
         self._sent = request
-        """As the last attempt has sent it."""
+        """The request as the latest attempt has sent it."""
         self.output_ids: list[int] = []
         self.attempt = 0
         self.finished = False
-        """Its replica has said all of it."""
+        """Whether the last commit has been received."""
         self.written = 0
         """Output tokens that have reached the client."""
         self.statistics = NO_STATISTICS
-        """Up to the last commit, of all attempts together."""
+        """Summed over all attempts, up to the last commit."""
         self._earlier = NO_STATISTICS
-        """Of the attempts before the present one."""
+        """Statistics of all attempts before the present one."""
         self._replicas = replicas
         self._silent = silent
-        """The replicas that are just now."""
+        """Replicas that do not answer heartbeats at present; kept up to date by HeartbeatSender."""
         self._limits = limits
         self._response: DeploymentResponseGenerator | None = None
         self._closed = False
@@ -63,18 +64,19 @@ class FailoverStream:
 
     @property
     def replica(self) -> str | None:
-        """Which has it, or was sent it and has not answered yet, unless that was given up."""
+        """The replica that has the request or was sent it; None while it is not assigned, or after
+        the replica was given up."""
         return self._sent["routed_to"]
 
     async def open(self) -> None:
-        """Returns when a replica has accepted it; ApiError when it is refused."""
+        """Returns when a replica has accepted the request; raises ApiError if it is refused."""
         try:
             await self._dispatch()
         except _Lost as lost:
             await self._resubmit(lost)
 
     async def commits(self) -> AsyncIterator[Committed]:
-        """Every output token once, in order, whatever dies meanwhile."""
+        """Yields every output token once and in order, across replica losses."""
         while True:
             try:
                 commit = await self._next_commit()
@@ -89,12 +91,13 @@ class FailoverStream:
                 return
 
     def close(self) -> None:
-        """Cancels it at the replica; no error when it has ended."""
+        """Cancels the request at its replica; harmless if it has ended."""
         self._closed = True
         self._leave_replica()
 
     def give_up_replica(self) -> None:
-        """It is silent: what it has not sent comes from another one."""
+        """Abandons a replica that does not answer; the rest of the output comes from another
+        one."""
         self._sent["routed_to"] = None
         if self._response is not None:
             self._response.cancel()
@@ -105,7 +108,7 @@ class FailoverStream:
             self._response = None
 
     async def _dispatch(self) -> None:
-        """Sends what is left of it to a replica, and waits for the answer to that."""
+        """Sends the request with the output so far to a replica, and waits until it is accepted."""
         self._sent = {
             **self.request,
             "attempt": self.attempt,
@@ -125,9 +128,11 @@ class FailoverStream:
         self._sent["routed_to"] = message["replica"]
 
     async def _resubmit(self, lost: _Lost) -> None:
-        """Up to `limits.resubmits` times in all: a request that kills replicas must not kill each.
+        """Sends the request to another replica, at most `limits.resubmits` times in all, so that a
+        request that crashes replicas cannot bring down every one.
 
-        Replicas that refuse it because they are full or starting are not lost, and asked again.
+        Replicas that refuse it because they are full or starting do not count as lost, and are
+        tried again.
         """
         give_up = asyncio.get_running_loop().time() + self._limits.recovery_s
         while True:
@@ -159,7 +164,7 @@ class FailoverStream:
             await asyncio.sleep(_FULL_S)
 
     async def _next_commit(self) -> Committed:
-        """The next one that brings something new, without what an earlier attempt has brought."""
+        """The next commit with new tokens, without those that an earlier attempt has delivered."""
         while True:
             message = await self._next_message()
             if message["kind"] != "commit":
@@ -183,8 +188,9 @@ class FailoverStream:
         except BackPressureError as error:
             raise ApiError(429, "too many requests wait; try again later") from error
         except (Exception, asyncio.CancelledError) as error:
-            # The actor, its process or its node is gone: errors of many kinds, CancelledError
-            # among them. Unless the client has gone, which wins over any resubmission.
+            # The actor, its process or its node is lost: Ray raises errors of many kinds,
+            # CancelledError among them. If the client has left, its cancellation takes precedence
+            # over a resubmission.
             if self._closed or self._cancelling():
                 raise asyncio.CancelledError from None
             first_line = str(error).partition("\n")[0]

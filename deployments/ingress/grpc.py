@@ -1,4 +1,4 @@
-"""The ingress with its third way in: gRPC, beside HTTP and handles (docs/handles.md)."""
+"""The ingress with gRPC as a third interface beside HTTP and handles (docs/handles.md)."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ _CODES = {
 
 
 class GrpcIngress(Ingress):
-    """Serve calls its methods by their names in spindle.proto."""
+    """Serve calls the RPC methods by their names in spindle.proto."""
 
     async def Generate(  # noqa: N802 - the name on the wire
         self, request: StringValue, grpc_context: RayServegRPCContext
@@ -62,7 +62,8 @@ def _fields(request: StringValue) -> dict[str, Any]:
 
 
 def _said(body: dict[str, Any], context: RayServegRPCContext) -> StringValue:
-    """With a status that is an error gRPC drops the message: its details say what is wrong."""
+    """The body as a gRPC message. With an error status gRPC drops the message, so the details carry
+    the error text."""
     if (error := body.get("error")) is not None:
         context.set_code(_CODES.get(error["status"], grpc.StatusCode.INTERNAL))
         context.set_details(error["message"])

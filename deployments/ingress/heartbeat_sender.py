@@ -1,7 +1,9 @@
-"""Tells replicas that this ingress lives, how far its clients have read, and who has left.
+"""Sends heartbeats to replicas: that this ingress is alive, how far its clients have read, and
+which have left.
 
-A replica that does not answer is given up, whether it has accepted a stream or was only sent one:
-where its node has vanished without a word, that is long before the network says so.
+A replica that does not answer is given up, whether it has accepted a stream or was only sent one.
+If its node has failed without closing connections, this is noticed long before the network reports
+it.
 """
 
 import asyncio
@@ -16,28 +18,31 @@ from deployments.ingress.failover import FailoverStream
 _LOG = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-"""At most between two signs of life to a replica that has streams of ours, or was sent one."""
+"""At most this long between two heartbeats to a replica that has, or was sent, one of our
+streams."""
 
 
 class HeartbeatSender:
-    """One loop for all failover_streams; made on the event loop that it lives on."""
+    """One loop for all streams of the ingress. Must be constructed on the event loop that it runs
+    on."""
 
     def __init__(self, ingress: str, replicas: DeploymentHandle, limits: LimitsConfig) -> None:
         self._ingress = ingress
         self._replicas = replicas
-        # A replica pauses a stream whose client is `unread_tokens` behind as far as it knows:
-        # it hears of progress long before that.
+        # A replica pauses a stream whose client is, as far as it knows, `unread_tokens` behind. So
+        # progress is reported well before that.
         self._hurry_tokens = max(1, limits.unread_tokens // 4)
         self._silent_s = limits.silent_replica_s
         self.silent: set[str] = set()
-        """Replicas that have not answered for so long, until they do or their end is known."""
+        """Replicas that have not answered for `silent_replica_s`, until they answer or their call
+        fails."""
         self._failover_streams: dict[str, FailoverStream] = {}
         self._told: dict[str, int] = {}
         self._left: dict[str, list[str]] = {}
-        """By replica: streams of which it is to hear that nobody reads them."""
+        """By replica: streams whose clients have left, to be reported with the next heartbeat."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._due = asyncio.Event()
-        # In a context of its own: one that a request has made would be cancelled with it.
+        # In a context of its own: a task started in a request's context would be cancelled with it.
         self._context = Context()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), context=self._context)
@@ -58,12 +63,13 @@ class HeartbeatSender:
             self._due.set()
 
     def doubt(self, replica: str) -> None:
-        """It lets a call wait. If it hangs it is silent from `silent_replica_s` on."""
+        """Sends a heartbeat to a replica that has not answered a call; if it does not answer this
+        either, it counts as silent after `silent_replica_s`."""
         if replica not in self._calls:
             self._begin_call(replica, {})
 
     def wrote(self, failover_stream: FailoverStream, tokens: int) -> None:
-        """So many output tokens of it have reached the client."""
+        """Records that this many output tokens have reached the client."""
         failover_stream.written = tokens
         if failover_stream.name in self._told and self._hurries(failover_stream):
             self._due.set()
@@ -81,7 +87,7 @@ class HeartbeatSender:
             self._due.clear()
             read = self._read_by_replica()
             for replica in read.keys() | self._left.keys():
-                if replica not in self._calls:  # a replica that hangs is called once
+                if replica not in self._calls:  # at most one call at a time per replica
                     self._begin_call(replica, read.get(replica, {}))
 
     def _begin_call(self, replica: str, read: dict[str, int]) -> None:
@@ -104,7 +110,7 @@ class HeartbeatSender:
             await self._replicas.heartbeat.remote(
                 {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
-        except Exception as error:  # that replica is gone; its streams say so themselves
+        except Exception as error:  # the replica is lost, which its streams notice themselves
             _LOG.debug("no sign of life to %s: %s", replica, error)
         finally:
             silence.cancel()

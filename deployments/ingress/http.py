@@ -1,4 +1,4 @@
-"""The HTTP face: OpenAI's paths over the API, server-sent events, and who may come in."""
+"""The HTTP interface: OpenAI's paths, server-sent events, API keys and the limit on body size."""
 
 import asyncio
 import json
@@ -84,8 +84,9 @@ async def _respond(api: Api, asked: GenerationRequest, request: Request) -> Resp
 
 
 async def unless_left(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
-    """Raises ClientDisconnect. Serve cancels the request of a client that leaves, unless it is just
-    then handing something on; streams are listened to by Starlette."""
+    """Awaits the answer, or raises ClientDisconnect if the client leaves first. Serve cancels the
+    request of a client that leaves, but misses a disconnect while it is passing on a message. For
+    streams Starlette watches for the disconnect."""
     answering = asyncio.create_task(answer)
     leaving = asyncio.create_task(_left(receive))
     try:
@@ -104,7 +105,8 @@ async def _left(receive: Receive) -> None:
 
 
 class EventStream(StreamingResponse):
-    """However it ends, its answer is cancelled at once, even where it never began."""
+    """A stream of server-sent events that closes its answer however it ends, even if it never
+    started."""
 
     media_type = "text/event-stream"
 
@@ -116,7 +118,8 @@ class EventStream(StreamingResponse):
         self._window = window
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # From ASGI 2.4 on Starlette listens no more while it writes, to which the window is bound.
+        # From ASGI 2.4 on Starlette does not call `receive` while it sends, but the backpressure
+        # window depends on it.
         scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
         try:
             await super().__call__(scope, self._window.listening(receive), send)
@@ -136,13 +139,13 @@ def refuse(_request: Request, error: Exception) -> JSONResponse:
 
 
 def fail(_request: Request, _error: Exception) -> JSONResponse:
-    """Starlette raises the error again behind this answer, so that it is logged."""
+    """Starlette raises the error again after this response, so that it is logged."""
     defect = ApiError.of_defect()
     return JSONResponse(defect.body(), defect.status)
 
 
 class Gate:
-    """Before anything is parsed: whose request it is, and that it is not too long."""
+    """Checks API key and body size before anything is parsed."""
 
     def __init__(self, app: ASGIApp, keys: Keys, max_body_bytes: int) -> None:
         self._app = app

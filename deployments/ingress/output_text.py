@@ -1,7 +1,8 @@
-"""From a growing list of tokens to text that can be sent: whole characters, stop strings cut off.
+"""Turns a growing list of tokens into text that can be sent: whole characters, stop strings cut
+off.
 
-Token by token, so that text, usage and log-probabilities do not depend on how many tokens each
-verdict happens to bring.
+Tokens are processed one by one, so that text, usage and log-probabilities do not depend on how many
+tokens a verdict contains.
 """
 
 from collections.abc import Sequence
@@ -11,35 +12,36 @@ from deployments.ingress.tokenizer import BROKEN, Tokens
 from engine.protocol import Finish
 
 _LONGEST_BREAK = 3
-"""Tokens over which an unfinished UTF-8 sequence can reach: one for each of its bytes."""
+"""The most tokens that an incomplete UTF-8 sequence can span: one for each of its bytes."""
 _LONG_WINDOW = 16
-"""Tokens without a clean end before the window is cut all the same."""
+"""After this many tokens without a clean boundary the window is cut all the same."""
 
 
 class Detokenizer:
-    """Says each character as soon as no later token can change it.
+    """Returns each character as soon as no later token can change it.
 
-    Decodes a window that begins at a clean boundary, one step before the last one: decoders that
-    treat the first token of a text apart then do so in what has been said already.
+    Decodes a window of tokens that begins at the clean boundary before the last one. Some decoders
+    treat the first token of a text specially; within the window this then affects only text that
+    was returned before.
     """
 
     def __init__(self, tokens: Tokens, special: bool = False) -> None:
-        """`special`: special tokens are text, too."""
+        """`special`: also decode special tokens."""
         self._tokens = tokens
         self._special = special
         self._window: list[int] = []
         self._clean = 0
-        """Tokens of the window up to its last clean boundary."""
+        """Number of tokens in the window up to its last clean boundary."""
         self._said = 0
-        """Characters of the window's text that are out."""
+        """Characters of the window's text that have been returned."""
 
     def push(self, token: int) -> str:
         if not self._special and self._tokens.is_special(token):
             return ""
         self._window.append(token)
         text = self._tokens.decode(self._window)
-        # Broken characters at the end may be the first bytes of one that is still to come. Some
-        # decoders then break the whole ones right before them, too, for the time being.
+        # Replacement characters at the end may be the first bytes of a character that is still
+        # incomplete. For as long, some decoders also replace whole characters right before them.
         final = len(text.rstrip(BROKEN))
         said = text[self._said : final]
         self._said = max(self._said, final)
@@ -50,7 +52,8 @@ class Detokenizer:
         return said
 
     def flush(self) -> str:
-        """The rest, when no more tokens come: broken bytes stay broken."""
+        """The rest of the text after the last token; incomplete bytes stay replacement
+        characters."""
         return self._tokens.decode(self._window)[self._said :]
 
     def _slide(self, start: int) -> None:
@@ -59,9 +62,11 @@ class Detokenizer:
         self._said = len(self._tokens.decode(self._window))
 
     def _cut(self, text: str) -> str:
-        """A long run of broken bytes must not make each step decode all of it again.
+        """Cuts the window within a long run of invalid bytes, which would otherwise be decoded
+        again and again.
 
-        Where the texts of both parts add up to the whole, no character lies across the cut.
+        A cut is valid where the texts of both parts add up to the whole: then no character spans
+        it.
         """
         for kept in range(_LONGEST_BREAK + 1, _LONG_WINDOW):
             head = self._tokens.decode(self._window[:-kept])
@@ -76,14 +81,14 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Holds back what may be the beginning of a stop string."""
+    """Holds back text that may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """What can be said now, and whether a stop string has come."""
+        """The text that can be returned now, and whether a stop string has been found."""
         text = self._held + text
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
@@ -99,36 +104,37 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest end of the text that begins the stop string."""
+    """Length of the longest suffix of the text that is a prefix of the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one verdict's tokens add to an answer."""
+    """The text that one verdict's tokens add to an answer."""
 
     text: str
     tokens: int
-    """How many of them belong to the answer: a stop string ends it before the others."""
+    """How many of the verdict's tokens belong to the answer: it ends at a stop string."""
     offsets: tuple[int, ...]
-    """Where in the answer's text each of those begins."""
+    """Index in the answer's text at which each of these tokens begins."""
     finish: Finish | None
 
 
 class AnswerText:
-    """One choice's text, from its tokens."""
+    """Builds one choice's text from its tokens."""
 
     def __init__(
         self, tokens: Tokens, stops: Sequence[str], min_tokens: int, begins_at: int = 0
     ) -> None:
-        """`begins_at`: characters before it, of which nothing is said here."""
+        """`begins_at`: characters that precede the output (an echoed prompt), counted in
+        offsets."""
         self._detokenizer = Detokenizer(tokens)
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._tokens = 0
         self._length = begins_at
-        """Characters so far, held back ones included."""
+        """Characters so far, including those held back."""
 
     def take(self, token_ids: Sequence[int], finish: Finish | None) -> Said:
         said: list[str] = []
@@ -136,7 +142,7 @@ class AnswerText:
         for position, token in enumerate(token_ids, 1):
             self._tokens += 1
             offsets.append(self._length)
-            # The token by which an output stops is no part of its text.
+            # The stop token that ends an output is not part of its text.
             ends = finish == "stop" and position == len(token_ids)
             text, stopped = self._step("" if ends else self._detokenizer.push(token))
             said.append(text)
@@ -155,16 +161,16 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as the answers that repeat it begin."""
+    """A prompt in the form in which answers repeat it."""
 
     text: str
     token_ids: Sequence[int]
     offsets: tuple[int, ...]
-    """Where in the text each token begins."""
+    """Index in the text at which each token begins."""
 
 
 def echo(tokens: Tokens, prompt_ids: Sequence[int]) -> Echo:
-    """The text of the prompt's tokens, special ones as the tokenizer spells them. Some 15 ms for
+    """The text of a prompt, with special tokens as the tokenizer spells them. Takes about 15 ms per
     1,000 tokens."""
     detokenizer = Detokenizer(tokens, special=True)
     said: list[str] = []

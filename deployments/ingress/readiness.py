@@ -1,4 +1,4 @@
-"""Whether any replica would serve at once, and what it serves."""
+"""Finds out whether any replica can serve now, and the limits of the target that it serves."""
 
 import asyncio
 import logging
@@ -13,9 +13,10 @@ from engine.request import TargetLimits
 _LOG = logging.getLogger(__name__)
 
 _NEXT_S = 0.25
-"""A replica may hang: when none has answered for so long, another one is asked as well."""
+"""If no replica has answered after this long, another one is called as well, since a replica may
+hang."""
 _QUESTIONS = 8
-"""In all."""
+"""The most calls for one check."""
 
 
 class Readiness:
@@ -24,7 +25,7 @@ class Readiness:
         self._heartbeats = signs
 
     async def ask(self) -> TargetLimits:
-        """Of the replica that answers first; ApiError 503 when none does."""
+        """The limits from the first replica that answers; raises ApiError 503 if none does."""
         problem = "starting: no replica answers yet"
         questions: list[Routed] = []
         waiting: dict[asyncio.Task[TargetLimits], Routed] = {}
@@ -37,7 +38,7 @@ class Readiness:
                 )
                 for call in answered:
                     del waiting[call]
-                    # Cancelled, too, by Serve: its actor, process or node is gone.
+                    # Serve also cancels the call if the replica's actor, process or node is lost.
                     error = "it is gone" if call.cancelled() else call.exception()
                     if error is None:
                         return call.result()
@@ -51,7 +52,8 @@ class Readiness:
         raise ApiError(503, problem)
 
     def _question(self, before: list[Routed]) -> Routed:
-        """For a replica that neither is silent nor has been asked, if there is one."""
+        """The arguments of the next call: avoid silent replicas and those called before, if others
+        exist."""
         asked = [to for question in before if (to := question["routed_to"]) is not None]
         return {"avoid": [*asked, *self._heartbeats.silent], "routed_to": None}
 
@@ -61,5 +63,5 @@ class Readiness:
             target = await call
         finally:
             call.cancel()
-        # Stop tokens are added by the replica.
+        # Without stop tokens, which the replica adds.
         return TargetLimits(target["vocab_size"], target["max_context"], ())

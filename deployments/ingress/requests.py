@@ -1,7 +1,7 @@
-"""What a client may ask for: OpenAI's two completion APIs and our extensions, typed.
+"""The fields of a client's request: OpenAI's two completion APIs and Spindle's extensions, typed.
 
-A field that no class here names is refused. Fields of OpenAI's that are not honoured are named
-with their default as their only value (docs/api.md has the table).
+A field that no class here names is refused. OpenAI's fields that are not supported are accepted
+with their default value only (docs/api.md has the table).
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -42,7 +42,8 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, given: object) -> object:
-        """As OpenAI's API has it. Unknown fields stay, and are refused."""
+        """A null counts as absent, as in OpenAI's API. Unknown fields are kept, and then
+        refused."""
         if not isinstance(given, dict):
             return given
         return {
@@ -54,25 +55,25 @@ class Fields(BaseModel):
 
 class StreamOptions(Fields):
     include_usage: bool = False
-    """One more event at the end of the stream, with the usage and without choices."""
+    """Send one more event at the end of the stream, with the usage and without choices."""
 
 
 class SloTargets(Fields):
     ttft_ms: Milliseconds | None = None
     """Time to the first token, from arrival."""
     tpot_ms: Milliseconds | None = None
-    """Mean time per output token behind the first."""
+    """Mean time per output token after the first."""
 
 
 class SpeculationOptions(Fields):
     drafter: str | None = None
-    """Only this one drafts; left out: whichever the selection policy chooses."""
+    """Only this drafter drafts; absent: the selection policy chooses."""
     max_depth: AtLeastOne | None = None
-    """Tokens drafted ahead at most."""
+    """Maximum draft depth."""
 
 
 class SharedFields(Fields):
-    """What both completion APIs have."""
+    """The fields that both completion APIs have."""
 
     model: str
     n: AtLeastOne = 1
@@ -88,7 +89,7 @@ class SharedFields(Fields):
     user: str | None = None
     """Accepted for the client's own records; nothing depends on it."""
 
-    # As vLLM names them.
+    # vLLM's extensions, by its names.
     top_k: Annotated[int, within(ranges.TOP_K)] = 0
     min_p: Annotated[float, within(ranges.MIN_P)] = 0.0
     repetition_penalty: Annotated[float, within(ranges.REPETITION_PENALTY)] = 1.0
@@ -96,15 +97,15 @@ class SharedFields(Fields):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=ranges.MAX_STOP_TOKENS)] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
-    """Each choice, or each piece of it, also says its token ids."""
+    """Return the token ids of each choice, or of each of its chunks."""
 
-    # Our own.
+    # Spindle's extensions.
     slo: str | SloTargets | None = None
-    """What to serve it for; a string names one of the config's classes."""
+    """The request's SLO; a string names one of the config's classes."""
     priority: Annotated[int, within(ranges.PRIORITY)] = 0
-    """Higher ones go first."""
+    """Requests of higher priority run first."""
     speculation: str | SpeculationOptions | None = None
-    """`off`, a drafter's name, or both a drafter and a bound."""
+    """`off`, a drafter's name, or an object with a drafter and a depth bound."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -135,10 +136,10 @@ class CompletionRequest(SharedFields):
 
     prompt: Prompt
     max_tokens: Annotated[int, within(ranges.COUNT)] = 16
-    """0 only says the prompt again, with `echo`."""
+    """0 returns only the prompt, and requires `echo`."""
     logprobs: Alternatives | None = None
     echo: bool = False
-    """Each choice begins with its prompt, and `logprobs` with those of the prompt."""
+    """Each choice begins with its prompt, and `logprobs` covers the prompt too."""
 
     best_of: Literal[1] = 1
     suffix: None = None
@@ -151,7 +152,7 @@ class CompletionRequest(SharedFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One answer, or `n` of them, for each."""
+        """The prompts; each gets `n` answers."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         tokens = [one for one in self.prompt if isinstance(one, int)]
@@ -179,7 +180,7 @@ class Message(Fields):
     role: Literal["system", "user", "assistant"]
     content: Text | list[TextPart]
 
-    # What a client sends back of an assistant's message.
+    # Fields that clients copy from an assistant's message into the next request.
     name: None = None
     refusal: None = None
     annotations: None = None
@@ -203,7 +204,8 @@ class ChatRequest(SharedFields):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: AtLeastOne | None = None
-    """Its older name. Neither given: as many as the context has room for."""
+    """The older name of `max_completion_tokens`. If both are absent: as many as fit into the
+    context."""
     max_completion_tokens: AtLeastOne | None = None
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
@@ -235,7 +237,7 @@ class ChatRequest(SharedFields):
 
     @property
     def token_limit(self) -> int | None:
-        """None: as many as the context has room for."""
+        """None: as many as fit into the context."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -248,8 +250,9 @@ class ChatRequest(SharedFields):
 
 
 GenerationRequest = CompletionRequest | ChatRequest
-"""Both say how many output tokens they want at most (`token_limit`, and in which field), and how
-many `alternatives` beside each token's log-probability; None: not even that."""
+"""Both classes have `token_limit` (the most output tokens), `token_limit_field` (its field's name)
+and `alternatives` (how many to list beside each token's log-probability; None: no
+log-probabilities)."""
 
 
 def echoes(request: GenerationRequest) -> bool:
@@ -257,7 +260,7 @@ def echoes(request: GenerationRequest) -> bool:
 
 
 def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
-    """All but the seed, of which each choice has its own."""
+    """All sampling parameters except the seed, which differs by choice."""
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -277,13 +280,13 @@ def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingPara
 
 
 class TokenizeRequest(Fields):
-    """POST /tokenize: a prompt, or messages through the chat template."""
+    """POST /tokenize: a prompt, or messages rendered by the chat template."""
 
     model: str | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
-    """Of a prompt; a chat template brings its own."""
+    """For a prompt only; a chat template adds its own."""
     add_generation_prompt: bool = True
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's two completion APIs, whole and as chunks of a stream."""
+"""The response bodies of OpenAI's two completion APIs, whole and as chunks of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from deployments.messages import Logprob
 from engine.protocol import Finish
 
 _NEVER = -9999.0
-"""For a log-probability of -inf, as in OpenAI's API: JSON has no infinity."""
+"""Stands for a log-probability of -inf, as in OpenAI's API, because JSON has no infinity."""
 
 
 @dataclass(slots=True)
 class Whole:
-    """One choice's pieces, collected."""
+    """One choice's pieces, joined for a response that is not streamed."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -30,11 +30,11 @@ class Whole:
 
 
 class Shape(Protocol):
-    """How one of the two APIs writes the same things."""
+    """The response format of one of the two APIs."""
 
     @property
     def prefix(self) -> str:
-        """Of identities."""
+        """Prefix of response ids."""
         ...
 
     @property
@@ -93,7 +93,7 @@ class CompletionShape:
         }
 
     def _top(self, token: int, logprob: Logprob) -> dict[str, float]:
-        """With the chosen token, so that there may be one more than asked for."""
+        """Includes the chosen token, so there may be one entry more than requested."""
         ranked = {int(other): value for other, value in logprob["top"]}
         ranked[token] = logprob["logprob"]
         return {self._spell(other): _finite(value) for other, value in ranked.items()}
@@ -144,7 +144,7 @@ class ChatShape:
                 ],
             }
             for one in tokens
-            if one.logprob is not None  # only an echo has such, and chats echo nothing
+            if one.logprob is not None  # None only in an echo, which chats do not have
         ]
         return {"content": content, "refusal": None}
 

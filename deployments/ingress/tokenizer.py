@@ -1,4 +1,5 @@
-"""The target's tokenizer, as an API needs it."""
+"""The target's tokenizer with what the API needs: text, chat templates, spellings of single
+tokens."""
 
 import asyncio
 import re
@@ -11,7 +12,7 @@ from engine.errors import InvalidRequest
 from engine.tokenizer import load_tokenizer
 
 BROKEN = "\ufffd"
-"""What bytes decode to that are no UTF-8, or not yet."""
+"""The replacement character, to which invalid or incomplete UTF-8 decodes."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _BYTE_OF_SIGN = {sign: byte for byte, sign in bytes_to_unicode().items()}
@@ -30,25 +31,26 @@ class Tokens:
         return token in self._special
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """The tokens' text, including special tokens."""
         return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def plain_text(self, tokens: Sequence[int]) -> str:
-        """Their text without special tokens."""
+        """The tokens' text without special tokens."""
         return self.decode([token for token in tokens if token not in self._special])
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Half a second for a megabyte."""
+        """Encodes in the calling thread; takes half a second per megabyte."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """In a thread, for the event loop has streams to serve."""
+        """Encodes in a thread, so that the event loop can go on serving streams."""
         return await asyncio.to_thread(self.encode_now, text, add_special_tokens)
 
     async def encode_chat(
         self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
     ) -> list[int]:
-        """Through the checkpoint's chat template, whose refusals are the client's to mend."""
+        """Renders the messages with the checkpoint's chat template; its errors are reported as the
+        client's."""
         try:
             encoded = await asyncio.to_thread(
                 self._tokenizer.apply_chat_template,
@@ -56,19 +58,19 @@ class Tokens:
                 add_generation_prompt=add_generation_prompt,
                 return_dict=True,
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise anything
             raise InvalidRequest("messages", f"the chat template refused: {error}") from error
         return list(encoded["input_ids"])
 
     def spelling(self, token: int) -> tuple[str, list[int] | None]:
-        """One token's text and bytes, as log-probabilities show them. Where the bytes are no text
-        by themselves the text spells them out, as in OpenAI's API."""
+        """One token's text and bytes, as listed among log-probabilities. Bytes that are not valid
+        text by themselves are spelled out, as in OpenAI's API."""
         if token not in self._spellings:
             self._spellings[token] = self._spell(token)
         return self._spellings[token]
 
     def _spell(self, token: int) -> tuple[str, list[int] | None]:
-        # Some decoders strip the first space of a text: only a second token shows it.
+        # Some decoders strip the first space of a text, so the token is decoded in second place.
         text = self.decode([token, token])[len(self.decode([token])) :]
         if BROKEN not in text:
             return text, list(text.encode())

@@ -1,4 +1,4 @@
-"""What Serve's autoscaler is told of a replica: its queue, its goodput, and promises kept."""
+"""The signals that a replica reports to Serve's autoscaler: queue, goodput, SLO attainment."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.stream import Statistics
 
 _WINDOW_S = 10.0
-"""Over which goodput is taken."""
+"""Goodput is a mean over this time."""
 _JUDGED = 64
-"""Requests whose promises count: the latest."""
+"""SLO attainment is a mean over this many of the latest requests that have an SLO."""
 
 
 class AutoscalingSignals:
@@ -26,7 +26,7 @@ class AutoscalingSignals:
             self._kept.append(kept)
 
     def read(self, served: Iterable[Statistics], now: float) -> dict[str, float]:
-        """`served`: the requests that are here."""
+        """The present signals; `served`: statistics of the requests on this replica."""
         self._trim(now)
         begun = [statistics.queue_s is not None for statistics in served]
         return {
@@ -42,14 +42,14 @@ class AutoscalingSignals:
 
 
 def tpot_s(left: Left) -> float | None:
-    """Mean time per output token behind the first; None with less than two."""
+    """Mean time per output token after the first; None with fewer than two tokens."""
     first_s = left.view.first_token_s
     tokens = left.view.generated - 1
     return None if first_s is None or tokens < 1 else (left.at_s - first_s) / tokens
 
 
 def met_slo(left: Left) -> bool | None:
-    """None: nothing was promised, or the client went away first."""
+    """Whether the request met its SLO; None if it had none or did not finish."""
     slo = left.view.slo
     if left.finish is None or left.internal or (slo.ttft_s is None and slo.tpot_s is None):
         return None

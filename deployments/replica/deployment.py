@@ -1,4 +1,5 @@
-"""The Replica deployment: one coordinator behind the messages of deployments/messages.py."""
+"""The Replica deployment: a coordinator that is called with the messages of
+deployments/messages.py."""
 
 import asyncio
 import logging
@@ -28,24 +29,26 @@ _LOG = logging.getLogger(__name__)
 
 
 class Replica:
-    """Serve counts it as ready when `reconfigure` has returned for the first time."""
+    """One replica. Serve considers it ready when `reconfigure` has returned for the first time."""
 
     def __init__(self, config: AppConfig) -> None:
         self._config = config
         self._name = serve.get_replica_context().replica_id.unique_id
         self._streams: dict[str, Stream] = {}
-        """Those being read, by the name that their ingress gave them."""
+        """Streams being served, by the name that their ingress gave them."""
         self._silence = HeartbeatMonitor(config.limits.silent_ingress_s, self._give_up)
         self._given_up: set[str] = set()
         self._signals = AutoscalingSignals()
-        # Here, in nobody's request: what a request starts is cancelled with it.
+        # Started here rather than in a request, because tasks that a request starts are cancelled
+        # with it.
         loop = asyncio.get_running_loop()
         self._starting = loop.create_task(self._start())
         self._announcing: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
     async def _start(self) -> "Service":
-        # Only here: models take seconds to import, and who builds the application needs none.
+        # Imported here, because models take seconds to import and building the application needs
+        # none.
         from deployments.replica.host_specs import raise_hosts
         from deployments.replica.service import Service
 
@@ -61,8 +64,11 @@ class Replica:
         return service
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:
-        """Other policies from the next round on; None: those of the config. An error names the
-        field. That it takes the rank makes Serve call it before the replica is ready."""
+        """Sets the policies from the next round on; None: those of the config. An error names the
+        field.
+
+        Serve calls it before the replica is ready because it takes the rank.
+        """
         config = self._config if user_config is None else self._config.with_policies(user_config)
         service = await self._starting
         service.use(config.policies)
@@ -71,7 +77,7 @@ class Replica:
             self._announcing = loop.create_task(announce(config.served_name))
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
-        """Leaving it cancels the request."""
+        """Serves one request; closing the generator cancels it."""
         try:
             stream = self._submit(request)
         except SpindleError as error:
@@ -98,18 +104,19 @@ class Replica:
                 yield messages.failed(f"nothing of it was read for {stalled_s:g} s", retry=False)
         except RequestFailed:
             yield messages.failed_by_itself(name)
-        except SpindleError:  # the coordinator's end
+        except SpindleError:  # the coordinator has stopped
             yield messages.failed("its replica stopped serving", retry=True)
         finally:
             stream.close()
             self._given_up.discard(name)
-            if self._streams.get(name) is stream:  # not yet that of a later attempt
+            if self._streams.get(name) is stream:  # not replaced by a later attempt
                 del self._streams[name]
                 self._silence.leave(name, ingress)
             self._show_load()
 
     async def heartbeat(self, sign: Heartbeat) -> None:
-        """One that was meant for another replica, which is gone, comes here and is dropped."""
+        """Processes a heartbeat. Those for a replica that is lost may arrive here, and are
+        dropped."""
         if sign["replica"] != self._name:
             return
         self._silence.record_heartbeat(sign["ingress"])
@@ -121,7 +128,7 @@ class Replica:
                 self._service.coordinator.cancel(self._streams[name].request)
 
     async def describe(self, _asked: Routed) -> dict[str, Any]:
-        """What an ingress must know to check requests, and what there is to choose from."""
+        """What an ingress needs to check requests, and the drafters that can be chosen."""
         limits = self._service.limits
         lanes = self._service.lanes
         return {
@@ -133,7 +140,8 @@ class Replica:
         }
 
     async def state(self) -> dict[str, Any]:
-        """For operators and tests: the load, and whether any KV has been lost."""
+        """For operators and tests: the load, and the KV blocks, which shows whether any have
+        leaked."""
         kv = await self._service.coordinator.kv_state()
         load = self._load()
         return {
@@ -149,17 +157,17 @@ class Replica:
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Asked for by Serve's autoscaler (deployments/scaling.py)."""
+        """Called by Serve's autoscaler (deployments/scaling.py)."""
         return self._load()
 
     async def check_health(self) -> None:
-        """Serve replaces a replica that fails here. Hosts that die are brought back by the
-        coordinator: only its own end is a reason."""
+        """Serve replaces a replica for which this raises. Lost hosts are restarted by the
+        coordinator, so it raises only if the coordinator itself has stopped."""
         if not self._service.coordinator.alive:
             raise RuntimeError("the coordinator has stopped")
-        self._show_load()  # Ray forgets a gauge that nobody has set for 20 s
+        self._show_load()  # Ray drops a gauge that has not been set for 20 s
         if self._checking is None or self._checking.done():
-            # Not awaited: Serve would give up a replica because a host is slow to answer.
+            # Not awaited, because Serve would replace the replica if a host is slow to answer.
             self._checking = asyncio.create_task(self._check_hosts())
 
     async def _check_hosts(self) -> None:
@@ -170,14 +178,15 @@ class Replica:
 
     @property
     def _service(self) -> "Service":
-        """Serve calls nothing before it is there."""
+        """The started service; Serve calls no method that needs it before `reconfigure` has
+        returned."""
         return self._starting.result()
 
     def _submit(self, request: StreamRequest) -> Stream:
-        """Raises what the coordinator raises."""
+        """Submits the request to the coordinator, whose exceptions pass through."""
         speculation = request["speculation"]
         return self._service.coordinator.submit(
-            # An earlier attempt may still be on its way out.
+            # With the attempt's number, because an earlier attempt may not have left yet.
             f"{request['name']}#{request['attempt']}",
             request["prompt_ids"],
             messages.sampling_params(request),
@@ -203,7 +212,7 @@ class Replica:
         return messages.refused(413 if too_long and field_of_it else 400, error)
 
     def _give_up(self, name: str) -> None:
-        """Its ingress is silent."""
+        """Cancels a stream whose ingress has sent no heartbeat for too long."""
         self._given_up.add(name)
         self._service.coordinator.cancel(self._streams[name].request)
 

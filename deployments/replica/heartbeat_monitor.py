@@ -1,5 +1,5 @@
-"""Streams that nobody will read: an ingress gives a sign of life at least once a second, and the
-streams of one that has fallen silent are ended."""
+"""Ends the streams of a lost ingress: an ingress sends a heartbeat at least once a second, and one
+whose heartbeats stop for too long counts as lost."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ class _Ingress:
 
 
 class HeartbeatMonitor:
-    """Lives on an event loop, whose time is the only clock."""
+    """Runs on an event loop, whose time is its only clock."""
 
     def __init__(self, bound_s: float, end: Callable[[str], None]) -> None:
         self._bound_s = bound_s
@@ -21,14 +21,14 @@ class HeartbeatMonitor:
         self._ingresses: dict[str, _Ingress] = {}
 
     def begin(self, stream: str, ingress: str) -> None:
-        """A stream is itself a sign of life."""
+        """Registers a stream, which also counts as a heartbeat of its ingress."""
         if ingress not in self._ingresses:
             self._ingresses[ingress] = _Ingress(self._timer(ingress))
         self._ingresses[ingress].streams.add(stream)
         self.record_heartbeat(ingress)
 
     def record_heartbeat(self, ingress: str) -> None:
-        """A sign of life; one of an ingress without streams here is no error."""
+        """Restarts the ingress's timer; an ingress without streams here is ignored."""
         known = self._ingresses.get(ingress)
         if known is not None:
             known.timer.cancel()

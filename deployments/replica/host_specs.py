@@ -1,4 +1,4 @@
-"""The config's models as what actors/hosts/fleet.py raises."""
+"""Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,14 @@ from cluster.placement import Placement, plan
 from cluster.zoo.paths import cache_dir
 
 MEASURE_S = 5.0
-"""In which a first start measures a model; serving refines that
+"""Time for measuring a model at its first start; costs are refined while serving
 (policies/estimates/online_cost.py)."""
 
 
 async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
-    """Those that are actors go into the placement group that Serve has made for the replica."""
-    torch.set_num_threads(config.threads)  # of the inline ones
+    """Starts the hosts; those that are actors go into the placement group that Serve made for the
+    replica."""
+    torch.set_num_threads(config.threads)  # for inline models
     placement = plan(config)
     group = Group(replica, get_current_placement_group())
     return await start_fleet(
@@ -35,7 +36,7 @@ async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str],
 
 
 def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
-    """Writes an inflated checkpoint first, where one is asked for."""
+    """The target's spec; writes the inflated checkpoint first if the config sets `inflate_to`."""
     target = config.target
     return TargetSpec(
         checkpoint=target.path(),
@@ -77,7 +78,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
 
 
 def _dtype(name: str) -> torch.dtype | None:
-    """None is chosen where the model runs: its node may have another processor."""
+    """None: chosen where the model runs, because its node may have another processor."""
     return None if name == "auto" else getattr(torch, name)
 
 

@@ -1,5 +1,5 @@
-"""What one replica is made of: its hosts, the coordinator over them, the policies in force, and
-who is asked how long outputs will be."""
+"""The parts of one replica: its hosts, the coordinator, the current policies, and the prediction of
+output lengths by the target."""
 
 import asyncio
 import logging
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """Made on the event loop that it lives on, in nobody's request: what a request starts would
-    be cancelled with it."""
+    """Must be constructed on the event loop that it runs on, outside of any request, because tasks
+    that a request starts are cancelled with it."""
 
     def __init__(self, config: AppConfig, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -58,11 +58,13 @@ class Service:
         self._asking.add_done_callback(_report)
 
     def report_to(self, observe: Callable[[Event], None]) -> None:
-        """From now on: what came before (the warm-up) is in nobody's statistics."""
+        """Passes all later events to `observe`; those of the warm-up do not enter the
+        statistics."""
         self._observers.append(observe)
 
     async def warm_up(self) -> None:
-        """Compiles what compiles at first use, before the first reader waits for it."""
+        """Serves two short requests, so that everything that compiles at first use is compiled
+        before the first client's request."""
         left = asyncio.Semaphore(0)
 
         def watch(event: Event) -> None:
@@ -76,11 +78,11 @@ class Service:
             )
             async for _commit in self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params):
                 pass
-            await left.acquire()  # it has not only finished: nothing is left of it
+            await left.acquire()  # finished, and removed from all hosts
         self._observers.remove(watch)
 
     def use(self, chosen: PoliciesConfig) -> None:
-        """Other policies from the next round on. Raises ValueError naming the field."""
+        """Sets the policies from the next round on. Raises ValueError naming the field."""
         if chosen == self._chosen:
             return
         policies, schedule = self._make(chosen)
@@ -89,8 +91,8 @@ class Service:
         self._policies, self._chosen = policies, chosen
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
-        """Shares what is learned here with the other replicas, for ever."""
-        # The name is this process's alone: it has one incarnation.
+        """Exchanges estimates with the other replicas, forever."""
+        # The name is unique to this process, so one incarnation number is enough.
         await Pooling(replica, 0, exchange, self._learners).run()
 
     def _learners(self) -> dict[str, Pooled]:
@@ -109,7 +111,7 @@ class Service:
             observe(event)
 
     def _make(self, chosen: PoliciesConfig) -> tuple[Policies, Schedule]:
-        """The policies, and the schedule without the fairness around it."""
+        """The policies, and the schedule without the fairness wrapper."""
         schedule = make_schedule(chosen.schedule.name, chosen.schedule.options)
         selection = make_selection(chosen.selection.name, chosen.selection.options, chosen.seed)
         speculation = make_speculation(
@@ -142,6 +144,6 @@ class Service:
 
 
 def _report(asking: asyncio.Task[None]) -> None:
-    """Requests are served without predicted lengths, in the order of arrival: say so."""
+    """Logs that length prediction has stopped; requests are then served in order of arrival."""
     if not asking.cancelled() and (error := asking.exception()) is not None:
         log.error("output lengths are predicted no more: %r", error)
