@@ -1,9 +1,11 @@
-"""The planner's one search: items sorted by worth, the objective evaluated at every prefix.
+"""The search behind all of the planner's decisions: sort items by worth, evaluate the round's time
+and the objective at every prefix, and take the best prefix.
 
-An item is something that a round may take on: a node of a draft tree to verify, or one more level
-of a request's draft. Where every item costs the same, as a node of the verification does, the best
-set of each size is a prefix, because no item of a request adds more than the one before it; then
-the best prefix is the best set. The search never stops at the first loss.
+An item is something that can be added to a round: a node of a draft tree to verify, or one more
+level of a request's draft. The items of a request add less and less to the objective. So where all
+items cost the same, as nodes in a verification do, the best set of each size is a prefix, and the
+best prefix is the best set. The search evaluates all prefixes, since the objective may rise again
+after it has fallen.
 """
 
 from typing import NamedTuple
@@ -17,8 +19,9 @@ from policies.speculation.planner.objective import value_of, worth_of
 from policies.speculation.slo import TimeCaps
 
 _TOLERANCE = 0.01
-"""Of a plain round: by how much a cap may be missed beyond what is inevitable. Drafts that cost
-next to nothing are then kept, where drafting has already taken the time."""
+"""Where no prefix keeps all caps, the excess may exceed the smallest possible one by this share of
+a plain round. So drafts that cost next to nothing are still verified if drafting has already taken
+more time than a cap allows."""
 
 
 @njit(cache=True)
@@ -27,39 +30,42 @@ def no_caps(requests: int) -> TimeCaps:
 
 
 class Requests(NamedTuple):
-    """All requests that wait for the round's verdict, as arrays."""
+    """All requests of the micro-batch, which wait for the round's verdicts, as arrays."""
 
     context: Floats
-    """Committed tokens."""
+    """Committed tokens of each request."""
     weight: Floats
-    """In the fair objective."""
+    """Fairness weight of each request."""
     need: Floats
-    """Tokens that the request must gain in this round for its SLO; 0: none."""
+    """Tokens beyond its own one that the request must gain in this round to keep its SLO; 0:
+    none."""
     token_s: Floats
-    """Its TPOT: the time that one more token earns it."""
+    """TPOT of its SLO: by so much each token that it gains may lengthen its time; 0 without one."""
     slo: TimeCaps
     no_harm: TimeCaps
     expected: Floats
-    """Tokens that it gains besides the items: from levels drafted already, or from other lanes."""
+    """Tokens that it is expected to gain without the items: from levels drafted already, or from
+    other lanes."""
     floor: Floats
-    """The gain that its caps count with at least: what it will have when drafting ends."""
+    """Its caps assume at least this gain, which later levels or lanes will bring."""
 
 
 class Items(NamedTuple):
-    """In the order in which they are taken."""
+    """The items, in the order in which they are added to the round."""
 
     owner: Ints
     gain: Floats
-    """Tokens expected."""
+    """Expected tokens of each item."""
     worth: Floats
     """What the item adds to the objective."""
     urgent: int
-    """The first so many serve needs."""
+    """The first `urgent` items serve the needs of SLO requests."""
 
 
 @njit(cache=True)
 def taking_order(rate: Floats, owner: Ints, urgent: Mask, need: Floats) -> Ints:
-    """Urgent items first, those of the greatest need before others; then by `rate`."""
+    """The order of the items: urgent ones first, by descending need of their requests; then by
+    descending `rate`."""
     rank = np.empty(len(rate))
     for item in range(len(rate)):
         rank[item] = -need[owner[item]] if urgent[item] else -rate[item]
@@ -74,10 +80,10 @@ def taking_order(rate: Floats, owner: Ints, urgent: Mask, need: Floats) -> Ints:
 def best_prefix(
     fair: bool, items: Items, requests: Requests, seconds: Floats, charged_s: Floats
 ) -> int:
-    """How many of the items to take. Precedence: needs, SLO caps, no-harm caps, the objective.
+    """The number of items to take. Precedence: needs, SLO caps, no-harm caps, the objective.
 
     `seconds`: the round's time with the first 0, 1, 2, ... items; `charged_s`: the part of it that
-    the objective counts. Caps that no prefix keeps are missed by as little as possible.
+    counts in the objective. If no prefix keeps all caps, the excess is kept as small as possible.
     """
     least = _needed(items, requests, seconds)
     over_slo = _excess(items, requests, requests.slo, seconds)
@@ -105,8 +111,8 @@ def best_prefix(
 
 @njit(cache=True)
 def _needed(items: Items, requests: Requests, seconds: Floats) -> int:
-    """The longest prefix of urgent items whose tokens earn their requests more time than the items
-    take from all requests in need."""
+    """The length of the longest prefix of urgent items whose tokens give their requests more time
+    than the items take from all requests in need together."""
     waiting = (requests.need > requests.expected).sum()
     least, earned_s = 0, 0.0
     for item in range(items.urgent):
@@ -118,10 +124,11 @@ def _needed(items: Items, requests: Requests, seconds: Floats) -> int:
 
 @njit(cache=True)
 def _excess(items: Items, requests: Requests, caps: TimeCaps, seconds: Floats) -> Floats:
-    """At every prefix, by how much the round is longer than the tightest cap allows.
+    """For every prefix, the time by which the round exceeds the tightest cap.
 
-    A request's cap rises with each of its items, so the tightest cap at a prefix is the least of
-    those that its later items, or none, will raise.
+    Each item raises the cap of its request. So the tightest cap at a prefix is the minimum of the
+    caps of all requests with the items taken so far, which one backward pass yields for all
+    prefixes.
     """
     count = len(items.owner)
     gain, before = requests.expected.copy(), np.empty(count)

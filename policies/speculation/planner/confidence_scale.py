@@ -1,6 +1,6 @@
-"""How many tokens a request accepts for each that its calibrated confidences promise.
+"""Per request, the ratio of accepted tokens to those that its calibrated confidences predict.
 
-Calibration pools all requests of a drafter; this is what one request differs by.
+Calibration pools all requests of a drafter; this ratio captures how one request differs.
 """
 
 from typing import NamedTuple
@@ -12,22 +12,22 @@ from policies.rows import with_rows
 from policies.speculation.forest import Floats, Ints
 
 _PRIOR = 8.0
-"""Accepted tokens that count for the confidences being right."""
+"""Weight of the prior that confidences are right, in accepted tokens."""
 _FADE = 0.98
-"""Per round with drafts: the last fifty count."""
+"""Decay per round with drafts, so that about the last fifty rounds count."""
 
 
 class Promises(NamedTuple):
-    """By row, as compiled code takes them."""
+    """Arrays with a row for each request, for compiled code."""
 
     promised: Floats
     accepted: Floats
     open: Floats
-    """Tokens that the drafts under verification promise."""
+    """Expected accepted tokens of the drafts that are being verified."""
 
 
 class ConfidenceScale:
-    """A row for each request."""
+    """The ratios of all requests, with a row for each."""
 
     def __init__(self) -> None:
         self.promises = Promises(np.zeros(0), np.zeros(0), np.zeros(0))

@@ -1,8 +1,9 @@
-"""Who drafts, on which lane, and how deep: one choice for all lanes of a round.
+"""Chooses which requests draft, on which lanes and how deep, jointly for all lanes of a round.
 
-The verdict waits for every lane, so the time that one lane takes is taken from all requests. Each
-level that a pair of a request and a lane may draft is a virtual node, whose probability is what the
-pair's earlier drafts suggest; the levels to draft are the best prefix of all virtual nodes.
+All requests wait for the slowest lane, so the time that one lane takes delays all of them. Each
+level that a pair of a request and a lane may draft counts as a virtual node, whose probability is
+estimated from the pair's earlier drafts; the levels to draft are the best prefix of all virtual
+nodes.
 """
 
 from typing import NamedTuple
@@ -23,20 +24,21 @@ from policies.speculation.planner.round_inputs import (
 )
 
 _LEAST_GAIN = 0.05
-"""Tokens that a request must expect of a lane: what a smaller gain costs, no cost model shows."""
+"""A request drafts on a lane only for at least this expected gain in tokens; the cost models cannot
+resolve the costs of smaller gains."""
 _SLOPE_OVER = 16
-"""Draft tokens over which the marginal cost of verifying one is taken."""
+"""The marginal cost of verifying a draft token is averaged over this many tokens."""
 
 
 class Depths(NamedTuple):
     depth: Ints
-    """Of each pair; 0: it does not draft."""
+    """Levels that each pair of a request and a lane drafts; 0: none."""
     gain: Floats
-    """Tokens expected of each pair."""
+    """Expected tokens of each pair."""
     nodes: Floats
-    """By lane, tokens to verify."""
+    """Expected draft tokens of each lane."""
     drafting_s: Floats
-    """By lane."""
+    """Drafting time of each lane."""
 
 
 class _Levels(NamedTuple):
@@ -56,7 +58,7 @@ def best_depths(
     requests: Requests,
     costs: RoundCosts,
 ) -> Depths:
-    """`width`: of each lane's drafts."""
+    """The levels to draft; `width`: that of each lane's drafts."""
     levels = _sorted_levels(fair, pairs, lanes, width, requests, costs)
     items = Items(pairs.request[levels.pair], levels.gain, levels.worth, levels.urgent)
     seconds, charged_s = _seconds(levels, pairs, lanes, width, requests, costs)
@@ -78,7 +80,8 @@ def _sorted_levels(
     requests: Requests,
     costs: RoundCosts,
 ) -> _Levels:
-    """As many as the verification has room for, the most worth per second first."""
+    """All levels by descending worth per second, cut off where the verification has no more
+    room."""
     beside_s = round_seconds(costs, 0.0, 0.0)
     node_s = (round_seconds(costs, _SLOPE_OVER, 0.0) - beside_s - costs.overhead_s) / _SLOPE_OVER
     sharing = np.bincount(pairs.lane, minlength=len(width))
@@ -96,7 +99,7 @@ def _sorted_levels(
         gain, rate = 0.0, np.inf
         for level in range(pairs.deepest[pair]):
             worth = requests.weight[request] * worth_of(fair, gain, more)
-            rate = min(rate, worth / max(seconds, 1e-9))  # no level before the one it continues
+            rate = min(rate, worth / max(seconds, 1e-9))  # parents come first
             of_pair[at], number[at], owner[at] = pair, level, request
             gains[at], worths[at], rates[at] = more, worth, rate
             urgent[at] = gain < requests.floor[request]
@@ -123,14 +126,18 @@ def _seconds(
     requests: Requests,
     costs: RoundCosts,
 ) -> tuple[Floats, Floats]:
-    """The round's time with the first 0, 1, 2, ... levels, and what the objective is charged: what
-    is read now need not be read in later rounds."""
+    """The round's time with the first 0, 1, 2, ... levels, and the time charged in the objective.
+
+    The charge leaves out part of the time for processing unread committed tokens, because this work
+    also spares later rounds.
+    """
     count = len(levels.pair)
     drafting_s, spared_s = np.zeros((2, len(width)))
     seconds, charged_s = np.empty((2, count + 1))
     seconds[0] = charged_s[0] = round_seconds(costs, 0.0, 0.0)
     lane_s = _lane_seconds(levels.pair, levels.level, pairs, lanes, width, requests)
-    # As plain arrays: in a loop, each look into a tuple of arrays costs as much as the rest.
+    # Local names, because in a compiled loop each access to an array inside a tuple costs as much
+    # as the rest of the iteration.
     of_pair, number, lane_of, found = levels.pair, levels.level, pairs.lane, pairs.found
     unread, rounds_left, step = pairs.unread, pairs.rounds_left, lanes.step
     nodes = 0.0
@@ -142,7 +149,8 @@ def _seconds(
             later = 1.0 - 1.0 / rounds_left[pair]
             spared_s[lane] += step[lane, 1] * (unread[pair] - 1.0) * later
         nodes += found[pair] * width[lane]
-        # A call that finds nothing holds the round up as well.
+        # The minimum above 0 counts the overhead of a round with drafts even if lookups find
+        # nothing.
         verified_s = round_seconds(costs, max(nodes, 1e-9), 0.0)
         longest_s = charged = 0.0
         for other in range(len(width)):
@@ -156,7 +164,7 @@ def _seconds(
 def _lane_seconds(
     of_pair: Ints, number: Ints, pairs: Pairs, lanes: LaneCosts, width: Ints, requests: Requests
 ) -> Floats:
-    """How long the lane of each level drafts, with this level and those before it."""
+    """The drafting time of each level's lane, with this level and those before it."""
     deepest = pairs.deepest.max() if len(pairs.deepest) else 0
     context, tokens = np.zeros((2, len(width), deepest))
     drafting_s, after = np.zeros(len(width)), np.empty(len(of_pair))

@@ -1,4 +1,4 @@
-"""How wide a beam each lane drafts, before anything is drafted."""
+"""Chooses the width of each lane's beam before anything is drafted."""
 
 import numpy as np
 from numba import njit
@@ -28,10 +28,11 @@ def best_widths(
     costs: RoundCosts,
     max_depth: int,
 ) -> Ints:
-    """By lane, the width of the best uniform beam of any depth, all requests of the lane drafting.
+    """For each lane, the width of the best uniform beam of any depth, if all requests of the lane
+    draft.
 
-    A level of width w is accepted with p + (1 - p)·siblings[lane, w - 1]; lane l has the pairs from
-    starts[l] up to starts[l + 1].
+    A level of width w is accepted with probability p + (1 - p)·siblings[lane, w - 1]. Lane l has
+    the pairs from starts[l] up to starts[l + 1].
     """
     widths = np.ones(len(siblings), np.int64)
     for lane in range(len(siblings)):
@@ -59,15 +60,15 @@ def best_widths(
 
 @njit(cache=True)
 def sibling_shares(wrong: float, ranks: Floats, widest: int) -> Floats:
-    """P(one of the siblings behind the first is right | the first is not), by width.
+    """P(one of the further siblings is accepted | the first one is not), for each width.
 
-    `wrong`: how often the first is not. `ranks`: how often a sibling of each rank was judged, and
-    how often it was the right one.
+    `wrong`: how often the first one is not accepted. `ranks`: for each rank, how often a sibling
+    was verified and how often it was accepted.
     """
     shares, share = np.zeros(widest), wrong / 3
     for rank in range(1, widest):
-        # Before it was seen, a sibling is three quarters as good as the one before it, the second
-        # one right in a quarter of what the first leaves over.
+        # Prior: the second sibling is accepted in a quarter of the cases that the first one misses,
+        # and each further one three quarters as often as the one before it.
         share = rank_acceptance(ranks, rank, 0.75 * share)
         shares[rank] = min(1.0, shares[rank - 1] + share / max(wrong, share, 1e-9))
     return shares

@@ -1,25 +1,27 @@
-"""Drafts that are not expected to pay, within a share of the time: a drafter that does not draft
-cannot show that it has become better."""
+"""Exploration: a small share of the time goes to drafts that are not expected to pay, because a
+drafter that never drafts could not show that it has become better."""
 
 from collections.abc import Sequence
 
 
 class Exploration:
     def __init__(self, share: float) -> None:
-        """`share`: of the time, over all lanes together."""
+        """`share`: of the time, for all lanes together."""
         self._share = share
         self._saved_s: dict[str, float] = {}
-        """By lane, at most a round's worth."""
+        """Exploration budget of each lane, at most the time of one plain round."""
 
     def save(self, lane: str, plain_s: float, rounds: int) -> None:
-        """So many rounds have passed, each of which would take `plain_s` without drafts."""
+        """Adds to the lane's budget for `rounds` rounds, each of which takes `plain_s` without
+        drafts."""
         saved_s = self._saved_s.setdefault(lane, 0.0)
         saved_s += self._share / len(self._saved_s) * plain_s * rounds
         self._saved_s[lane] = min(saved_s, plain_s)
 
     def afford(self, lane: str, cost_s: Sequence[float], slack_s: float) -> int:
-        """How many requests explore in this round, `cost_s` being what the first 1, 2, 4, ... would
-        cost it: as many as the time saved pays for, and none beyond what any cap allows."""
+        """The number of requests that explore in this round; `cost_s` are the costs of the first 1,
+        2, 4, ... of them. Limited by the lane's budget, from which it is paid, and by the slack of
+        all caps."""
         count = 0
         for power, seconds in enumerate(cost_s):
             if seconds <= min(self._saved_s[lane], slack_s):

@@ -1,16 +1,17 @@
-"""Lanes on which no request drafts are left out of the next rounds."""
+"""Leaves lanes on which no request drafts out of the next rounds, which saves planning them."""
 
 from policies.protocols import LaneBatch
 from policies.rows import Rows
 
 _LONGEST = 12
-"""Rounds that a lane is left out at most: what its drafter has to read grows meanwhile."""
+"""The most rounds that a lane is left out, because its drafter's unread tokens accumulate
+meanwhile."""
 _NEW_SHARE = 0.25
-"""The share of new requests that brings all lanes back."""
+"""A lane is considered again at once if at least this share of its requests is new."""
 
 
 class LaneBackoff:
-    """Left out for 1, 2, 3, ... rounds, until a request drafts there again."""
+    """Leaves a lane out for 1, 2, 3, ... rounds, until a request drafts on it again."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, int] = {}
@@ -28,7 +29,7 @@ class LaneBackoff:
         return False
 
     def rounds(self, lane: str) -> int:
-        """Since the lane was considered last."""
+        """Rounds since the lane was last considered."""
         return 1 + self._rounds.get(lane, 0)
 
     def leave_out(self, lane: str) -> None:

@@ -1,12 +1,14 @@
-"""What speculation gives or costs each request, in tokens against plain decoding.
+"""The no-harm bound: what speculation has gained or cost each request, in tokens, against plain
+decoding.
 
-A request without an SLO keeps at least a share (`no_harm`) of the tokens that plain decoding would
-have given it in the same time: a cap on the round's time. It may fall behind at once by what it may
-lose over `window` rounds, because its own gain comes later. A request of twenty rounds is not
-helped by such a cap. So the slower a request has been, the more it weighs in the objective.
+A request without an SLO keeps at least the share `no_harm` of the tokens that plain decoding would
+have given it in the same time, which is enforced as a cap on the round's time. It may fall behind
+at once by as much as it may lose over `window` rounds, because its own gain often comes later. So
+the cap does not protect a request of twenty rounds; for these, a request weighs more in the
+objective the slower it has been.
 
-Gains are expected ones: accepted tokens scatter so much that some request of a batch would always
-be in debt by chance.
+Gains are expected ones. Accepted tokens scatter so much that in every batch some request would be
+in debt by chance.
 """
 
 from typing import NamedTuple
@@ -20,21 +22,22 @@ from policies.speculation.forest import Floats, Ints
 from policies.speculation.slo import TimeCaps
 
 FAIRNESS_WEIGHT = 1.0
-"""What the slowest requests weigh beyond the 1 of the fastest."""
+"""Additional fairness weight of the slowest requests; the fastest weigh 1."""
 _FAST = 1.3
-"""Over plain decoding: a request of this speed weighs 1."""
+"""Speed relative to plain decoding from which on a request weighs 1."""
 _ROUNDS_BEFORE = 8.0
-"""Plain rounds that count before a request's first: it is neither slow nor fast yet."""
+"""Prior in plain rounds, so that a new request counts as neither slow nor fast."""
 _OWN_OVERHEAD = 0.25
-"""How far a round's own overhead counts, rather than the usual one: single ones scatter by more
-than what a request may lose. Never more than half of a forward, or less than a round without any
-wait: beyond that lies a pause of the process."""
+"""Weight of a round's own measured overhead against the usual one, because single measurements
+scatter by more than a request may lose. They are clamped to at most half of a forward, beyond which
+lies a pause of the process, and to at least that of a round without any wait."""
 _REPAID = 0.05
-"""The part of a debt that one round must repay, so that one bad round does not stop the batch."""
+"""The part of a debt that one round must repay; small, so that one bad round does not stop all
+drafts."""
 
 
 class Accounts(NamedTuple):
-    """By row, as compiled code takes them."""
+    """Arrays with a row for each request, for compiled code."""
 
     gained: Floats
     plain: Floats
@@ -44,19 +47,20 @@ class Accounts(NamedTuple):
 
 
 class NoHarmAccounts:
-    """One account for each request, a row: tokens gained, and rounds of plain decoding that would
-    have fitted into the same time, both fading slowly: an old debt must not bind for ever."""
+    """One account for each request, a row: tokens gained, and the rounds of plain decoding that
+    would have fitted into the same time. Both decay slowly, so that an old debt does not bind
+    forever."""
 
     def __init__(self, no_harm: float, window: int) -> None:
         self._no_harm = no_harm
         self._overdraft = (1.0 - no_harm) * window
-        # Slow, so that a request's first `window` rounds count almost whole.
+        # Slow decay, so that a request's first `window` rounds count almost fully.
         self._fade = 1.0 - 0.5 / window
         self._gained = np.zeros(0)
         self._plain = np.zeros(0)
         self._open = np.zeros((0, 5))
-        """Of the round under way: expected gain, the drafts' share of the verification, the wait
-        and the overhead that are usual, and whether it drafts."""
+        """For the current round: expected gain, the drafts' share of the verification time, the
+        usual wait, the usual overhead, and whether the request is in a round with drafts."""
 
     @property
     def accounts(self) -> Accounts:
@@ -79,20 +83,22 @@ class NoHarmAccounts:
         wait_s: float,
         overhead_s: float,
     ) -> None:
-        """A round with drafts has begun, or its drafts have been chosen."""
+        """Records a round with drafts, when it begins and again when its nodes have been
+        selected."""
         self._open[rows, 0] = gain
         self._open[rows, 1:] = (drafts_share, wait_s, overhead_s, 1.0)
 
     def close_round(
         self, rows: Ints, seconds: Floats, verify_s: Floats, prompts_s: Floats, drafting_s: float
     ) -> None:
-        """The round took each request `seconds`, of them `verify_s` in the verification, of that
-        `prompts_s` for prompts, and `drafting_s` in drafting, be it for others. One that was not
-        opened was plain."""
+        """Updates the accounts after a round that took `seconds` for each request: `verify_s` of
+        these in the verification, of which `prompts_s` for prompts, and `drafting_s` for drafting,
+        including that for other requests. A round without `open_round` counts as plain."""
         _close(rows, seconds, verify_s, prompts_s, drafting_s, self._fade, self.accounts)
 
 
-# Rows are picked in compiled code: numpy takes over 1 µs to read or write those of one column.
+# Rows are accessed in compiled code, because numpy takes over 1 µs to read or write rows of one
+# column.
 
 
 @njit(cache=True)
@@ -105,8 +111,8 @@ def _close(
     fade: float,
     accounts: Accounts,
 ) -> None:
-    """Prompts are left out: they come as requests end, so the faster all decode the more of them a
-    round has, and the share that drafts cost would look smaller."""
+    """Prompts are left out: new requests arrive as others end, so the faster all requests decode,
+    the more prompts a round has, and the relative cost of drafts would look smaller."""
     for number, row in enumerate(rows):
         gain, drafts_share, wait_s, overhead_s, drafts = accounts.open[row]
         accounts.open[row] = 0.0
@@ -118,7 +124,7 @@ def _close(
             overhead_s += _OWN_OVERHEAD * (own_s - overhead_s)
             took_s = wait_s + forward_s + drafting_s + overhead_s
             plain_s = wait_s + forward_s - drafts_share * verify_s[number]
-            # A clock too coarse for the round must not make it look endless.
+            # A lower bound on plain_s, for clocks that are too coarse for the round.
             plain = took_s / max(plain_s, 0.1 * max(took_s, 1e-9))
         accounts.gained[row] = fade * accounts.gained[row] + 1.0 + gain
         accounts.plain[row] = fade * accounts.plain[row] + plain
@@ -126,8 +132,8 @@ def _close(
 
 @njit(cache=True)
 def weights_of(rows: Ints, bound: Mask, accounts: Accounts) -> Floats:
-    """Of each request in the fair objective. They stand for the multipliers of the constraints that
-    no request be slower than `no_harm` allows."""
+    """Fairness weight of each request in the objective. Weights act like the multipliers of the
+    constraint that no request be slower than `no_harm` allows."""
     weights = np.ones(len(rows))
     for number, row in enumerate(rows):
         if bound[number]:
@@ -140,8 +146,8 @@ def weights_of(rows: Ints, bound: Mask, accounts: Accounts) -> Floats:
 
 @njit(cache=True)
 def caps_of(rows: Ints, bound: Mask, plain_s: float, accounts: Accounts) -> TimeCaps:
-    """1 + g + credit + overdraft ≥ T / T_plain for each request that is bound; a debt beyond the
-    overdraft is repaid in parts."""
+    """The cap 1 + g + credit + overdraft ≥ T / T_plain for each request in `bound`; a debt beyond
+    the overdraft is repaid in parts."""
     slope, offset = np.zeros(len(rows)), np.full(len(rows), np.inf)
     for number, row in enumerate(rows):
         if bound[number]:

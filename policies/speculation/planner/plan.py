@@ -1,4 +1,4 @@
-"""What a round drafts, in one compiled call, and the rule that each lane gets for it."""
+"""Plans what a round drafts, in one compiled call, and makes the step rule of each lane."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -30,23 +30,23 @@ from policies.speculation.slo import (
 )
 
 _READING_LASTS = 16.0
-"""Rounds over which the time of reading what a drafter lacks is spread at most."""
+"""The most rounds over which the time for a drafter's unread tokens is spread."""
 
 
 class LaneInputs(NamedTuple):
-    """The lanes that may draft, and the pairs of a request and a lane, lane behind lane."""
+    """The lanes that may draft, and the pairs of a request and a lane, grouped by lane."""
 
     starts: Ints
     """Lane l has the pairs from starts[l] up to starts[l + 1]."""
     request: Ints
-    """Of each pair, its place in the round."""
+    """For each pair, the request's index in the round."""
     unread: Floats
-    """Of each pair, tokens that the first draft step reads."""
+    """For each pair, the committed tokens that the first draft step processes."""
     costs: LaneCosts
     numbers: Ints
-    """Of the lanes in the acceptance estimates."""
+    """The lanes' numbers in the acceptance estimates."""
     ranks: Floats
-    """Of each lane, how often siblings were judged and right, by rank."""
+    """For each lane and rank, how often siblings were verified and accepted."""
 
     def pairs(self, lane: int) -> slice:
         return slice(int(self.starts[lane]), int(self.starts[lane + 1]))
@@ -59,7 +59,7 @@ def lane_inputs(
     numbers: Ints,
     calibrations: Mapping[str, Calibration],
 ) -> LaneInputs:
-    """`places`: of the requests in the round."""
+    """The inputs as arrays; `places`: each request's index in the round."""
     names = [batch.lane or "" for batch in batches]
     unread = [count for batch in batches for count in batch.unread or [1] * len(batch.requests)]
     steps = [context.draft[name].piecewise if name in context.draft else FREE for name in names]
@@ -85,22 +85,23 @@ class Aims(NamedTuple):
     max_width: int
     now: float
     round_s: float
-    """How long a round usually takes."""
+    """Running mean of the time of a round."""
 
 
 class Plan(NamedTuple):
     depths: Depths
     deepest: Ints
-    """Levels that each pair has room for."""
+    """The most levels that each pair may draft."""
     width: Ints
-    """By lane."""
+    """Width of each lane's beam."""
     blocked: Mask
-    """By lane: drafts would pay there, but a cap forbids all drafts of this round."""
+    """For each lane: drafts would pay, but a cap forbids all drafts of this round."""
     plain_s: float
-    """Of the round if no request drafts."""
+    """Time of the round if no request drafts."""
     requests: Requests
     outlook: Floats
-    """[unread, next, added, expected of other lanes; lane; request]."""
+    """Inputs of the step rules, indexed by [quantity, lane, request]; the quantities are unread,
+    next and added (`LaneOutlook`), and the gain expected from other lanes."""
 
 
 @njit(cache=True)
@@ -114,7 +115,7 @@ def plan_round(
     costs: RoundCosts,
     aims: Aims,
 ) -> Plan:
-    """`costs.context` is not known yet."""
+    """The plan of a round; `costs.context` is filled in here."""
     fair, context = aims.fair, context_lengths(standing)
     costs = RoundCosts(
         costs.verify,
@@ -185,7 +186,7 @@ def _pairs(
     for pair, request in enumerate(lanes.request):
         left = draft_tokens_left_at(standing, request)
         added[pair] = scale[request] * belief.added[pair]
-        # Rounds with drafts commit several tokens each.
+        # Rounds with drafts commit several tokens each: 4 is a rough mean.
         rounds_left[pair] = min(max(left / 4.0, 1.0), _READING_LASTS)
         deepest[pair] = int(min(left, max_depth))
     return Pairs(
@@ -228,7 +229,7 @@ def _requests(
         if need[request] <= reach[request]:
             floor[request] = need[request]
         else:
-            # An SLO that is out of reach caps the round no longer.
+            # An SLO that cannot be kept in this round does not cap it.
             slo.offset[request] = np.inf
     no_harm = caps_of(rows, bound, plain_s, accounts)
     weight = weights_of(rows, bound, accounts)
@@ -258,8 +259,8 @@ def rules_of(
     costs: RoundCosts,
     calibrations: Mapping[str, Calibration],
 ) -> list[PlannerStepRule]:
-    """One for each lane, which takes what the plan expects of the others as done. `names`: of all
-    requests in the round."""
+    """One step rule for each lane, which assumes that the other lanes draft as planned. `names`: of
+    all requests in the round."""
     nodes, drafting_s = plan.depths.nodes.tolist(), plan.depths.drafting_s.tolist()
     read = float(plan.requests.context.sum())
     rules = []

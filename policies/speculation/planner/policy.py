@@ -1,9 +1,9 @@
-"""Our default speculation policy: one plan for the whole round, fair to every request.
+"""The default speculation policy: one plan for the whole round, fair to every request.
 
-Precedence: what a forward takes; needs of SLO requests, the greatest A(r) first; SLO caps; no-harm
-caps; the objective. `plan` decides for all lanes who drafts and how wide (draft_depths.py),
-`PlannerStepRule` how deep while drafting goes on, `select` what is verified of it. All three are
-the same search: the best prefix of what a round may take on (best_prefix.py).
+Precedence: the capacity of a forward; needs of SLO requests, the greatest A(r) first; SLO caps;
+no-harm caps; the objective. `plan` decides for all lanes which requests draft and how wide
+(draft_depths.py), `PlannerStepRule` how deep, level by level, and `select` which nodes are
+verified. All three use the same search over what can be added to a round (best_prefix.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,28 +36,28 @@ from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.speculation.slo import BatchProgress, request_terms
 
 _ROUND_MEMORY = 0.2
-"""Weight of the last round in the usual round's time."""
+"""Weight of the last round in the running mean of a round's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerParams:
     objective: Objective = "fair"
-    """fair: the weighted geometric mean of the requests' speeds, within no-harm caps. throughput:
-    their arithmetic mean, without such caps."""
+    """fair: the weighted geometric mean of the requests' speeds, with no-harm caps. throughput:
+    their arithmetic mean, without these caps."""
     max_depth: int = 8
     max_width: int = 3
-    """Where the verifier takes trees."""
+    """Maximum width of draft trees, if the verifier takes trees."""
     no_harm: float = 0.97
     """The share of its speed under plain decoding that a request without an SLO keeps at least."""
     window: int = 128
-    """Rounds whose loss, of 1 - `no_harm` each, a request may have at once."""
+    """A request may fall behind at once by the loss of this many rounds, 1 - `no_harm` each."""
     explore: float = 0.003
-    """Share of the time for drafts that are not expected to pay, over all lanes."""
+    """Share of the time for exploration (drafts that are not expected to pay), over all lanes."""
 
 
 class Planner:
-    """`calibrations` by lane: what the confidences seen in the drafter's loop are worth. Those of
-    candidates are calibrated already."""
+    """`calibrations`: of each lane, for the raw confidences in its step rule. Those of `Candidates`
+    are calibrated already."""
 
     def __init__(
         self,
@@ -74,11 +74,12 @@ class Planner:
         self._exploration = Exploration(self._params.explore)
         self._rows = Rows()
         self._terms = request_terms([])
-        """By row."""
+        """`request_terms` of each request, by row."""
         self._asked: dict[str, set[int]] = {}
-        """By lane: rows of requests that were to be drafted for and have no proposal yet."""
+        """For each lane, the rows of requests that it was asked to draft for and has not proposed
+        anything for yet."""
         self._round_s = 0.0
-        """A running mean of the time between two verdicts of a request."""
+        """Running mean of the time between two verdicts of a request."""
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
@@ -127,7 +128,7 @@ class Planner:
                 own = rows[lanes.request[lanes.pairs(lane)]].tolist()
                 drafts = [row for row, levels in zip(own, depth, strict=True) if levels]
                 self._asked.setdefault(name, set()).update(drafts)
-                # Where levels cost nothing to draft, `select` is soon enough to weigh them.
+                # Lookups draft at no cost, so they need no step rule: `select` decides.
                 plans[name] = _draft_plan(
                     depth, rule if name in context.draft else None, rule.width
                 )
@@ -147,8 +148,8 @@ class Planner:
         rows: Ints,
         rule: PlannerStepRule,
     ) -> list[int]:
-        """Depth bounds of the lane's requests: as deep as there is room for where the rule decides
-        on the way, for those that draft or explore."""
+        """Depth limits of the lane's requests: for those that draft or explore the largest possible
+        depth, because the step rule decides while drafting; 0 for the others."""
         pairs = lanes.pairs(lane)
         drafts, deepest = plan.depths.depth[pairs] > 0, plan.deepest[pairs]
         self._exploration.save(name, plan.plain_s, self._backoff.rounds(name))
@@ -227,7 +228,8 @@ class Planner:
                 asked.discard(row)
 
     def _note_missing_drafts(self, rows: Ints) -> None:
-        """A lookup that was to draft and found nothing has missed its first level."""
+        """Records a miss for each lane that was asked to draft for a request and proposed
+        nothing."""
         here = set(rows.tolist())
         for lane, asked in self._asked.items():
             missing = asked & here

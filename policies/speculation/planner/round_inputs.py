@@ -1,4 +1,4 @@
-"""What the planner knows of a round before anything is drafted."""
+"""The planner's inputs for a round, before anything is drafted."""
 
 from typing import NamedTuple
 
@@ -9,58 +9,59 @@ from policies.speculation.forest import Floats, Ints
 
 
 class RoundCosts(NamedTuple):
-    """The round's time besides drafting; in a lane's rule, other lanes' drafts included."""
+    """What determines the round's time besides the drafting to be planned; in a lane's step rule,
+    other lanes' drafts are included."""
 
     verify: PiecewiseLinear
     context: float
-    """Committed tokens that the verification reads."""
+    """Committed tokens of all requests, which the verification attends to."""
     base_tokens: float
-    """Tokens that are verified in any case."""
+    """Tokens in the verification besides the drafts to be planned."""
     wait_s: float
     overhead_s: float
-    """Of a round that drafts."""
+    """Additional time of a round with drafts (`RoundContext.handling_s`)."""
     elsewhere_s: float
-    """For which other lanes draft."""
+    """Time for which other lanes draft."""
     room: int
     """Draft tokens that the verification has room for."""
 
 
 @njit(cache=True)
 def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
-    """Between two verdicts of a request, with so many draft tokens verified."""
+    """Time between two verdicts of a request if `nodes` draft tokens are verified."""
     verify_s = forward_seconds(costs.verify, costs.context, costs.base_tokens + nodes)
     overhead_s = costs.overhead_s if nodes > 0.0 or drafting_s > 0.0 else 0.0
     return max(drafting_s, costs.elsewhere_s) + overhead_s + costs.wait_s + verify_s
 
 
 class Pairs(NamedTuple):
-    """A request and a lane that may draft for it, lane behind lane."""
+    """Pairs of a request and a lane that may draft for it, grouped by lane."""
 
     request: Ints
     lane: Ints
     first: Floats
     """Probability that the first level is accepted."""
     next: Floats
-    """Of each later level, given that the one before is accepted."""
+    """Probability that a later level is accepted, given that the one before it is."""
     added: Floats
-    """Tokens that the lane adds per token accepted: others may propose the same."""
+    """Tokens that the lane adds per accepted token: lookups may propose the same ones."""
     found: Floats
     """Probability that the lane has a draft at all."""
     unread: Floats
-    """Committed tokens that the first draft step reads."""
+    """Committed tokens that the first draft step processes."""
     rounds_left: Floats
-    """In which having read them pays."""
+    """Rounds over which the cost of processing them is spread."""
     deepest: Ints
-    """Levels that the request's output has room for."""
+    """The most levels before the request's output or the depth limit ends."""
 
 
 class LaneCosts(NamedTuple):
-    """Of each lane."""
+    """The drafting costs of each lane."""
 
     step: Floats
-    """A row of the fields of a step's cost."""
+    """A row for each lane: the fields of its step's PiecewiseLinear cost."""
     call_s: Floats
-    """What a call takes besides its steps."""
+    """Time of a draft call besides its steps."""
 
 
 @njit(cache=True, inline="always")

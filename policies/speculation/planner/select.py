@@ -1,4 +1,4 @@
-"""What is verified of a round's drafts, in one compiled call."""
+"""Selects the nodes of a round's drafts that are verified, in one compiled call."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from policies.speculation.slo import (
 
 
 class Round(NamedTuple):
-    """The round besides its drafts."""
+    """Costs and times of the round besides its drafts."""
 
     verify: PiecewiseLinear
     prefill_tokens: int
@@ -40,19 +40,19 @@ class Round(NamedTuple):
     """Draft tokens that the verification has room for."""
     now: float
     drafting_s: float
-    """Spent on drafting, whatever is verified, with the overhead of a round that drafts."""
+    """Time already spent on drafting, plus the overhead of a round with drafts."""
     wait_s: float
 
 
 class Selected(NamedTuple):
     kept: Mask
-    """Of all nodes."""
+    """Mask over all nodes."""
     seconds: float
-    """Between two verdicts of a request."""
+    """Expected time between two verdicts of a request."""
     gain: Floats
-    """Expected of each request beyond the target's own token."""
+    """Expected accepted tokens of each request."""
     drafts_share: float
-    """Of the verification's time, what the kept drafts add to it."""
+    """Share of the verification's time that the kept drafts cause."""
 
 
 @njit(cache=True)
@@ -67,7 +67,7 @@ def select_round(
     accounts: Accounts,
     around: Round,
 ) -> Selected:
-    """The acceptance estimates learn from the drafts on the way."""
+    """The nodes to verify. Also updates the acceptance estimates from the drafts."""
     promised = forest_of(trees)
     credit(rows, proposals, promised, acceptance)
     scale, path = scales_of(rows, promises), promised.path.copy()
@@ -98,7 +98,8 @@ def _select_nodes(
     no_harm: TimeCaps,
     around: Round,
 ) -> Selected:
-    """First without SLOs, which most rounds find to keep them; else with their needs and caps."""
+    """Selects without SLOs first, since most rounds then keep them anyway; otherwise again with
+    needs and SLO caps."""
     requests, context = len(weight), context_lengths(standing)
     most = min(len(forest.path), around.room)
     fixed = requests + around.prefill_tokens
@@ -124,7 +125,8 @@ def _select_nodes(
 
 @njit(cache=True)
 def _release_lost(slo: TimeCaps, need: Floats, forest: Forest, least: Floats) -> None:
-    """An SLO that all of its request's drafts together cannot save in this round is not pursued."""
+    """Removes the needs and caps of SLOs that all drafts of their request together cannot save in
+    this round."""
     reach = np.zeros(len(least))
     for node in range(len(forest.path)):
         reach[forest.owner[node]] += forest.path[node]
@@ -137,7 +139,7 @@ def _release_lost(slo: TimeCaps, need: Floats, forest: Forest, least: Floats) ->
 def _best_nodes(
     fair: bool, forest: Forest, requests: Requests, seconds: Floats
 ) -> tuple[Ints, Floats]:
-    """The nodes to keep, and what each request gains by them."""
+    """The nodes to keep, and the gain of each request from them."""
     count = len(forest.path)
     nodes, urgent = np.empty(count, np.int64), np.empty(count, np.bool_)
     gains, worth = np.empty((2, count))
@@ -165,4 +167,4 @@ def _most_probable_first(path: Floats) -> Ints:
     for node in range(1, len(path)):
         if path[node] > path[node - 1]:
             return np.argsort(-path, kind="mergesort")
-    return np.arange(len(path))  # a chain, which sorting would take far longer to find out
+    return np.arange(len(path))  # already sorted, as in a chain

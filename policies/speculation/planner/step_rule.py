@@ -1,8 +1,9 @@
-"""The planner in the drafter's loop: which requests draft one level more.
+"""The planner's step rule, which runs in the drafter's process: which requests draft one more
+level.
 
-Before each step but the first, the next level of each request is an item of the best prefix: its
-gain is the probability of the deepest level drafted so far, from the drafter's own confidences,
-times the request's usual acceptance.
+Before each step except the first, the next level of each request is an item of the best-prefix
+search. Its gain is the probability of the deepest level drafted so far, from the drafter's
+calibrated confidences, times the request's usual acceptance.
 """
 
 from collections.abc import Sequence
@@ -23,42 +24,42 @@ from policies.speculation.planner.round_inputs import RoundCosts, round_seconds
 
 
 class LaneOutlook(NamedTuple):
-    """What one lane may bring each request of the round."""
+    """What one lane can add for each request of the round."""
 
     unread: Floats
-    """Committed tokens that the first draft step reads."""
+    """Committed tokens that the first draft step processes."""
     next: Floats
-    """Probability that a level is accepted, given that the one before is."""
+    """Probability that a later level is accepted, given that the one before it is."""
     added: Floats
-    """Tokens that the lane adds per token accepted."""
+    """Tokens that the lane adds per accepted token: lookups may propose the same ones."""
 
 
 class _Drafted(NamedTuple):
-    """How far drafting has come."""
+    """What each request has drafted so far."""
 
     gain: Floats
     mass: Floats
-    """Probability that a node of the deepest level is accepted."""
+    """Calibrated probability that a node of the deepest level is accepted."""
     raw: Floats
-    """The same in the drafter's own confidences."""
+    """The same before calibration."""
 
 
 @dataclass(slots=True, eq=False)
 class PlannerStepRule:
-    """A StepRule of one lane; arrays have a place for each of `names`."""
+    """The StepRule of one lane; its arrays have one element for each of `names`."""
 
     fair: bool
     costs: RoundCosts
     step: PiecewiseLinear
     call_s: float
     names: tuple[str, ...]
-    """All requests that wait for the verdict."""
+    """All requests of the micro-batch."""
     requests: Requests
     outlook: LaneOutlook
     survival: Curve
     width: int
     index: dict[str, int] = field(init=False, default_factory=dict)
-    """Of `names`, once drafting has begun: a rule is sent without it."""
+    """Index of each name; built at the first step, so that it is not sent with the rule."""
     drafted: _Drafted = field(init=False)
     nodes: int = field(init=False)
     drafting_s: float = field(init=False)
@@ -79,7 +80,7 @@ class PlannerStepRule:
             self._reset()
         at = np.array([self.index[name] for name in requests], np.int64)
         if depth == 0:
-            go_on = np.ones(len(at), np.bool_)  # the plan has decided who drafts
+            go_on = np.ones(len(at), np.bool_)  # the plan has already decided which requests draft
         else:
             sizes = np.array([len(level) for level in frontier], np.int64)
             confidence = np.concatenate(frontier)
@@ -102,8 +103,9 @@ class PlannerStepRule:
         return go_on.tolist()
 
     def exploration_s(self, drafting: Ints, idle: Ints) -> tuple[list[float], float]:
-        """What the first 1, 2, 4, ... of the `idle` requests would cost the round by one level
-        beside those `drafting`; and how much longer the round may be for every request."""
+        """The time that one level for the first 1, 2, 4, ... of the `idle` requests adds to a round
+        in which `drafting` requests draft; and the slack, by which the round may be longer within
+        all caps."""
         without_s = self._round_s(drafting)
         cost_s, count = [], 1
         while count <= len(idle):
@@ -116,14 +118,14 @@ class PlannerStepRule:
         return cost_s, cap_s - without_s
 
     def _round_s(self, drafting: Ints) -> float:
-        """Where these requests draft their first level, and no more."""
+        """Time of a round in which these requests draft one level."""
         nodes = len(drafting) * self.width
         if nodes > self.costs.room:
             return np.inf
         return round_seconds.py_func(self.costs, float(nodes), self.step_s(drafting, 0))
 
     def step_s(self, going: Ints, depth: int) -> float:
-        """Of one draft step of these requests; the first with what the call takes besides."""
+        """Time of one draft step of these requests; the first one includes the call's own time."""
         if not len(going):
             return 0.0
         tokens = self.outlook.unread[going].sum() if depth == 0 else len(going) * self.width
@@ -140,7 +142,7 @@ def _absorb(
     survival: Curve,
     outlook: LaneOutlook,
 ) -> None:
-    """The level that was drafted since, its confidences calibrated."""
+    """Adds the level drafted last, with calibrated confidences."""
     begin = 0
     for number, request in enumerate(at):
         raw = confidence[begin : begin + sizes[number]].sum()
