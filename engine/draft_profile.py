@@ -1,7 +1,8 @@
-"""What one draft step of a drafter costs on this device: SpecServe's analyzer, drafter side.
+"""Measures the cost of a drafter's draft step on this device: the drafter's part of SpecServe's
+offline analyzer.
 
-Whole draft calls are timed, as they are served, with sampling and bookkeeping; a call of `depth`
-levels counts as so many equal steps.
+Times whole draft calls as they are served, with sampling and bookkeeping; a call of `depth` levels
+counts as so many equal steps.
 """
 
 import math
@@ -22,7 +23,7 @@ CONTEXT = (32, 128, 512)
 DEPTH = 4
 ROUNDS = 5
 _LEAST_SHAPES = 3
-"""As many as a fit has numbers to find."""
+"""At least as many shapes as a fit has parameters."""
 
 
 def profile_drafter(
@@ -32,9 +33,10 @@ def profile_drafter(
     contexts: Sequence[int] = CONTEXT,
     seconds: float = math.inf,
 ) -> LinearCost:
-    """Measure while nothing else runs on the device. Leaves nothing behind in the drafter.
+    """Fits the cost of a draft step. Measure while nothing else runs on the device; the drafter
+    keeps no state of it.
 
-    `seconds`: when they are over, the fit says what the larger shapes would have taken.
+    `seconds`: time limit, after which the larger shapes are left to the fit's extrapolation.
     """
     begun = perf_counter()
     samples: list[ForwardSample] = []
@@ -50,7 +52,8 @@ def profile_drafter(
 
 
 def _seconds_per_step(drafter: Drafter, vocab_size: int, requests: int, context: int) -> float:
-    """The first call reads the prompts (and compiles); later ones have one new token each."""
+    """Median time per step, without the first call, which processes the prompts and compiles; later
+    calls have one new token per request."""
     rng = np.random.default_rng(0)
     names = [f"profile-{number}" for number in range(requests)]
     committed = {name: CommittedTokens() for name in names}

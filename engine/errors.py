@@ -1,4 +1,4 @@
-"""What can go wrong at the engine's boundary, each error naming the way out."""
+"""The errors of the engine's interface; each message says what to change."""
 
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ class SpindleError(Exception):
     """Base of every error that Spindle raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes, whatever their constructors take."""
+        """Pickles without calling the constructor, whose parameters differ from `args`."""
         return _remade, (type(self), self.args, self.__dict__)
 
 
@@ -20,7 +20,7 @@ def _remade(kind: type[Error], args: tuple[object, ...], fields: dict[str, objec
 
 
 class InvalidRequest(SpindleError):
-    """One request asks for something impossible; the batch beside it goes on."""
+    """One request is invalid; other requests are not affected."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -29,7 +29,7 @@ class InvalidRequest(SpindleError):
 
 
 class UnsupportedModel(SpindleError):
-    """A model cannot be served losslessly; refused at load."""
+    """A model that cannot be served losslessly; raised when it is loaded."""
 
     def __init__(self, model_type: str, reason: str) -> None:
         super().__init__(f"model type {model_type!r} is not supported: {reason}")
@@ -38,7 +38,7 @@ class UnsupportedModel(SpindleError):
 
 
 class IncompatibleDrafter(SpindleError):
-    """A drafter that cannot draft for this target, refused before anything starts."""
+    """A drafter that cannot draft for this target; raised before anything starts."""
 
     def __init__(self, drafter: str, field: str, problem: str) -> None:
         super().__init__(f"drafter {drafter!r}: {field}: {problem}")
@@ -47,7 +47,7 @@ class IncompatibleDrafter(SpindleError):
 
 
 class OutOfBlocks(SpindleError):
-    """The KV pool has too few free blocks now; the caller preempts someone or waits."""
+    """The KV pool has too few free blocks at present; the caller preempts a request or waits."""
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} KV blocks needed, {available} available")

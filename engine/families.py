@@ -1,7 +1,7 @@
-"""Refuses model families that the packed forward cannot serve without loss.
+"""Refuses model families that the packed forward cannot serve losslessly.
 
-The config is checked before any weight is read. The rest is observed: a probe runs the model once
-and checks how it called the registered attention function.
+The config is checked before any weight is read. The rest is found by a probe, which runs the model
+once and records its calls to the registered attention function.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,8 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def prepare(model: PreTrainedModel) -> AttentionShape:
-    """Switches the model to our attention function and checks that every layer calls it once."""
+    """Switches the model to Spindle's attention function and checks that every layer calls it
+    once."""
     kind = model.config.model_type
     check_config(model.config)
     if model._is_stateful:
@@ -81,7 +82,8 @@ def prepare(model: PreTrainedModel) -> AttentionShape:
 
 @torch.inference_mode()
 def stock_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """The stock model's logits behind `tokens`, without any of our code: [vocabulary] in fp32."""
+    """The stock model's logits after `tokens`, without any of Spindle's code: [vocabulary] in
+    fp32."""
     with _stock_attention(model):
         return model(input_ids=tokens[None], use_cache=False).logits[0, -1].float()
 
@@ -123,7 +125,8 @@ def _observe(model: PreTrainedModel) -> list[LayerCall]:
 
 
 def _check_windows(model: PreTrainedModel, calls: list[LayerCall]) -> None:
-    """A family that applies its window only in masks would silently attend too far."""
+    """Checks that each layer passes its sliding window to the attention function: a family that
+    applies the window only in its masks would attend too far."""
     text = model.config.get_text_config(decoder=True)
     window = getattr(text, "sliding_window", None)
     types = getattr(text, "layer_types", None)

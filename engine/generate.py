@@ -1,7 +1,7 @@
-"""Generation in one process: prompts in, a stream of commits out, with any drafters or none.
+"""Generation in one process: takes prompts and yields commits, with any drafters or none.
 
 The smallest complete round loop: continuous batching in arrival order, chunked prefill, preemption
-when the KV pool is full. Tests and benchmarks use it; a served replica runs actors/coordinator.
+when the KV pool is full. For tests and benchmarks; a served replica runs actors/coordinator.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from policies.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The drafter of a request in one round and its draft's shape; None is plain decoding."""
+    """A request's drafter and draft shape in one round; None: plain decoding."""
 
     drafter: str | None
     depth: int = 4
@@ -37,7 +37,7 @@ class DraftPlan:
 
 PLAIN = DraftPlan(drafter=None)
 ChoosePlan = Callable[[str, int], DraftPlan]
-"""(request, round) → plan, in place of the selection and speculation policies."""
+"""(request, round) → plan; replaces the selection and speculation policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Request:
 
 
 class Generation:
-    """A session whose requests may join and leave in any round."""
+    """A session; requests may be added and cancelled between rounds."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Generation:
         self._waiting.append(_Request(admit(name, prompt, params, self._limits)))
 
     def cancel(self, name: str) -> None:
-        """Unknown requests are no error, as they may just have finished."""
+        """Unknown requests are ignored, since they may just have finished."""
         self._waiting = deque(request for request in self._waiting if request.name != name)
         self._remove([request for request in self._running if request.name == name])
 
     def step(self) -> list[Commit]:
-        """One round: admit, draft, verify, commit. Raises what a drafter or verifier raises: a
-        server isolates the request that causes it (actors/hosts/isolation.py), this does not."""
+        """One round: admit, draft, verify, commit. Errors of a drafter or verifier pass through;
+        only a server isolates the request that causes one (actors/hosts/isolation.py)."""
         while self._waiting and not self._pool_full and len(self._running) < self._max_batch:
             self._running.append(self._waiting.popleft())
         batch = list(self._running)
@@ -138,12 +138,12 @@ class Generation:
         return commits
 
     def _draft(self, batch: Sequence[_Request]) -> list[DraftTree]:
-        """A tree for each request, empty without a drafter; drafters run one after the other."""
+        """One tree for each request, empty without a drafter. Drafters run one after the other."""
         trees = [DraftTree.empty()] * len(batch)
         orders: dict[str, list[tuple[int, DraftOrder]]] = {}
         for index, request in enumerate(batch):
             plan = self._choose_plan(request.name, request.served.round)
-            # A verdict adds one token of the target's own to the accepted ones.
+            # A verdict adds the target's own token to the accepted ones.
             depth = min(plan.depth, request.served.params.max_tokens - request.served.produced - 1)
             if plan.drafter and request.prefilled and not request.out_of_room and depth > 0:
                 order = DraftOrder(request.served.prefix_for(plan.drafter), depth, plan.width)
@@ -168,7 +168,7 @@ class Generation:
             drafter.forget(names)
 
     def _preempt_youngest(self) -> None:
-        """Frees the youngest request's KV, which is recomputed from its committed tokens later.
+        """Frees the youngest request's KV, which is recomputed later from its committed tokens.
 
         An older request is never preempted for a younger one, so every request finishes.
         """

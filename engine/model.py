@@ -1,8 +1,9 @@
 """One packed forward: the new tokens of many requests through a stock Hugging Face causal LM.
 
-The linear layers see one flat list of rows, without padding; attention sees each request's rows
-against its own KV (DESIGN 4.2). Layers stay the model's own, so they may be replaced (tensor
-parallel) before they come here. On a CPU their weights are prepacked, and a few rows may follow.
+Linear layers process one flat list of rows without padding; in attention, each request's rows see
+only that request's own KV. The layers remain the model's own modules, so that tensor parallelism
+can replace them before the model is packed. On a CPU the linear layers are prepacked, and forwards
+are padded to a few row counts (engine/cpu/row_counts.py).
 """
 
 from collections.abc import Sequence
@@ -31,28 +32,29 @@ BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 PROBE_PROMPTS = (range(0, 5), range(5, 8))
 MOST_PROBE_ERROR = {torch.float32: 1e-3}
-"""Of the logits' range. A request that sees another one's rows is off by far more."""
+"""Largest accepted error, relative to the range of the logits. If a request attended to another
+one's rows, the error would be far larger."""
 MOST_PROBE_ERROR_ROUNDED = 0.1
 """The same for 16-bit dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one request adds to a forward."""
+    """One request's part of a forward."""
 
     request: str
     tokens: NDArray[np.int32]
     positions: NDArray[np.int32]
     """Absolute position of each row: committed length + depth."""
     mask: NDArray[np.bool_] | None
-    """[rows, old tail + rows]: the uncommitted rows that each row attends to, itself included.
-    None: all up to itself. Committed rows are always visible."""
+    """[rows, earlier uncommitted rows + rows]: which uncommitted rows each row attends to,
+    including itself. None: causal. Committed rows are always visible."""
     logits: NDArray[np.int32]
-    """Indices of the rows whose logits are wanted."""
+    """Indices of the rows whose logits are returned."""
 
 
 class PackedModel:
-    """A stock causal LM with a KV pool of ours. Belongs to one thread at a time."""
+    """A stock causal LM with Spindle's KV pool. Used by one thread at a time."""
 
     kv_type: ClassVar[type[KVCache]] = KVCache
 
@@ -64,7 +66,8 @@ class PackedModel:
         layout: LayoutName = "packed",
         swap_tokens: int = 0,
     ) -> None:
-        """Raises UnsupportedModel, naming the model type and why, rather than serve with loss."""
+        """Raises UnsupportedModel, naming the model type and the reason, if the model could not be
+        served losslessly."""
         if model.device.type == "cpu" and model.dtype not in CPU_DTYPES:
             raise UnsupportedModel(
                 model.config.model_type,
@@ -81,7 +84,7 @@ class PackedModel:
             block_size=BLOCK_SIZE,
             swap_blocks=-(-swap_tokens // BLOCK_SIZE),
         )
-        # Only uncommitted rows are looked up: a committed row's position is its index.
+        # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
         prepack(model)
@@ -123,10 +126,10 @@ class PackedModel:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """The fp32 logits of the wanted rows, in order: [wanted, vocabulary].
+        """The fp32 logits of the rows in `Segment.logits`, in order: [rows, vocabulary].
 
-        All new rows join their requests' tails in the KV pool; the caller commits. OutOfBlocks
-        leaves everything unchanged.
+        All new rows become uncommitted rows of their requests in the KV pool; the caller commits
+        some of them. If it raises OutOfBlocks, nothing has changed.
         """
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
@@ -153,7 +156,7 @@ class PackedModel:
         return logits.float()
 
     def _reserve(self, segments: Sequence[Segment]) -> list[NDArray[np.int64]]:
-        """Each segment's slots for its new rows; room for all of them, or for none."""
+        """The KV slots for each segment's new rows; reserves all of them, or none."""
         slots: list[NDArray[np.int64]] = []
         try:
             for segment in segments:
@@ -194,7 +197,7 @@ class PackedModel:
         return torch.from_numpy(array).to(self.device, torch.int64)
 
     def _stock_probe(self) -> Tensor:
-        """What the untouched model says behind each probe prompt."""
+        """The unmodified model's logits after each probe prompt."""
         prompts = [torch.arange(prompt.start, prompt.stop) for prompt in PROBE_PROMPTS]
         return torch.stack(
             [
@@ -204,7 +207,8 @@ class PackedModel:
         )
 
     def _check_against(self, stock: Tensor) -> None:
-        """Two requests in one forward must say what each says alone in the untouched model."""
+        """Checks that two requests in one packed forward have the same logits as each alone in the
+        unmodified model."""
         segments = [
             Segment(
                 request=f"probe-{number}",
@@ -217,7 +221,8 @@ class PackedModel:
         ]
         for segment in segments:
             self.kv.open(segment.request, [])
-        # Not self.forward: tensor-parallel ranks probe side by side, before one of them leads.
+        # Not self.forward, which tensor parallelism overrides: here every rank runs its own probe,
+        # before rank 0 leads.
         packed = PackedModel.forward(self, segments)
         for segment in segments:
             self.kv.release(segment.request)
@@ -227,7 +232,7 @@ class PackedModel:
 def stock_forward(
     model: PreTrainedModel, tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler
 ) -> Tensor:
-    """The model's own forward over one flat list of rows."""
+    """Runs the model's own forward over one flat list of rows."""
     with attention_handled_by(attend):
         output = model(
             input_ids=tokens[None],
@@ -239,7 +244,7 @@ def stock_forward(
 
 
 def check_logits(model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str) -> None:
-    """Raises UnsupportedModel where they differ by more than rounding."""
+    """Raises UnsupportedModel if the logits differ by more than rounding."""
     error = float((logits - stock).abs().max() / (stock.amax() - stock.amin()))
     if not error <= MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED):
         raise UnsupportedModel(
@@ -249,7 +254,7 @@ def check_logits(model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: st
 
 
 def load_stock(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A checkpoint as transformers reads it, into host memory."""
+    """Loads a checkpoint with transformers into host memory."""
     config = AutoConfig.from_pretrained(path)
     check_config(config)
     if type(config) not in AutoModelForCausalLM._model_mapping:

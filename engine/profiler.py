@@ -1,7 +1,7 @@
-"""SpecServe's offline analyzer: what a forward of a model costs on this device.
+"""SpecServe's offline analyzer: measures the cost of a model's forward on this device.
 
-Measures a grid of batch shapes on the real model, fits the cost models of `policies/cost.py`
-and keeps the measurements in a file, so that a server starts without measuring again.
+Measures a grid of batch shapes on the real model, fits the cost models of `policies/cost.py`, and
+stores the measurements in a file, so that later starts need not measure again.
 """
 
 import hashlib
@@ -35,36 +35,37 @@ from policies.cost import (
 )
 
 FORMAT = 3
-"""Of the cache file; a change of what is measured, or how, makes it grow."""
+"""Format version of the cache file; increased when what is measured, or how, changes."""
 WARM_UP_ROUNDS = 1
 _LEAST_ROUNDS = 3
-"""For which there is time, with the first that warms up, when shapes are chosen."""
+"""Shapes are added only while the time allows this many rounds, including the warm-up."""
 _LEAST_SHAPES = 4
-"""As many as a fit has numbers to find."""
+"""At least as many shapes as a fit has parameters."""
 NO_TOKEN = -1
-"""Stands for the committed tokens of measured requests, whose KV rows were never computed: no
-request has this token, so none finds those rows in the prefix cache."""
+"""Placeholder for committed tokens of measured requests, whose KV rows were never computed. No real
+request has this token, so the prefix cache never returns these rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Batch shapes to measure, all combinations: in each, every request has equal parts."""
+    """Batch shapes to measure: all combinations of these axes. Within a shape, all requests are
+    equal."""
 
     requests: tuple[int, ...] = (1, 4, 16)
     rows: tuple[int, ...] = (1, 2, 4, 8)
-    """New tokens of each request."""
+    """New tokens per request."""
     context: tuple[int, ...] = (32, 128, 512)
-    """Committed tokens of each request."""
+    """Committed tokens per request."""
     rounds: int = 7
-    """Times that each shape is measured, in turn with the others; the median counts."""
+    """Times that each shape is measured, alternating with the others; the median counts."""
     seconds: float = math.inf
-    """For all of it. Where they do not suffice, the outermost shapes are measured, fewer times, and
-    the fit says what lies between and beyond."""
+    """Time for all measurements. If it is too short, only the outermost shapes are measured, fewer
+    times, and the fit interpolates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What a measurement depends on. Any difference makes it another profile."""
+    """Everything that a measurement depends on; a different key is a different profile."""
 
     model: str
     setup: str
@@ -73,7 +74,8 @@ class ProfileKey:
     threads: int
     grid: Grid
     step: tuple[int, int]
-    """Of the device: more tokens than the first take at least as long as the second."""
+    """The device's cost step: a forward of more tokens than the first number takes at least as long
+    as one of the second."""
 
     @classmethod
     def of(cls, model: PackedModel, setup: str, grid: Grid) -> "ProfileKey":
@@ -103,7 +105,7 @@ class Profile:
         step_from, step_to = key.step
         fit = partial(fit_roofline, step_from=step_from, step_to=step_to)
         roofline = fit(samples)
-        # Where a straight curve has no knee, the budget stands for it.
+        # If the cost has no knee, the token budget is used in its place.
         knee = token_budget(roofline, max(sample.tokens for sample in samples))
         return cls(
             key=key,
@@ -116,17 +118,16 @@ class Profile:
 
     @property
     def token_budget(self) -> int:
-        """AdaServe's B: of the verifier (B_1) or of a drafter (B_2), whoever was profiled."""
+        """AdaServe's budget: B_1 if the verifier was profiled, B_2 if a drafter."""
         return token_budget(self.roofline, max(sample.tokens for sample in self.samples))
 
 
 def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None = None) -> Profile:
-    """The model's profile, from the cache where the same was measured before.
+    """The model's profile, from the cache if it has been measured before.
 
-    `setup` names whatever else makes this model as fast as it is: attention layout, prepacked
-    weights, tensor-parallel size.
-    Shapes that the model's context or KV pool cannot hold are left out. Measure while nothing
-    else runs on the device, and no request is in the model's KV pool.
+    `setup` names everything else that affects the model's speed: attention layout, prepacked
+    weights, tensor-parallel size. Shapes that do not fit into the model's context or KV pool are
+    left out. Measure while nothing else runs on the device and the KV pool has no requests.
     """
     key = ProfileKey.of(model, setup, grid or Grid())
     return kept(key, cache_dir, lambda: measure(model, key.grid))
@@ -135,7 +136,7 @@ def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None =
 def kept(
     key: ProfileKey, cache_dir: Path, take: Callable[[], tuple[ForwardSample, ...]]
 ) -> Profile:
-    """The profile of what `take` measures, or of what it has measured before."""
+    """The profile of the cached samples, or of those that `take` measures."""
     path = cache_dir / f"{digest(_describe(key))}.json"
     samples = _read(path, key)
     if samples is None:
@@ -155,8 +156,8 @@ def in_turns(
     time_forward: Callable[["Shape", np.random.Generator], float],
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[ForwardSample, ...]:
-    """Shapes take turns: a disturbance of the machine spreads over them, the median drops it.
-    `shapes`: of the grid, those that can be measured."""
+    """Measures the shapes alternately, so that a disturbance of the machine affects single samples
+    of many shapes, which the median drops. `shapes`: those of the grid that can be measured."""
     if not shapes:
         raise ValueError("the model's context or KV pool is too small for every shape of the grid")
     rng = np.random.default_rng(0)
@@ -191,7 +192,8 @@ def in_turns(
 
 
 def _order(grid: Grid, shape: "Shape") -> tuple[bool, int, int]:
-    """The outermost shapes first, and of these the cheap ones: a few say most about a fit."""
+    """Sort key: the outermost shapes first, and among these the cheap ones, since few of them
+    determine a fit best."""
     outermost = all(
         value in (min(axis), max(axis)) for value, axis in zip(shape, _axes(grid), strict=True)
     )
@@ -249,7 +251,7 @@ def _time_forward(model: PackedModel, shape: Shape, rng: np.random.Generator) ->
 
 
 def _wait_for(device: torch.device) -> None:
-    """Kernels on an accelerator run behind the caller's back."""
+    """Waits for kernels, which run asynchronously on an accelerator."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -269,7 +271,8 @@ def digest(text: str) -> str:
 
 
 def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
-    """None where the file is absent; a file that another key wrote is a mistake worth a word."""
+    """The samples in the file; None if it is absent. Raises ValueError if it belongs to another
+    key."""
     if not path.exists():
         return None
     stored = json.loads(path.read_text())
@@ -279,7 +282,7 @@ def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
 
 
 def _write(path: Path, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> None:
-    """By an atomic rename: whoever reads at the same time sees the whole file or none."""
+    """Writes by an atomic rename, so that concurrent readers see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"key": json.loads(_describe(key)), "samples": [asdict(one) for one in samples]}
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:

@@ -1,8 +1,9 @@
-"""What coordinator, drafters and verifiers say to each other.
+"""The messages between the coordinator, drafters and verifiers.
 
-Orders carry deltas: tokens that the host has not seen and the length that they continue from.
-Everything here is small, immutable and picklable, and travels from actor to actor. Hundreds are
-made in a round: as NamedTuples, in less than half of the time that frozen dataclasses take.
+Orders carry deltas: the tokens that the host has not received, and the length after which they
+follow. All messages are small, immutable and picklable, because they are sent between processes.
+They are NamedTuples, since hundreds are made in a round and frozen dataclasses take more than twice
+as long to make.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,21 +16,22 @@ from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 
 new = tuple.__new__
-"""Makes a NamedTuple of all its fields in half the time that calling its class takes: that goes
-through a function in Python. For what every request of every round needs."""
+"""`new(Class, fields)` makes a NamedTuple in half the time of `Class(*fields)`, which runs a Python
+function. Used for what is made for every request in every round."""
 
 
 class Start(NamedTuple):
-    """What a host must know of a request once, sent with the first order and after Missing."""
+    """The constant attributes of a request, sent with the first order and after Missing."""
 
     params: SamplingParams
     seed: int
     prompt_len: int
-    """Committed tokens before this index are the prompt, those from it on are output."""
+    """Committed tokens before this index are the prompt; the others are output."""
 
 
 class Prefix(NamedTuple):
-    """Where an order stands: committed[:base] has `base_hash`, and `delta` follows it."""
+    """The committed tokens that an order refers to: committed[:base], whose hash is `base_hash`,
+    followed by `delta`."""
 
     request: str
     attempt: int
@@ -43,26 +45,27 @@ class Prefix(NamedTuple):
 class DraftOrder(NamedTuple):
     prefix: Prefix
     depth: int
-    """At most this many tokens ahead; 0 only catches up."""
+    """The most tokens to draft ahead; 0 only catches up."""
     width: int = 1
-    """Nodes kept at each depth; 1 drafts a chain."""
+    """The most nodes at each depth; 1 drafts a chain."""
     score: bool = False
-    """Also say which of the delta's tokens this drafter would have drafted."""
+    """Also report which of the delta's tokens this drafter would have drafted."""
 
 
 class VerifyOrder(NamedTuple):
     prefix: Prefix
     tree: DraftTree
     chunk: int
-    """At most this many committed tokens enter the KV in this forward. While some are left
-    behind (a long prefill), the tree is not looked at and no token is chosen."""
+    """The most committed tokens to process in this forward. While others remain (a long prefill),
+    the tree is ignored and no token is chosen."""
     prompt_logprobs_from: int | None = None
-    """Say the log-probabilities of the prompt's tokens from this index on, at least 1: those
-    before have been said. None: of none. Only while nothing of the output is committed."""
+    """Return the log-probabilities of the prompt's tokens from this index on, at least 1; those
+    before have been returned. None: of no token. Only used while no output is committed."""
 
 
 class Missing(NamedTuple):
-    """The host lacks the prefix; it has `have` tokens of it. Send the rest (0: everything)."""
+    """The host does not have the order's base; it has `have` tokens. The coordinator sends the rest
+    (0: everything)."""
 
     request: str
     attempt: int
@@ -71,7 +74,8 @@ class Missing(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """The host's KV pool is full of requests that this batch also needs: preempt or wait."""
+    """The host's KV pool is full, even after evicting requests outside of this batch: the
+    coordinator preempts requests or waits."""
 
     request: str
     attempt: int
@@ -79,8 +83,8 @@ class NoRoom(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The host cannot do this order, and has forgotten the request; orders beside it are answered
-    as ever. Sent again it would fail again."""
+    """The order raised an error, and the host has forgotten its request; other orders are answered
+    as usual. The order would fail again."""
 
     request: str
     attempt: int
@@ -93,12 +97,13 @@ class Draft(NamedTuple):
     round: int
     tree: DraftTree
     matched: tuple[bool, ...] = ()
-    """Asked for by `score`: for each token of the delta's output part that was new to the drafter,
-    whether its own first choice there was that token. Empty where the drafter cannot tell."""
+    """Requested by `score`: for each output token of the delta that was new to the drafter, whether
+    it would have drafted that token. Empty if the drafter cannot determine this."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities under the model's own distribution, before any transform."""
+    """One token's log-probability and the most probable alternatives under the model's own
+    distribution, before any transform."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -109,56 +114,57 @@ class Verdict(NamedTuple):
     attempt: int
     round: int
     accepted: tuple[int, ...]
-    """Nodes of the order's tree that the target agreed with, from the root down."""
+    """The accepted nodes of the order's tree, from the root downwards."""
     tokens: tuple[int, ...]
-    """The accepted tokens and then the target's own; empty while `pending`."""
+    """The accepted tokens, followed by the target's own token; empty while `pending`."""
     pending: int = 0
-    """Committed tokens that are not in the KV yet: the prefill goes on in the next order."""
+    """Committed tokens that are not in the KV yet; the prefill continues with the next order."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """From the order's index on, as far as its tokens have entered the KV."""
+    """Starting at the order's `prompt_logprobs_from`, for the prompt tokens processed in this
+    forward."""
 
 
 Finish = Literal["stop", "length"]
 
 
 class Commit(NamedTuple):
-    """What a request's reader gets: one per verdict, never one per token."""
+    """What a request's reader receives: one per verdict, never one per token."""
 
     request: str
     attempt: int
     first_index: int
-    """Of token_ids in the output."""
+    """Index of token_ids[0] in the output."""
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
     finish: Finish | None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of all of the prompt's tokens but the first, where they were asked for. They come once, with
-    the first token of the output: who resubmits a request behind it has them."""
+    """For all of the prompt's tokens except the first, if requested. Sent once, with the first
+    output token, so a resubmission after that token need not request them again."""
 
 
 class DraftStep(NamedTuple):
-    """What a speculation policy sees before each draft step (SpecServe's Algorithm 1)."""
+    """What a speculation policy is given before each draft step (SpecServe, Algorithm 1)."""
 
     depth: int
     """Levels drafted so far; 0 before the first step."""
     requests: Sequence[str]
-    """Those still drafting."""
+    """The requests that are still drafting."""
     frontier: Sequence[NDArray[np.float32]]
-    """For each of them, the path confidences of its deepest level; empty at depth 0."""
+    """For each request, the path confidences of its deepest level; empty at depth 0."""
 
 
 ContinueDrafting = Callable[[DraftStep], Sequence[bool]]
-"""Which of the step's requests draft one level more."""
+"""For each request of the step, whether it drafts one more level."""
 
 
 def to_ordered_depth(step: DraftStep) -> Sequence[bool]:
-    """The policy of drafting every order to the depth that it names."""
+    """Drafts every order to the depth that it names."""
     return [True] * len(step.requests)
 
 
 class Drafter(Protocol):
-    """Anything that proposes tokens. One answer per order, in their sequence."""
+    """Anything that proposes tokens. Returns one answer per order, in the order of the orders."""
 
     @property
     def name(self) -> str: ...
@@ -168,33 +174,33 @@ class Drafter(Protocol):
     ) -> list[Draft | Missing | NoRoom]: ...
 
     def forget(self, requests: Iterable[str]) -> None:
-        """Drops all that is known of these requests; unknown ones are no error."""
+        """Drops all state of these requests; unknown ones are ignored."""
         ...
 
     def roll_back(self, requests: Iterable[str]) -> None:
-        """After a `draft` that raised: orders for these requests can be given once more."""
+        """Called after a `draft` that raised, so that these requests' orders can be sent again."""
         ...
 
 
 class Verifier(Protocol):
-    """The target. One answer per order, in their sequence."""
+    """The target. Returns one answer per order, in the order of the orders."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def max_context(self) -> int:
-        """Tokens of prompt and output that one request may have."""
+        """The most tokens of prompt and output together that one request may have."""
         ...
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens by which the model itself ends an output."""
+        """The model's own end-of-sequence tokens."""
         ...
 
     @property
     def verifies_trees(self) -> bool:
-        """Else only chains: a tree that branches is an error."""
+        """Whether it takes draft trees; otherwise a tree that branches is an error."""
         ...
 
     def verify(
@@ -202,11 +208,11 @@ class Verifier(Protocol):
     ) -> Sequence[Verdict | Missing | NoRoom | Failed]: ...
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits of `token_ids` right behind `prompt` (self-scheduling's PrefillOnly)."""
+        """Logits of `token_ids` right after `prompt` (Self-scheduling's PrefillOnly)."""
         ...
 
     def forget(self, requests: Iterable[str]) -> None: ...
 
     def roll_back(self, requests: Iterable[str]) -> None:
-        """After a `verify` that raised: orders for these requests can be given once more."""
+        """Called after a `verify` that raised, so that these requests' orders can be sent again."""
         ...

@@ -1,4 +1,5 @@
-"""One accepted request as its server keeps it: the truth that every host's soft state follows."""
+"""One admitted request as the server keeps it. Its committed tokens are authoritative; every host's
+copy is soft state."""
 
 import operator
 import secrets
@@ -11,20 +12,20 @@ from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, new
 from engine.sampling.params import SamplingParams, validate_params
 
 VERIFIER = ""
-"""The verifier among a request's hosts; drafters have names, which are never empty."""
+"""The verifier's key in `ServedRequest.known`; drafters have non-empty names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLimits:
-    """What admission must know of the target."""
+    """The properties of the target that admission needs."""
 
     vocab_size: int
     max_context: int
-    """Tokens of prompt and output that one request may have."""
+    """The most tokens of prompt and output together that one request may have."""
     stop_token_ids: tuple[int, ...]
-    """By which the model itself ends an output."""
+    """The model's own end-of-sequence tokens."""
     trees: bool = True
-    """Whether it verifies draft trees, or chains only."""
+    """Whether the verifier takes draft trees; otherwise only chains."""
 
 
 @dataclass(slots=True)
@@ -37,14 +38,16 @@ class ServedRequest:
     attempt: int = 0
     round: int = 0
     known: dict[str, int] = field(default_factory=dict)
-    """How many of the committed tokens each host has; absent or 0: it needs a start."""
+    """The number of committed tokens that each host has; absent or 0: the next order needs a
+    `Start`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """What the verifier has said so far of the prompt's tokens but the first. None: nobody has
-    asked, or the first commit has taken them along."""
+    """Log-probabilities of the prompt's tokens except the first, as far as the verifier has
+    returned them. None: not requested, or already delivered with the first commit."""
 
     @property
     def prompt_logprobs_from(self) -> int | None:
-        """The token of the prompt that the verifier is to go on with (VerifyOrder)."""
+        """The index of the prompt token with which the verifier continues
+        (`VerifyOrder.prompt_logprobs_from`)."""
         return None if self.prompt_logprobs is None else 1 + len(self.prompt_logprobs)
 
     @property
@@ -52,7 +55,7 @@ class ServedRequest:
         return len(self.committed.ids) - self.prompt_len
 
     def prefix_for(self, host: str, at_most: int | None = None) -> Prefix:
-        """What the host lacks, or the first `at_most` tokens of it."""
+        """The committed tokens that the host lacks, or the first `at_most` of them."""
         base = self.known.get(host, 0)
         end = None if at_most is None else base + at_most
         committed = self.committed
@@ -61,14 +64,14 @@ class ServedRequest:
         return new(Prefix, (self.name, self.attempt, self.round, base, base_hash, delta, start))
 
     def hear_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """What a verdict says of the prompt; the first commit takes it along."""
+        """Adds a verdict's log-probabilities of the prompt; the first commit delivers them."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(logprobs)
 
     def commit(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
     ) -> Commit:
-        """Takes a verdict's tokens up to the first that ends the output."""
+        """Commits a verdict's tokens up to the first that ends the output."""
         first, params = len(self.committed.ids) - self.prompt_len, self.params
         room, stops = params.max_tokens - first, params.stop_token_ids
         said = tuple(tokens[:room])
@@ -92,10 +95,10 @@ def admit(
     output: Sequence[int] = (),
     attempt: int = 0,
 ) -> ServedRequest:
-    """Raises InvalidRequest naming the field.
+    """Validates a request; raises InvalidRequest naming the field.
 
-    `output`: tokens that an earlier attempt has committed. They stay outputs, so positions,
-    penalties and max_tokens go on where they were.
+    `output`: tokens that an earlier attempt has committed. They count as output, so positions,
+    penalties and max_tokens continue.
     """
     validate_params(params, target.vocab_size)
     prompt = _tokens("prompt", prompt, target)
@@ -115,7 +118,7 @@ def admit(
 
 
 def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
-    """With the model's own stop tokens, and values that mean "all" in one form."""
+    """Adds the model's own stop tokens, and normalises values that mean "all"."""
     if params.top_k < 0 or params.top_k >= target.vocab_size:
         params = replace(params, top_k=0)
     if not params.ignore_eos:
@@ -131,7 +134,7 @@ def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
 
 
 def _tokens(field: str, tokens: Sequence[int], target: TargetLimits) -> list[int]:
-    """Plain integers from here on, whatever the caller has."""
+    """The tokens as plain integers, whatever integer type the caller uses."""
     try:
         plain = [operator.index(token) for token in tokens]
     except TypeError:

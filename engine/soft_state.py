@@ -1,7 +1,8 @@
-"""What a host remembers of requests between orders: soft state, rebuilt from orders at will.
+"""The committed tokens that a host keeps between orders: soft state, which can be rebuilt from
+orders at any time.
 
-Every drafter (and a verifier) keeps its requests' committed tokens here and hangs its own
-structures (an n-gram index, KV rows) on `unchanged` and `on_drop`.
+Every drafter and verifier keeps its requests' committed tokens here, and uses `unchanged` and
+`on_drop` to keep its own structures (an n-gram index, KV rows) consistent with them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,20 +14,20 @@ from engine.protocol import Missing, Prefix, Start
 
 @dataclass(slots=True)
 class HeldRequest:
-    """One request as this host knows it, brought up to the newest order."""
+    """The host's copy of one request, as of the newest order."""
 
     start: Start
     committed: CommittedTokens = field(default_factory=CommittedTokens)
     unchanged: int = 0
-    """The newest order left the first `unchanged` committed tokens as the order before it had
-    them. Whoever derives something from the tokens cuts it back to min(its own length, this)."""
+    """The number of leading committed tokens that the newest order did not change. Structures
+    derived from the tokens must be truncated to min(their own length, this)."""
 
 
 class SoftState:
-    """Committed tokens of at most `max_requests` requests; the least recently used leave."""
+    """Committed tokens of at most `max_requests` requests; the least recently used are evicted."""
 
     def __init__(self, max_requests: int, on_drop: Callable[[str, HeldRequest], None]) -> None:
-        """`on_drop` sees each request that leaves, evicted or forgotten, with what was held."""
+        """`on_drop` is called with each request that is evicted or forgotten, and its state."""
         if max_requests < 1:
             raise ValueError(f"max_requests must be at least 1, got {max_requests}")
         self._max_requests = max_requests
@@ -37,7 +38,7 @@ class SoftState:
         return len(self._held)
 
     def __iter__(self) -> Iterator[str]:
-        """Requests, least recently used first."""
+        """The requests, least recently used first."""
         return iter(self._held)
 
     def __contains__(self, request: str) -> bool:
@@ -47,14 +48,14 @@ class SoftState:
         return self._held[request]
 
     def accept(self, prefixes: Sequence[Prefix]) -> list[HeldRequest | Missing]:
-        """Follows a batch of orders. No order of it evicts another one's request."""
+        """Updates the state to a batch of orders, none of which evicts another one's request."""
         answers = [self._follow(prefix) for prefix in prefixes]
         surplus = len(self._held) - max(self._max_requests, len(prefixes))
         self.forget(list(self._held)[: max(0, surplus)])
         return answers
 
     def forget(self, requests: Iterable[str]) -> None:
-        """Drops what is held of these requests; unknown ones are no error."""
+        """Drops these requests; unknown ones are ignored."""
         for request in requests:
             held = self._held.pop(request, None)
             if held is not None:
@@ -79,7 +80,7 @@ class SoftState:
 
 
 def _extend(committed: CommittedTokens, base: int, delta: Sequence[int]) -> int:
-    """Makes committed = committed[:base] + delta; returns the length that stayed as it was."""
+    """Sets committed = committed[:base] + delta; returns the length of the unchanged part."""
     same = 0
     for old, new in zip(committed.ids[base:], delta, strict=False):
         if old != new:

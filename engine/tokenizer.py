@@ -1,4 +1,5 @@
-"""A checkpoint's tokenizer, without the models: who only needs text starts in half the time."""
+"""Loads a checkpoint's tokenizer without importing model code, which halves the start of processes
+that need only text."""
 
 import json
 from pathlib import Path
@@ -7,13 +8,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 _WHOLE_IN_ITS_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Classes that add nothing to tokenizer.json."""
+"""Tokenizer classes that are completely described by tokenizer.json."""
 
 
 def load_tokenizer(checkpoint: Path) -> Any:
     if (checkpoint / "tokenizer.json").is_file() and _class(checkpoint) in _WHOLE_IN_ITS_FILE:
         return PreTrainedTokenizerFast.from_pretrained(checkpoint)
-    # It knows every family's class, and imports torch and models with them, which takes seconds.
+    # AutoTokenizer knows every family's class, but imports torch and model code, which takes
+    # seconds.
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(checkpoint)

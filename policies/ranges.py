@@ -1,7 +1,7 @@
-"""The ranges of all numbers that requests and configs may give.
+"""The valid ranges of all numbers in requests and configs.
 
-Checked where a number enters, so that inside it fits the array that it goes to and no arithmetic
-on it overflows.
+They are checked where a number enters, so that inside Spindle it fits into its array's type and no
+arithmetic on it overflows.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ class Range:
     least: float
     most: float
     above: bool = False
-    """`least` itself is outside."""
+    """`least` itself is excluded."""
 
     def holds(self, value: float) -> bool:
-        """NaN is in no range."""
+        """Whether the value is in the range; NaN never is."""
         return (self.least < value if self.above else self.least <= value) and value <= self.most
 
     def __str__(self) -> str:
@@ -26,18 +26,18 @@ class Range:
 
 
 COUNT = Range(0, _INT32)
-"""Of anything."""
+"""A count of anything."""
 SOME = Range(1, _INT32)
 """A count of at least one."""
 SECONDS = Range(0, 1e9, above=True)
 
 TEMPERATURE = Range(0, 100)
 TOP_K = Range(-1, _INT32)
-"""-1 and 0 keep every token, and so does what is beyond the vocabulary."""
+"""-1 and 0 keep every token, as do values not below the vocabulary's size."""
 TOP_P = Range(0, 1, above=True)
 MIN_P = Range(0, 1)
 REPETITION_PENALTY = Range(0.01, 100)
-"""Logits stay finite in fp32 whether they are multiplied or divided."""
+"""Within this range, logits stay finite in fp32 when divided or multiplied."""
 PENALTY = Range(-2, 2)
 BIAS = Range(-100, 100)
 LOGPROBS = Range(0, 20)
@@ -66,4 +66,4 @@ SAMPLING_REALS: Mapping[str, Range] = {
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
 }
-"""Both by the names that they have in engine.sampling.params.SamplingParams."""
+"""Both mappings are by the field names of engine.sampling.params.SamplingParams."""

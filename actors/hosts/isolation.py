@@ -1,6 +1,7 @@
-"""Isolates failing requests: where a batch of orders raises, finds those that raise alone.
+"""Isolates failing requests: if a batch of orders raises, finds those that raise by themselves.
 
-Every drafter and verifier is called through this. The other orders are answered in the same call.
+Every call of a drafter or verifier goes through this; the other orders are answered in the same
+call.
 """
 
 import logging
@@ -37,12 +38,12 @@ def isolated(
     orders: Sequence[Order],
     probe: Callable[[], None],
 ) -> list[Answer | Failed]:
-    """The answers of `work`, a method of `host`, and Failed for the orders for which it raises.
+    """The answers of `work`, a method of `host`, with Failed for orders for which it raises.
     `probe` runs the host on an order that is known to be good.
 
-    Raises HostLost where the probe raises as well: then the host or its device is broken. RankLost
-    passes through: tensor-parallel ranks are out of step after a forward that raises, and the state
-    of vLLM is unknown after a failed step. The coordinator then finds the request that is the cause
+    Raises HostLost if the probe raises too, since the host or its device is then broken. RankLost
+    passes through: after a forward that raises, tensor-parallel ranks are out of step, and after a
+    failed step, vLLM's state is unknown. The coordinator then finds the request that is the cause
     (actors/coordinator/verifying.py).
     """
     try:
@@ -71,7 +72,8 @@ def _by_halves(
     orders: Sequence[Order],
     error: Exception,
 ) -> list[Answer | Failed]:
-    """Splits the orders until those that raise alone are found. `error`: raised for all of them."""
+    """Splits the orders until those that raise by themselves are found. `error`: raised for all of
+    them."""
     host.roll_back([order.prefix.request for order in orders])
     if len(orders) == 1:
         prefix = orders[0].prefix

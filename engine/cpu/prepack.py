@@ -1,8 +1,8 @@
-"""Linear layers prepacked for a CPU: weights lie as oneDNN's kernels read them.
+"""Linear layers prepacked for a CPU: weights are stored in the layout that oneDNN's kernels read.
 
-A stock nn.Linear keeps its weight row by row, and in bfloat16 every call rearranges it for the
-processor's matrix units, which takes longer than the product itself when there are few rows.
-Packing happens once, in place, and frees the stock weight: a model takes no more memory.
+A stock nn.Linear stores its weight row by row, and in bfloat16 every call rearranges it for the
+processor's matrix units, which takes longer than the product itself if there are few rows. Packing
+is done once, in place, and frees the stock weight, so that a model takes no more memory.
 """
 
 import platform
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 PACKED_FOR_ROWS = 16
-"""oneDNN chooses the layout for this many rows; measured, it serves 1 to 512 equally well."""
+"""The row count for which oneDNN chooses the layout; measured, the layout is equally good for 1 to
+512 rows."""
 
 _pack = torch.ops.mkldnn._reorder_linear_weight
 _linear = torch.ops.mkldnn._linear_pointwise.default
@@ -21,19 +22,20 @@ _linear_with = torch.ops.mkldnn._linear_pointwise.binary
 
 
 class PackedLinear(nn.Module):
-    """Takes the place of an nn.Linear, and can do what mostly follows one in the same pass."""
+    """Replaces an nn.Linear, and can fuse the operation that usually follows it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.bias = linear.bias
-        # Not a parameter: whatever moves or saves parameters cannot handle oneDNN's layouts.
+        # Not a parameter, because code that moves or saves parameters cannot handle oneDNN's
+        # layouts.
         self._weight = _pack(linear.weight.detach(), PACKED_FOR_ROWS)
 
     @property
     def weight(self) -> Tensor:
-        """A copy, as the stock layer had it."""
+        """A copy of the weight in the stock layout."""
         return self._weight.to_dense()
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -50,7 +52,8 @@ class PackedLinear(nn.Module):
 
 
 class PackedPart(nn.Module):
-    """One of several layers that were joined: alone, it computes them all and takes its own."""
+    """One of several layers that were joined: called by itself, it computes all of them and returns
+    its part."""
 
     def __init__(self, whole: PackedLinear, first: int, out_features: int) -> None:
         super().__init__()
@@ -64,7 +67,8 @@ class PackedPart(nn.Module):
 
 
 def join(layers: Sequence[PackedLinear]) -> list[PackedPart]:
-    """Layers of one input as one: a product of all of them takes less than one of each."""
+    """Joins layers with the same input, because one product for all of them takes less time than
+    one for each."""
     joined = nn.Linear(
         layers[0].in_features,
         sum(layer.out_features for layer in layers),
@@ -88,7 +92,7 @@ def join(layers: Sequence[PackedLinear]) -> list[PackedPart]:
 
 
 def prepack(model: nn.Module) -> None:
-    """Packs whatever linear layers of the model can be packed; the others stay as they are."""
+    """Packs those linear layers of the model that can be packed; the others are unchanged."""
     for name, module in list(model.named_modules()):
         if can_pack(module):
             model.set_submodule(name, PackedLinear(module))
@@ -105,7 +109,7 @@ def can_pack(module: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something else runs beside the module's own forward."""
+    """Whether hooks run besides the module's own forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -116,16 +120,17 @@ def _runs_on_this_cpu(dtype: torch.dtype) -> bool:
 
 
 def fast_dtype(device: torch.device | str) -> torch.dtype:
-    """bfloat16 where the device multiplies it in hardware; elsewhere it takes less memory, but
-    forwards of more than a few tokens take longer than in float32."""
+    """The faster dtype of the device: bfloat16 if it multiplies that in hardware. Otherwise
+    float32: bfloat16 would take less memory, but forwards of more than a few tokens would take
+    longer."""
     if torch.device(device).type == "cuda" or _has_bf16_instructions():
         return torch.bfloat16
     return torch.float32
 
 
 def _has_bf16_instructions() -> bool:
-    """oneDNN says that it multiplies bf16 on every processor with AVX-512, and emulates it on those
-    that cannot."""
+    """Whether the processor itself multiplies bf16: oneDNN reports support on every processor with
+    AVX-512, but emulates it on some of them."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return has_bf16_products()
     in_hardware = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

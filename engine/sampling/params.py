@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen. The same parameters bind drafters and verifier."""
+"""One request's sampling parameters, which drafters and the verifier use alike."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ from policies.ranges import (
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     temperature: float = 1.0
-    """0 is greedy."""
+    """0: greedy."""
     top_k: int = 0
-    """0 keeps every token, as do -1 and what is beyond the vocabulary."""
+    """0 keeps every token, as do -1 and values not below the vocabulary's size."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -31,15 +31,15 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int = 16
     min_tokens: int = 0
-    """Stop tokens cannot be chosen before this many output tokens."""
+    """Before this many output tokens no stop token can be chosen."""
     stop_token_ids: tuple[int, ...] = ()
-    """Each ends the output and is its last token; the model's own are added at admission."""
+    """Each of these ends the output, as its last token; the model's own are added at admission."""
     ignore_eos: bool = False
-    """The model's own stop tokens are not added."""
+    """Do not add the model's own stop tokens."""
     logprobs: int | None = None
     """How many alternatives to report beside each chosen token's log-probability."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens but the first, for which the model says nothing."""
+    """The same for the prompt's tokens except the first, for which there is no prediction."""
     seed: int | None = None
 
     @property
@@ -52,7 +52,7 @@ class SamplingParams:
 
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidRequest for the first field that no engine could honour."""
+    """Raises InvalidRequest for the first field with an invalid value."""
     for name, limits in SAMPLING_INTEGERS.items():
         check_integer(name, getattr(params, name), limits)
     for name, limits in SAMPLING_REALS.items():
@@ -71,13 +71,13 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_integer(name: str, value: int | None, limits: Range) -> None:
-    """Raises InvalidRequest naming the field. None: it was left out."""
+    """Raises InvalidRequest naming the field; None is valid and means absent."""
     if value is not None and not (isinstance(value, Integral) and limits.holds(value)):
         raise InvalidRequest(name, f"must be an integer in {limits}")
 
 
 def check_number(name: str, value: float | None, limits: Range) -> None:
-    """As check_integer."""
+    """Like check_integer, for real numbers."""
     if value is not None and not (isinstance(value, Real) and limits.holds(value)):
         raise InvalidRequest(name, f"must be a number in {limits}")
 

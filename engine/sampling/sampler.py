@@ -1,8 +1,9 @@
 """Drafter-invariant sampling: a token is a function of logits, parameters, seed and position.
 
-The transforms stand in vLLM's order: logit bias, min_tokens, penalties, temperature, min-p,
-top-k, top-p, then the Gumbel noise and argmax, ties to the lowest id. Target and drafters run
-them alike, so a draft token is accepted exactly when it is the target's own.
+Transforms are applied in vLLM's order: logit bias, min_tokens, penalties, temperature, min-p,
+top-k, top-p; then Gumbel noise and argmax, ties to the lowest id. Target and drafters apply the
+same ones, and a draft token is accepted exactly when it is the target's own (docs/architecture.md,
+"Drafter-invariant sampling").
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     """The token at each row of `logits` [rows, columns]."""
     adjusted = adjust(logits, rows)
     if all(row.params.temperature == 0 for row in rows):
-        # numpy's argmax is ten times as fast as torch's on a CPU; both take the first of equals.
+        # numpy's argmax is ten times as fast as torch's on a CPU; both return the lowest index of
+        # equal values.
         greedy = adjusted.numpy() if adjusted.device.type == "cpu" else adjusted
         return [int(token) for token in greedy.argmax(-1).tolist()]
     tokens, _ = _perturbed_top(adjusted, rows, width=1, with_confidence=False)
@@ -52,15 +54,14 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
 def candidates(
     logits: Tensor, rows: Sequence[Row], width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """For each row the `width` tokens that come nearest to being chosen, best first, and their
-    raw confidences: softmax over logit + T·noise, so siblings sum to at most 1. Where filters
-    leave fewer tokens, the rest are -1 with confidence 0.
-    """
+    """For each row the `width` tokens with the highest perturbed scores, best first, and their raw
+    confidences: softmax over logit + T·noise, so siblings sum to at most 1. If filters leave fewer
+    tokens, the rest are -1 with confidence 0."""
     return _perturbed_top(adjust(logits, rows), rows, width, with_confidence=True)
 
 
 def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
-    """Of the model's own distribution, before any transform."""
+    """Log-probabilities under the model's own distribution, before any transform."""
     scores = torch.log_softmax(logits_row.float(), -1)
     best = scores.topk(top_n)
     top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -70,7 +71,7 @@ def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
 def logprobs_of_rows(
     logits: Tensor, tokens: Sequence[int], top_n: int
 ) -> tuple[TokenLogprobs, ...]:
-    """The same of a token for each row of `logits`: faster for many rows, slower for one."""
+    """Like `logprobs`, for one token per row of `logits`: faster for many rows, slower for one."""
     scores = torch.log_softmax(logits.float(), -1)
     chosen = torch.tensor(tokens, device=scores.device)[:, None]
     own = scores.gather(-1, chosen)[:, 0].tolist()
@@ -93,7 +94,7 @@ def _perturbed_top(
 
 
 def knobs_of(rows: Sequence[Row]) -> Knobs:
-    """The rows' parameters in the form that the kernels take."""
+    """The rows' parameters as arrays, for the kernels."""
     seeds = [split_seed(row.seed) for row in rows]
     return Knobs(
         temperature=np.array([row.params.temperature for row in rows], np.float32),
@@ -107,7 +108,7 @@ def knobs_of(rows: Sequence[Row]) -> Knobs:
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """fp32 logits after bias, min_tokens and penalties; the caller's tensor stays as it is."""
+    """fp32 logits after bias, min_tokens and penalties; the argument is not changed."""
     adjusted = logits.float()
     biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
     unstoppable = [
@@ -141,8 +142,9 @@ def _forbid_stop_tokens(logits: Tensor, rows: NumberedRows) -> None:
 
 
 def _penalise(logits: Tensor, rows: NumberedRows) -> None:
-    """Repetition over prompt and output, then frequency and presence over the output alone."""
-    # The nodes of one tree share their history, so its tokens are counted once.
+    """Repetition penalty over prompt and output, then frequency and presence penalties over the
+    output."""
+    # The nodes of a tree share their history, whose tokens are counted only once.
     counted: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     seen, repetition, lowering = [], [], []
     for i, row in rows:
@@ -165,7 +167,7 @@ def _penalise(logits: Tensor, rows: NumberedRows) -> None:
 def _count(
     history: NDArray[np.int64], prompt_len: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct tokens of prompt and output, and how often each stands in the output."""
+    """The distinct tokens of prompt and output, and how often each occurs in the output."""
     ids, index = np.unique(history, return_inverse=True)
     return ids, np.bincount(index[prompt_len:], minlength=len(ids))
 

@@ -1,8 +1,9 @@
-"""The native verifier: one packed forward of the target over trees, single tokens and prefill.
+"""The native verifier: one packed forward of the target over draft trees, single tokens and prefill
+chunks.
 
-It says what the target itself would have said: at each tree node the target's own token is
-chosen with the request's noise, and the draft is followed exactly as far as it agrees
-(DESIGN 4.1). Only the path that was followed stays in the KV.
+At each tree node it chooses the target's own token with the request's noise, and follows the draft
+as far as both agree (docs/architecture.md, "Drafter-invariant sampling"). Only the accepted path
+stays in the KV.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,26 +22,27 @@ from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
 
 MAX_REQUESTS = 4096
-"""Requests whose tokens are remembered; their KV is bounded by the model's pool."""
+"""Requests whose tokens are kept; their KV is bounded by the model's pool."""
 SCORE_CHUNK = 512
-"""Prompt tokens that one forward of `score` takes, so that its memory is bounded."""
+"""Prompt tokens per forward of `score`, which bounds its memory."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """One order on its way through a forward."""
+    """One order that is being processed by a forward."""
 
     index: int
     order: VerifyOrder
     held: HeldRequest
     entering: list[int]
-    """Committed tokens that enter the KV in this forward."""
+    """Committed tokens that this forward processes."""
     pending: int
-    """Committed tokens that stay behind for a later one."""
+    """Number of committed tokens left for a later forward."""
     tree: DraftTree
-    """Empty while tokens are pending."""
+    """The draft tree; empty while tokens are pending."""
     telling: range
-    """Rows of the prompt of which each says the log-probability of the token behind it."""
+    """Prompt positions in this forward whose rows yield the log-probability of the token after
+    them."""
 
     @property
     def request(self) -> str:
@@ -98,7 +100,7 @@ class NativeVerifier:
         ]
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Raises OutOfBlocks when the pool is full of requests that are being served."""
+        """Logits after a prompt; raises OutOfBlocks when requests being served fill the pool."""
         kv, request = self._model.kv, f"score-{next(self._scored)}"
         kv.open(request, prompt)
         try:
@@ -122,14 +124,15 @@ class NativeVerifier:
         self._state.forget(requests)
 
     def roll_back(self, requests: Iterable[str]) -> None:
-        """Rows that the call has added go, committed or not; orders set the tokens anew."""
+        """Truncates the KV to the tokens from before the failed call; the next orders send the
+        tokens again."""
         kv = self._model.kv
         for request in requests:
             if request in kv:
                 kv.truncate(request, min(kv.length(request), self._state[request].unchanged))
 
     def swap_out(self, request: str) -> None:
-        """Parks a request's KV in host memory; its next order brings it back."""
+        """Moves a request's KV to host memory; its next order brings it back."""
         if request in self._model.kv:
             self._model.kv.swap_out(request)
 
@@ -137,10 +140,12 @@ class NativeVerifier:
         self._model.kv.release(request)
 
     def _prepare(self, index: int, order: VerifyOrder, held: HeldRequest) -> _Work:
-        """Brings the KV entry to the order's prefix and cuts off what this forward computes."""
+        """Truncates or opens the request's KV so that it matches the order's prefix, and determines
+        what this forward processes."""
         kv, request, tokens = self._model.kv, order.prefix.request, held.committed.ids
-        # The last committed token always runs: its row decides the next one. So does each row
-        # that is to say something of the prompt, whatever the prefix cache has.
+        # The last committed token is always processed, because its row determines the next token.
+        # So are the prompt rows whose log-probabilities are requested, even if the prefix cache has
+        # them.
         asked = order.prompt_logprobs_from
         first_run = len(tokens) - 1 if asked is None else asked - 1
         if request not in kv:
@@ -159,7 +164,7 @@ class NativeVerifier:
         return _Work(index, order, held, entering, pending, tree, telling)
 
     def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
-        """Runs as many orders as there is KV for, evicting idle requests first."""
+        """Runs as many orders as the KV pool has room for, evicting idle requests first."""
         while works:
             try:
                 self._swap_in(works)
@@ -175,8 +180,8 @@ class NativeVerifier:
                 self._model.kv.swap_in(work.request)
 
     def _evict_idle(self, running: set[str]) -> bool:
-        """Moves the KV of the least recently used request outside this batch to host memory, or
-        forgets the request where that is full too."""
+        """Moves the KV of the least recently used request outside this batch to host memory;
+        forgets the request if host memory is full too."""
         kv = self._model.kv
         for request in self._state:
             if request not in running and request in kv and not kv.is_swapped(request):
@@ -210,7 +215,7 @@ class NativeVerifier:
         )
 
     def _choose(self, works: Sequence[_Work], logits: torch.Tensor) -> list[int]:
-        """The target's own token behind each wanted row."""
+        """The target's own token after the last committed token and after each node."""
         rows = []
         for work in works:
             if not work.wanted_rows:
@@ -229,7 +234,7 @@ class NativeVerifier:
         logits: torch.Tensor,
         told: tuple[TokenLogprobs, ...],
     ) -> Verdict:
-        """Follows the tree as far as the target agrees and keeps that path in the KV."""
+        """Follows the tree as far as the target agrees, and keeps the accepted path in the KV."""
         path, tokens = _walk(work.tree, chosen) if work.wanted_rows else ([], [])
         entering = len(work.entering)
         keep = [*range(entering), *(entering + node for node in path)]
@@ -259,7 +264,8 @@ class NativeVerifier:
 def _of_prompts(
     works: Sequence[_Work], logits: torch.Tensor
 ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], torch.Tensor]:
-    """What the rows of prompts say, by request, and the other rows: those of `wanted_rows`."""
+    """The prompts' log-probabilities by request, and the logits of the remaining rows
+    (`wanted_rows`)."""
     if not any(work.telling for work in works):
         return {}, logits
     told: dict[str, tuple[TokenLogprobs, ...]] = {}
@@ -276,7 +282,8 @@ def _of_prompts(
 
 
 def _tree_mask(entering: int, tree: DraftTree) -> NDArray[np.bool_]:
-    """Committed rows are causal; a node sees all of them, itself and its ancestors."""
+    """The attention mask: committed rows are causal; a node sees all of them, itself and its
+    ancestors."""
     rows = entering + len(tree)
     mask = np.zeros((rows, rows), np.bool_)
     mask[:entering, :entering] = np.tri(entering, dtype=np.bool_)
@@ -286,9 +293,9 @@ def _tree_mask(entering: int, tree: DraftTree) -> NDArray[np.bool_]:
 
 
 def _walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The accepted nodes, and the target's tokens along them and one beyond.
+    """The accepted nodes, and the target's tokens along them plus one.
 
-    chosen[0] is the target's token behind the last committed one, chosen[1 + n] behind node n.
+    chosen[0] is the target's token after the last committed one, chosen[1 + n] that after node n.
     """
     path: list[int] = []
     tokens = [chosen[0]]

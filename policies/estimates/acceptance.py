@@ -1,10 +1,11 @@
-"""How likely a draft's next level is accepted before it is drafted: per request, pooled by lane.
+"""Estimates how likely the next level of a draft is accepted before it is drafted, per request and
+lane, shrunk towards the lane's mean.
 
-Evidence is calibrated confidence, not acceptance: drafted levels that were never verified teach
-as well, and there is less noise in it. The first level is told from those behind it: a lookup finds
-nothing most of the time, and where it does find something, that goes on for long. Each lane is
-credited with the nodes that it has proposed itself; a costly one is worth what it adds to those of
-the free ones, which draft in any case.
+The evidence is calibrated confidence, not acceptance: it has less noise, and drafted levels that
+were never verified count as well. The first level is estimated apart from later ones, because a
+lookup finds nothing most of the time, but what it finds often continues for long. Each lane is
+credited with the nodes that it has proposed itself; for a lane with a cost, only those count that
+no lane without cost (lookup) has proposed, since lookups draft in any case.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,87 +20,87 @@ from policies.rows import with_rows
 from policies.speculation.forest import Floats, Forest, Ints
 
 _FADE = 0.9
-"""Per round of a request: early rounds tell the domain, later ones what it is at now."""
+"""Decay per round of a request, because recent rounds predict the next one best."""
 _LANE_MEMORY = 512.0
-"""Levels over which a lane's mean is taken."""
+"""A lane's mean is over about this many levels."""
 PRIOR = 0.6
-"""Acceptance of a lane that has not been seen."""
+"""Acceptance assumed for a new lane."""
 PRIOR_WEIGHT = 1.0
-"""Levels for which a lane's mean counts beside a request's own record."""
+"""Weight, in levels, of a lane's mean as the prior of a request's own estimate."""
 _NEW_LANE = 4.0
-"""Levels that count for a lane adding all that it drafts."""
+"""Weight, in levels, of the prior that lanes without cost propose none of a lane's tokens."""
 
 _FIRST, _ASKED, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
-"""Columns of evidence: expected first levels that were accepted, of so many drafts; levels behind
-those, of so many whose parent was; accepted ones of both kinds that no free lane had proposed;
-drafts that were not empty."""
+"""Columns of evidence: accepted first levels (expected number); drafts; accepted later levels;
+later levels whose parent was accepted; accepted levels that no lane without cost proposed; drafts
+that were not empty."""
 _COLUMNS = 6
 
 
 class Belief(NamedTuple):
-    """In one lane, of each request."""
+    """The estimates for pairs of a request and a lane."""
 
     first: Floats
-    """How likely its first level is accepted."""
+    """Probability that the first level is accepted."""
     acceptance: Floats
-    """Each one behind an accepted one."""
+    """Probability that a later level is accepted if its parent is."""
     added: Floats
-    """The share of what it gains that free lanes would not have gained."""
+    """The share of accepted levels that no lane without cost proposes."""
     found: Floats
-    """How likely it has a draft at all."""
+    """Probability that the draft is not empty."""
 
 
 class Tables(NamedTuple):
-    """All that is believed, as compiled code takes it."""
+    """All evidence, for compiled code."""
 
     own: Floats
-    """[request, lane], rows of evidence."""
+    """Evidence by [request, lane, column]."""
     pool: Floats
-    """[lane]"""
+    """Evidence by [lane, column], over all requests."""
     prior: float
     weight: float
 
 
 class Proposals(NamedTuple):
-    """Who has drafted the nodes of a forest, as arrays."""
+    """The lanes that have proposed the nodes of a forest, as arrays."""
 
     counts: Ints
-    """Of each request's lanes."""
+    """The number of lanes of each request."""
     lanes: Ints
-    """One request's behind another's."""
+    """The numbers of these lanes, request after request."""
     free: Mask
-    """Of every lane, by number: it drafts for nothing."""
+    """For every lane number, whether the lane drafts at no cost."""
     sources: Ints
-    """Of each node: bit i is set where its request's i-th lane has proposed it. Empty: all have
-    proposed all of theirs."""
+    """For each node, bit i is set if the i-th lane of its request has proposed it. Empty: every
+    lane has proposed every node of its request."""
 
 
 class AcceptanceEstimates:
     def __init__(self, prior: float = PRIOR, weight: float = PRIOR_WEIGHT) -> None:
-        """`prior`: of an unknown lane's levels; `weight`: levels that the pool counts for."""
+        """`prior`: acceptance of a new lane; `weight`: that of the lane's mean, in levels."""
         self._prior, self._weight = prior, weight
         self._numbers: dict[str, int] = {}
-        """Of the lanes."""
+        """The number of each lane."""
         self._pool = np.zeros((0, _COLUMNS))
-        """A row for each lane."""
+        """Evidence by [lane, column]."""
         self._own = np.zeros((0, 0, _COLUMNS))
-        """[request, lane]."""
+        """Evidence by [request, lane, column]."""
 
     @property
     def tables(self) -> Tables:
         return Tables(self._own, self._pool, self._prior, self._weight)
 
     def numbers(self, lanes: Sequence[str]) -> Ints:
-        """Of lanes in the tables; -1: nothing is known of it yet."""
+        """The lanes' numbers in the tables; -1 for a new lane."""
         return np.array([self._numbers.get(name, -1) for name in lanes], np.int64)
 
     def evidence(self, rows: Ints, lane: str) -> Floats:
-        """Drafts that each request has had from this lane."""
+        """The decayed number of drafts that each request has had from this lane."""
         return self._of(rows, lane)[:, _ASKED]
 
     def proposals(self, candidates: Candidates, costly: Collection[str]) -> Proposals:
-        """Who has drafted what, in this object's numbers; new lanes get one. Lanes that are not
-        `costly` draft for nothing."""
+        """The lanes that have proposed each node, by number; new lanes get one. Lanes that are not
+        in `costly` draft at no cost."""
         proposers = [*chain.from_iterable(candidates.lanes)]
         for lane in dict.fromkeys(proposers):
             self._numbers.setdefault(lane, len(self._numbers))
@@ -112,15 +113,16 @@ class AcceptanceEstimates:
         )
 
     def read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
-        """What the lane would have drafted on tokens that others have committed: as evidence as
-        good as its own rounds, and it comes also where it is not let draft."""
+        """Counterfactual evidence: whether the lane would have drafted tokens committed without it.
+        It is worth as much as the lane's own rounds, and is available for lanes that do not
+        draft."""
         self._numbers.setdefault(lane, len(self._numbers))
         self._add_lanes()
         number = self._numbers[lane]
         _replay(matched, covered, self._own[row, number], self._pool[number])
 
     def miss(self, rows: Ints, lane: str) -> None:
-        """The lane was asked and proposed nothing."""
+        """Records that the lane was asked to draft for these requests and proposed nothing."""
         self._numbers.setdefault(lane, len(self._numbers))
         self._add_lanes()
         number = self._numbers[lane]
@@ -151,7 +153,7 @@ _ALL = np.zeros(0, np.int64)
 
 @njit(cache=True)
 def level_accepted(tables: Tables, number: int) -> float:
-    """How likely a level of the lane is accepted, be it the first or a later one."""
+    """Probability that any level of the lane is accepted, the first or a later one."""
     accepted, reached = tables.weight * tables.prior, tables.weight
     if number >= 0:
         pool = tables.pool[number]
@@ -162,7 +164,8 @@ def level_accepted(tables: Tables, number: int) -> float:
 
 @njit(cache=True)
 def believed(tables: Tables, rows: Ints, requests: Ints, lanes: Ints, numbers: Ints) -> Belief:
-    """Of pairs: a request, which has this of the rows, and a lane, of this of the numbers."""
+    """The estimates for pairs: pair p is of the request with row rows[requests[p]] and the lane
+    with number numbers[lanes[p]]."""
     prior, weight = tables.prior, tables.weight
     told = np.empty((4, len(requests)))
     unseen = np.zeros(_COLUMNS)
@@ -193,7 +196,7 @@ def _note(seen: Floats, own: Floats, pool: Floats) -> None:
 
 @njit(cache=True)
 def _fade(pool: Floats) -> None:
-    """So that the last ones count: the lane may have got better or worse."""
+    """Halves a lane's evidence when there is enough of it, so that recent levels count more."""
     if pool[_ASKED] + pool[_REACHED] > _LANE_MEMORY:
         for column in range(_COLUMNS):
             pool[column] /= 2
@@ -201,8 +204,9 @@ def _fade(pool: Floats) -> None:
 
 @njit(cache=True)
 def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
-    """Rounds in which the lane drafts as long as it is right: the token behind it is the
-    target's own, and the next round begins there."""
+    """Splits the tokens into the rounds that the lane would have had: each draft ends with the
+    first token that does not match, which would be the target's own, and the next round begins
+    after it."""
     position = 0
     while position < len(matched):
         seen = np.zeros(_COLUMNS)
@@ -219,10 +223,11 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
 
 @njit(cache=True)
 def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> None:
-    """Drafted trees teach: the mass of each level is the probability that it is accepted."""
+    """Adds drafted trees to the evidence; the mass of a level is the probability that one of its
+    nodes is accepted."""
     free, sources = proposals.free, proposals.sources
     mass, added = np.empty(len(forest.path) + 1), np.empty(len(forest.path) + 1)
-    seen = np.ones(_COLUMNS)  # asked and found once
+    seen = np.ones(_COLUMNS)  # one draft, which is not empty
     first_lane = 0
     for number in range(len(rows)):
         begin, end = forest.starts[number], forest.starts[number + 1]

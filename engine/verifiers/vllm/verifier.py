@@ -1,7 +1,7 @@
-"""The verifier on vLLM: chains only, each order one request's turn in vLLM's next step.
+"""The verifier on vLLM: verifies chains; each order becomes one request's turn in vLLM's next step.
 
-vLLM holds the KV and says what the target says; what a request's committed tokens are, this
-module knows from the orders, as every host does.
+vLLM holds the KV and computes the target's tokens. This module keeps the committed tokens from the
+orders, as every host does.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,19 +20,20 @@ from engine.verifiers.vllm.adapter.scheduler import Turn
 from engine.verifiers.vllm.sampling import FAILED, SamplerInput
 
 MAX_REQUESTS = 4096
-"""Requests whose tokens are remembered; their KV is bounded by vLLM's pool."""
+"""Requests whose tokens are kept; their KV is bounded by vLLM's pool."""
 SCORE_CHUNK = 512
-"""Prompt tokens that one step of `score` takes."""
+"""Prompt tokens per step of `score`."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A request as vLLM has it."""
+    """A request's state in vLLM."""
 
     name: str
-    """Never used twice, so that nothing of an earlier life is taken for this one's."""
+    """Its name in vLLM, never used twice, so that results for an earlier instance are never
+    mistaken for its own."""
     length: int
-    """Its tokens."""
+    """Number of its tokens in vLLM."""
 
 
 class VllmVerifier:
@@ -88,7 +89,7 @@ class VllmVerifier:
         ]
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Raises OutOfBlocks when the pool is full of requests that are being served."""
+        """Logits after a prompt; raises OutOfBlocks when requests being served fill the pool."""
         name = f"score-{next(self._opened)}"
         start = Start(SamplingParams(temperature=0), 0, len(prompt))
         self._engine.open(name, prompt, SamplerInput(start, score=tuple(token_ids)))
@@ -107,16 +108,17 @@ class VllmVerifier:
         self._state.forget(requests)
 
     def roll_back(self, requests: Iterable[str]) -> None:
-        """vLLM gets them anew; its prefix cache has most of them."""
+        """Removes these requests from vLLM; the next orders open them again, mostly from its prefix
+        cache."""
         for request in requests:
             self._close(request)
 
     def blocks(self) -> KvBlocks:
-        """Of vLLM's KV pool; after the last request has left, none is used."""
+        """The state of vLLM's KV pool; no block is used after the last request has left."""
         return self._engine.blocks()
 
     def shutdown(self) -> None:
-        """Ends vLLM and its workers; the verifier is of no use any more."""
+        """Ends vLLM and its workers; the verifier cannot be used afterwards."""
         self._engine.shutdown()
 
     def _release(self, request: str, _held: HeldRequest) -> None:
@@ -128,13 +130,13 @@ class VllmVerifier:
             self._engine.close([known.name])
 
     def _follow(self, order: VerifyOrder, held: HeldRequest) -> str:
-        """The name by which vLLM has exactly the committed tokens."""
+        """The name of a vLLM request that has exactly the committed tokens."""
         request, tokens = order.prefix.request, held.committed.ids
         known = self._known.get(request)
         if known is not None and known.length == len(tokens) <= held.unchanged:
             return known.name
-        # New here, or its tokens are others than the last verdict said: vLLM gets it anew, and
-        # its prefix cache has most of it.
+        # The request is new, or its tokens are not those of the last verdict: open it again in
+        # vLLM, whose prefix cache has most of its tokens.
         self._close(request)
         known = _Known(f"{request}#{next(self._opened)}", len(tokens))
         asked = order.prompt_logprobs_from is not None
@@ -163,7 +165,7 @@ class VllmVerifier:
         known.length += len(outcome.tokens)
         if outcome.finished:
             del self._known[prefix.request]
-        # vLLM says all of them in the end, and nothing before.
+        # vLLM returns all of them at the end of the prefill.
         asked = order.prompt_logprobs_from
         told = () if asked is None else outcome.prompt[asked - 1 :]
         return Verdict(
