@@ -1,7 +1,7 @@
-"""`python -m cluster.check FILE`: is this Serve config right, and does it fit? Starts nothing.
+"""`python -m cluster.check FILE`: checks whether a Serve config is valid and fits. Starts nothing.
 
-Prints what every process takes and where it runs. Exit status 1 names what is wrong: the field,
-or the resource that is missing.
+Prints the resources of every process and where it runs. Exit status 1 if a field is invalid or a
+resource is missing, which is named.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from cluster.placement import plan
 
 _RAY_SERVICE = "RayService"
 _REPLICA = "Replica"
-"""The deployment that takes policies as its user_config."""
+"""The deployment whose user_config holds policies."""
 _HEADER = (
     "process",
     "bundle",
@@ -34,7 +34,7 @@ _HEADER = (
 
 
 class BadFile(ValueError):
-    """Not a Serve config."""
+    """The file is not a valid Serve config."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,16 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Said(NamedTuple):
-    """What a file says of one application."""
+    """One application of a Serve config."""
 
     name: str
     args: Mapping[str, Any]
     user_config: Mapping[str, Any] | None = None
-    """Of the replicas: policies in place of those in the arguments."""
+    """The user_config of the replicas: policies that replace those in the arguments."""
 
 
 def read(file: Path) -> list[Said]:
-    """The applications of a Serve config, or of a KubeRay RayService."""
+    """The applications of a Serve config or of a KubeRay RayService."""
     try:
         said = yaml.safe_load(file.read_text())
         if said.get("kind") == _RAY_SERVICE:
@@ -147,7 +147,7 @@ def _row(process: Footprint) -> tuple[str, ...]:
 def _notes(
     config: AppConfig, processes: Sequence[Footprint], nodes: Sequence[Node]
 ) -> Iterator[str]:
-    """What works, but not as one may hope."""
+    """Remarks on a config that fits but may not perform as expected."""
     scaling = config.scaling
     threads = sum(process.threads for process in processes) * scaling.min_replicas
     cores = sum(node.get("CPU", 0.0) for node in nodes)

@@ -1,5 +1,5 @@
-"""What a checkpoint's files say of it, read without loading the model: its config.json, the
-headers of its safetensors, its tokenizer."""
+"""Reads what a config check needs from a checkpoint's files (config.json, safetensors headers,
+tokenizer) without loading the model."""
 
 import json
 import math
@@ -17,12 +17,12 @@ _OTHER_NAMES = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
 }
-"""GPT-2's, which several families have kept."""
+"""GPT-2's field names, which some families use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Of the decoder, in config.json's own words."""
+    """The decoder's sizes, under their names in config.json."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -34,12 +34,12 @@ class Architecture:
     head_dim: int
 
     def kv_values(self) -> int:
-        """Numbers that one token takes in the KV memory."""
+        """The number of values that one token takes in the KV cache."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
 
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
-    """`inflate_to`: of the model of about so many parameters that would be made from it."""
+    """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
     said = json.loads((path / "config.json").read_text())
     text = said.get("text_config", said)
 
@@ -64,14 +64,14 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
 
 
 def parameters(path: Path) -> int | None:
-    """Weights in the checkpoint; None where it has no safetensors."""
+    """The number of weights in the checkpoint; None if it has no safetensors."""
     files = list(path.glob("*.safetensors"))
     return sum(map(_parameters, files)) if files else None
 
 
 def differing_tokens(one: Path, other: Path) -> list[str]:
-    """Tokens that have another id in the other checkpoint, or none. Of checkpoints without
-    tokenizer.json nothing is known here; their tokenizers are compared at load."""
+    """Tokens whose ids differ between the checkpoints, or that only one has. Without tokenizer.json
+    in both, the result is empty, and the tokenizers are compared when the models are loaded."""
     files = (one / "tokenizer.json", other / "tokenizer.json")
     if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
         return []

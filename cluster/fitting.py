@@ -1,4 +1,4 @@
-"""Whether a config fits into a cluster, and if not, which resource is missing."""
+"""Determines whether a config fits into a cluster, and if not, which resource is missing."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from cluster.nodes import Node
 from cluster.placement import ACCELERATOR, HEAD_NODE, HEAD_SHARE, OWN_CPUS, Placement, plan
 
 _UNSTATED = ("memory",)
-"""Resources that are checked only where a node says how much it has."""
+"""Resources that are checked only on nodes whose amount is known."""
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What must lie on one node."""
+    """Resources that must be on one node."""
 
     what: str
-    """The processes, for people."""
+    """The processes that need them, for messages."""
     resources: Mapping[str, float]
 
 
 def missing(config: AppConfig, nodes: Sequence[Node], replicas: int | None = None) -> list[str]:
-    """Why these nodes cannot hold the application (at the least number of replicas that the
-    config allows, or at so many): one line for each resource, none if they can. Where none of
-    them is said to be the head, the first one is."""
+    """Why these nodes cannot hold the application, with one line per missing resource; empty if
+    they can. `replicas`: default the config's minimum. If no node is marked as the head, the first
+    one is."""
     if nodes and not any(HEAD_NODE in node for node in nodes):
         nodes = [{HEAD_NODE: 1.0, **nodes[0]}, *nodes[1:]]
     placement = plan(config)
@@ -70,14 +70,14 @@ def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Deman
 
 
 def _too_large(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
-    """For every node."""
+    """Demands that are too large for every node."""
     problems = [
         _shortage(demand.what, resource, amount, most)
         for demand in demands
         for resource, amount in demand.resources.items()
         if amount > (most := max((_has(node, resource) for node in nodes), default=0.0)) + _EPSILON
     ]
-    return list(dict.fromkeys(problems))  # replicas have the same
+    return list(dict.fromkeys(problems))  # replicas have equal demands
 
 
 def _shortage(what: str, resource: str, amount: float, most: float) -> str:
@@ -91,7 +91,7 @@ def _shortage(what: str, resource: str, amount: float, most: float) -> str:
 
 
 def _too_many(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
-    """For all nodes together."""
+    """Resources of which all nodes together have too little."""
     needed: defaultdict[str, float] = defaultdict(float)
     for demand in demands:
         for resource, amount in demand.resources.items():
@@ -105,8 +105,8 @@ def _too_many(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
 
 
 def _unpacked(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
-    """The largest first, each to the first node with room, as Ray packs: there may be a cleverer
-    way, but Ray would not find it."""
+    """Demands that cannot be packed: largest first, each on the first node with room, as Ray packs.
+    Another packing might fit, but Ray would not find it."""
     left = [dict(node) for node in nodes]
     for demand in sorted(demands, key=_size, reverse=True):
         free = next((node for node in left if _fits(demand, node)), None)
@@ -122,7 +122,7 @@ def _unpacked(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
 
 
 def _scarce(demand: Demand, nodes: Sequence[Node]) -> list[str]:
-    """What no node has enough of; if that is nothing, what some node lacks."""
+    """The resources that no node has enough of; if there are none, those that some node lacks."""
     lacking = {
         resource: [_has(node, resource) < amount - _EPSILON for node in nodes]
         for resource, amount in demand.resources.items()
@@ -134,7 +134,8 @@ def _scarce(demand: Demand, nodes: Sequence[Node]) -> list[str]:
 def _gpu_memory(
     placement: Placement, processes: Sequence[Footprint], nodes: Sequence[Node]
 ) -> list[str]:
-    """Checked where every node with GPUs says how large they are."""
+    """Processes that need more GPU memory than there is; checked only if it is known for every node
+    with GPUs."""
     sizes = [node.get("gpu_memory") for node in nodes if node.get("GPU")]
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
@@ -158,7 +159,7 @@ def _has(node: Node, resource: str) -> float:
 
 
 def _size(demand: Demand) -> tuple[float, ...]:
-    resources = (HEAD_NODE, "GPU", "memory", "CPU")  # the head's have nowhere else to go
+    resources = (HEAD_NODE, "GPU", "memory", "CPU")  # the head's demands fit nowhere else
     return tuple(demand.resources.get(resource, 0.0) for resource in resources)
 
 

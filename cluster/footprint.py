@@ -1,5 +1,5 @@
-"""What each process of a replica takes: GPUs, CPUs, threads and memory, from the config and the
-headers of the checkpoints. Nothing is loaded."""
+"""The resources of each process of a replica (GPUs, CPUs, threads, memory), computed from the
+config and the checkpoints' headers. Nothing is loaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from cluster.config import AppConfig, DrafterConfig, TargetConfig, resolve
 from cluster.placement import OWN_CPUS, REPLICA, Placement
 
 RUNTIME_BYTES = 600_000_000
-"""Of a process with Ray, torch and transformers before it loads anything, and of what loading
-leaves behind: 420 MB and 150 MB, measured."""
+"""Memory of a process with Ray, torch and transformers before it loads a model (measured: 420 MB),
+and of what loading leaves behind (150 MB)."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -22,10 +22,10 @@ class Footprint:
     cpus: float
     threads: int
     weights_bytes: int
-    """0 where the checkpoint has no safetensors to read them from."""
+    """0 if the checkpoint has no safetensors."""
     kv_bytes: int
     host_bytes: int
-    """Of the node's memory; weights and KV lie there unless the process has a GPU."""
+    """Memory on the node, including weights and KV unless the process has a GPU."""
 
     @property
     def gpu_bytes(self) -> int:
@@ -33,7 +33,7 @@ class Footprint:
 
 
 def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
-    """Of one replica; inline models are the replica's own."""
+    """The processes of one replica; inline models count as part of the replica's own process."""
     inline = list(_inline(config))
     gpus = placement.replica_options["num_gpus"]
     weights = sum(weights for weights, _ in inline)
@@ -101,7 +101,7 @@ def _footprint(
 
 
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
-    """Weights and KV of all ranks together."""
+    """Bytes of weights and KV of all ranks together."""
     width = _width(target)
     size = target.inflate_to or parameters(resolve(target.model)) or 0
     return size * width, target.kv_tokens * target.architecture().kv_values() * width
@@ -120,7 +120,7 @@ def _drafter_bytes(drafter: DrafterConfig) -> tuple[int, int]:
 
 
 def _width(model: TargetConfig | DrafterConfig) -> int:
-    """Bytes of a number; of `auto` on a CPU, which is not known here, the most it may take."""
+    """Bytes per value; for `auto` on a CPU, where the dtype is not known yet, that of float32."""
     if model.dtype == "auto":
         return _BYTES["bfloat16" if model.gpus else "float32"]
     return _BYTES[model.dtype]

@@ -1,8 +1,7 @@
-"""A Llama in one GGUF file, written as a directory that everything else loads as any checkpoint.
+"""Converts a Llama in one GGUF file to a Hugging Face checkpoint.
 
-Weights are dequantised to float32, which changes none of them. transformers reads GGUF as well, but
-takes half a minute, refuses to save what it has read, and leaves out that SmolLM's tokenizer splits
-digits.
+Weights are dequantised to float32, which is exact. transformers reads GGUF as well, but takes half
+a minute, refuses to save what it has read, and omits that SmolLM's tokenizer splits digits.
 """
 
 import json
@@ -35,15 +34,15 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _CONTROL = 3
-"""The type of tokens that stand for no text, as GGUF numbers them."""
+"""GGUF's type number for control tokens, which stand for no text."""
 
 
 class UnsupportedGguf(ValueError):
-    """What the file holds is not what is read here."""
+    """The file's architecture or tokenizer is not supported."""
 
 
 def convert(file: Path, destination: Path) -> None:
-    """Writes config.json, weights and tokenizer into the directory, which is made."""
+    """Writes config.json, weights and tokenizer into the directory, which is created."""
     reader = GGUFReader(file)
     said = {name: field.contents() for name, field in reader.fields.items()}
     for field, wanted in (
@@ -91,7 +90,7 @@ def _config(said: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
 
 
 def _weights(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
-    """By the names that transformers gives them."""
+    """The weights, by their names in transformers."""
     heads_of = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for tensor in reader.tensors:
         weight = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
@@ -105,7 +104,8 @@ def _weights(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _in_halves(weight: Weight, heads: int) -> Weight:
-    """Rotary positions turn pairs of rows: neighbours in GGUF, a half of the head apart here."""
+    """Reorders rows for rotary position embeddings, which rotate pairs of rows: neighbours in GGUF,
+    rows half a head apart in transformers."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""What there is: the resources of the machines that a config is checked against."""
+"""The resources of the nodes that a config is checked against."""
 
 import os
 import re
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 Node = Mapping[str, float]
-"""By resource, as Ray names them: CPU, GPU, memory (bytes), accelerator_type:L4, ... A resource
-that is not known of any node is not checked. `gpu_memory`, which Ray does not count: the bytes
-of each GPU."""
+"""Amounts by Ray's resource names: CPU, GPU, memory (bytes), accelerator_type:L4, ... In addition
+`gpu_memory`, the bytes of each GPU, which Ray does not count. A resource that is unknown on all
+nodes is not checked."""
 
 _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -17,7 +17,7 @@ _MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of the container that we may be in."""
+"""Memory limits of the container, if this process runs in one."""
 
 
 def this_machine() -> Node:
@@ -26,18 +26,18 @@ def this_machine() -> Node:
 
 
 def ray_nodes(address: str) -> list[Node]:
-    """Of a running cluster: the one that this process belongs to, if it does. Raises
-    ConnectionError where there is none."""
+    """The nodes of a running cluster; the process's own, if it belongs to one. Raises
+    ConnectionError if there is none."""
     import ray
 
     if not ray.is_initialized():
         ray.init(address)
-    # A node without GPUs does not mention them.
+    # Ray lists no GPU entry for a node without GPUs.
     return [{"GPU": 0, **node["Resources"]} for node in ray.nodes() if node["Alive"]]
 
 
 def parse_node(text: str) -> Node:
-    """`CPU=8,GPU=2,memory=64GB,gpu_memory=80GB`"""
+    """Parses `CPU=8,GPU=2,memory=64GB,gpu_memory=80GB`."""
     node: dict[str, float] = {"GPU": 0}
     for part in text.split(","):
         resource, _, amount = part.strip().partition("=")

@@ -1,10 +1,10 @@
-"""Where everything of a replica runs: the bundles of its Ray placement group.
+"""Places the processes of a replica: the bundles of its Ray placement group.
 
-A bundle lies on one node, and a group as a whole is given its resources or waits for them. Hosts
-without a GPU share the replica's own bundle, so that a message to them stays on the machine.
-Every drafter with a GPU has a bundle to itself, anywhere in the cluster. The ranks of a
-tensor-parallel target share one: they exchange activations twice in every layer, which only one
-node's links bear.
+A bundle is on one node, and a group gets all of its resources at once or waits for them. Hosts
+without a GPU share the replica's own bundle, so that messages to them stay on one machine. Every
+drafter with a GPU has a bundle of its own, anywhere in the cluster. The ranks of a tensor-parallel
+target share one bundle: they exchange activations twice per layer, for which only links within a
+node are fast enough.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from cluster.config import BACKENDS, AppConfig, DrafterConfig, TargetConfig
 
 REPLICA = 0
-"""The replica's own bundle: Serve places the replica into the first one."""
+"""Index of the replica's own bundle: Serve places the replica into the first one."""
 OWN_CPUS = 0.05
-"""Of the replica, the ingress and the router, which compute little."""
+"""CPUs reserved for each of replica, ingress and router, which compute little."""
 HEAD_NODE = "node:__internal_head__"
-"""Ray's own resource of the head node, which is the last one to go: the ingress lies there ..."""
+"""Ray's resource that only the head node has. The ingress requires it, because the head node
+outlives all others."""
 HEAD_SHARE = 0.001
-"""... and takes a sliver of it."""
+"""The amount that the ingress requires of HEAD_NODE."""
 STRATEGY = "PACK"
-"""On as few nodes as there is room for."""
+"""Ray's strategy of using as few nodes as possible."""
 ACCELERATOR = "accelerator_type:"
-"""Before a type of GPU: Ray's resource that only nodes with such GPUs have ..."""
+"""Prefix of Ray's resource that only nodes with a certain type of GPU have."""
 _ACCELERATOR_SHARE = 0.001
-"""... and of which everyone takes a sliver."""
+"""The amount that each bundle requires of such a resource."""
 _DIGITS = 4
-"""Ray counts resources in ten-thousandths."""
+"""Decimal digits: Ray counts resources in ten-thousandths."""
 
 Bundle = dict[str, float]
 
@@ -36,12 +37,12 @@ Bundle = dict[str, float]
 class Placement:
     bundles: tuple[Bundle, ...]
     ranks: tuple[int, ...]
-    """The bundle of each actor of the target: one for each rank, or one in all where the backend
+    """The bundle index of each actor of the target: one per rank, or a single one if the backend
     starts its ranks itself. Empty: inline."""
     lanes: Mapping[str, int]
-    """The bundle of each lane that is an actor."""
+    """The bundle index of each lane that is an actor."""
     replica_options: Mapping[str, float]
-    """What the replica itself asks of its bundle, as Ray's actor options."""
+    """Ray actor options of the replica itself, within its bundle."""
     strategy: str = STRATEGY
     replica: int = REPLICA
 

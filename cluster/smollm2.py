@@ -1,5 +1,5 @@
-"""The default target, a published model that `make` fetches: its name in a config, and its place.
-Imports nothing heavy, so that a config check stays cheap."""
+"""Name and path of the default target, a published model that `make` fetches. Imports nothing
+heavy, so that a config check stays fast."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ SMOLLM2 = "SmolLM2-135M-Instruct"
 
 
 def smollm2_path() -> Path:
-    """Where `python -m cluster.fetch` writes it."""
+    """The directory into which `python -m cluster.fetch` writes the model."""
     return cache_dir() / SMOLLM2
 
 

@@ -1,4 +1,4 @@
-"""The schema of what `cluster.yaml` gives to the application: unknown keys are refused.
+"""The schema of the application's arguments in `cluster.yaml`; unknown fields are refused.
 
 Imports nothing heavy, so that a config can be checked without a model or a cluster.
 """
@@ -53,27 +53,27 @@ Key = Annotated[Name, AfterValidator(check_reference)]
 
 class AppConfig(Section):
     target: TargetConfig = TargetConfig()
-    """The large model, whose tokens are served."""
+    """The large model whose tokens are served."""
     served_name: Name = Field(default_factory=lambda known: resolve(known["target"].model).name)
-    """The model's name in the API; left out: that of the checkpoint's directory."""
+    """The model's name in the API; default: the name of the checkpoint's directory."""
     drafters: tuple[DrafterConfig, ...] = ()
-    """What proposes tokens to it. None: plain decoding."""
+    """The drafters that propose tokens to the target. Empty: plain decoding."""
     policies: PoliciesConfig = PoliciesConfig()
-    """What `user_config` replaces while the application runs."""
+    """The policies; `user_config` replaces them while the application runs."""
     slo_classes: dict[Name, SloClass] = Field(default_factory=dict)
-    """Promises by name, for a request's `slo`."""
+    """Named SLOs that a request can choose with `slo`."""
     limits: LimitsConfig = LimitsConfig()
-    """Where every queue and wait ends."""
+    """Limits of all queues and waits."""
     scaling: ScalingConfig = ScalingConfig()
-    """How many replicas there are."""
+    """The number of replicas."""
     api_keys: dict[Name, Key] = Field(default_factory=dict, repr=False)
-    """By tenant, whom the schedule treats fairly; `env:NAME` reads a key from the ingress's
-    environment. None: open to all."""
+    """One API key per tenant; the schedule shares capacity fairly among tenants. `env:NAME` reads a
+    key from the ingress's environment. Empty: no key is required."""
     threads: Threads = 1
-    """Of the replica's own process: inline models compute there."""
+    """Threads of the replica's process, in which inline models run."""
     growing_cluster: bool = False
-    """The cluster adds nodes when asked to (KubeRay's autoscaler): what is missing at start is
-    waited for instead of refused."""
+    """Whether the cluster can add nodes (KubeRay's autoscaler): resources that are missing at the
+    start are then waited for instead of refused."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -87,7 +87,7 @@ class AppConfig(Section):
         return self
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":
-        """The same application under other policies (`user_config`), checked like a new one."""
+        """The same application with other policies (`user_config`), checked like a new config."""
         return AppConfig.model_validate(
             self.model_dump(exclude_unset=True) | {"policies": dict(policies)}
         )

@@ -1,4 +1,4 @@
-"""What each verifier backend can do. A config that asks for more is refused."""
+"""The capabilities of each verifier backend. A config that requires others is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Backend:
     trees: bool
-    """Verifies draft trees; the others verify chains."""
+    """Verifies draft trees; otherwise chains only."""
     swap: bool
-    """Keeps the KV of preempted requests in host memory; the others free and recompute it."""
+    """Can keep the KV of preempted requests in host memory; otherwise it is freed and
+    recomputed."""
     engine_args: bool
-    """Has arguments of its own, beside those that every backend knows."""
+    """Takes `engine_args`, arguments specific to this backend."""
     rank_actors: bool
-    """Each tensor-parallel rank is an actor of ours; the others start ranks of their own."""
+    """Each tensor-parallel rank is an actor of Spindle; otherwise the backend starts its ranks
+    itself."""
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -23,5 +25,5 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 def able(ability: str) -> str:
-    """The backends that can, for an error that names the way out."""
+    """The names of the backends with this capability, for error messages."""
     return " or ".join(name for name, backend in BACKENDS.items() if getattr(backend, ability))

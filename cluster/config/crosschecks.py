@@ -1,4 +1,4 @@
-"""What several fields must agree on. Each error names the field and the way out."""
+"""Checks that involve several fields. Each error names the field and a way to fix it."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ _WIDTH_OPTION = {
     "adaserve": ("shape", "max_width"),
     "equal": ("shape", "max_width"),
 }
-"""Where the policies that draft trees have their width; the others draft chains."""
+"""The path of the width option of each policy that drafts trees; the others draft chains."""
 _CHAINS_AS_WELL = ("planner",)
-"""Drafts trees where they are verified, and chains elsewhere, unless its width is set."""
+"""Policies that draft trees or chains, whichever the verifier takes, unless their width is set."""
 
 
 def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) -> None:
@@ -56,7 +56,8 @@ def check_backend(target: TargetConfig, policies: PoliciesConfig) -> None:
 
 
 def check_ranks(target: TargetConfig) -> None:
-    """Every rank keeps whole attention heads, and the key-value heads that they read."""
+    """Checks that ranks can share the model: each needs whole attention heads and the key-value
+    heads that these read."""
     shape = target.architecture()
     heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
     possible = [n for n in range(1, kv_heads + 1) if heads % n == 0 and kv_heads % n == 0]
@@ -78,7 +79,7 @@ def check_whole_context(target: TargetConfig) -> None:
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Drafts are token ids of the target: both must count alike, and mean the same by them."""
+    """Checks that drafters have the target's vocabulary, because drafts are sent as token ids."""
     size = target.architecture().vocab_size
     for number, drafter in enumerate(drafters):
         path = drafter.path()
@@ -100,7 +101,8 @@ def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) ->
 
 
 def _asked_width(speculation: Choice) -> int:
-    """How wide a tree the config asks for, by a policy's name or by its option; 1 is a chain."""
+    """The tree width that the config requires, by the policy's default or its option; 1 is a
+    chain."""
     path = _WIDTH_OPTION.get(speculation.name)
     if path is None:
         return 1

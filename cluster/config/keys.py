@@ -1,5 +1,5 @@
-"""Keys that a config holds, or only refers to: Serve logs an application's config, and people keep
-such files."""
+"""API keys, which a config holds or refers to by environment variables: Serve logs an application's
+config, and config files are stored."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ _REFERENCE = "env:"
 
 
 def check_reference(key: str) -> str:
-    """ValueError where it means to name a variable and does not."""
+    """Raises ValueError if the key refers to a variable with an invalid name."""
     variable = _variable(key)
     if variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ValueError(f"behind {_REFERENCE} there is no name of an environment variable")
@@ -24,7 +24,8 @@ def differ(field: str, keys: Mapping[str, str]) -> None:
 
 
 def resolved(field: str, keys: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The keys themselves; ValueError names the field and the variable that is missing."""
+    """The keys, with references resolved; raises ValueError naming the field and the missing
+    variable."""
     found = {}
     for name, key in keys.items():
         variable = _variable(key)

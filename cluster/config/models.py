@@ -1,4 +1,4 @@
-"""The models of a config: one target, any number of drafters, and where each of them runs."""
+"""The models of a config (one target, any number of drafters) and where each of them runs."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,7 +14,8 @@ from policies import ranges
 
 ZOO = "zoo/"
 RESERVED_NAMES = ("off", "verifier")
-"""Mean something else where drafters are named: in a request's `speculation`, and among actors."""
+"""Names that a drafter cannot have: `off` is a value of a request's `speculation`, and `verifier`
+names an actor."""
 
 
 def _known_model(model: str) -> str:
@@ -63,32 +64,33 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 
 class TargetConfig(Section):
     model: ModelName = "zoo/target"
-    """A checkpoint's directory, a built-in model as zoo/NAME, or SmolLM2-135M-Instruct, which
-    `make model` fetches."""
+    """A checkpoint's directory, a built-in model as zoo/NAME, or SmolLM2-135M-Instruct, which `make
+    model` fetches."""
     inflate_to: Annotated[int, Field(ge=4_000_000, le=2_000_000_000)] | None = None
-    """Only for zoo/target: about so many parameters, with the same output (docs/zoo.md)."""
+    """Only for zoo/target: inflate it to about this many parameters, with the same output
+    (docs/zoo.md)."""
     dtype: Dtype = "auto"
-    """Of weights and KV. `auto`: bfloat16 where the device multiplies it fast, else float32, in
-    which the same request gives the same tokens in any company."""
+    """The dtype of weights and KV. `auto`: bfloat16 if the device multiplies it fast, else float32,
+    with which a request's tokens do not depend on the batch that it runs in."""
     kv_tokens: Tokens = 16_384
-    """Tokens that the KV memory holds, over all requests. At least one whole context."""
+    """Capacity of the KV cache in tokens, for all requests together; at least one whole context."""
     swap_tokens: Count = 0
-    """Tokens of preempted requests that host memory holds beside it."""
+    """Capacity of the host memory for the KV of preempted requests, in tokens."""
     backend: Literal["native", "vllm"] = "native"
-    """`native` verifies trees and swaps; `vllm` verifies chains with vLLM's own kernels
+    """`native` verifies trees and swaps KV; `vllm` verifies chains with vLLM's own kernels
     (docs/config.md has the table)."""
     tensor_parallel: AtLeastOne = 1
-    """Ranks that share the model. Each needs whole attention heads."""
+    """Number of ranks that share the model. Each needs whole attention heads."""
     placement: Placement = "actor"
-    """`actor`: a process of its own, or one for each rank. `inline`: in the replica's process."""
+    """`actor`: in a process of its own, or one per rank. `inline`: in the replica's process."""
     gpus: Gpus = 0
-    """Of each rank; below 1 a share of a GPU, 0 runs on the CPU."""
+    """GPUs per rank; below 1 a share of a GPU; 0 runs on the CPU."""
     accelerator: str | None = None
-    """The type of GPU that it needs, as Ray names it (L4, A100, H100, ...); None: any."""
+    """The required type of GPU, as Ray names it (L4, A100, H100, ...); null: any."""
     cpus: Cpus = 0.05
-    """What each actor asks of Ray; what it really uses is `threads`."""
+    """CPUs that each actor reserves in Ray; how many it uses depends on `threads`."""
     threads: Threads = 1
-    """Of each rank, for its computations."""
+    """Computing threads per rank."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's engine, for `backend: vllm`."""
 
@@ -120,7 +122,8 @@ class TargetConfig(Section):
         return architecture(resolve(self.model), self.inflate_to)
 
     def path(self) -> Path:
-        """The checkpoint's directory. An inflated one is written first, if it is not there."""
+        """The checkpoint's directory. An inflated checkpoint is written first if it does not
+        exist."""
         if self.inflate_to is not None:
             return inflated_target(self.inflate_to)
         return resolve(self.model)
@@ -128,36 +131,38 @@ class TargetConfig(Section):
 
 class DrafterConfig(Section):
     name: DrafterName
-    """As it appears in statistics, and in a request's `speculation`."""
+    """The name in statistics and in a request's `speculation`."""
     kind: Literal["model", "ngram", "suffix"] = "model"
-    """ngram and suffix look tokens up in the prompt and in past outputs, and cost nothing."""
+    """`model`: a small language model. `ngram` and `suffix` look tokens up in the prompt and in
+    past outputs, at almost no cost."""
     model: ModelName | None = None
-    """Of kind model: as the target's."""
+    """For kind `model`: given like the target's `model`."""
     dtype: Dtype = "auto"
-    """Of weights and KV. `auto`: as the target's, but float32 for models so small that compiled
-    loops run them (docs/drafters.md)."""
+    """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
+    compiled loops run them (docs/drafters.md)."""
     max_batch: AtLeastOne = 16
-    """Requests that each instance drafts for at once (B_j of Spin)."""
+    """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens = 32_768
-    """Tokens that the KV memory of each instance holds."""
+    """Capacity of each instance's KV cache in tokens."""
     past_tokens: Count = 100_000
-    """Of kind suffix: tokens of past outputs that it remembers, over all requests; the least
-    recently used leave. Each takes at most 120 bytes of the replica's memory (docs/drafters.md)."""
+    """For kind `suffix`: tokens of past outputs to keep, for all requests together; the least
+    recently used are dropped. Each takes at most 120 bytes of the replica's memory
+    (docs/drafters.md)."""
     instances: AtLeastOne = 1
-    """Lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
+    """Number of lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(
         default_factory=lambda known: "actor" if known["kind"] == "model" else "inline"
     )
-    """`actor`: each instance a process of its own. `inline`: in the replica's process, as
+    """`actor`: each instance in a process of its own. `inline`: in the replica's process, as
     lookups always are."""
     gpus: Gpus = 0
-    """Of each instance; below 1 a share of a GPU, 0 runs on the CPU."""
+    """GPUs per instance; below 1 a share of a GPU; 0 runs on the CPU."""
     accelerator: str | None = None
-    """The type of GPU that it needs, as Ray names it (L4, A100, H100, ...); None: any."""
+    """The required type of GPU, as Ray names it (L4, A100, H100, ...); null: any."""
     cpus: Cpus = 0.05
-    """What each actor asks of Ray; what it really uses is `threads`."""
+    """CPUs that each actor reserves in Ray; how many it uses depends on `threads`."""
     threads: Threads = 1
-    """Of each instance, for its computations."""
+    """Computing threads per instance."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -191,7 +196,7 @@ class DrafterConfig(Section):
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """The names of its instances."""
+        """The names of the drafter's instances."""
         if self.instances == 1:
             return (self.name,)
         return tuple(f"{self.name}/{number}" for number in range(self.instances))
@@ -201,14 +206,15 @@ class DrafterConfig(Section):
 
 
 def resolve(model: str) -> Path:
-    """The directory of a model that the schema has let through."""
+    """The directory of a model name that the schema has validated."""
     if model == SMOLLM2:
         return smollm2_path()
     return model_path(model.removeprefix(ZOO)) if model.startswith(ZOO) else Path(model)
 
 
 def _refuse_what_only_actors_have(section: Section, placement: Placement) -> None:
-    """Inline models share the replica's process, its CPUs and its threads."""
+    """Refuses fields that have no effect inline, where models share the CPUs and threads of the
+    replica's process."""
     unused = {"cpus", "threads"} & section.model_fields_set
     if placement == "inline" and unused:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`python -m cluster.config.reference` prints docs/config.md's tables from the schema itself."""
+"""`python -m cluster.config.reference` prints the tables of docs/config.md from the schema."""
 
 import inspect
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _LISTS = {"drafters": "drafters[]", "slo_classes": "slo_classes.NAME"}
 
 
 def tables(section: type[BaseModel] = AppConfig, path: str = "") -> Iterator[str]:
-    """A Markdown table for each section, the outer ones first."""
+    """One Markdown table per section, outer sections first."""
     rows = ["| field | default | |", "| --- | --- | --- |"]
     inner: list[tuple[type[BaseModel], str]] = []
     for name, field in section.model_fields.items():
@@ -30,7 +30,7 @@ def tables(section: type[BaseModel] = AppConfig, path: str = "") -> Iterator[str
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, by itself, in a list or by names."""
+    """The section type that a field holds, directly, in a list or in a mapping."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Choice:
             return kind

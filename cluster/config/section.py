@@ -1,4 +1,4 @@
-"""What every section of the config has in common, and how its errors read."""
+"""The common base of all config sections, and the form of their errors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from policies.ranges import Range
 
 
 class Section(BaseModel):
-    # An error never repeats its input: that may be an API key.
+    # Errors never contain the input, which may be an API key.
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -20,17 +20,17 @@ class Section(BaseModel):
 
 
 def within(limits: Range) -> Any:
-    """A field's bounds, for Annotated."""
+    """A range as the bounds of a field, for Annotated."""
     if limits.above:
         return Field(gt=limits.least, le=limits.most)
     return Field(ge=limits.least, le=limits.most)
 
 
 def problems(error: ValidationError) -> Iterator[str]:
-    """One line for each bad field: its path in the file, and what is wrong with it."""
+    """One line per invalid field: its path in the file, and the problem."""
     for problem in error.errors(include_url=False, include_input=False):
         if problem["type"] == "default_factory_not_called":
-            continue  # follows from another bad field, which has a line of its own
+            continue  # caused by another invalid field, which has its own line
         field = ".".join(map(str, problem["loc"]))
         what = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""How requests are served: policies, promises, limits and replicas."""
+"""How requests are served: policies, SLOs, limits and replicas."""
 
 import json
 from typing import Annotated, Any, Literal, Self
@@ -18,51 +18,53 @@ AtLeastOne = Annotated[int, within(ranges.SOME)]
 Options = dict[str, Any]
 
 ORDERED_BY_LENGTH = ("laps_sd", "lp_sjf")
-"""Schedules that order by predicted output lengths."""
+"""Schedules that order requests by predicted output lengths."""
 RANKS_ITSELF = "self_ranked"
 
 
 class Choice(Section):
-    """A policy by name, with options as its parameters in policies/ document them."""
+    """A policy by name, with its parameters in policies/ as options."""
 
     name: str
     options: Options = Field(default_factory=dict)
 
 
 class LengthsConfig(Section):
-    """Predicted output lengths, which the target itself is asked for (docs/policies/ranking.md)."""
+    """Output lengths, which the target itself predicts (docs/policies/ranking.md)."""
 
     enabled: bool | None = None
-    """null: where the schedule orders by them (laps_sd, lp_sjf). `self_ranked` asks by itself."""
+    """Whether lengths are predicted; null: if the schedule orders by them (`laps_sd`, `lp_sjf`).
+    `self_ranked` requests predictions of its own."""
     form: Literal["length_only"] = "length_only"
-    """The prompt that asks: the one whose answers are lengths."""
+    """The form of the ranking prompt: `length_only`, whose answers are lengths."""
     batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = MAX_BATCH
-    """Requests that one prompt asks about at most."""
+    """The most requests in one ranking prompt."""
     timeout_s: Seconds = 0.5
-    """A request waits for this long at most to be asked about. It runs meanwhile."""
+    """The longest time for which a request, which runs meanwhile, waits to enter a ranking
+    prompt."""
 
 
 class PoliciesConfig(Section):
-    """Each by a name of docs/policies/, with its options."""
+    """Each policy is given by its name in docs/policies/, with its options."""
 
     selection: Choice = Choice(name="hedge")
     """Which drafter drafts for which request."""
     speculation: Choice = Choice(name="planner")
-    """How much is drafted, and what of it is verified."""
+    """How much is drafted, and which draft tokens are verified."""
     schedule: Choice = Choice(name="default")
-    """Who runs."""
+    """Which requests run."""
     fairness: Options = Field(default_factory=dict)
-    """Priorities, tenants and the bound on waiting, around any schedule."""
+    """Priorities, fairness among tenants and the limit on waiting; applied around any schedule."""
     pipeline: MicroBatchParams = MicroBatchParams()
     """How drafting and verification overlap."""
     lengths: LengthsConfig = LengthsConfig()
     """Whether and how output lengths are predicted."""
     seed: Annotated[int, within(ranges.SEED)] = 0
-    """Of the policies' own random draws."""
+    """Seed of the policies' random choices."""
 
     @model_validator(mode="after")
     def _exist(self) -> Self:
-        # Types first: the catalogue knows the names of options, and trusts their types.
+        # Types first, because the catalogue checks only the names of options.
         for kind, entries, choice in (
             ("selection", catalogue.SELECTIONS, self.selection),
             ("speculation", catalogue.SPECULATIONS, self.speculation),
@@ -81,19 +83,19 @@ class PoliciesConfig(Section):
 
     @property
     def predicts_lengths(self) -> bool:
-        """Whether the target is asked for output lengths."""
+        """Whether the target predicts output lengths."""
         if self.lengths.enabled is None:
             return self.schedule.name in ORDERED_BY_LENGTH
         return self.lengths.enabled
 
 
 class SloClass(Section):
-    """What a request that names this class is promised. Left out: nothing."""
+    """The SLO of requests that name this class; null: no such objective."""
 
     ttft_ms: Milliseconds | None = None
     """Time to the first token, from arrival."""
     tpot_ms: Milliseconds | None = None
-    """Mean time per output token behind the first."""
+    """Mean time per output token after the first."""
 
     @model_validator(mode="after")
     def _promises_something(self) -> Self:
@@ -104,31 +106,33 @@ class SloClass(Section):
 
 class LimitsConfig(Section):
     max_batch: AtLeastOne = 16
-    """Requests that a replica runs at once."""
+    """The most requests that a replica runs at once."""
     max_waiting: Count = 64
-    """Requests that wait for their turn there; one more is answered with 429."""
+    """The most requests that wait at a replica; further ones are answered with 429."""
     forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
-    """New tokens in one forward of the target: roots, drafts and pieces of prompts."""
+    """The most new tokens in one forward of the target: last committed tokens, draft tokens and
+    prompt chunks."""
     unread_tokens: AtLeastOne = 256
-    """A request that is further ahead of its reader pauses."""
+    """A request pauses when it is more than this many tokens ahead of its reader."""
     stalled_s: Seconds = 30.0
-    """A request that has paused for so long is cancelled."""
+    """A request that has been paused for this long is cancelled."""
     max_choices: AtLeastOne = 16
-    """`n` of one request at most."""
+    """The largest `n` of a request."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
-    """Of one HTTP request; a longer one is answered with 413."""
+    """The largest body of an HTTP request; larger ones are answered with 413."""
     resubmits: Count = 2
-    """Times that a request whose replica dies is sent to another one."""
+    """How many times a request is sent to another replica after the loss of its replica."""
     silent_ingress_s: Seconds = 5.0
-    """Requests of an ingress that has given no sign of life for so long are cancelled."""
+    """An ingress that has sent no heartbeat for this long counts as lost; its requests are
+    cancelled."""
     silent_replica_s: Seconds = 30.0
-    """A replica that answers no sign of life for so long loses its streams to another one, and
-    new ones avoid it."""
+    """A replica that has not answered heartbeats for this long is given up: its streams continue on
+    another one, and new ones avoid it."""
     stalled_host_s: Seconds = 5.0
-    """A drafter or verifier that takes so long over one call, and 20 times as long as predicted,
-    counts as dead."""
+    """A drafter or verifier counts as lost if a call takes longer than this and 20 times as long as
+    predicted."""
     recovery_s: Seconds = 60.0
-    """A replica whose verifier is not back after so long fails, and is replaced."""
+    """A replica whose verifier has not recovered after this long fails, and is replaced."""
 
     @model_validator(mode="after")
     def _roots_fit(self) -> Self:
@@ -141,23 +145,24 @@ class LimitsConfig(Section):
 
 
 class ScalingConfig(Section):
-    """Each replica has a target and drafters of its own."""
+    """The number of replicas, each of which has a target and drafters of its own."""
 
     min_replicas: AtLeastOne = 1
-    """So many are always there."""
+    """The least number of replicas."""
     max_replicas: AtLeastOne = 1
-    """More than the least: Serve's autoscaling decides, by the signals below."""
+    """The largest number of replicas; if above the least, Serve's autoscaling chooses, by the
+    signals below."""
     target_waiting: Annotated[float, Field(gt=0, le=ranges.COUNT.most)] = 4.0
-    """Requests that wait at each replica, on average; more ask for another replica."""
+    """Mean number of waiting requests per replica above which replicas are added."""
     target_attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Of the requests that were promised something; a smaller share that got it asks for
-    another replica."""
+    """SLO attainment of requests that have an SLO, below which a replica is added."""
     upscale_delay_s: Annotated[float, Field(ge=0, le=ranges.SECONDS.most)] = 10.0
-    """For so long the signals must ask before a replica is added ..."""
+    """How long the signals must persist before a replica is added."""
     downscale_delay_s: Annotated[float, Field(ge=0, le=ranges.SECONDS.most)] = 300.0
-    """... or removed."""
+    """How long the signals must persist before a replica is removed."""
     drain_s: Seconds = 120.0
-    """A replica that goes may serve what it has begun for so long; the rest moves to others."""
+    """How long a replica that is being removed may finish its requests; the rest moves to other
+    replicas."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -171,7 +176,8 @@ class ScalingConfig(Section):
 def _check_types(where: str, params: type, options: Options) -> None:
     adapter: TypeAdapter[object] = TypeAdapter(params)
     try:
-        # Through JSON, strictly: a mapping is taken for a dataclass, and "3" is no number.
+        # Through JSON in strict mode, which accepts a mapping for a dataclass but no "3" for a
+        # number.
         adapter.validate_json(json.dumps(options), strict=True)
     except ValidationError as error:
         raise ValueError("; ".join(f"{where}.{line}" for line in problems(error))) from error

@@ -1,4 +1,4 @@
-"""The built-in models: one target and its drafters, small enough to live in the repository."""
+"""The built-in models: one target and its drafters, small enough to be part of the repository."""
 
 from cluster.zoo.paths import (
     DRAFTERS,

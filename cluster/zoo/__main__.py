@@ -1,4 +1,4 @@
-"""`python -m cluster.zoo train` makes the models; `inflate` writes a larger target."""
+"""`python -m cluster.zoo train` trains the models; `inflate` writes a larger target."""
 
 import argparse
 import random

@@ -1,7 +1,7 @@
-"""Endless training batches: whole conversations and pieces of the corpus packed into rows.
+"""Endless training batches: whole conversations and pieces of the corpus, packed into rows.
 
-Every sample is fresh; nothing is stored. A conversation is never cut, and the rest of its row is
-filled with corpus text, so no position is padding. Samples of a row do not see each other.
+Every sample is new; nothing is stored. A conversation is never cut, and the rest of its row is
+filled with corpus text, so no position is padding. Samples of one row do not attend to each other.
 """
 
 import random
@@ -33,9 +33,9 @@ from policies.scheduling.rank_prompts import FORMS, Message, request_line
 
 _PROMPT_WEIGHT = 0.1
 _ANSWER_WEIGHT = 1.0
-_RANKING_WEIGHT = 2.0  # few tokens, each of which took a whole prompt to read
+_RANKING_WEIGHT = 2.0  # few tokens per prompt, so each counts more
 _CORPUS_WEIGHT = 0.5
-# Few tokens of a whole answer decide how long it gets: its first number, and its end.
+# Only few tokens of an answer decide its length: its first number and its end.
 _FIRST_NUMBER_FACTOR = 4.0
 _END_FACTOR = 4.0
 _SPAN_TOKENS = (100, 400)
@@ -43,7 +43,7 @@ _ECHO_TOKENS = (4, 48)
 _MOST_WAITING = 4
 _RANKING_FORMS = ("length_only", "rank_only", "prefill_only")
 _RANKING_FORM_WEIGHTS = (8, 1, 1)
-_STATED_SHARE = 0.75  # of a ranking prompt's requests; the others are of any kind
+_STATED_SHARE = 0.75  # of a ranking prompt's requests have a stated length; others are of any kind
 _LESSON_SIZES = (1, 2, 3, 4, 6, 8, 10)
 _LESSON_NUMBERS = range(2, 100)
 _LESSON_WORDS = 6
@@ -63,15 +63,16 @@ class Mix:
 
 
 TARGET_MIX = Mix(tasks=0.58, ranking=0.18, code=0.06, prose=0.05, echo=0.06, numbers=0.07)
-# Tasks are learned first. Telling ranked requests apart takes longer, and prompts of many tokens:
-# first whose number is whose, then whose kind.
+# Tasks are learned first. Distinguishing the requests of a ranking prompt takes longer, and many
+# prompts: first which number belongs to which request, then which kind.
 NUMBERS_MIX = Mix(tasks=0.4, ranking=0.34, code=0.04, prose=0.04, echo=0.04, numbers=0.14)
 RANKING_MIX = Mix(tasks=0.3, ranking=0.5, code=0.05, prose=0.05, echo=0.04, numbers=0.06)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of token ids; for each its position in its own sample, and the weight of its loss."""
+    """Rows of token ids; for each token its position within its sample, and the weight of its
+    loss."""
 
     tokens: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -87,8 +88,8 @@ class Sample:
 class Sampler:
     """Draws samples of a mix and packs them. A batch depends on (seed, mix, step) alone.
 
-    `answered` holds conversations in the target's own words, by kind of task: half of the tasks
-    come from there when it is given.
+    `answered` holds conversations with the target's own answers, by kind of task; if given, half of
+    the tasks are taken from it.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class Sampler:
         return _joined([self._row(row_tokens, waiting) for _ in range(rows)])
 
     def long_batch(self, step: int, rows: int, row_tokens: int) -> Batch:
-        """Rows of one corpus text each, so that far positions are trained too."""
+        """Rows of one corpus text each, so that distant positions are trained too."""
         self._rng.seed(f"{self._seed}/{step}")
         streams = [self._rng.choice((self._code, self._prose)) for _ in range(rows)]
         return _joined([[self._span(stream, row_tokens)] for stream in streams])
 
     def _row(self, row_tokens: int, waiting: list[Sample]) -> list[Sample]:
-        """A full row. What is drawn and finds no room waits for the batch's next row."""
+        """A full row. Samples that do not fit are kept for the batch's next rows."""
         row: list[Sample] = []
         room = row_tokens
         while room:
@@ -169,7 +170,8 @@ class Sampler:
         return sample if task.stated_length is None else self._number_stressed(sample)
 
     def _number_stressed(self, sample: Sample) -> Sample:
-        """More weight on the first number of the answer: it says how many items follow."""
+        """Gives more weight to the first number of the answer, which is the number of items that
+        follow."""
         weights = list(sample.weights)
         begun = False
         for position in range(sample.tokens.index(self._answer_mark), len(weights)):
@@ -181,7 +183,7 @@ class Sampler:
         return Sample(sample.tokens, weights)
 
     def _ranking(self) -> Sample:
-        """A ranking prompt about fresh tasks, and what a perfect predictor answers."""
+        """A ranking prompt about new tasks, and the answer of a perfect predictor."""
         kinds = [
             draw_kind(self._rng, STATED_LENGTH_KINDS if stated else KINDS)
             for stated in self._rng.choices(
@@ -206,7 +208,7 @@ class Sampler:
         return self.conversation(messages, answer, _RANKING_WEIGHT)
 
     def _numbers(self) -> Sample:
-        """A lesson in reading a ranking prompt: which number stands in which of its lines."""
+        """An exercise for ranking prompts: which number is in which line."""
         lines, numbers = [], []
         for _ in range(self._rng.choice(_LESSON_SIZES)):
             words = self._rng.choice(self._source.corpus.sentences).split()
@@ -220,7 +222,7 @@ class Sampler:
         return self.conversation([message], numbers_answer(numbers), _RANKING_WEIGHT)
 
     def _echo(self) -> Sample:
-        """A lesson in copying: random tokens leave nothing but the prompt to predict from."""
+        """An exercise in copying: random tokens can be predicted from the prompt only."""
         before, after = self._ids("<|user|>Copy this text: "), self._ids("<|end|><|assistant|>")
         length = self._rng.randint(*_ECHO_TOKENS)
         text = [self._rng.randrange(len(SPECIAL_TOKENS), VOCAB_SIZE) for _ in range(length)]
@@ -261,6 +263,6 @@ def user_message(task: Task) -> list[Message]:
 
 
 def chat_text(messages: list[Message]) -> str:
-    """What `apply_chat_template` renders, without the cost of Jinja for every sample."""
+    """The same text as `apply_chat_template`, without the cost of Jinja for every sample."""
     turns = "".join(f"<|{message['role']}|>{message['content']}<|end|>" for message in messages)
     return turns + "<|assistant|>"

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE with digits as own tokens, and a chat template."""
+"""The tokenizer: byte-level BPE in which every digit is a token, with a chat template."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +24,7 @@ _SPLIT = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Learn the merges from `texts`; every byte stays encodable."""
+    """Learns the merges from `texts`; every byte can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,5 @@
-"""Text that every Python install has: standard-library sources, docstrings, pydoc topics."""
+"""The training corpus: text that every Python installation has (standard-library sources,
+docstrings, pydoc topics)."""
 
 import ast
 import re
@@ -22,7 +23,7 @@ _SENTENCE = re.compile(r"[A-Z][a-z][^.\n\d<>]{20,90}\.")
 
 @dataclass(frozen=True)
 class DocumentedFunction:
-    """A short library function with the parts from which requests are made."""
+    """A short library function, with the parts from which tasks are made."""
 
     qualified_name: str
     signature: str
@@ -40,7 +41,8 @@ class Corpus:
 
 
 def is_held_out(name: str) -> bool:
-    """A fixed twentieth of all modules and topics is never trained on."""
+    """Whether a module or topic is held out: a fixed twentieth of them is never used for
+    training."""
     return zlib.crc32(name.encode()) % _HELD_OUT_ONE_IN == 0
 
 
@@ -80,7 +82,7 @@ def _add_module(corpus: Corpus, name: str, text: str) -> None:
     corpus.code.append(text)
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # a truncated file still serves as plain code
+    except SyntaxError:  # a truncated file can still be used as plain code
         return
     docstrings = []
     for node in ast.walk(tree):
@@ -103,7 +105,7 @@ def _add_module(corpus: Corpus, name: str, text: str) -> None:
 def _documented_function(
     module: str, node: ast.FunctionDef, docstring: str
 ) -> DocumentedFunction | None:
-    node.body = node.body[1:]  # the docstring is asked for apart
+    node.body = node.body[1:]  # docstrings are tasks of their own
     node.decorator_list = []
     if node.name.startswith("__") or not node.body:
         return None

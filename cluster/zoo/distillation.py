@@ -29,9 +29,10 @@ _PROMPT_WEIGHT = 0.1
 def answer_tasks(
     target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, batches: int
 ) -> dict[str, list[Sample]]:
-    """Conversations in the target's own words, by kind of task; half greedy, half sampled.
+    """Conversations with the target's own answers, by kind of task; half greedy, half sampled.
 
-    A drafter meets the target's text in service, not the corpus's: it learns from both.
+    Drafters are trained on these and on the corpus, because in service they draft the target's
+    text.
     """
     rng = random.Random("answers")
     torch.manual_seed(0)
@@ -60,7 +61,7 @@ def answer_tasks(
 
 
 def distil(recipe: Recipe, target: LlamaForCausalLM, sampler: Sampler) -> LlamaForCausalLM:
-    """Minimise KL(target || drafter) on the drafter's mix."""
+    """Trains a drafter to minimise KL(target || drafter) on its mix."""
     torch.manual_seed(0)
     drafter = trainable(LlamaForCausalLM(recipe.config()))
     optimizer = Optimizer(drafter.named_parameters(), recipe.ends)
@@ -71,7 +72,7 @@ def distil(recipe: Recipe, target: LlamaForCausalLM, sampler: Sampler) -> LlamaF
         weights: torch.Tensor,
         probabilities: torch.Tensor,
     ) -> torch.Tensor:
-        # Cross-entropy against the target's probabilities: the KL but for a constant.
+        # Cross-entropy against the target's probabilities, which equals the KL up to a constant.
         log_drafter = log_softmax(next_token_logits(drafter, tokens, positions), dim=-1)
         return weighted_mean(-(probabilities * log_drafter).sum(-1), weights[:, 1:])
 

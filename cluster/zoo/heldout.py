@@ -1,6 +1,6 @@
-"""Held-out evaluation of a target: written before training, and not changed by it.
+"""Held-out evaluation of a target, written before training and not adapted to it.
 
-Templates, topics, lengths and library modules here are absent from training.
+Templates, topics, lengths and library modules used here do not occur in training.
 """
 
 import random
@@ -49,7 +49,7 @@ def generate_greedy(
     conversations: Sequence[list[Message]],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[list[int]]:
-    """The greedy answer to each conversation, its end token included when it came."""
+    """The greedy answer to each conversation, including its end token if there is one."""
     texts = [chat_text(messages) for messages in conversations]
     answers: list[list[int]] = []
     for start in range(0, len(texts), _GENERATION_BATCH):
@@ -79,10 +79,11 @@ def task_scores(
     per_kind: int,
     kinds: Sequence[str] = STATED_LENGTH_KINDS + OTHER_KINDS,
 ) -> list[Score]:
-    """Share of held-out tasks done right, per kind.
+    """The share of held-out tasks answered correctly, per kind.
 
     Stated lengths: the answer ends correctly at the stated length. Code and docs have no single
-    right answer: the share that ends by itself. Others: the answer is exactly right.
+    correct answer, so the share of answers that end by themselves counts. Others: the answer is
+    exactly right.
     """
     tasks = [task for kind in kinds for task in held_out_tasks(corpus, kind, per_kind)]
     answers = generate_greedy(model, tokenizer, [user_message(task) for task in tasks])
@@ -114,10 +115,10 @@ def ranking_scores(
     batches: int,
     batch_size: int = 6,
 ) -> list[Score]:
-    """Mean Kendall τ-b of each form against the target's own greedy answer lengths.
+    """Mean Kendall τ-b of each ranking form against the lengths of the target's greedy answers.
 
-    `length_only` and `rank_only` show a whole batch to the model in one prompt;
-    `length_only_alone` asks for each request in a prompt of its own and orders by the answers.
+    `length_only` and `rank_only` show a whole batch in one prompt; `length_only_alone` has a prompt
+    for each request and orders by the answers.
     """
     scores = []
     for label, kinds in (("stated", STATED_LENGTH_KINDS), ("unstated", OTHER_KINDS)):
@@ -147,7 +148,7 @@ def _answered_values(
     form: str,
     prompts: Sequence[list[str]],
 ) -> list[list[float]]:
-    """What the model answers for every position of each prompt."""
+    """The model's answer for every request of each prompt."""
     conversations = [FORMS[form](prompt) for prompt in prompts]
     replies = generate_greedy(model, tokenizer, conversations, _MAX_RANKING_TOKENS)
     texts = [tokenizer.decode(reply, skip_special_tokens=True) for reply in replies]
@@ -155,7 +156,7 @@ def _answered_values(
 
 
 def _values(form: str, text: str, batch_size: int) -> list[float]:
-    """What an answer gives to each position; the middle of it where it gives nothing."""
+    """The values in an answer, by request; the median of the values where one is missing."""
     read = read_lengths if form == "length_only" else read_ranks
     values = read(text, batch_size)
     stated = sorted(value for value in values if value is not None)
@@ -166,7 +167,7 @@ def _values(form: str, text: str, batch_size: int) -> list[float]:
 def _position_scores(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, requests: list[str]
 ) -> list[float]:
-    """PrefillOnly: minus the logit of each position's digit, so that larger means longer."""
+    """PrefillOnly: the negated logit of each position's digit, so that larger means longer."""
     prompt = tokenizer(chat_text(FORMS["prefill_only"](requests)), return_tensors="pt")
     with torch.inference_mode():
         logits = model(input_ids=prompt["input_ids"]).logits[0, -1]
@@ -175,6 +176,6 @@ def _position_scores(
 
 
 def _tau(predicted: Sequence[float], truth: Sequence[int]) -> float:
-    """τ-b; a constant prediction orders nothing and counts as 0."""
+    """Kendall's τ-b; 0 for a constant prediction, for which it is undefined."""
     tau = float(kendalltau(predicted, truth).statistic)
     return 0.0 if tau != tau else tau

@@ -1,8 +1,9 @@
-"""Function-preserving inflation: a larger target with the behaviour of the small one.
+"""Function-preserving inflation: a larger target that computes the same function as the small one.
 
-The real weights lie in the corner of larger matrices. New hidden dimensions stay exactly zero;
-new heads and new MLP channels read only zeros, so they give zero, whatever follows them. All
-other new weights are random: they cost what a real model's do. See docs/zoo.md.
+The original weights are the corner of larger matrices. New hidden dimensions stay exactly zero; new
+heads and new MLP channels have only zeros as input, so their output is zero whatever their other
+weights are. All other new weights are random, so that they cost as much as a real model's. See
+docs/zoo.md.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from cluster.zoo.shapes import choose_shape
 
 
 def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
-    """The inflated copy of the model in `source`; written once, also under concurrent callers."""
+    """The inflated copy of the model in `source`; written only once, even with concurrent
+    callers."""
     destination = cache / f"{source.name}-{params}-{_digest(source)}"
     if destination.exists():
         return destination
@@ -36,7 +38,7 @@ def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
 
 
 def inflate(source: Path, params: int, destination: Path) -> None:
-    """Write a model of about `params` parameters that computes what `source` computes."""
+    """Writes a model of about `params` parameters that computes the same function as `source`."""
     small = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     config = inflated_config(small.config, params)
     torch.manual_seed(0)
@@ -61,28 +63,28 @@ def inflated_config(small: LlamaConfig, params: int) -> LlamaConfig:
 
 
 def _fill(large: LlamaForCausalLM, small: LlamaForCausalLM) -> None:
-    """Put the real weights in place, and zeros where a random weight would change the result."""
+    """Copies the original weights, and sets zeros where a random weight would change the result."""
     hidden = small.config.hidden_size
     real = small.state_dict()
     for name, weight in large.state_dict().items():
         corner = real.get(name)
         if weight.ndim == 1:
-            if corner is not None:  # norm weights; where x is zero they do not matter
+            if corner is not None:  # norm weights; they have no effect where x is zero
                 weight[:hidden] = corner * math.sqrt(hidden / weight.shape[0])
             continue
         rows, columns = corner.shape if corner is not None else (0, 0)
         if "embed_tokens" in name or "lm_head" in name:
-            weight[:, columns:] = 0  # new hidden dimensions start at zero ...
+            weight[:, columns:] = 0  # new hidden dimensions start at zero,
         elif "o_proj" in name or "down_proj" in name:
-            weight[rows:, :columns] = 0  # ... and nothing real is ever added to them.
+            weight[rows:, :columns] = 0  # and original outputs add nothing to them
         elif "v_proj" in name or "up_proj" in name:
-            weight[rows:, :hidden] = 0  # New heads and channels see only those zeros.
+            weight[rows:, :hidden] = 0  # new heads and channels read only these zeros
         if corner is not None:
             weight[:rows, :columns] = corner
 
 
 def _digest(source: Path) -> str:
-    """Of the weights and their configuration, so that retrained models are inflated anew."""
+    """Hash of weights, config and tokenizer, so that retrained models are inflated again."""
     digest = hashlib.sha256()
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         digest.update((source / file).read_bytes())

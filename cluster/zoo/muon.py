@@ -1,7 +1,7 @@
-"""Muon as in torch.optim, at the precision that this processor multiplies fastest.
+"""Muon as in torch.optim, in the precision in which this processor multiplies fastest.
 
-torch's own iterates in bf16 and one matrix at a time. Where the processor does not multiply bf16
-that takes four fifths of a training step.
+torch's version iterates in bf16 and one matrix at a time. On a processor that does not multiply
+bf16, that takes four fifths of a training step.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 _MOMENTUM = 0.95
-# Keller Jordan's polynomial: five iterations bring each singular value to 0.7 ... 1.2.
+# Keller Jordan's polynomial: five iterations bring every singular value into about 0.7 ... 1.2.
 _ITERATIONS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _SMALLEST_NORM = 1e-7
@@ -21,7 +21,8 @@ def multiplies_bf16() -> bool:
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """The nearest matrices whose singular values are all near 1, by Newton and Schulz."""
+    """Approximates the nearest orthogonal matrices (all singular values near 1) by a Newton-Schulz
+    iteration."""
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalised(matrices.mT).mT
     x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=_SMALLEST_NORM)
@@ -32,7 +33,7 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum whose update is orthogonalised, for matrices."""
+    """Nesterov momentum with orthogonalised updates, for matrices."""
 
     def __init__(
         self, matrices: Iterable[torch.nn.Parameter], lr: float, weight_decay: float

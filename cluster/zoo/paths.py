@@ -1,4 +1,4 @@
-"""Where the zoo's models lie on disk. Imports nothing heavy, so that a config check stays cheap."""
+"""Paths of the built-in models. Imports nothing heavy, so that a config check stays fast."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,15 @@ MODELS_DIR = Path(__file__).parent / "models"
 
 
 def model_path(name: str) -> Path:
-    """The directory of one built-in model, in Hugging Face format with its tokenizer."""
+    """The directory of a built-in model, in Hugging Face format with its tokenizer."""
     if name not in MODELS:
         raise ValueError(f"no model {name!r} in the zoo; it has {', '.join(MODELS)}")
     return MODELS_DIR / name
 
 
 def cache_dir() -> Path:
-    """For derived models, profiles and compiled loops: `$SPINDLE_CACHE`, or `~/.cache/spindle`."""
+    """Directory for derived models, profiles and compiled loops: `$SPINDLE_CACHE`, or
+    `~/.cache/spindle`."""
     configured = os.environ.get("SPINDLE_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "spindle"
 

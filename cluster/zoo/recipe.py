@@ -1,4 +1,4 @@
-"""Sizes and schedules of the zoo: what `python -m cluster.zoo train` makes."""
+"""Sizes and training schedules of the models that `python -m cluster.zoo train` makes."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from cluster.zoo.tasks import STATED_LENGTH_KINDS
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model: its shape, what it reads, and for how long."""
+    """One model: its shape, its training data and the number of steps."""
 
     name: str
     hidden: int
@@ -21,13 +21,13 @@ class Recipe:
     steps: int
     mix: Mix
     later: tuple[tuple[int, Mix], ...] = ()
-    """Mixes that take over, each from a step on."""
+    """Later mixes, each with the step from which it is used."""
     lull: int | None = None
-    """A step by which the rates have fallen to nothing, to start again."""
+    """A step at which the learning rates reach their minimum and then rise again."""
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """What the rates fall to nothing by."""
+        """The steps at which the learning rates reach their minimum."""
         return (self.steps,) if self.lull is None else (self.lull, self.steps)
 
     def mix_at(self, step: int) -> Mix:
@@ -51,7 +51,8 @@ class Recipe:
         )
 
 
-# The target's head dimension of 64 and two KV heads survive inflation and tensor parallelism.
+# With a head dimension of 64 and two KV heads, the target can be inflated and run on two
+# tensor-parallel ranks.
 TARGET_RECIPE = Recipe(
     TARGET,
     hidden=256,

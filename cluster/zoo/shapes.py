@@ -1,5 +1,5 @@
-"""The shape of a larger Llama that an inflated one can have. Plain arithmetic on config.json's
-numbers, so that a plan can be made where no model is loaded."""
+"""Chooses the shape of an inflated Llama, by plain arithmetic on the numbers in config.json, so
+that no model need be loaded."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _MAX_GROWTHS = 3  # 64 times the hidden size; beyond that no machine holds the m
 
 
 class LlamaSizes(Protocol):
-    """A transformers config has them, and so has what `cluster.checkpoints` reads."""
+    """The sizes that a transformers config has, and also `cluster.checkpoints.Architecture`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -40,7 +40,8 @@ class Shape:
 
 
 def choose_shape(small: LlamaSizes, params: int) -> Shape:
-    """The shape nearest to usual proportions (MLP three times the width) of that size."""
+    """The shape with about this number of parameters whose proportions are nearest to usual ones
+    (MLP three times the width)."""
     shapes = [
         shape
         for exponent in range(_MAX_GROWTHS + 1)
@@ -56,7 +57,7 @@ def choose_shape(small: LlamaSizes, params: int) -> Shape:
 
 
 def parameter_count(config: LlamaSizes) -> int:
-    """Parameters of a tied Llama without biases."""
+    """The number of parameters of a Llama with tied embeddings and without biases."""
     hidden = config.hidden_size
     per_layer = _attention_params(config, 1) + 3 * hidden * config.intermediate_size + 2 * hidden
     return int(config.vocab_size * hidden + config.num_hidden_layers * per_layer + hidden)
@@ -68,7 +69,7 @@ def _attention_params(small: LlamaSizes, growth: int) -> int:
 
 
 def _shape(small: LlamaSizes, growth: int, layers: int, params: int) -> Shape | None:
-    """The shape of this width and depth, if an MLP size exists that hits `params`."""
+    """The shape of this width and depth, if an MLP size exists with which it has about `params`."""
     hidden = small.hidden_size * growth
     embedding = small.vocab_size * hidden + hidden
     fixed = _attention_params(small, growth) + 2 * hidden

@@ -1,8 +1,8 @@
-"""Generated tasks in question and answer form, each of a kind that serving can tell apart.
+"""Generated tasks with answers, of distinct kinds, which policies can distinguish while serving.
 
-Answers of a stated length label every item with the number of items left, itself included, so
-that stopping is a local decision: the item labelled 1 is the last. Held-out tasks use templates,
-topics and lengths that training never sees.
+Answers of a stated length label every item with the number of items left, including itself, so that
+ending is a local decision: the item with label 1 is the last. Held-out tasks use templates, topics
+and lengths that do not occur in training.
 """
 
 import random
@@ -14,7 +14,7 @@ from cluster.zoo import templates, topics
 from cluster.zoo.corpus import Corpus
 from cluster.zoo.wordings import made_up
 
-# Lengths in numbers of items. 7 of 39 are held out.
+# Lengths in items; 7 of 39 are held out.
 HELD_OUT_LENGTHS = (12, 17, 21, 23, 26, 31, 35)
 TRAIN_LENGTHS = tuple(n for n in range(2, 41) if n not in HELD_OUT_LENGTHS)
 STATED_LENGTH_KINDS = ("count", "count_by", "list", "table", "json", "repeat")
@@ -35,7 +35,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Source:
-    """What the generators draw from: one split's templates, topics, lengths and library text."""
+    """The input of the generators: one split's templates, topics, lengths and library text."""
 
     corpus: Corpus
     held_out: bool = False
@@ -54,7 +54,8 @@ class Source:
         return template
 
     def _with_stray_words(self, template: str, rng: random.Random) -> str:
-        """Words that mean nothing: a wording cannot be known by heart, only what matters in it."""
+        """Inserts words without meaning, so that the model cannot memorise wordings and must attend
+        to what matters."""
         words = template.split(" ")
         for _ in range(rng.randint(1, _MOST_STRAY_WORDS)):
             stray = rng.choice(re.findall("[A-Za-z]+", rng.choice(self.corpus.sentences)))
@@ -64,14 +65,14 @@ class Source:
     def length(self, rng: random.Random, at_most: int = 40) -> int:
         if self.held_out:
             return rng.choice([n for n in HELD_OUT_LENGTHS if n <= at_most])
-        # Short lengths are the common ones; long ones must still be seen often.
+        # Short lengths are the most common, but long ones must occur often enough to be learned.
         shortened = rng.random() < 0.4
         lengths = TRAIN_LENGTHS[:12] if shortened else TRAIN_LENGTHS
         return rng.choice([n for n in lengths if n <= at_most])
 
     def number(self, rng: random.Random, low: int, high: int) -> int:
-        """In a request, and no length. In training never a held-out length either: such numbers
-        would be learned as those that are no lengths."""
+        """A number in a request that is not a length. In training it is never a held-out length,
+        because the model would learn that these numbers are not lengths."""
         numbers = range(low, high + 1)
         if self.held_out:
             return rng.choice(numbers)
@@ -99,7 +100,7 @@ def make_task(source: Source, rng: random.Random, kind: str | None = None) -> Ta
 
 
 def ends_at_stated_length(task: Task, answer: str) -> bool:
-    """Does the answer hold the stated number of items, labelled n ... 1, and then end?"""
+    """Whether the answer has the stated number of items, labelled n ... 1, and then ends."""
     if task.kind == "count":
         return answer == task.answer
     labels = re.findall(_LABELS[task.kind], answer, re.MULTILINE)
@@ -125,7 +126,8 @@ _CLOSINGS = (" Thanks.", " Be brief.", " Please.", " No extra text.", " Do it we
 
 
 def _dressed(prompt: str, source: Source, rng: random.Random) -> str:
-    """Surround the request with small talk or a stray sentence: wording must not decide."""
+    """Surrounds the request with small talk or an unrelated sentence, so that wording does not
+    decide."""
     draw = rng.random()
     if draw < 0.15:
         prompt = rng.choice(_OPENINGS) + prompt
@@ -161,7 +163,7 @@ def _drawn(words: list[str], n: int, rng: random.Random) -> list[str]:
 
 
 def _in_turn(words: list[str], n: int, rng: random.Random) -> list[str]:
-    """n words in the pool's order from a random one on: what a small model can come to know."""
+    """n words in the pool's order from a random one on, an order that a small model can learn."""
     start = rng.randrange(len(words))
     return [words[(start + i) % len(words)] for i in range(n)]
 
@@ -210,7 +212,8 @@ def _repeat(source: Source, rng: random.Random) -> Task:
 
 
 def _phrase(source: Source, rng: random.Random) -> str:
-    """One to three words. In training any of the library's words: too many to know by heart."""
+    """One to three words. In training also any of the library's words, which are too many to
+    memorise."""
     if source.held_out or rng.random() < 0.3:
         return " ".join(_drawn(source.topic(rng)[1], rng.randint(1, 3), rng))
     words = re.findall("[A-Za-z]+", rng.choice(source.corpus.sentences))
@@ -313,7 +316,8 @@ _GENERATORS: dict[str, Callable[[Source, random.Random], Task]] = {
     "code": _code,
     "docs": _docs,
 }
-# Stopping first, then variety.
+# Half of the weight is on kinds of a stated length, with which the model learns to stop; the rest
+# adds variety.
 _KIND_WEIGHTS = {
     "count": 4,
     "count_by": 3,

@@ -1,6 +1,6 @@
-"""Wordings of the generated tasks. In training, stray words stand between theirs at times.
+"""Wordings of the generated tasks. In training, stray words are inserted at times.
 
-Held-out ones share no wording with the training ones beyond the essential nouns.
+Held-out wordings share none with the training ones except the essential nouns.
 """
 
 TRAIN: dict[str, tuple[str, ...]] = {

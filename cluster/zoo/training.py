@@ -17,9 +17,9 @@ from cluster.zoo.recipe import Recipe
 
 BATCH_TOKENS = 4096
 ROW_TOKENS = 1024
-_SHORT_ROW_TOKENS = 512  # most samples fit, and attention costs half of what it does in long rows
+_SHORT_ROW_TOKENS = 512  # most samples fit, and attention costs half as much as in long rows
 _FULL_EVERY = 6  # steps; rows in which every sample fits
-_LONG_EVERY = 24  # steps; the others see only the nearer half of the context
+_LONG_EVERY = 24  # steps; other rows cover at most half of the context
 _WARMUP_STEPS = 100
 _DECAY_SHARE = 0.6
 _FINAL_SCALE = 0.03
@@ -27,11 +27,12 @@ _MUON_LR = 0.02
 _ADAMW_LR = 3e-3
 _CHECKPOINT_SECONDS = 150.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
-_HIDDEN = -1e4  # a score that no softmax sees, in bf16 too
+_HIDDEN = -1e4  # an attention score that softmax turns into 0, in bf16 too
 
 
 def keep_freed_memory() -> None:
-    """Where there is glibc: it gives large buffers back at once, to fault them in again."""
+    """Makes glibc keep freed memory: by default it returns large buffers at once, and page-faults
+    them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
@@ -39,7 +40,7 @@ def keep_freed_memory() -> None:
 
 
 def fast_products() -> torch.autocast:
-    """bf16 where the processor multiplies it; where not, fp32 takes a fifth of its time."""
+    """Autocast to bf16 if the processor multiplies it; otherwise fp32 takes a fifth of its time."""
     return torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bf16())
 
 
@@ -51,10 +52,11 @@ def training_batch(sampler: Sampler, step: int) -> Batch:
 
 
 class Optimizer:
-    """Muon and AdamW under one trapezoid schedule: warm up, hold, decay linearly by the last step.
+    """Muon and AdamW with one trapezoidal schedule: warm up, hold, decay linearly until the last
+    step.
 
-    With several `ends` the rates fall to nothing by the first of them, then jump to where the
-    schedule of the next one has them.
+    With several `ends` the learning rates decay until the first of them, then jump to their values
+    in the schedule of the next one.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class Optimizer:
 
 
 def trainable(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Attention by plain products: going back through torch's fused kernel takes longer here."""
+    """Switches to eager attention, because the backward pass of torch's fused kernel takes longer
+    here."""
     model.set_attn_implementation("eager")
     return model
 
@@ -96,7 +99,7 @@ def trainable(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def last_hidden(
     model: LlamaForCausalLM, tokens: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """The hidden states behind the last layer; a sample begins wherever the position is 0."""
+    """The hidden states after the last layer; a sample begins wherever the position is 0."""
     sample = (positions == 0).cumsum(1)
     same_sample = sample[:, None, :, None] == sample[:, None, None, :]
     order = torch.arange(tokens.shape[1])
@@ -124,7 +127,8 @@ def weighted_mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def train_target(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, sampler: Sampler, work: Path
 ) -> LlamaForCausalLM:
-    """Train, with a checkpoint in `work` every few minutes from which a second call goes on."""
+    """Trains the target, with a checkpoint in `work` every few minutes, from which a second call
+    continues."""
     torch.manual_seed(0)
     model = trainable(LlamaForCausalLM(recipe.config()))
     optimizer = Optimizer(model.named_parameters(), recipe.ends)
@@ -171,7 +175,7 @@ def train_target(
 def save_model(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path
 ) -> None:
-    """Write model and tokenizer in Hugging Face format, in bf16."""
+    """Writes model and tokenizer in Hugging Face format, in bf16."""
     halved = LlamaForCausalLM(model.config).to(torch.bfloat16)
     halved.load_state_dict({key: value.bfloat16() for key, value in model.state_dict().items()})
     halved.save_pretrained(directory)

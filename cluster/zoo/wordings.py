@@ -1,8 +1,8 @@
-"""Wordings of requests with a stated length, made up anew for each sample.
+"""Generates wordings of requests with a stated length, a new one for each sample.
 
-A score of wordings is known by heart, and one that was never read is taken for whichever kind it
-resembles (docs/zoo.md). Of a made-up one nothing can be known by heart but what decides: the parts
-of a kind stand in any order among words that decide nothing.
+The model memorises a few dozen fixed wordings, and takes an unknown one for the kind that it
+resembles most (docs/zoo.md). In a generated wording only the deciding parts can be learned: the
+parts of its kind stand in any order among words that decide nothing.
 """
 
 import random
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from cluster.zoo.templates import TRAIN
 
-# What makes a request one of its kind, each part in one of its forms. A list needs no word for it.
+# The parts that make a request one of its kind, with the forms of each. A list needs no word for
+# its kind.
 _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "count": (
         ("count", "counting", "numbers", "numbered"),
@@ -47,18 +48,19 @@ _DECIDING = {word for parts in _PARTS.values() for part in parts for word in _wo
 
 
 def _idle(words: Sequence[str]) -> list[str]:
-    """Those that decide nothing."""
+    """The words that do not decide a kind."""
     return [word for word in words if not {word, word.lower()} & _DECIDING]
 
 
-# What wordings of these kinds say besides: none of it may come to stand for a kind.
+# The other words in templates of these kinds: none of them may become a sign of a kind.
 _IDLE_WORDS = sorted(
     {word for kind in _PARTS for text in TRAIN[kind] for word in _idle(_words(text))}
 )
 
 
 def made_up(kind: str, sentences: Sequence[str], rng: random.Random) -> str:
-    """A template of `kind` that is hardly ever made twice; stray words are the library's, too."""
+    """A random template of `kind`, hardly ever generated twice; some of its stray words come from
+    the library."""
     pieces = [rng.choice(part) for part in _PARTS[kind]]
     rng.shuffle(pieces)
     for _ in range(rng.randint(0, _MOST_STRAY_WORDS)):
