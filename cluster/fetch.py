@@ -42,7 +42,7 @@ def main() -> int:
         convert(Path(gguf), converted)
         try:
             converted.rename(smollm2_path())
-        except OSError:  # not empty: another process was faster
+        except OSError:  # not empty: another process has written it meanwhile
             return 0 if has_smollm2() else 1
     return 0
 

@@ -8,7 +8,7 @@ between processes before the request can start. `BodyAhead` passes the body toge
 Backpressure: a proxy accepts everything that an ingress sends, so only the proxy can observe that a
 client has stopped reading. `TellsWritten` reports to the ingress how much the client has taken.
 
-Both are optimizations: without them requests start a little later, and for a client that does not
+Both are optimisations: without them requests start a little later, and for a client that does not
 read, the proxy holds the rest of the answer in memory.
 """
 

@@ -200,7 +200,7 @@ class Verifier(Protocol):
 
     @property
     def verifies_trees(self) -> bool:
-        """Whether it takes draft trees; otherwise a tree that branches is an error."""
+        """Whether the verifier takes draft trees; otherwise a tree that branches is an error."""
         ...
 
     def verify(

@@ -18,7 +18,7 @@ from cluster.zoo.recipe import Recipe
 BATCH_TOKENS = 4096
 ROW_TOKENS = 1024
 _SHORT_ROW_TOKENS = 512  # most samples fit, and attention costs half as much as in long rows
-_FULL_EVERY = 6  # steps; rows in which every sample fits
+_FULL_EVERY = 6  # steps; rows long enough for every sample
 _LONG_EVERY = 24  # steps; other rows cover at most half of the context
 _WARMUP_STEPS = 100
 _DECAY_SHARE = 0.6

@@ -44,7 +44,7 @@ class FailoverStream:
         self.output_ids: list[int] = []
         self.attempt = 0
         self.finished = False
-        """Whether the last commit has been received."""
+        """Whether the commit with a finish has been received."""
         self.written = 0
         """Output tokens that have reached the client."""
         self.statistics = NO_STATISTICS

@@ -124,8 +124,8 @@ class NativeVerifier:
         self._state.forget(requests)
 
     def roll_back(self, requests: Iterable[str]) -> None:
-        """Truncates the KV to the tokens from before the failed call; the next orders send the
-        tokens again."""
+        """Truncates the KV to the tokens that the failed call's orders left unchanged; the next
+        orders send the others again."""
         kv = self._model.kv
         for request in requests:
             if request in kv:

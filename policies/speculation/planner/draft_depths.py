@@ -99,7 +99,7 @@ def _sorted_levels(
         gain, rate = 0.0, np.inf
         for level in range(pairs.deepest[pair]):
             worth = requests.weight[request] * worth_of(fair, gain, more)
-            rate = min(rate, worth / max(seconds, 1e-9))  # parents come first
+            rate = min(rate, worth / max(seconds, 1e-9))  # a level never precedes its parent
             of_pair[at], number[at], owner[at] = pair, level, request
             gains[at], worths[at], rates[at] = more, worth, rate
             urgent[at] = gain < requests.floor[request]

@@ -52,7 +52,7 @@ class Pairs(NamedTuple):
     rounds_left: Floats
     """Rounds over which the cost of processing them is spread."""
     deepest: Ints
-    """The most levels before the request's output or the depth limit ends."""
+    """The most levels, limited by `max_depth` and by what is left of the request's output."""
 
 
 class LaneCosts(NamedTuple):
