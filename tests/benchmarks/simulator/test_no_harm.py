@@ -28,9 +28,7 @@ def test_requests_after_a_high_load_are_served_as_fast_as_after_a_low_one() -> N
     assert mean(after(16, seed) / after(1, seed) for seed in range(9)) > 0.95
 
 
-def test_fairness_serves_the_slowest_domain_faster_than_the_throughput_objective() -> (
-    None
-):
+def test_fairness_serves_the_slowest_domain_faster_than_the_throughput_objective() -> None:
     replica, seeds = cluster(), range(3)
 
     def slowest(objective: str) -> float:
