@@ -93,7 +93,7 @@ def test_an_error_in_a_step_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as changed:
-        changed.setattr("engine.verifiers.vllm.adapter.worker.decide", broken)
+        changed.setattr("engine.verifiers.vllm.adapter.worker.choose_tokens", broken)
         with pytest.raises(RankLost, match="no memory"):
             verifier.verify([order("b", [22] * 40)])
     with pytest.raises(RankLost, match="no memory"):
