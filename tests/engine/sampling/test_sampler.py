@@ -120,7 +120,8 @@ def test_at_the_ends_of_the_ranges_every_path_still_chooses_a_token(
         assert token == 0 or own.params.min_tokens == 0
     for values in (confidence, raw):
         assert np.isfinite(values).all()
-        assert (values.sum(1) <= 1 + 1e-5).all()
+        # Logits reach 1e3 with a bias and penalties at their limits: float32 rounds there to 6e-5.
+        assert (values.sum(1) <= 1 + 1e-4).all()
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
