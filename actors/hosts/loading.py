@@ -18,6 +18,7 @@ from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.suffix import SuffixDrafter
 from engine.drafters.tiny_weights import MAX_PARAMETERS
+from engine.grammar.compiler import Grammars
 from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
 from engine.parallel.ranks import Place
@@ -56,6 +57,7 @@ class LoadedTarget:
             verifier.max_context,
             verifier.stop_token_ids,
             verifier.verifies_trees,
+            verifier.follows_grammars,
         )
 
 
@@ -93,7 +95,8 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
         blocks = kv.capacity // kv.block_size
         return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
 
-    return LoadedTarget(NativeVerifier(model), kv_state, measure)
+    verifier = NativeVerifier(model, Grammars.of(spec.checkpoint, model.vocab_size))
+    return LoadedTarget(verifier, kv_state, measure)
 
 
 def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
@@ -125,7 +128,12 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> Loaded
     stock = AutoModelForCausalLM.from_pretrained(spec.checkpoint, dtype=drafter_dtype(spec))
     stock = stock.to(spec.device).eval()
     runner = make_runner(stock, kv_tokens=spec.kv_tokens)
-    drafter = ModelDrafter(name, runner, target_vocab_size=target_vocab_size)
+    drafter = ModelDrafter(
+        name,
+        runner,
+        target_vocab_size=target_vocab_size,
+        grammars=Grammars.of(spec.checkpoint, target_vocab_size),
+    )
     return LoadedDrafter(
         drafter,
         size=float(sum(weight.numel() for weight in stock.parameters())),
@@ -135,10 +143,11 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> Loaded
     )
 
 
-def make_lookup(spec: DrafterSpec) -> Drafter:
+def make_lookup(spec: DrafterSpec, grammars: Grammars | None = None) -> Drafter:
+    """`grammars`: of the target's tokenizer; None: nothing is drafted under a grammar."""
     if spec.kind == "ngram":
-        return NgramDrafter(spec.name)
-    return SuffixDrafter(spec.name, spec.past_tokens)
+        return NgramDrafter(spec.name, grammars=grammars)
+    return SuffixDrafter(spec.name, spec.past_tokens, grammars=grammars)
 
 
 def _unsharded(spec: TargetSpec) -> PackedModel:
