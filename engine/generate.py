@@ -73,7 +73,10 @@ class Generation:
     ) -> None:
         self._verifier = verifier
         self._limits = TargetLimits(
-            verifier.vocab_size, verifier.max_context, verifier.stop_token_ids
+            verifier.vocab_size,
+            verifier.max_context,
+            verifier.stop_token_ids,
+            follows_grammars=verifier.follows_grammars,
         )
         self._drafters = {drafter.name: drafter for drafter in drafters}
         self._choose_plan = choose_plan

@@ -203,6 +203,11 @@ class Verifier(Protocol):
         """Whether the verifier takes draft trees; otherwise a tree that branches is an error."""
         ...
 
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the verifier takes requests with a grammar (SamplingParams.grammar)."""
+        ...
+
     def verify(
         self, orders: Sequence[VerifyOrder]
     ) -> Sequence[Verdict | Missing | NoRoom | Failed]: ...

@@ -26,6 +26,8 @@ class TargetLimits:
     """The model's own end-of-sequence tokens."""
     trees: bool = True
     """Whether the verifier takes draft trees; otherwise only chains."""
+    follows_grammars: bool = True
+    """Whether the verifier can keep outputs to a grammar."""
 
 
 @dataclass(slots=True)
@@ -126,9 +128,17 @@ def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
     """Adds the model's own stop tokens, and normalises values that mean "all"."""
     if params.top_k < 0 or params.top_k >= target.vocab_size:
         params = replace(params, top_k=0)
-    if not params.ignore_eos:
+    # A structured output ends with a stop token even so: where its grammar allows nothing else.
+    if not params.ignore_eos or params.grammar is not None:
         stops = {*params.stop_token_ids, *target.stop_token_ids}
         params = replace(params, stop_token_ids=tuple(sorted(stops)))
+    if params.grammar is not None and not params.stop_token_ids:
+        raise InvalidRequest(
+            "stop_token_ids",
+            "a structured output needs a token to end with, and this model has none; name one",
+        )
+    if params.grammar is not None and not target.follows_grammars:
+        raise params.grammar.invalid("this target has no tokenizer to follow a grammar with")
     if params.min_tokens and len(set(params.stop_token_ids)) >= target.vocab_size:
         raise InvalidRequest(
             "min_tokens",

@@ -11,6 +11,10 @@ _WHOLE_IN_ITS_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are completely described by tokenizer.json."""
 
 
+def has_tokenizer(checkpoint: Path) -> bool:
+    return any(checkpoint.glob("tokenizer*"))
+
+
 def load_tokenizer(checkpoint: Path) -> Any:
     if (checkpoint / "tokenizer.json").is_file() and _class(checkpoint) in _WHOLE_IN_ITS_FILE:
         return PreTrainedTokenizerFast.from_pretrained(checkpoint)

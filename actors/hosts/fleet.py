@@ -27,6 +27,7 @@ from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from actors.hosts.supervision import Supervised
 from actors.hosts.tokenizer_check import check_tokenizers
+from engine.grammar.compiler import Grammars
 from policies.cost import CostModel
 from policies.request import LaneView
 
@@ -48,6 +49,8 @@ class Fleet:
     costs: Costs
     closers: Sequence[Callable[[], None]]
     """One for each host that runs in an actor or on a thread."""
+    grammars: Grammars | None
+    """Compiles output grammars in this process; None: the target has no tokenizer."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
@@ -99,7 +102,8 @@ async def start_fleet(
         most_tokens=limits.forward_tokens,
         trees=verifier.limits.trees,
     )
-    return Fleet(verifier, lanes + _lookups(drafters), costs, closers)
+    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
+    return Fleet(verifier, lanes + _lookups(drafters, grammars), costs, closers, grammars)
 
 
 class _Model(NamedTuple):
@@ -163,12 +167,12 @@ def _has_own_processors(spec: DrafterSpec) -> bool:
     return spec.placement == "actor" and spec.gpus > 0
 
 
-def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:
+def _lookups(drafters: Sequence[DrafterSpec], grammars: Grammars | None) -> list[Lane]:
     """The lanes of lookups, so cheap that they draft on the event loop and for every request."""
     return [
         Lane(
             LaneView(spec.name, spec.name, _LOOKUP_CAPACITY),
-            DirectDrafter(make_lookup(spec)),
+            DirectDrafter(make_lookup(spec, grammars)),
             always_drafts=True,
         )
         for spec in drafters

@@ -13,6 +13,7 @@ from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
 from engine.cpu.prepack import fast_dtype, has_bf16_products
 from engine.drafters.loading import LoadedDrafter
+from engine.grammar.compiler import Grammars
 from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
 from engine.parallel.ranks import Place
@@ -51,6 +52,7 @@ class LoadedTarget:
             verifier.max_context,
             verifier.stop_token_ids,
             verifier.verifies_trees,
+            verifier.follows_grammars,
         )
 
 
@@ -79,7 +81,8 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
         blocks = kv.capacity // kv.block_size
         return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
 
-    return LoadedTarget(NativeVerifier(model), kv_state, measure)
+    verifier = NativeVerifier(model, Grammars.of(spec.checkpoint, model.vocab_size))
+    return LoadedTarget(verifier, kv_state, measure)
 
 
 def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
@@ -109,8 +112,9 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> Loaded
     return loaded
 
 
-def make_lookup(spec: DrafterSpec) -> Drafter:
-    drafter: Drafter = drafter_kind(spec.kind).maker()(spec.name, **spec.options)
+def make_lookup(spec: DrafterSpec, grammars: Grammars | None = None) -> Drafter:
+    """`grammars`: of the target's tokenizer; None: nothing is drafted under a grammar."""
+    drafter: Drafter = drafter_kind(spec.kind).maker()(spec.name, grammars=grammars, **spec.options)
     return drafter
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from actors.hosts.specs import DrafterSpec
 from engine.drafters.model import check_tokenizer
-from engine.tokenizer import load_tokenizer
+from engine.tokenizer import has_tokenizer, load_tokenizer
 
 
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
@@ -21,7 +21,7 @@ def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
 def _tokens(checkpoint: Path) -> Mapping[str, int] | None:
     """The vocabulary; None for a checkpoint without a tokenizer, where only the vocabulary's size
     can be compared."""
-    if not any(checkpoint.glob("tokenizer*")):
+    if not has_tokenizer(checkpoint):
         return None
     tokens: dict[str, int] = load_tokenizer(checkpoint).get_vocab()
     return tokens

@@ -7,7 +7,7 @@ best by path confidence form the next level.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from engine.protocol import DraftStep, Start
 from engine.sampling.sampler import Row, knobs_of
 from policies.tree import ROOT, DraftTree
+
+if TYPE_CHECKING:  # loads xgrammar
+    from engine.grammar.matcher import OutputMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class DraftJob:
     width: int
     scored: bool = False
     """Also compare the committed tokens with what this drafter would have drafted."""
+    matcher: "OutputMatcher | None" = None
+    """Of a request with a grammar, whose drafts keep to it."""
 
     def scored_rows(self, first: int, count: int) -> list[Row]:
         """Sampling inputs behind each of the `count` committed tokens from `first` on."""
@@ -131,9 +136,11 @@ class GrowingTrees:
 
     @cached_property
     def samples_raw_logits(self) -> bool:
-        """Whether no job has a penalty, bias or min_tokens, so kernels can sample logits as is."""
+        """Whether no job has a grammar, penalty, bias or min_tokens, so kernels can sample logits
+        as is."""
         return not any(
-            job.start.params.has_penalties
+            job.matcher is not None
+            or job.start.params.has_penalties
             or job.start.params.logit_bias
             or (job.start.params.min_tokens and job.start.params.stop_token_ids)
             for job in self.jobs
@@ -162,20 +169,25 @@ class GrowingTrees:
 
     def rows(self, job: int) -> list[Row]:
         """Sampling inputs for the children of each frontier node, or of the root at first."""
-        start, committed = self.jobs[job].start, self.jobs[job].committed
-        tokens = self.arrays.tokens[job]
-        position = len(committed) + int(self.arrays.depth[job])
-        return [
-            Row(
-                start.params,
-                start.seed,
-                position,
-                start.prompt_len,
-                committed,
-                path=tuple(tokens[self._path(job, node)].tolist()),
+        one, tokens = self.jobs[job], self.arrays.tokens[job]
+        start, matcher = one.start, one.matcher
+        position = len(one.committed) + int(self.arrays.depth[job])
+        rows = []
+        for node in self.frontier(job) or [ROOT]:
+            path = tuple(tokens[self._path(job, node)].tolist())
+            allowed = None if matcher is None else matcher.allowed(path)
+            rows.append(
+                Row(
+                    start.params,
+                    start.seed,
+                    position,
+                    start.prompt_len,
+                    one.committed,
+                    path,
+                    allowed,
+                )
             )
-            for node in self.frontier(job) or [ROOT]
-        ]
+        return rows
 
     def grow(
         self,

@@ -12,6 +12,7 @@ from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import profile_drafter
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.tiny_weights import MAX_PARAMETERS
+from engine.grammar.compiler import Grammars
 from engine.protocol import Drafter
 from policies.cost import CostModel
 
@@ -40,7 +41,12 @@ def load_model_drafter(
     dtype = dtype or auto_dtype(checkpoint, device)
     stock = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).to(device).eval()
     runner = make_runner(stock, kv_tokens=kv_tokens)
-    drafter = ModelDrafter(name, runner, target_vocab_size=target_vocab_size)
+    drafter = ModelDrafter(
+        name,
+        runner,
+        target_vocab_size=target_vocab_size,
+        grammars=Grammars.of(checkpoint, target_vocab_size),
+    )
     return LoadedDrafter(
         drafter,
         size=float(sum(weight.numel() for weight in stock.parameters())),

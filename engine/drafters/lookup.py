@@ -4,20 +4,36 @@ from collections.abc import Iterable, Sequence
 
 from engine.drafters.lookup_confidence import LookupCalibration
 from engine.drafters.lookup_levels import prune_by_levels
-from engine.drafters.lookup_tree import LookupTree, SearchSettings, compile_kernels, grow
+from engine.drafters.lookup_tree import (
+    LookupTree,
+    SearchSettings,
+    compile_kernels,
+    grow,
+    keep_nodes,
+)
 from engine.drafters.past_outputs import PastOutputs
 from engine.drafters.text_index import TextIndex
+from engine.grammar.compiler import Grammars
+from engine.grammar.states import Matchers
 from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom, to_ordered_depth
 from engine.soft_state import HeldRequest, SoftState
+from policies.tree import ROOT
 
 
 class LookupDrafter:
     """Soft state: an index per request over its committed tokens, and the past outputs."""
 
     def __init__(
-        self, name: str, settings: SearchSettings, max_requests: int, max_past_tokens: int
+        self,
+        name: str,
+        settings: SearchSettings,
+        max_requests: int,
+        max_past_tokens: int,
+        grammars: Grammars | None,
     ) -> None:
+        """`grammars`: None: nothing is drafted for requests with a grammar."""
         self.name = name
+        self._matchers = Matchers(grammars)
         self._settings = settings
         compile_kernels(settings)
         self._past = PastOutputs(max_past_tokens)
@@ -52,12 +68,26 @@ class LookupDrafter:
         self._calibration.update(request, held.committed.ids, held.unchanged)
         weights = self._calibration.weights
         grown = grow(own, self._past.index, self._settings, weights, order.depth, order.width)
+        if held.start.params.grammar is not None:
+            grown = self._within_grammar(grown, request, held)
         self._calibration.record(request, own.end, grown.tree, grown.kinds)
         if grown.past_position >= 0:
             self._past.touch(grown.past_position)
         return grown
 
+    def _within_grammar(self, grown: LookupTree, request: str, held: HeldRequest) -> LookupTree:
+        """Without the nodes that the request's grammar refuses; empty while it compiles."""
+        matcher, tree = self._matchers.follow(request, held), grown.tree
+        kept: list[int] = []
+        if matcher is not None:
+            for node, parent in enumerate(tree.parents.tolist()):
+                path = [int(tree.tokens[step]) for step in tree.path(node)]
+                if (parent == ROOT or parent in kept) and matcher.allows(path):
+                    kept.append(node)
+        return keep_nodes(grown, kept)
+
     def _drop(self, request: str, held: HeldRequest) -> None:
+        self._matchers.forget([request])
         self._own.pop(request, None)
         self._calibration.forget(request)
         self._past.add(held.committed.ids[held.start.prompt_len :])

@@ -5,6 +5,7 @@ with the confidence of such evidence (lookup_confidence.py). A beam, as AdaServe
 children of a level the `width` best by path confidence form the next one.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,9 +67,30 @@ def grow(
         own.store, own.end, past.store, past.end, weights, *settings, depth, width
     )
     tree = DraftTree(tokens, parents, depths, confidence)
+    return LookupTree(tree, path_confidence, kinds, _level_ends(depths), past_position)
+
+
+def keep_nodes(grown: LookupTree, kept: Sequence[int]) -> LookupTree:
+    """The tree of these nodes, in rising order and with all their ancestors."""
+    tree = grown.tree
+    if len(kept) == len(tree):
+        return grown
+    number = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
+    parents = np.array([number[parent] for parent in tree.parents[kept].tolist()], np.int32)
+    left = DraftTree(tree.tokens[kept], parents, tree.depth[kept], tree.confidence[kept])
+    return LookupTree(
+        left,
+        grown.path_confidence[kept],
+        grown.kinds[kept],
+        _level_ends(left.depth),
+        grown.past_position if 0 in kept else -1,
+    )
+
+
+def _level_ends(depths: Tokens) -> list[int]:
     levels = int(depths[-1]) if len(depths) else 0
-    ends = np.searchsorted(depths, np.arange(1, levels + 1), side="right").tolist()
-    return LookupTree(tree, path_confidence, kinds, ends, past_position)
+    ends: list[int] = np.searchsorted(depths, np.arange(1, levels + 1), side="right").tolist()
+    return ends
 
 
 class _Frontier(NamedTuple):

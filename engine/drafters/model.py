@@ -16,6 +16,8 @@ from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
 from engine.drafters.tiny import TinyRunner
 from engine.drafters.tiny_weights import is_tiny
 from engine.errors import IncompatibleDrafter, OutOfBlocks
+from engine.grammar.compiler import Grammars
+from engine.grammar.states import Matchers
 from engine.model import PackedModel
 from engine.protocol import (
     ContinueDrafting,
@@ -65,13 +67,21 @@ class ModelDrafter:
     """A Drafter. Requests longer than the runner's context get empty trees."""
 
     def __init__(
-        self, name: str, runner: DraftRunner, *, target_vocab_size: int, chunk: int = 512
+        self,
+        name: str,
+        runner: DraftRunner,
+        *,
+        target_vocab_size: int,
+        chunk: int = 512,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`chunk`: at most this many committed tokens enter one forward."""
+        """`chunk`: at most this many committed tokens enter one forward. `grammars`: None: nothing
+        is drafted for requests with a grammar."""
         check_vocabulary(name, runner.vocab_size, target_vocab_size)
         self._name = name
         self._runner = runner
         self._chunk = chunk
+        self._matchers = Matchers(grammars)
         self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
         self._draft_rows: dict[str, DraftTree] = {}
         """For each request with KV rows, least recently used first, the draft nodes whose rows
@@ -117,7 +127,11 @@ class ModelDrafter:
         # The deepest level is proposed but never run, so it needs no rows.
         room = self._runner.max_context - len(tokens) + 1
         depth = max(0, min(order.depth, room))
-        return DraftJob(order.prefix.request, held.start, tokens, depth, order.width, order.score)
+        matcher, request = None, order.prefix.request
+        if held.start.params.grammar is not None and depth > 0:
+            matcher = self._matchers.follow(request, held)
+            depth = 0 if matcher is None else depth
+        return DraftJob(request, held.start, tokens, depth, order.width, order.score, matcher)
 
     def _reuse_rows(self, job: DraftJob, unchanged: int) -> int:
         """Keeps the request's rows that belong to its committed tokens; returns their number.
@@ -231,6 +245,7 @@ class ModelDrafter:
 
     def _release(self, request: str, _held: HeldRequest) -> None:
         self._drop_rows(request)
+        self._matchers.forget([request])
 
 
 def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from engine.drafters.lookup import LookupDrafter
 from engine.drafters.lookup_tree import SearchSettings
+from engine.grammar.compiler import Grammars
 
 MAX_POSITIONS = 16
 
@@ -24,12 +25,13 @@ class SuffixDrafter(LookupDrafter):
         min_match: int = 1,
         max_match: int = 10,
         max_requests: int = 256,
+        grammars: Grammars | None = None,
     ) -> None:
         """`past_tokens`: tokens of past outputs kept at most (their memory: docs/drafters.md)."""
         if not 1 <= min_match <= max_match:
             raise ValueError(f"1 <= min_match <= max_match, got {min_match} and {max_match}")
         settings = SearchSettings(min_match, max_match, MAX_POSITIONS)
-        super().__init__(name, settings, max_requests, past_tokens)
+        super().__init__(name, settings, max_requests, past_tokens, grammars)
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Adds an output from elsewhere to the past outputs."""

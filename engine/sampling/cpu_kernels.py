@@ -201,7 +201,9 @@ def perturbed_top(
         count = 0
         for token in range(logits.size):
             ids[count] = token
-            count += logits[token] + temperature * _MAX_GUMBEL >= floor
+            reaches = logits[token] + temperature * _MAX_GUMBEL >= floor
+            # A grammar may leave fewer tokens than `width`, so that the floor is -inf.
+            count += reaches and logits[token] > _NEGATIVE_INFINITY
         ids = ids[:count]
 
     tokens[:] = -1

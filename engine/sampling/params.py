@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar, check_grammar
 from policies.ranges import (
     BIAS,
     LOGPROBS,
@@ -41,6 +42,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens except the first, for which there is no prediction."""
     seed: int | None = None
+    grammar: OutputGrammar | None = None
+    """The texts that the output may be; None: any."""
 
     @property
     def has_penalties(self) -> bool:
@@ -65,6 +68,8 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
             raise InvalidRequest(name, f"must be in [0, {most}]: the vocabulary has no more")
     _validate_tokens("logit_bias", params.logit_bias, MAX_BIASES, vocab_size)
     _validate_tokens("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
+    if params.grammar is not None:
+        check_grammar(params.grammar)
     for token, bias in params.logit_bias.items():
         if not (isinstance(bias, Real) and BIAS.holds(bias)):
             raise InvalidRequest("logit_bias", f"bias of token {token} must be in {BIAS}")

@@ -1,9 +1,9 @@
 """Drafter-invariant sampling: a token is a function of logits, parameters, seed and position.
 
-Transforms are applied in vLLM's order: logit bias, min_tokens, penalties, temperature, min-p,
-top-k, top-p; then Gumbel noise and argmax, ties to the lowest id. Target and drafters apply the
-same ones, and a draft token is accepted exactly when it is the target's own (docs/architecture.md,
-"Drafter-invariant sampling").
+Transforms are applied in vLLM's order: grammar, logit bias, min_tokens, penalties, temperature,
+min-p, top-k, top-p; then Gumbel noise and argmax, ties to the lowest id. Target and drafters apply
+the same ones, and a draft token is accepted exactly when it is the target's own
+(docs/architecture.md, "Drafter-invariant sampling").
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,8 @@ from engine.sampling.noise import split_seed
 from engine.sampling.params import SamplingParams
 from engine.sampling.torch_kernels import perturbed_top_torch
 
+_BITS = torch.arange(8, dtype=torch.uint8)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -34,6 +36,9 @@ class Row:
     """Committed tokens, read only for penalties; those from prompt_len on are output."""
     path: tuple[int, ...] = ()
     """Draft tokens between the history and this position; they count as output."""
+    allowed: NDArray[np.int32] | None = None
+    """One bit for each token: the tokens that the request's grammar allows here
+    (engine/grammar/matcher.py). None: all."""
 
 
 def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -108,17 +113,22 @@ def knobs_of(rows: Sequence[Row]) -> Knobs:
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """fp32 logits after bias, min_tokens and penalties; the argument is not changed."""
+    """fp32 logits after grammar, bias, min_tokens and penalties; the argument is not changed."""
     adjusted = logits.float()
+    bound = [(i, row) for i, row in enumerate(rows) if row.allowed is not None]
     biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
     unstoppable = [
         (i, row)
         for i, row in enumerate(rows)
-        if row.position - row.prompt_len < row.params.min_tokens and row.params.stop_token_ids
+        if row.position - row.prompt_len < row.params.min_tokens
+        and row.params.stop_token_ids
+        and row.params.grammar is None  # whose mask has seen to it
     ]
     penalised = [(i, row) for i, row in enumerate(rows) if row.params.has_penalties]
-    if (biased or unstoppable or penalised) and adjusted is logits:
+    if (bound or biased or unstoppable or penalised) and adjusted is logits:
         adjusted = logits.clone()
+    if bound:
+        _allow_only(adjusted, bound)
     if biased:
         _add_bias(adjusted, biased)
     if unstoppable:
@@ -129,6 +139,15 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 NumberedRows = Sequence[tuple[int, Row]]
+
+
+def _allow_only(logits: Tensor, rows: NumberedRows) -> None:
+    words = np.stack([row.allowed for _, row in rows if row.allowed is not None])
+    packed = torch.from_numpy(words.view(np.uint8)).to(logits.device)
+    bits = (packed[:, :, None] >> _BITS.to(logits.device)) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    at = torch.tensor([i for i, _ in rows], device=logits.device)
+    logits[at] = logits[at].masked_fill(forbidden, -torch.inf)
 
 
 def _add_bias(logits: Tensor, rows: NumberedRows) -> None:

@@ -9,17 +9,23 @@ stays in the KV.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
+from engine.grammar.compiler import Grammars
+from engine.grammar.gate import GrammarGate, Ready
 from engine.model import PackedModel, Segment
-from engine.protocol import Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
+from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose, logprobs, logprobs_of_rows
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
+
+if TYPE_CHECKING:  # loads xgrammar
+    from engine.grammar.matcher import OutputMatcher
 
 MAX_REQUESTS = 4096
 """Requests whose tokens are kept; their KV is bounded by the model's pool."""
@@ -34,6 +40,8 @@ class _Work:
     index: int
     order: VerifyOrder
     held: HeldRequest
+    matcher: "OutputMatcher | None"
+    """Of a request with a grammar."""
     entering: list[int]
     """Committed tokens that this forward processes."""
     pending: int
@@ -54,8 +62,10 @@ class _Work:
 
 
 class NativeVerifier:
-    def __init__(self, model: PackedModel) -> None:
+    def __init__(self, model: PackedModel, grammars: Grammars | None = None) -> None:
+        """`grammars`: None: requests with a grammar are refused at admission."""
         self._model = model
+        self._gate = GrammarGate(grammars)
         self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
         self._scored = count()
 
@@ -75,15 +85,21 @@ class NativeVerifier:
     def verifies_trees(self) -> bool:
         return True
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom]:
+    @property
+    def follows_grammars(self) -> bool:
+        return self._gate.follows_grammars
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         states = self._state.accept([order.prefix for order in orders])
-        answers: list[Verdict | Missing | NoRoom | None] = [None] * len(orders)
+        answers: list[Verdict | Missing | NoRoom | Failed | None] = [None] * len(orders)
         works = []
-        for index, (order, state) in enumerate(zip(orders, states, strict=True)):
-            if isinstance(state, Missing):
-                answers[index] = state
+        ready = self._gate.pass_ready(orders, states)
+        for index, (order, one) in enumerate(zip(orders, ready, strict=True)):
+            if isinstance(one, Ready):
+                works.append(self._prepare(index, order, one))
             else:
-                works.append(self._prepare(index, order, state))
+                answers[index] = one
+        self.forget([one.request for one in ready if isinstance(one, Failed)])
         works, logits = self._forward(works)
         prompt_logprobs, logits = _prompt_logprobs(works, logits)
         chosen = self._choose(works, logits)
@@ -138,11 +154,13 @@ class NativeVerifier:
 
     def _release(self, request: str, _held: HeldRequest) -> None:
         self._model.kv.release(request)
+        self._gate.forget([request])
 
-    def _prepare(self, index: int, order: VerifyOrder, held: HeldRequest) -> _Work:
+    def _prepare(self, index: int, order: VerifyOrder, ready: Ready) -> _Work:
         """Truncates or opens the request's KV so that it matches the order's prefix, and determines
         what this forward processes."""
-        kv, request, tokens = self._model.kv, order.prefix.request, held.committed.ids
+        held, kv, request = ready.held, self._model.kv, order.prefix.request
+        tokens = held.committed.ids
         # The last committed token is always processed, because its row determines the next token.
         # So are the prompt rows whose log-probabilities are requested, even if the prefix cache has
         # them.
@@ -162,7 +180,9 @@ class NativeVerifier:
         if logprobs_from is not None:
             end = min(held.start.prompt_len - 1, cached + len(entering))
             rows = range(logprobs_from - 1, end)
-        return _Work(index, order, held, entering, pending, tree, prompt_logprob_rows=rows)
+        return _Work(
+            index, order, held, ready.matcher, entering, pending, tree, prompt_logprob_rows=rows
+        )
 
     def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
@@ -221,11 +241,14 @@ class NativeVerifier:
         for work in works:
             if not work.wanted_rows:
                 continue
-            start, ids = work.held.start, work.held.committed.ids
+            start, ids, matcher = work.held.start, work.held.committed.ids, work.matcher
             for node in range(ROOT, len(work.tree)):
                 path = tuple(int(work.tree.tokens[step]) for step in work.tree.path(node))
                 position = len(ids) + len(path)
-                rows.append(Row(start.params, start.seed, position, start.prompt_len, ids, path))
+                allowed = None if matcher is None else matcher.allowed(path)
+                rows.append(
+                    Row(start.params, start.seed, position, start.prompt_len, ids, path, allowed)
+                )
         return choose(logits, rows) if rows else []
 
     def _commit(

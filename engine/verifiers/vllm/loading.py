@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, GenerationConfig
 
+from engine.grammar.compiler import Grammars
 from engine.verifiers.vllm.errors import InvalidEngineArgs
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def load_vllm(spec: VllmSpec) -> "VllmVerifier":
     from engine.verifiers.vllm.verifier import VllmVerifier
 
     engine = StepEngine(engine_config(spec), spec.ray_metrics)
-    return VllmVerifier(engine, _stop_token_ids(spec.checkpoint))
+    grammars = Grammars.of(spec.checkpoint, engine.vocab_size)
+    return VllmVerifier(engine, _stop_token_ids(spec.checkpoint), grammars)
 
 
 def engine_config(spec: VllmSpec) -> Any:

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.protocol import Start, TokenLogprobs
@@ -40,6 +42,8 @@ class StepRequest:
     history: Sequence[int]
     """The committed tokens if penalties need them, else empty."""
     draft: Sequence[int]
+    allowed: Sequence[NDArray[np.int32] | None] | None = None
+    """Row.allowed of each row, for a request with a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ def _rows(one: StepRequest) -> list[Row]:
             start.prompt_len,
             one.history,
             draft[:step],
+            None if one.allowed is None else one.allowed[step],
         )
         for step in range(len(draft) + 1)
     ]

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
+from engine.grammar.compiler import Grammars
+from engine.grammar.gate import GrammarGate, Ready
 from engine.protocol import Failed, Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.soft_state import HeldRequest, SoftState
@@ -37,8 +39,15 @@ class _Known:
 
 
 class VllmVerifier:
-    def __init__(self, engine: StepEngine, stop_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        engine: StepEngine,
+        stop_token_ids: tuple[int, ...],
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`grammars`: None: requests with a grammar are refused at admission."""
         self._engine = engine
+        self._gate = GrammarGate(grammars)
         self._stop_token_ids = stop_token_ids
         self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
         self._known: dict[str, _Known] = {}
@@ -61,6 +70,10 @@ class VllmVerifier:
         return False
 
     @property
+    def follows_grammars(self) -> bool:
+        return self._gate.follows_grammars
+
+    @property
     def version(self) -> str:
         return self._engine.version
 
@@ -77,15 +90,17 @@ class VllmVerifier:
             if not order.tree.is_chain:
                 raise ValueError("vLLM verifies chains, and was given a tree that branches")
         states = self._state.accept([order.prefix for order in orders])
+        passed = self._gate.pass_ready(orders, states)
+        self.forget([one.request for one in passed if isinstance(one, Failed)])
         turns = {}
-        for order, state in zip(orders, states, strict=True):
-            if isinstance(state, HeldRequest):
-                name = self._follow(order, state)
-                turns[name] = Turn(order.tree.tokens.tolist(), order.chunk)
+        for order, one in zip(orders, passed, strict=True):
+            if isinstance(one, Ready):
+                name, draft = self._follow(order, one.held), order.tree.tokens.tolist()
+                turns[name] = Turn(draft, order.chunk, _allowed(one, draft))
         outcomes = self._engine.step(turns)
         return [
-            self._answer(order, state, outcomes)
-            for order, state in zip(orders, states, strict=True)
+            self._answer(order, one.held, outcomes) if isinstance(one, Ready) else one
+            for order, one in zip(orders, passed, strict=True)
         ]
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -123,6 +138,7 @@ class VllmVerifier:
 
     def _release(self, request: str, _held: HeldRequest) -> None:
         self._close(request)
+        self._gate.forget([request])
 
     def _close(self, request: str) -> None:
         known = self._known.pop(request, None)
@@ -146,13 +162,8 @@ class VllmVerifier:
         return known.name
 
     def _answer(
-        self,
-        order: VerifyOrder,
-        state: HeldRequest | Missing,
-        outcomes: dict[str, Outcome],
-    ) -> Verdict | Missing | NoRoom | Failed:
-        if isinstance(state, Missing):
-            return state
+        self, order: VerifyOrder, held: HeldRequest, outcomes: dict[str, Outcome]
+    ) -> Verdict | NoRoom | Failed:
         prefix = order.prefix
         known = self._known[prefix.request]
         outcome = outcomes.get(known.name)
@@ -161,7 +172,7 @@ class VllmVerifier:
         if FAILED in outcome.tokens:
             self.forget([prefix.request])
             return Failed(prefix.request, prefix.attempt, prefix.round)
-        state.committed.extend(outcome.tokens)
+        held.committed.extend(outcome.tokens)
         known.length += len(outcome.tokens)
         if outcome.finished:
             del self._known[prefix.request]
@@ -178,3 +189,10 @@ class VllmVerifier:
             logprobs=outcome.reported,
             prompt_logprobs=told,
         )
+
+
+def _allowed(ready: Ready, draft: Sequence[int]) -> list[NDArray[np.int32] | None] | None:
+    """Turn.allowed."""
+    if ready.matcher is None:
+        return None
+    return [ready.matcher.allowed(draft[:end]) for end in range(len(draft) + 1)]

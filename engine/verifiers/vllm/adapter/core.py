@@ -149,7 +149,10 @@ class StepEngine:
         requests = {name: self._scheduler.requests[name] for name in turns}
         before = {name: one.num_computed_tokens for name, one in requests.items()}
         self._scheduler.plan(turns)
+        masks = {name: turn.allowed for name, turn in turns.items() if turn.allowed is not None}
         try:
+            if masks:
+                self._core.model_executor.collective_rpc("set_allowed", args=(masks,))
             outputs, _ = self._core.step()
         except Exception as error:
             self._failure = f"vLLM stopped: {error!r}"

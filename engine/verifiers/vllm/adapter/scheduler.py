@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -23,6 +25,9 @@ class Turn:
     chunk: int = NEVER
     """At most this many committed tokens are computed; while some are left, the draft is
     ignored."""
+    allowed: Sequence[NDArray[np.int32] | None] | None = None
+    """For a request with a grammar: the tokens allowed (sampler.Row.allowed) behind its last
+    committed token and behind each token of its draft."""
 
 
 class TurnScheduler(Scheduler):

@@ -1,11 +1,13 @@
 """Changes to vLLM's workers: an empty proposer, our sampler, and on AMX no slow row counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -16,6 +18,7 @@ from engine.cpu.row_counts import avoid_slow_row_count, has_slow_row_counts
 from engine.verifiers.vllm.adapter.support import require_attributes
 from engine.verifiers.vllm.sampling import ChosenTokens, SamplerInput, StepRequest, choose_tokens
 
+AllowedTokens = Mapping[str, Sequence[NDArray[np.int32] | None]]
 SAMPLER_INPUT = "spindle"
 """The key of a request's SamplerInput in `extra_args`."""
 NO_TOKEN = -1
@@ -54,10 +57,15 @@ class WorkerExtension:
             "effective_drafter_max_model_len",
         )
         runner._sample = partial(sample, runner)
+        runner._spindle_allowed = {}
         runner.sampler.gather_logprobs = _gather_logprobs
         # Near the end of the context vLLM disables the proposer on a path that needs CUDA, which
         # an empty proposer does not need.
         runner.effective_drafter_max_model_len = NO_LIMIT
+
+    def set_allowed(self, masks: AllowedTokens) -> None:
+        """Sets Turn.allowed of the next step's requests, by their names in vLLM."""
+        self.model_runner._spindle_allowed = masks
 
     def avoid_slow_row_counts(self) -> None:
         """Pads row counts where vLLM does for CUDA graphs, which a CPU does not have."""
@@ -88,6 +96,7 @@ def sample(
     tokens = [] if drafts is None else drafts.draft_token_ids.tolist()
     unfinished = runner.discard_request_mask.np[: len(names)].tolist()
     requests, indices = [], []
+    allowed: AllowedTokens = runner._spindle_allowed
     first_row = first_draft = 0
     for index, (name, count) in enumerate(zip(names, counts, strict=True)):
         if not unfinished[index]:
@@ -98,7 +107,9 @@ def sample(
                 history = [*request.prompt_token_ids, *request.output_token_ids]
             draft = tokens[first_draft : first_draft + count]
             position = int(runner.input_batch.num_tokens_no_spec[index])
-            requests.append(StepRequest(name, inputs, first_row, position, history, draft))
+            requests.append(
+                StepRequest(name, inputs, first_row, position, history, draft, allowed.get(name))
+            )
             indices.append(index)
         first_row += count + 1
         first_draft += count

@@ -1,0 +1,116 @@
+"""Compiles output grammars for one tokenizer, on a thread, with a bounded cache.
+
+The tokenizer and xgrammar are loaded with the first grammar: a process that serves no structured
+output pays nothing for it.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from engine.grammar.spec import OutputGrammar, check_grammar
+from engine.tokenizer import has_tokenizer
+
+if TYPE_CHECKING:
+    import xgrammar
+
+MAX_COMPILED = 256
+MAX_COMPILED_BYTES = 128 * 2**20
+"""Of all compiled grammars that are kept: one takes 2 MB with its whitespace, or more."""
+MAX_WHITESPACE = 16
+"""Between two elements of JSON, so that a model cannot go on with spaces for ever."""
+_PLACE_IN_SOURCE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?")
+_MAX_MESSAGE = 300
+
+
+class Grammars:
+    """Grammars compiled for the tokenizer of a checkpoint."""
+
+    def __init__(self, checkpoint: Path, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._checkpoint = checkpoint
+        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._lock = Lock()
+        self._compiled: dict[OutputGrammar, Future[xgrammar.CompiledGrammar]] = {}
+        """Least recently used first."""
+
+    @classmethod
+    def of(cls, checkpoint: Path, vocab_size: int) -> Self | None:
+        """None for a checkpoint without a tokenizer, which could not read any grammar."""
+        return cls(checkpoint, vocab_size) if has_tokenizer(checkpoint) else None
+
+    async def check(self, grammar: OutputGrammar) -> None:
+        """Raises InvalidRequest naming the client's field if the grammar cannot be followed."""
+        await asyncio.shield(asyncio.wrap_future(self.compile(grammar)))
+
+    def compile(self, grammar: OutputGrammar) -> "Future[xgrammar.CompiledGrammar]":
+        """The compiled grammar, or InvalidRequest, as soon as it is there."""
+        with self._lock:
+            compiled = self._compiled.pop(grammar, None)
+            if compiled is None:
+                compiled = self._thread.submit(self._compile, grammar)
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > 1 and self._is_full():
+                del self._compiled[next(iter(self._compiled))]
+        return compiled
+
+    def _is_full(self) -> bool:
+        kept = [one for one in self._compiled.values() if one.done() and not one.exception()]
+        taken = sum(one.result().memory_size_bytes for one in kept)
+        return len(self._compiled) > MAX_COMPILED or taken > MAX_COMPILED_BYTES
+
+    def _compile(self, grammar: OutputGrammar) -> "xgrammar.CompiledGrammar":
+        check_grammar(grammar)
+        if self._compiler is None:
+            self._compiler = self._load()
+        try:
+            compiled = _compile(self._compiler, grammar)
+        except Exception as error:  # of its C++ code, RuntimeError mostly
+            problem = _PLACE_IN_SOURCE.sub("", str(error).strip())
+            raise grammar.invalid(f"cannot be compiled: {problem[:_MAX_MESSAGE]}") from None
+        if not allows_output(compiled, self.vocab_size):
+            raise grammar.invalid("allows no output: no token can begin one")
+        return compiled
+
+    def _load(self) -> "xgrammar.GrammarCompiler":
+        import xgrammar
+
+        from engine.grammar.vocabulary import token_texts
+
+        info = token_texts(self._checkpoint, self.vocab_size)
+        return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def allows_output(compiled: "xgrammar.CompiledGrammar", vocab_size: int) -> bool:
+    import xgrammar
+
+    matcher = xgrammar.GrammarMatcher(compiled)
+    words = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    return not matcher.fill_next_token_bitmask(words) or bool(words.any())
+
+
+def _compile(
+    compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar
+) -> "xgrammar.CompiledGrammar":
+    match grammar.kind:
+        case "json_object" | "json_schema":
+            return compiler.compile_json_schema(grammar.schema, max_whitespace_cnt=MAX_WHITESPACE)
+        case "regex":
+            return compiler.compile_regex(grammar.text)
+        case "choice":
+            return compiler.compile_grammar(_choice_rule(grammar.choices))
+        case "grammar":
+            return compiler.compile_grammar(grammar.text)
+
+
+def _choice_rule(choices: Sequence[str]) -> str:
+    """Written with escapes only, so that no text is read as part of the grammar."""
+    quoted = ('"' + "".join(f"\\U{ord(sign):08x}" for sign in choice) + '"' for choice in choices)
+    return "root ::= " + " | ".join(quoted)

@@ -1,0 +1,109 @@
+"""The tokens that a request's grammar allows behind its output, and behind drafts of it.
+
+A function of the grammar and the output tokens alone. The matcher's state is soft: it is rebuilt
+from the committed tokens whenever they are not those that it has seen.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from engine.errors import SpindleError
+from engine.sampling.params import SamplingParams
+
+Words = NDArray[np.int32]
+"""One bit for each token of the vocabulary, the lowest first; set: it is allowed."""
+
+
+class GrammarViolated(SpindleError):
+    """Committed tokens are not of the grammar: they were not chosen under it."""
+
+
+class OutputMatcher:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, params: SamplingParams, vocab_size: int
+    ) -> None:
+        """`params`: as admitted, with the model's own stop tokens."""
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._words = -(-vocab_size // 32)
+        self._stops = frozenset(params.stop_token_ids)
+        self._stop_bits = _bits(params.stop_token_ids, self._words)
+        self._min_tokens = params.min_tokens
+        self._never_stops = params.ignore_eos
+        self._tokens: list[int] = []
+        """The output tokens that the matcher has seen, then a draft's."""
+        self._output = 0
+        """The number of output tokens among them."""
+        self._ended = False
+        """The last token is a stop token that ends the output."""
+
+    def follow(self, output: Sequence[int]) -> None:
+        """Sets the output tokens behind which masks are made. Raises GrammarViolated."""
+        self._advance(output)
+        if len(self._tokens) < len(output):
+            raise GrammarViolated(f"output token {len(self._tokens)} is not allowed")
+        self._output = len(output)
+
+    def allowed(self, path: Sequence[int] = ()) -> Words | None:
+        """The tokens allowed behind the output and the draft tokens `path`. None: the path itself
+        is not allowed, or ends the output, so that nothing behind it is ever read."""
+        if not self.allows(path) or self._ended:
+            return None
+        words = np.zeros((1, self._words), np.int32)
+        self._matcher.fill_next_token_bitmask(words)
+        return self._with_stops(words[0])
+
+    def allows(self, path: Sequence[int]) -> bool:
+        """Whether the output may go on with this path; faster than its mask."""
+        self._advance(path, self._output)
+        return len(self._tokens) == self._output + len(path)
+
+    def _advance(self, tokens: Sequence[int], first: int = 0) -> None:
+        """Makes the tokens seen from `first` on the given ones, as far as they are allowed."""
+        tokens = list(tokens)
+        seen = self._tokens[first : first + len(tokens)]
+        same = len(seen)
+        if seen != tokens[:same]:
+            same = sum(1 for _ in takewhile(bool, map(eq, seen, tokens)))
+        self._roll_back(len(self._tokens) - first - same)
+        for token in tokens[same:]:
+            if not self._accept(token):
+                return
+
+    def _accept(self, token: int) -> bool:
+        if self._ended:
+            return False
+        if token in self._stops and self._matcher.is_completed():
+            self._ended = True
+        elif not self._matcher.accept_token(token):
+            return False
+        self._tokens.append(token)
+        return True
+
+    def _roll_back(self, count: int) -> None:
+        if count == 0:
+            return
+        del self._tokens[len(self._tokens) - count :]
+        self._matcher.rollback(count - self._ended)
+        self._ended = False
+
+    def _with_stops(self, words: Words) -> Words:
+        """Stop tokens are allowed where the text is complete. Before `min_tokens`, and with
+        `ignore_eos`, only where nothing else is, as they are where the grammar allows nothing."""
+        if self._matcher.is_completed():
+            words |= self._stop_bits
+        if self._never_stops or len(self._tokens) < self._min_tokens:
+            others = words & ~self._stop_bits
+            if others.any():
+                return others
+        return words if words.any() else self._stop_bits
+
+
+def _bits(tokens: Sequence[int], words: int) -> Words:
+    bits = np.zeros(words * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -1,0 +1,99 @@
+"""What a request demands of its output's text, and the checks of it that need no tokenizer.
+
+Everything that could be expensive to compile is limited here; what only the compiler notices is
+found by `engine.grammar.compiler.Grammars.check`.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.errors import InvalidRequest
+from engine.grammar.json_schema import MAX_REPETITIONS, check_schema, repetitions
+
+Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+MAX_BYTES = 65_536
+MAX_CHOICES = 1024
+MAX_NESTING = 64
+"""Levels of brackets in a schema; deeper ones take seconds to compile."""
+_JSON_OBJECT = '{"type":"object","additionalProperties":true}'
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGrammar:
+    """The texts that a request's output may be."""
+
+    kind: Kind
+    text: str = ""
+    """By kind: a JSON schema, a regular expression, a JSON list of choices, or a grammar in EBNF
+    (GBNF's dialect) whose root rule is `root`."""
+    source: str = field(default="structured_outputs", compare=False)
+    """The client's field that it comes from, named in errors."""
+
+    def invalid(self, problem: str) -> InvalidRequest:
+        return InvalidRequest(self.source, problem)
+
+    @property
+    def schema(self) -> str:
+        """The JSON schema of the two JSON kinds."""
+        return _JSON_OBJECT if self.kind == "json_object" else self.text
+
+    @property
+    def choices(self) -> list[str]:
+        choices: list[str] = json.loads(self.text)
+        return choices
+
+
+def check_grammar(grammar: OutputGrammar) -> None:
+    """Raises InvalidRequest naming the client's field; takes some milliseconds at most."""
+    if len(grammar.text.encode()) > MAX_BYTES:
+        raise grammar.invalid(f"is larger than {MAX_BYTES} bytes; simplify it")
+    match grammar.kind:
+        case "json_schema":
+            check_schema(_parsed(grammar), grammar.source)
+        case "choice":
+            _check_choices(grammar, _parsed(grammar))
+        case "regex" | "grammar":
+            if not grammar.text.strip():
+                raise grammar.invalid("is empty; give a pattern that some text matches")
+            if repetitions(grammar.text) > MAX_REPETITIONS:
+                raise grammar.invalid(
+                    f"repeats more than {MAX_REPETITIONS} times in all; use * or +, or lower bounds"
+                )
+        case "json_object":
+            pass
+
+
+def _parsed(grammar: OutputGrammar) -> Any:
+    if _nesting(grammar.text) > MAX_NESTING:
+        raise grammar.invalid(f"is nested deeper than {MAX_NESTING} levels; flatten it with $defs")
+    try:
+        return json.loads(grammar.text)
+    except ValueError as error:
+        raise grammar.invalid(f"is not JSON: {error}") from None
+
+
+def _check_choices(grammar: OutputGrammar, choices: Any) -> None:
+    if not isinstance(choices, list) or not all(isinstance(one, str) and one for one in choices):
+        raise grammar.invalid("must be a list of texts that are not empty")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise grammar.invalid(f"must have 1 to {MAX_CHOICES} choices, got {len(choices)}")
+
+
+def _nesting(text: str) -> int:
+    """The deepest level of brackets outside of strings."""
+    depth = deepest = 0
+    in_string = escaped = False
+    for sign in text:
+        if in_string:
+            in_string = escaped or sign != '"'
+            escaped = not escaped and sign == "\\"
+        elif sign == '"':
+            in_string = True
+        elif sign in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif sign in "]}":
+            depth -= 1
+    return deepest
