@@ -16,7 +16,7 @@ import numpy as np
 from engine.committed import CommittedTokens
 from engine.protocol import Drafter, DraftOrder, Prefix, Start
 from engine.sampling.params import SamplingParams
-from policies.cost import ForwardSample, LinearCost, fit_linear
+from policies.cost import CostModel, ForwardSample, LinearCost, fit_linear
 
 REQUESTS = (1, 4, 16)
 CONTEXT = (32, 128, 512)
@@ -24,6 +24,14 @@ DEPTH = 4
 ROUNDS = 5
 _LEAST_SHAPES = 3
 """At least as many shapes as a fit has parameters."""
+
+
+def draft_call_s(cost: CostModel, orders: Sequence[DraftOrder]) -> float:
+    """The predicted duration of a call: reading what the drafter lacks, then its draft steps."""
+    delta = sum([len(order.prefix.delta) for order in orders])
+    read = delta + sum([order.prefix.base for order in orders])
+    step_s = cost.predict(read, sum([order.width for order in orders]))
+    return cost.predict(read, delta) + max([order.depth for order in orders]) * step_s
 
 
 def profile_drafter(
