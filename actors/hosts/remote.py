@@ -48,8 +48,8 @@ class RemoteDrafter(_RemoteHost):
         size: float = await self._host.call_without_timeout("size")
         return size
 
-    async def measure(self, seconds: float) -> CostModel:
-        cost: CostModel = await self._host.call_without_timeout("measure", seconds)
+    async def measure(self, cache_dir: Path, seconds: float) -> CostModel:
+        cost: CostModel = await self._host.call_without_timeout("measure", cache_dir, seconds)
         return cost
 
     async def draft(
