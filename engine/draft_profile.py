@@ -16,7 +16,7 @@ import numpy as np
 from engine.committed import CommittedTokens
 from engine.protocol import Drafter, DraftOrder, Prefix, Start
 from engine.sampling.params import SamplingParams
-from policies.cost import ForwardSample, LinearCost, fit_linear
+from policies.cost import CostModel, ForwardSample
 
 REQUESTS = (1, 4, 16)
 CONTEXT = (32, 128, 512)
@@ -26,21 +26,25 @@ _LEAST_SHAPES = 3
 """At least as many shapes as a fit has parameters."""
 
 
-def profile_drafter(
-    drafter: Drafter,
-    vocab_size: int,
-    max_context: int,
-    contexts: Sequence[int] = CONTEXT,
-    seconds: float = math.inf,
-) -> LinearCost:
-    """Fits the cost of a draft step. Measure while nothing else runs on the device; the drafter
-    keeps no state of it.
+def draft_call_s(cost: CostModel, orders: Sequence[DraftOrder]) -> float:
+    """The predicted duration of a call: reading what the drafter lacks, then its draft steps."""
+    delta = sum([len(order.prefix.delta) for order in orders])
+    read = delta + sum([order.prefix.base for order in orders])
+    step_s = cost.predict(read, sum([order.width for order in orders]))
+    return cost.predict(read, delta) + max([order.depth for order in orders]) * step_s
+
+
+def measure_drafter(
+    drafter: Drafter, vocab_size: int, max_context: int, seconds: float = math.inf
+) -> tuple[ForwardSample, ...]:
+    """Times a draft step in batches of several sizes. Measure while nothing else runs on the
+    device; the drafter keeps no state of it.
 
     `seconds`: time limit, after which the larger shapes are left to the fit's extrapolation.
     """
     begun = perf_counter()
     samples: list[ForwardSample] = []
-    shapes = sorted(product(REQUESTS, contexts), key=lambda shape: (math.prod(shape), shape))
+    shapes = sorted(product(REQUESTS, CONTEXT), key=lambda shape: (math.prod(shape), shape))
     for requests, context in shapes:
         if context + DEPTH > max_context:
             continue
@@ -48,7 +52,7 @@ def profile_drafter(
         samples.append(ForwardSample(requests * context, requests, step_s))
         if len(samples) >= _LEAST_SHAPES and perf_counter() - begun > seconds:
             break
-    return fit_linear(samples)
+    return tuple(samples)
 
 
 def _seconds_per_step(drafter: Drafter, vocab_size: int, requests: int, context: int) -> float:

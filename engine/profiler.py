@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from engine.cpu.row_counts import row_cost_step
 from engine.model import PackedModel, Segment
@@ -78,16 +79,20 @@ class ProfileKey:
     as one of the second."""
 
     @classmethod
-    def of(cls, model: PackedModel, setup: str, grid: Grid) -> "ProfileKey":
-        config = model.hf_model.config.to_json_string(use_diff=False)
+    def of(
+        cls, model: PreTrainedModel, device: torch.device, setup: str, grid: Grid
+    ) -> "ProfileKey":
+        """`setup` names everything else that affects the model's speed: attention layout,
+        prepacked weights, tensor-parallel size."""
+        config = model.config.to_json_string(use_diff=False)
         return cls(
-            model=f"{model.hf_model.config.model_type}-{digest(config)}",
+            model=f"{model.config.model_type}-{digest(config)}",
             setup=setup,
-            device=device_name(model.device),
-            dtype=str(model.hf_model.dtype),
+            device=device_name(device),
+            dtype=str(model.dtype),
             threads=torch.get_num_threads(),
             grid=grid,
-            step=row_cost_step(model.device, model.hf_model.dtype),
+            step=row_cost_step(device, model.dtype),
         )
 
 
@@ -125,11 +130,10 @@ class Profile:
 def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None = None) -> Profile:
     """The model's profile, from the cache if it has been measured before.
 
-    `setup` names everything else that affects the model's speed: attention layout, prepacked
-    weights, tensor-parallel size. Shapes that do not fit into the model's context or KV pool are
+    `setup`: as in ProfileKey.of. Shapes that do not fit into the model's context or KV pool are
     left out. Measure while nothing else runs on the device and the KV pool has no requests.
     """
-    key = ProfileKey.of(model, setup, grid or Grid())
+    key = ProfileKey.of(model.hf_model, model.device, setup, grid or Grid())
     return cached_profile(key, cache_dir, lambda: measure(model, key.grid))
 
 
@@ -137,12 +141,18 @@ def cached_profile(
     key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
 ) -> Profile:
     """The profile of the cached samples, or of those that `measure_samples` measures."""
+    return Profile.fit(key, cached_samples(key, cache_dir, measure_samples))
+
+
+def cached_samples(
+    key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
+) -> tuple[ForwardSample, ...]:
     path = cache_dir / f"{digest(_describe(key))}.json"
     samples = _read(path, key)
     if samples is None:
         samples = measure_samples()
         _write(path, key, samples)
-    return Profile.fit(key, samples)
+    return samples
 
 
 def measure(model: PackedModel, grid: Grid) -> tuple[ForwardSample, ...]:

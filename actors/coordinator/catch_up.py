@@ -9,7 +9,6 @@ from actors.coordinator.events import CaughtUp, Event
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.request_state import VERIFYING, RequestState
 from actors.coordinator.settings import Policies
-from actors.hosts.protocol import HostLost
 from engine.protocol import Draft, DraftOrder, fast_new
 
 _WORTH_READING = 8
@@ -74,6 +73,7 @@ class CatchUp:
             if (
                 lane in idle
                 and lane not in request.failed_lanes
+                and not request.drafter_losses
                 and known.get(lane, 0) <= enough
                 and left[lane] > 0
             ):
@@ -104,12 +104,10 @@ class CatchUp:
         policies: Policies,
     ) -> None:
         started = asyncio.get_running_loop().time()
-        try:
-            answers = await state.lane.host.draft([order for _, order in pieces], None)
-        except HostLost as error:
-            self._lanes.lose(state, error)
+        requests, orders = zip(*pieces, strict=True)
+        answers = await self._lanes.draft(state, requests, orders, None, self._changed)
+        if answers is None:
             return
-        state.busy = False
         now = asyncio.get_running_loop().time()
         if not state.lane.own_processors:
             # Bounded below, because a first call compiles for seconds and would else stop reading

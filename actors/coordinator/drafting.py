@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
@@ -18,10 +19,9 @@ from actors.coordinator.microbatches import (
 from actors.coordinator.request_state import DRAFTING, READY, RequestState
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Policies
-from actors.hosts.protocol import HostLost
 from engine.protocol import DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
-from policies.protocols import DraftLimit, LaneBatch, Selection, StepRule
+from policies.protocols import DraftLimit, LaneBatch, StepRule
 from policies.tree import DraftTree
 
 
@@ -56,47 +56,11 @@ class Drafting:
             else:
                 request.set_draft(NO_DRAFT)
         if draftable:
-            assigned = self._assign_lanes(running, policies.selection, now)
+            assigned = self._lanes.assign(running, policies.selection, now)
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):
                 others = waiting_for(together, running, micro_batches)
                 self._start_together(together, others, policies, now)
-
-    def _assign_lanes(
-        self, running: Sequence[RequestState], selection: Selection, now: float
-    ) -> Mapping[str, str | None]:
-        """A lane for each request, or None. Requests that name their drafter are placed first; the
-        selection policy gets the remaining capacity."""
-        pinned = [request for request in running if request.drafter is not None]
-        others = [
-            request.view for request in running if not request.internal and request.drafter is None
-        ]
-        lanes = self._lanes.selectable()
-        if not pinned:
-            return selection.assign(others, lanes, now)
-        capacity = {lane.name: lane.capacity for lane in lanes}
-        assigned: dict[str, str | None] = {}
-        for request in pinned:
-            candidates = [
-                lane.name
-                for lane in lanes
-                if lane.drafter == request.drafter
-                and capacity[lane.name]
-                and lane.name not in request.failed_lanes
-            ]
-            # Its present lane if possible: another one would have to catch up.
-            lane = max(
-                candidates,
-                key=lambda name: (name == request.lane, capacity[name]),
-                default=None,
-            )
-            assigned[request.name] = lane
-            if lane is not None:
-                capacity[lane] -= 1
-        left = [
-            replace(lane, capacity=capacity[lane.name]) for lane in lanes if capacity[lane.name]
-        ]
-        return {**selection.assign(others, left, now), **assigned}
 
     def _batches(
         self,
@@ -111,7 +75,7 @@ class Drafting:
         barrier = micro_batches.barrier
         for request in draftable:
             lane = assigned.get(request.name)
-            if lane in request.failed_lanes:
+            if lane in request.failed_lanes or self._lanes.suspects.barred(request):
                 lane = None
             if lane not in idle:
                 continue
@@ -122,7 +86,7 @@ class Drafting:
                 fits = len(batch) * micro_batches.parts.get(lane, 1) < members[lane]
             if lane is None or fits:
                 batch.append(request)
-        return batches
+        return self._lanes.suspects.apart(batches)
 
     def _start_together(
         self, batches: Batches, others: Sequence[RequestState], policies: Policies, now: float
@@ -202,7 +166,19 @@ class Drafting:
 
     async def _run(self, call: "_Call", calls: Sequence["_Call"]) -> None:
         """One lane's call; the last of `calls` to return builds the drafts of all requests."""
-        call.trees = await self._draft(call)
+        trees = await self._draft(call, calls)
+        if call.trees is None:
+            self._finish(call, trees, calls)
+        else:  # too late: what it has read is known now, and what it has drafted is dropped
+            self._changed()
+
+    def _go_on_without(self, call: "_Call", calls: Sequence["_Call"], begun: float) -> None:
+        call.seconds = asyncio.get_running_loop().time() - begun
+        self._finish(call, _no_trees(call), calls)
+        self._changed()
+
+    def _finish(self, call: "_Call", drafted: FlatTrees, calls: Sequence["_Call"]) -> None:
+        call.trees = drafted
         trees = [other.trees for other in calls if other.trees is not None]
         if len(trees) == len(calls):
             self._build_drafts(calls, trees)
@@ -235,29 +211,35 @@ class Drafting:
             )
         self._changed()
 
-    async def _draft(self, call: "_Call") -> FlatTrees:
-        """A lane that is lost proposes nothing, and is recovered in the background."""
+    async def _draft(self, call: "_Call", calls: Sequence["_Call"]) -> FlatTrees:
+        """What the lane proposes; nothing if it is lost."""
         name, clock = call.state.name, asyncio.get_running_loop().time
         orders = [
             fast_new(DraftOrder, (request.served.prefix_for(name), limit.depth, limit.width, False))
             for request, limit in call.requests
         ]
         started = clock()
-        try:
-            answers = await call.state.lane.host.draft(orders, call.rule)
-        except HostLost as error:
-            self._lanes.lose(call.state, error)
-            return flatten([DraftTree.empty()] * len(orders))
-        call.state.busy = False
+        on_late = partial(self._go_on_without, call, calls, started)
+        requests = [request for request, _ in call.requests]
+        answers = await self._lanes.draft(call.state, requests, orders, call.rule, on_late)
+        seconds = clock() - started
+        late = call.trees is not None
+        if not late:
+            call.seconds = seconds
+        if answers is None:
+            return _no_trees(call)
+        # Since a late one was ordered, more tokens may have been committed.
+        read = [order.prefix.base + len(order.prefix.delta) if late else None for order in orders]
         trees = flatten(
             [
-                take_answer(request, name, answer)
-                for (request, _), answer in zip(call.requests, answers, strict=True)
+                take_answer(request, name, answer, upto)
+                for request, answer, upto in zip(requests, answers, read, strict=True)
             ]
         )
-        call.seconds = clock() - started
-        self._estimates.learn_draft_cost(name, orders, trees, call.seconds)
-        self._observe(Drafted(clock(), name, call.seconds, len(orders), len(trees.tokens)))
+        if not call.state.lane.always_drafts:
+            self._lanes.suspects.answered(requests, answers)
+        self._estimates.learn_draft_cost(name, orders, trees, seconds)
+        self._observe(Drafted(clock(), name, seconds, len(orders), len(trees.tokens)))
         return trees
 
 
@@ -274,9 +256,13 @@ class _Call:
     assigned: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """RoundDraft.lane and .caught_up by request; empty for a lane that always drafts."""
     seconds: float = 0.0
-    """Until the lane answered."""
+    """Until the lane answered, or the round went on without it."""
     trees: FlatTrees | None = None
-    """By request; None until the lane has answered."""
+    """By request; None until then."""
+
+
+def _no_trees(call: _Call) -> FlatTrees:
+    return flatten([DraftTree.empty()] * len(call.requests))
 
 
 def _within(limit: DraftLimit, room: int, trees: bool) -> DraftLimit:

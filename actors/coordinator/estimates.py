@@ -13,6 +13,7 @@ from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.events import Verified
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.round_draft import NO_TREE, MergedTree, Proposal
+from engine.draft_profile import draft_call_s
 from engine.protocol import DraftOrder, fast_new
 from policies.cost import CostModel
 from policies.estimates.calibration import Calibration
@@ -170,6 +171,11 @@ class Estimates:
         context = sum([order.prefix.base for order in orders])
         tokens = sum([len(order.prefix.delta) for order in orders]) + len(trees.tokens)
         self._draft[lane].observe(context, tokens / levels, seconds, levels)
+
+    def usual_draft_s(self, lane: str, orders: Sequence[DraftOrder]) -> float:
+        """What such a call of the lane usually takes; 0 while its costs are unknown."""
+        cost = self._draft.get(lane)
+        return 0.0 if cost is None else draft_call_s(cost, orders) + max(0.0, self._call_s(lane))
 
     def learn_verify(self, verified: Verified) -> None:
         predicted_s = self._verify.predict(verified.context, verified.tokens)

@@ -1,26 +1,40 @@
-"""The lanes of a coordinator: idle, busy or lost, and the recovery of lost ones."""
+"""The lanes of a coordinator: idle, busy, late or lost, and the recovery of lost ones."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.coordinator.background_tasks import Tasks
+from actors.coordinator.drafter_suspects import DrafterSuspects
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, LaneDown, LaneUp
 from actors.coordinator.request_state import RequestState
-from actors.coordinator.settings import Lane
+from actors.coordinator.settings import Lane, Limits
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
-from engine.protocol import Draft, Failed, Missing, NoRoom
+from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
+from policies.patience import Patience
+from policies.protocols import Selection, StepRule
 from policies.request import LaneView
 from policies.tree import DraftTree
+
+_LOG = logging.getLogger("spindle")
+
+Answer = Draft | Missing | NoRoom | Failed
 
 
 @dataclass(slots=True)
 class LaneState:
     lane: Lane
+    patience: Patience
     busy: bool = False
+    late: bool = False
+    """Busy for longer than rounds wait: they go on without it until it answers."""
     down: bool = False
+    check: asyncio.TimerHandle | None = None
+    """Of the present call, whether it is late."""
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,11 +49,17 @@ class Lanes:
     def __init__(
         self,
         lanes: Sequence[Lane],
+        limits: Limits,
+        estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
     ) -> None:
-        self._states = {lane.view.name: LaneState(lane) for lane in lanes}
+        slow_s = limits.slow_drafter_s
+        self._states = {lane.view.name: LaneState(lane, Patience(slow_s)) for lane in lanes}
+        self.suspects = DrafterSuspects()
+        self._slow_s = slow_s
+        self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
@@ -57,16 +77,96 @@ class Lanes:
             there_are = f"there are {', '.join(known)}" if known else "there are none"
             raise InvalidRequest("speculation.drafter", f"there is no {name!r}; {there_are}")
 
-    def selectable(self) -> list[LaneView]:
+    def assign(
+        self, running: Sequence[RequestState], selection: Selection, now: float
+    ) -> Mapping[str, str | None]:
+        """A lane for each request, or None. Requests that name their drafter are placed first; the
+        selection policy gets the remaining capacity."""
+        pinned = [request for request in running if request.drafter is not None]
+        others = [
+            request.view for request in running if not request.internal and request.drafter is None
+        ]
+        lanes = self._selectable(now)
+        if not pinned:
+            return selection.assign(others, lanes, now)
+        capacity = {lane.name: lane.capacity for lane in lanes}
+        assigned: dict[str, str | None] = {}
+        for request in pinned:
+            candidates = [
+                lane.name
+                for lane in lanes
+                if lane.drafter == request.drafter
+                and capacity[lane.name]
+                and lane.name not in request.failed_lanes
+            ]
+            # Its present lane if possible: another one would have to catch up.
+            lane = max(
+                candidates,
+                key=lambda name: (name == request.lane, capacity[name]),
+                default=None,
+            )
+            assigned[request.name] = lane
+            if lane is not None:
+                capacity[lane] -= 1
+        left = [
+            replace(lane, capacity=capacity[lane.name]) for lane in lanes if capacity[lane.name]
+        ]
+        return {**selection.assign(others, left, now), **assigned}
+
+    def _selectable(self, now: float) -> list[LaneView]:
         """The lanes that the selection policy may assign requests to."""
         return [
             state.lane.view
             for state in self._states.values()
-            if not state.down and not state.lane.always_drafts
+            if not (state.down or state.late or state.lane.always_drafts)
+            and state.patience.allows_a_call(now)
         ]
 
+    async def draft(
+        self,
+        state: LaneState,
+        requests: Sequence[RequestState],
+        orders: Sequence[DraftOrder],
+        rule: StepRule | None,
+        on_late: Callable[[], None],
+    ) -> Sequence[Answer] | None:
+        """The answers of a lane to the orders of these requests; None if it is lost, which is then
+        recovered in the background.
+
+        `on_late` is called when nothing should wait for the answer any longer: it may come in ten
+        milliseconds or never, and until then the lane gets no other orders.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+
+        def check() -> None:
+            state.check = None
+            now = loop.time()
+            usual_s = self._estimates.usual_draft_s(state.name, orders)
+            left_s = begun + state.patience.wait_s(usual_s) - now
+            if left_s > 0.0:
+                state.check = loop.call_later(left_s, check)
+                return
+            _LOG.warning("%s has not answered for %.1f s: rounds go on", state.name, now - begun)
+            state.late = True
+            state.patience.waited_in_vain(now - begun, now)
+            on_late()
+
+        state.check = loop.call_later(self._slow_s, check)
+        try:
+            answers = await state.lane.host.draft(orders, rule)
+        except HostLost as error:
+            self.suspects.lost(requests)
+            self.lose(state, error)
+            return None
+        finally:
+            if state.check is not None:
+                state.check.cancel()
+        state.busy = state.late = False
+        return answers
+
     def lose(self, state: LaneState, error: HostLost) -> None:
-        state.busy = False
+        state.busy = state.late = False
         if state.down:
             return  # already found by a check
         state.down = True
@@ -106,7 +206,7 @@ class Lanes:
 def take_answer(
     request: RequestState,
     lane: str,
-    answer: Draft | Missing | NoRoom | Failed,
+    answer: Answer,
     upto: int | None = None,
 ) -> DraftTree:
     """Records how many committed tokens the lane has now, `upto` or all of them after a Draft, and

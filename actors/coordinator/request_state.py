@@ -53,6 +53,8 @@ class RequestState:
     """Ended by an error of its own (RequestFailed)."""
     verifier_losses: int = 0
     """Consecutive verifications of it in which the verifier was lost."""
+    drafter_losses: int = 0
+    """Consecutive drafts for it over which the drafter's process was lost."""
     failed_lanes: set[str] = field(default_factory=set)
     """Lanes that answered Failed for it; they are not used for it again."""
     cohort: int = -1

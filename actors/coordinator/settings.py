@@ -26,10 +26,13 @@ class Limits:
     """A request that is further ahead of its reader pauses."""
     stalled_s: float = 30.0
     """A request that has paused for so long is cancelled."""
+    slow_drafter_s: float = 0.5
+    """A round goes on without a drafter that takes longer than this, and longer than a small
+    multiple of what such a call usually takes (policies/patience.py)."""
     stalled_host_s: float = 5.0
     """A host in an actor that gives no answer for so long counts as dead; the limit is longer where
     its cost model predicts long work (actors/hosts/remote.py)."""
-    recovery_s: float = 60.0
+    recovery_s: float = 120.0
     """A lost verifier that is not ready again by then, its model loaded, ends the coordinator. Also
     the time for which ranks of a target wait for each other."""
 

@@ -72,9 +72,9 @@ async def start_fleet(
     progress: Progress = _LOG.info,
     measure_s: float = inf,
 ) -> Fleet:
-    """`group`: creates the actors; not needed without any. Profiles of the target are cached in
-    `cache_dir`; `measure_s`: the time that measuring one model may take. Raises HostLost or the
-    error of a model (UnsupportedModel, IncompatibleDrafter, ...), after closing all hosts."""
+    """`group`: creates the actors; not needed without any. `cache_dir`: for profiles; `measure_s`:
+    the time that measuring one model may take. Raises HostLost or the error of a model
+    (UnsupportedModel, IncompatibleDrafter, ...), after closing all hosts."""
     await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
     verifier = _verifier(target, group, limits)
     models = _models(target, drafters, group, limits)
@@ -83,7 +83,7 @@ async def start_fleet(
         await _start(target, verifier, models, progress)
         progress(_MEASURING + (f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""))
         verify = await verifier.measure(cache_dir, measure_s)
-        draft = await _measured(models, measure_s)
+        draft = await _measured(models, cache_dir, measure_s)
         views = [await _view(model, draft[model.lane]) for model in models]
     except BaseException:
         for close in closers:
@@ -226,12 +226,14 @@ async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[Non
         reporting.cancel()
 
 
-async def _measured(models: Sequence[_Model], measure_s: float) -> dict[str, CostModel]:
+async def _measured(
+    models: Sequence[_Model], cache_dir: Path, measure_s: float
+) -> dict[str, CostModel]:
     """The cost of a draft step by lane; instances of one drafter are measured once."""
     by_drafter: dict[str, CostModel] = {}
     for spec, _, host in models:
         if spec.name not in by_drafter:
-            by_drafter[spec.name] = await host.measure(measure_s)
+            by_drafter[spec.name] = await host.measure(cache_dir, measure_s)
         host.cost = by_drafter[spec.name]
     return {lane: by_drafter[spec.name] for spec, lane, _ in models}
 

@@ -69,8 +69,8 @@ class ThreadDrafter:
         """The number of parameters."""
         return self._worker.size()
 
-    async def measure(self, seconds: float) -> CostModel:
-        return await self._thread.run(self._worker.measure, seconds)
+    async def measure(self, cache_dir: Path, seconds: float) -> CostModel:
+        return await self._thread.run(self._worker.measure, cache_dir, seconds)
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from actors.hosts.loading import TargetCosts
 from actors.hosts.protocol import KvState
 from actors.hosts.supervision import Supervised
+from engine.draft_profile import draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel
@@ -47,26 +48,18 @@ class RemoteDrafter(_RemoteHost):
         size: float = await self._host.call_without_timeout("size")
         return size
 
-    async def measure(self, seconds: float) -> CostModel:
-        cost: CostModel = await self._host.call_without_timeout("measure", seconds)
+    async def measure(self, cache_dir: Path, seconds: float) -> CostModel:
+        cost: CostModel = await self._host.call_without_timeout("measure", cache_dir, seconds)
         return cost
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom | Failed]:
+        seconds = 0.0 if self.cost is None else draft_call_s(self.cost, orders)
         answers: list[Draft | Missing | NoRoom | Failed] = await self._host.order(
-            "draft", orders, rule, expected_s=_MARGIN * self._seconds(orders)
+            "draft", orders, rule, expected_s=_MARGIN * seconds
         )
         return answers
-
-    def _seconds(self, orders: Sequence[DraftOrder]) -> float:
-        """The predicted duration of the call; 0 while there is no cost model."""
-        if self.cost is None:
-            return 0.0
-        delta = sum(len(order.prefix.delta) for order in orders)
-        read = delta + sum(order.prefix.base for order in orders)
-        level = self.cost.predict(read, sum(order.width for order in orders))
-        return self.cost.predict(read, delta) + max(order.depth for order in orders) * level
 
 
 class RemoteVerifier(_RemoteHost):

@@ -85,8 +85,8 @@ class DrafterWorker:
         """The number of parameters."""
         return self._loaded.size
 
-    def measure(self, seconds: float) -> CostModel:
-        return self._loaded.measure(seconds)
+    def measure(self, cache_dir: Path, seconds: float) -> CostModel:
+        return self._loaded.measure(cache_dir, seconds)
 
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None

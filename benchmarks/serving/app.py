@@ -13,6 +13,7 @@ import yaml
 from ray import serve
 from ray._private import state  # the public API needs a dashboard: half a dozen processes
 from ray.cluster_utils import Cluster
+from ray.serve import Application
 
 from benchmarks.processes import environment
 from deployments.app import build
@@ -59,7 +60,11 @@ def small_args() -> dict[str, Any]:
 
 @contextmanager
 def running(
-    args: Mapping[str, Any], port: int, worker_nodes: int = 0, cpus: float = 8
+    args: Mapping[str, Any],
+    port: int,
+    worker_nodes: int = 0,
+    cpus: float = 8,
+    build_app: Callable[[Mapping[str, Any]], Application] = build,
 ) -> Iterator[App]:
     """Serve with `worker_nodes` simulated nodes beside the head; with none, the head hosts all.
 
@@ -75,7 +80,7 @@ def running(
                 cluster.add_node(num_cpus=cpus)
             ray.init(address=cluster.address, log_to_driver=False)
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-            serve.run(build(dict(args)), name=APP, route_prefix="/")
+            serve.run(build_app(dict(args)), name=APP, route_prefix="/")
             yield App(f"http://127.0.0.1:{port}", cluster)
         finally:
             serve.shutdown()

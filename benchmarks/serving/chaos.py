@@ -3,27 +3,32 @@
 `python -m benchmarks.serving.chaos [--rounds 10] [--faults NAME ...] [--json FILE]`.
 
 24 concurrent streams, first undisturbed; then the same requests while one part is killed: a
-drafter, the verifier, a tensor-parallel rank, the router, a replica, a replica's node. Every
-stream must end complete and equal to the undisturbed one. With `--backend vllm` the target is on
-vLLM, whose ranks cannot be killed alone. Names: chaos/FAULT/identical_share (excused near-ties
-included), chaos/FAULT/excused_share, chaos/FAULT/recovery_s (the longest pause of a stream that was
-unfinished at the fault). Exits with 1 when a stream was lost or differed.
+drafter, the verifier, a tensor-parallel rank, the router, a replica, a replica's node; or while a
+drafter or the verifier hangs. Every stream must end complete and equal to the undisturbed one. With
+`--backend vllm` the target is on vLLM, whose ranks cannot be killed alone. Names:
+chaos/FAULT/identical_share (excused near-ties included), chaos/FAULT/excused_share,
+chaos/FAULT/recovery_s (the longest pause of a stream that was unfinished at the fault).
+
+`poison_2` and `poison_1`: requests that raise inside the system or kill drafters, thrown in among
+the streams of two replicas and of one (benchmarks/serving/poison.py; native backend). Names:
+chaos/poison_N/identical_share, answered_s, pause_s, drafters_lost.
+
+Exits with 1 when a stream was lost or differed, or a poisoned request did harm.
 """
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-import httpx
-
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.app import APP, Actor, App, running, small_args, wait_until
+from benchmarks.serving.app import App, running, wait_until
+from benchmarks.serving.faults import FAULTS, HANGS, NODE_CPUS, Fault, Setting
+from benchmarks.serving.poison import DrillOutcome, build_poisoned, drill
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
@@ -37,78 +42,10 @@ MIN_UNFINISHED_SHARE = 0.5
 """Least share of streams that must be unfinished then."""
 STREAM_S = 180.0
 RECOVERY_S = 120.0
-NODE_CPUS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    name: str
-    victim: re.Pattern[str]
-    """Matches the actor's name or class."""
-    node: bool = False
-    """Whether the victim's whole node is removed."""
-    ranks: int = 1
-    """Tensor-parallel ranks of the target that it needs."""
-
-    def matches(self, actor: Actor) -> bool:
-        return _matches(self.victim, actor)
-
-
-def _matches(pattern: re.Pattern[str], actor: Actor) -> bool:
-    return bool(pattern.search(actor.name) or pattern.search(actor.class_name))
-
-
-REPLICA = re.compile(r"^SERVE_REPLICA::spindle#Replica#")
-ROUTER = re.compile(r"Router")
-FAULTS = (
-    Fault("drafter", re.compile(r"^spindle:.*:tiny:")),
-    Fault("verifier", re.compile(r"^spindle:.*:verifier:")),
-    Fault("router", ROUTER),
-    Fault("replica", REPLICA),
-    Fault("node", REPLICA, node=True),
-    Fault("tp_rank", re.compile(r"^spindle:.*:verifier/rank1:"), ranks=2),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """The deployment into which faults are injected."""
-
-    ranks: int
-    backend: str
-
-    @property
-    def replicas(self) -> int:
-        """A second one for failover, but not beside a tensor-parallel target."""
-        return 2 if self.ranks == 1 else 1
-
-    def args(self) -> dict[str, Any]:
-        args = small_args()
-        args["target"] |= {
-            "backend": self.backend,
-            "tensor_parallel": self.ranks,
-            # So many that each replica takes a worker node of its own (see serving/app.py).
-            "cpus": NODE_CPUS / 2 / self.ranks,
-            "kv_tokens": 16_384,
-        }
-        if self.backend == "vllm":  # without compilation it recovers in a third of the time
-            args["target"]["engine_args"] = {"enforce_eager": True}
-        # The default policies might not draft at all for so small a target.
-        args["policies"] = {"selection": {"name": "lbss"}, "speculation": {"name": "fixed"}}
-        args["scaling"] = {"min_replicas": self.replicas, "max_replicas": self.replicas}
-        return args
-
-    def is_up(self, app: App) -> bool:
-        """Whether all replicas, their hosts and the router are running."""
-        actors = app.actors()
-        hosts = sum(actor.name.startswith(f"{APP}:") for actor in actors)
-        drafters = 2
-        return (
-            hosts == self.replicas * (drafters + self.ranks)
-            and app.replica_states() == {"RUNNING": self.replicas}
-            and any(_matches(ROUTER, actor) for actor in actors)
-            and _healthy(app.url)
-        )
+POISON = {"poison_2": 2, "poison_1": 1}
+"""Drills with poisoned requests, and how many replicas each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +62,48 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=10)
     arguments.add_argument("--streams", type=int, default=STREAMS)
-    names = [fault.name for fault in FAULTS]
-    arguments.add_argument("--faults", nargs="+", choices=names)
+    names = [fault.name for fault in (*FAULTS, *HANGS)]
+    arguments.add_argument("--faults", nargs="+", choices=[*names, *POISON])
     arguments.add_argument("--backend", choices=("native", "vllm"), default="native")
     options = arguments.parse_args()
-    possible = [fault for fault in FAULTS if options.backend == "native" or fault.ranks == 1]
-    wanted = options.faults or [fault.name for fault in possible]
-    if len(wanted) > sum(fault.name in wanted for fault in possible):
-        arguments.error("--faults tp_rank: vLLM's ranks cannot be killed alone")
+    native = options.backend == "native"
+    possible = [fault for fault in (*FAULTS, *HANGS) if native or fault.ranks == 1]
+    drills = POISON if native else {}
+    wanted = options.faults or [*(fault.name for fault in possible), *drills]
+    if {*wanted} - {*(fault.name for fault in possible), *drills}:
+        arguments.error("--faults tp_rank, poison_2, poison_1: not with --backend vllm")
     bodies = request_bodies(options.streams)
     identity = StreamIdentity()
     outcomes: dict[str, list[Outcome]] = {}
     for ranks in (1, 2):
         faults = [fault for fault in possible if fault.ranks == ranks and fault.name in wanted]
         if faults:
-            setting = Setting(ranks, options.backend)
+            # A second replica for failover, but not beside a tensor-parallel target.
+            setting = Setting(ranks, options.backend, replicas=3 - ranks)
             with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
                 outcomes |= asyncio.run(
                     run_rounds(app, setting, faults, options.rounds, bodies, identity)
                 )
     records = [record for fault, rounds in outcomes.items() for record in report(fault, rounds)]
-    publish(records, options.json)
     lost = any(o.identical < o.streams for rounds in outcomes.values() for o in rounds)
+    for name, replicas in drills.items():
+        if name in wanted:
+            setting = Setting(1, options.backend, replicas)
+            with running(setting.args(), PORT, replicas, NODE_CPUS, build_poisoned) as app:
+                drilled = asyncio.run(run_drill(app, setting, bodies, identity))
+            records += drilled.records(replicas)
+            lost |= not drilled.passed
+    publish(records, options.json)
     end_after_ray(1 if lost else 0)
+
+
+async def run_drill(
+    app: App, setting: Setting, bodies: Sequence[Mapping[str, Any]], identity: StreamIdentity
+) -> DrillOutcome:
+    await wait_until(lambda: setting.is_up(app), RECOVERY_S, "all hosts are up")
+    outcome = await drill(app, bodies, await run_undisturbed(app, bodies), identity)
+    print(f"{setting}, poisoned requests: {outcome}", flush=True)
+    return outcome
 
 
 async def run_rounds(
@@ -203,13 +159,6 @@ def request_bodies(count: int) -> list[dict[str, Any]]:
     return bodies
 
 
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).is_success
-    except httpx.HTTPError:
-        return False
-
-
 async def run_undisturbed(app: App, bodies: Sequence[Mapping[str, Any]]) -> list[ReceivedStream]:
     streams = await read_all(app.url, bodies, STREAM_S)
     for stream in streams:
@@ -240,7 +189,7 @@ async def inject(
                 None, lambda: app.cluster.remove_node(node, allow_graceful=False)
             )
         else:
-            os.kill(victim.pid, signal.SIGKILL)
+            os.kill(victim.pid, signal.SIGSTOP if fault.hangs else signal.SIGKILL)
 
     streams = await read_all(app.url, bodies, STREAM_S, progress)
     if not injected:

@@ -130,11 +130,15 @@ class LimitsConfig(Section):
     silent_replica_s: Seconds = 30.0
     """A replica that has not answered heartbeats for this long is given up: its streams continue on
     another one, and new ones avoid it."""
+    slow_drafter_s: Seconds = 0.5
+    """A round goes on without a drafter that takes longer than this and 3 times as long as
+    usual; the drafter is used again when it has answered."""
     stalled_host_s: Seconds = 5.0
     """A drafter or verifier counts as lost if a call takes longer than this and 20 times as long as
     predicted."""
-    recovery_s: Seconds = 60.0
-    """A replica whose verifier has not recovered after this long fails, and is replaced."""
+    recovery_s: Seconds = 120.0
+    """A replica whose verifier has not recovered after this long fails, and is replaced; and how
+    long a request waits for a replica that takes it. So it must exceed what a restart takes."""
 
     @model_validator(mode="after")
     def _roots_fit(self) -> Self:

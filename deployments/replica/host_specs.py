@@ -91,6 +91,7 @@ def limits_of(config: AppConfig) -> Limits:
         forward_tokens=limits.forward_tokens,
         unread_tokens=limits.unread_tokens,
         stalled_s=limits.stalled_s,
+        slow_drafter_s=limits.slow_drafter_s,
         stalled_host_s=limits.stalled_host_s,
         recovery_s=limits.recovery_s,
     )

@@ -9,12 +9,13 @@ from transformers import AutoModelForCausalLM
 
 from cluster.checkpoints import parameters
 from engine.cpu.prepack import fast_dtype
-from engine.draft_profile import profile_drafter
+from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.grammar.compiler import Grammars
+from engine.profiler import Grid, ProfileKey, cached_samples
 from engine.protocol import Drafter
-from policies.cost import CostModel
+from policies.cost import CostModel, fit_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,9 @@ class LoadedDrafter:
     drafter: Drafter
     size: float
     """The number of parameters."""
-    measure: Callable[[float], CostModel]
-    """Profiles draft steps for so many seconds at most, while nothing else runs on the device."""
+    measure: Callable[[Path, float], CostModel]
+    """Profiles draft steps for so many seconds at most, while nothing else runs on the device;
+    caches the results in the directory."""
 
 
 def load_model_drafter(
@@ -47,12 +49,23 @@ def load_model_drafter(
         target_vocab_size=target_vocab_size,
         grammars=Grammars.of(checkpoint, target_vocab_size),
     )
+    setup = f"draft steps of {type(runner).__name__}"
+
+    def measure(cache_dir: Path, seconds: float) -> CostModel:
+        grid = Grid(REQUESTS, (1,), CONTEXT, ROUNDS, seconds)
+        key = ProfileKey.of(stock, stock.device, setup, grid)
+        return fit_linear(
+            cached_samples(
+                key,
+                cache_dir,
+                lambda: measure_drafter(drafter, target_vocab_size, runner.max_context, seconds),
+            )
+        )
+
     return LoadedDrafter(
         drafter,
         size=float(sum(weight.numel() for weight in stock.parameters())),
-        measure=lambda seconds: profile_drafter(
-            drafter, target_vocab_size, runner.max_context, seconds=seconds
-        ),
+        measure=measure,
     )
 
 

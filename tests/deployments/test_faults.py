@@ -1,4 +1,5 @@
-"""One round of `benchmarks.serving.chaos`: streams over HTTP while parts of the system are killed.
+"""One round of `benchmarks.serving.chaos`: streams over HTTP while parts of the system are killed,
+and among requests that raise inside it.
 
 It takes minutes, two deployments among them, because it checks the main requirement: no loss of a
 process changes a stream.
@@ -6,23 +7,28 @@ process changes a stream.
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
 from benchmarks.serving.app import running
 from benchmarks.serving.chaos import (
-    FAULTS,
-    NODE_CPUS,
     PORT,
     STREAMS,
     Outcome,
-    Setting,
     request_bodies,
+    run_drill,
     run_rounds,
 )
+from benchmarks.serving.faults import FAULTS, NODE_CPUS, Setting
+from benchmarks.serving.poison import MOST_DRAFTERS, DrillOutcome, build_poisoned
 from benchmarks.serving.stream_identity import StreamIdentity
 
-Outcomes = Mapping[str, Outcome]
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    faults: Mapping[str, Outcome]
+    poison: DrillOutcome
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +37,25 @@ def outcomes() -> Outcomes:
     bodies, identity = request_bodies(STREAMS), StreamIdentity()
     seen: dict[str, Outcome] = {}
     for ranks in (1, 2):
-        setting = Setting(ranks, backend="native")
+        setting = Setting(ranks, "native", replicas=3 - ranks)
         faults = [fault for fault in FAULTS if fault.ranks == ranks]
-        with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
+        with running(setting.args(), PORT, setting.replicas, NODE_CPUS, build_poisoned) as app:
+            if ranks == 1:
+                poison = asyncio.run(run_drill(app, setting, bodies, identity))
             of_setting = asyncio.run(run_rounds(app, setting, faults, 1, bodies, identity))
         seen |= {name: outcome for name, (outcome,) in of_setting.items()}
-    return seen
+    return Outcomes(seen, poison)
 
 
 @pytest.mark.parametrize("fault", [fault.name for fault in FAULTS])
 def test_every_stream_ends_complete_and_identical(outcomes: Outcomes, fault: str) -> None:
-    assert outcomes[fault].identical == outcomes[fault].streams == STREAMS
+    outcome = outcomes.faults[fault]
+    assert outcome.identical == outcome.streams == STREAMS
+
+
+def test_requests_that_raise_inside_or_kill_drafters_harm_no_other(outcomes: Outcomes) -> None:
+    poison = outcomes.poison
+    assert poison.identical == poison.streams == STREAMS
+    assert not poison.wrong, "an error for those that fail, a whole stream for those that need not"
+    assert not poison.restarted
+    assert 1 <= poison.drafters_lost <= MOST_DRAFTERS

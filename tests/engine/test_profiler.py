@@ -63,7 +63,7 @@ def test_a_second_profile_comes_from_the_cache(model: PackedModel, tmp_path: Pat
 def test_whatever_changes_the_cost_is_measured_anew(
     model: PackedModel, tmp_path: Path, difference: str
 ) -> None:
-    key = ProfileKey.of(model, "packed", GRID)
+    key = ProfileKey.of(model.hf_model, model.device, "packed", GRID)
     setup, grid, threads = "packed", GRID, torch.get_num_threads()
     match difference:
         case "setup":
@@ -77,7 +77,7 @@ def test_whatever_changes_the_cost_is_measured_anew(
         case "dtype":
             model = PackedModel(llama().bfloat16(), kv_tokens=512)
     try:
-        other = ProfileKey.of(model, setup, grid)
+        other = ProfileKey.of(model.hf_model, model.device, setup, grid)
     finally:
         torch.set_num_threads(threads)
     assert [

@@ -1,7 +1,8 @@
 """Real drafters and a real verifier that take virtual time, and can be lost on demand."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +31,39 @@ def never(_call: int) -> bool:
 
 
 class PacedDrafter:
-    """Loses its state and raises HostLost in the calls whose numbers `lost` accepts."""
+    """Loses its state and raises HostLost in the calls whose numbers `lost` accepts, and in those
+    for the request `killer`. `slow`: how long calls of these numbers take."""
+
+    killer: str | None = None
 
     def __init__(
-        self, make: Callable[[], Drafter], seconds: float = 0.001, lost: Lost = never
+        self,
+        make: Callable[[], Drafter],
+        seconds: float = 0.001,
+        lost: Lost = never,
+        slow: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         self._make = make
         self._drafter = make()
         self._seconds = seconds
         self._lost = lost
+        self._slow = slow
         self.calls = 0
         self.most_requests = 0
+        self.missing = 0
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom]:
         self.calls += 1
         self.most_requests = max(self.most_requests, len(orders))
-        await asyncio.sleep(self._seconds)
-        if self._lost(self.calls):
+        call = self.calls
+        await asyncio.sleep(self._slow.get(call, self._seconds))
+        if self._lost(call) or self.killer in {order.prefix.request for order in orders}:
             raise HostLost("the drafter is gone")
-        return self._drafter.draft(orders, as_callback(rule))
+        answers = self._drafter.draft(orders, as_callback(rule))
+        self.missing += sum(isinstance(answer, Missing) for answer in answers)
+        return answers
 
     async def forget(self, requests: Collection[str]) -> None:
         self._drafter.forget(requests)

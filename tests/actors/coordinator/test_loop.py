@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
@@ -76,13 +77,16 @@ class Service:
     swap_tokens: int = 0
     verifier_lost: Lost = never
     drafter_lost: Lost = never
+    drafter_slow: Mapping[int, float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.selection = Touring(self.stay)
         self.targets: list[PackedModel] = []
         self.verifier = PacedVerifier(self.make_verifier, lost=self.verifier_lost)
-        self.near = PacedDrafter(lambda: make_drafter("near", 0.02), lost=self.drafter_lost)
+        self.near = PacedDrafter(
+            lambda: make_drafter("near", 0.02), lost=self.drafter_lost, slow=self.drafter_slow
+        )
         self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
         lanes = [
             Lane(
@@ -143,12 +147,12 @@ def plainly(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) 
     return streams
 
 
-async def serve_all(service: Service) -> list[list[int]]:
+async def serve_all(service: Service, params: Sequence[SamplingParams] = PARAMS) -> list[list[int]]:
     """The streams of all PROMPTS, which arrive one after the other while the first ones run."""
 
     async def client(number: int) -> list[int]:
         await asyncio.sleep(0.015 * number)
-        return await read(service.coordinator.submit(str(number), PROMPTS[number], PARAMS[number]))
+        return await read(service.coordinator.submit(str(number), PROMPTS[number], params[number]))
 
     streams = await asyncio.gather(*map(client, range(len(PROMPTS))))
     await service.end()
@@ -376,6 +380,49 @@ def test_requests_continue_without_a_lost_drafter_until_it_has_recovered() -> No
         assert len(service.seen(LaneDown)) == 1
         assert [event.seconds for event in service.seen(LaneUp)] == [pytest.approx(0.05)]
         assert service.near.calls > 4, "the lane is not used again"
+
+    run(main())
+
+
+def test_rounds_go_on_without_a_late_drafter_and_use_it_again_when_it_has_answered() -> None:
+    async def main() -> None:
+        service = Service(drafter_slow={3: 0.6})
+        long = [replace(params, max_tokens=60) for params in PARAMS]
+        assert await serve_all(service, long) == plainly(PROMPTS, long)
+        rounds = [event.at_s for event in service.seen(Verified)]
+        longest_s = max(later - earlier for earlier, later in pairwise(rounds))
+        assert 0.5 < longest_s < 0.55, "limits.slow_drafter_s and a round"
+        assert not service.seen(LaneDown)
+        assert service.near.calls > 4, "the lane is not used again"
+        assert not service.near.missing, "what it has read while nothing waited is known"
+
+    run(main())
+
+
+def test_a_late_drafter_that_is_lost_delays_nothing_any_more() -> None:
+    async def main() -> None:
+        service = Service(drafter_slow={3: 0.6}, drafter_lost=lambda call: call == 3)
+        long = [replace(params, max_tokens=60) for params in PARAMS]
+        assert await serve_all(service, long) == plainly(PROMPTS, long)
+        assert len(service.seen(LaneDown)) == len(service.seen(LaneUp)) == 1
+        assert service.near.calls > 4, "the lane is not used again"
+
+    run(main())
+
+
+def test_a_request_that_kills_drafters_is_found_and_others_are_drafted_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=6, kv_tokens=2048))
+        service.near.killer = service.far.killer = "1"
+        long = [replace(params, max_tokens=60) for params in PARAMS]
+        assert await serve_all(service, long) == plainly(PROMPTS, long)
+        assert len(service.seen(LaneDown)) == 3
+        logged = [record.getMessage() for record in caplog.records]
+        found = [line.split()[1] for line in logged if "drafts on no model any more" in line]
+        assert "1" in found
+        assert len(found) <= 3, "too many others were in its calls each time"
 
     run(main())
 

@@ -15,7 +15,15 @@ import ray
 import torch
 
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, LaneDown, LaneUp, Verified, VerifierDown, VerifierUp
+from actors.coordinator.events import (
+    Drafted,
+    Event,
+    LaneDown,
+    LaneUp,
+    Verified,
+    VerifierDown,
+    VerifierUp,
+)
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import Stream
@@ -200,6 +208,29 @@ def test_a_killed_drafter_is_replaced_without_effect_on_streams(
     loop.run(main())
 
 
+def test_streams_go_on_while_a_drafter_hangs_and_use_it_again_when_it_answers(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served.events.clear()
+        stopped = processes("test")["tiny/0"]
+        reading = Reading(served, "hung-drafter")
+        await reading.midway()
+        os.kill(stopped, signal.SIGSTOP)
+        before = sum(map(len, reading.tokens))
+        # It is given up after 5 s only: what comes before that has not waited for it.
+        await until(lambda: sum(map(len, reading.tokens)) > before + 20)
+        os.kill(stopped, signal.SIGCONT)
+        assert not served.seen(LaneDown)
+        assert await reading.whole() == plain
+        drafts = len(served.seen(Drafted))
+        assert await Reading(served, "after-hanging").whole() == plain
+        assert "tiny/0" in {event.lane for event in served.seen(Drafted)[drafts:]}
+        assert not served.seen(LaneDown)
+
+    loop.run(main())
+
+
 def test_a_drafter_that_hangs_is_killed_and_replaced(
     loop: asyncio.Runner, served: Served, plain: list[list[int]]
 ) -> None:
@@ -210,6 +241,7 @@ def test_a_drafter_that_hangs_is_killed_and_replaced(
         await reading.midway()
         os.kill(stopped, signal.SIGSTOP)
         assert await reading.whole() == plain
+        await until(lambda: bool(served.seen(LaneDown)))
         (down,) = served.seen(LaneDown)
         assert down.lane == "tiny/1"
         assert "no answer for 5.0 s" in down.error

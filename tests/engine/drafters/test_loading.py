@@ -9,7 +9,7 @@ import torch
 from cluster.config import DrafterConfig
 from cluster.config.drafter_kinds import DRAFTER_KINDS, drafter_kind
 from cluster.zoo.paths import model_path
-from engine.drafters.loading import auto_dtype
+from engine.drafters.loading import auto_dtype, load_model_drafter
 
 
 @pytest.mark.parametrize("name", DRAFTER_KINDS)
@@ -17,6 +17,24 @@ def test_the_options_of_a_kind_are_config_fields_that_its_maker_takes(name: str)
     kind = drafter_kind(name)
     assert {*kind.options} <= {*DrafterConfig.model_fields}
     assert {*kind.options} <= {*inspect.signature(kind.maker()).parameters}
+
+
+def test_a_drafter_that_was_measured_before_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, kv_tokens = "cpu", 2048
+    drafter = load_model_drafter(
+        "tiny",
+        model_path("tiny"),
+        dtype=None,
+        device=device,
+        kv_tokens=kv_tokens,
+        target_vocab_size=2048,
+    )
+    first = drafter.measure(tmp_path, 0.01)
+    assert first.predict(100, 4) > 0
+    monkeypatch.setattr(drafter.drafter, "draft", None)
+    assert drafter.measure(tmp_path, 0.01) == first
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:

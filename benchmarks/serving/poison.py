@@ -1,0 +1,274 @@
+"""Requests that raise inside the system, or kill a process of it, and what must come of them.
+
+The application of `build_poisoned` is the product's but for subclasses of its hosts, its replica
+and its ingress, which inject a fault where they meet a request with one of SEEDS (in the tokenizer:
+with a prompt that begins with TEXT). `drill` throws one request of each kind among streams: these
+must be identical to undisturbed ones, the poisoned ones be answered at once, and no replica or
+verifier be restarted.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+from ray.serve import Application
+
+from actors.hosts.workers import DrafterWorker, VerifierWorker
+from benchmarks.report import Record
+from benchmarks.serving.app import APP, App, wait_until
+from benchmarks.serving.stream_identity import StreamIdentity
+from benchmarks.serving.streams import ReceivedStream, read, read_all, session
+from cluster.config import AppConfig
+from deployments import app as product
+from deployments.ingress.grpc import GrpcIngress
+from deployments.replica.deployment import Replica
+from engine.attention.context import AttentionBatch
+from engine.model import PackedModel, Segment
+from engine.parallel.ranks import Place
+from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
+from engine.sampling.sampler import Row, choose
+from engine.verifiers import native
+from policies.protocols import StepRule
+
+SEEDS = {
+    kind: 6_660_000 + number
+    for number, kind in enumerate(("sampler", "attention", "drafter", "drafter_process"))
+}
+"""By what the fault is injected into; the last one kills the drafter's process."""
+TOKENIZER = "tokenizer"
+TEXT = "poison"
+FAILING = ("sampler", "attention", TOKENIZER)
+"""Requests of these kinds are answered with an error; the others only draft less."""
+ANSWER_S = 5.0
+"""The longest time until the answer to a request that fails."""
+MOST_DRAFTERS = 3
+"""The most drafters that may be lost over one request (actors/coordinator/drafter_suspects.py)."""
+_STREAM_S = 180.0
+_BACK_S = 120.0
+_FROM_SHARE = 0.25
+"""Share of the streams' tokens received at which the poisoned requests are sent."""
+
+
+class Poison(Exception):
+    """The injected error."""
+
+
+class _Kinds(dict[str, str]):
+    """The kind of each poisoned request of which a host has had orders, by its name."""
+
+    def note(self, orders: Iterable[DraftOrder | VerifyOrder]) -> None:
+        kinds = {seed: kind for kind, seed in SEEDS.items()}
+        for order in orders:
+            start = order.prefix.start
+            if start is not None and start.seed in kinds:
+                self[order.prefix.request] = kinds[start.seed]
+
+    def among(self, requests: Iterable[str]) -> set[str]:
+        return {self[request] for request in requests if request in self}
+
+
+class PoisonedVerifier(VerifierWorker):
+    def load(self, place: Place | None = None) -> None:
+        super().load(place)
+        self._kinds = _Kinds()
+        native.choose = _poisoned_choose  # type: ignore[attr-defined]
+        model: PackedModel = self._verifier._model  # type: ignore[attr-defined]
+        forward, layout = model.forward, model._layout
+
+        def poisoned_forward(segments: Sequence[Segment]) -> Any:
+            kinds = self._kinds.among(segment.request for segment in segments)
+            model._layout = _raising_layout if "attention" in kinds else layout
+            return forward(segments)
+
+        model.forward = poisoned_forward
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
+        self._kinds.note(orders)
+        return super().verify(orders)
+
+
+class PoisonedDrafter(DrafterWorker):
+    def load(self) -> None:
+        super().load()
+        self._kinds = _Kinds()
+        draft = self._drafter.draft
+
+        def poisoned_draft(
+            orders: Sequence[DraftOrder], *rule: Any
+        ) -> list[Draft | Missing | NoRoom]:
+            kinds = self._kinds.among(order.prefix.request for order in orders)
+            if "drafter_process" in kinds:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if "drafter" in kinds:
+                raise Poison
+            return draft(orders, *rule)
+
+        self._drafter.draft = poisoned_draft  # type: ignore[assignment, method-assign]
+
+    def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom | Failed]:
+        self._kinds.note(orders)
+        return super().draft(orders, rule)
+
+
+class PoisonedReplica(Replica):
+    async def _start(self) -> Any:
+        with (
+            patch("actors.hosts.spawn.VerifierWorker", PoisonedVerifier),
+            patch("actors.hosts.spawn.DrafterWorker", PoisonedDrafter),
+        ):
+            return await super()._start()
+
+
+class PoisonedIngress(GrpcIngress):
+    def __init__(self, config: AppConfig, replica: Any) -> None:
+        super().__init__(config, replica)
+        tokens = self._api._tokens
+        encode = tokens.encode_blocking
+
+        def poisoned_encode(text: str, *options: Any) -> list[int]:
+            if text.startswith(TEXT):
+                raise Poison
+            return encode(text, *options)
+
+        tokens.encode_blocking = poisoned_encode  # type: ignore[assignment, method-assign]
+
+
+def _poisoned_choose(logits: Any, rows: Sequence[Row]) -> list[int]:
+    if any(row.seed == SEEDS["sampler"] for row in rows):
+        raise Poison
+    return choose(logits, rows)
+
+
+def _raising_layout(_batch: AttentionBatch) -> Any:
+    class Raising:
+        def attend(self, *_: object) -> NoReturn:
+            raise Poison
+
+    return Raising()
+
+
+def build_poisoned(args: Mapping[str, Any]) -> Application:
+    with (
+        patch.object(product, "Replica", PoisonedReplica),
+        patch.object(product, "GrpcIngress", PoisonedIngress),
+    ):
+        return product.build(args)
+
+
+@dataclass(frozen=True, slots=True)
+class DrillOutcome:
+    streams: int
+    identical: int
+    excused: int
+    pause_s: float
+    """The longest of a stream after the poisoned requests were sent."""
+    answered_s: Mapping[str, float]
+    """Until the error of a request that fails, by its kind."""
+    wrong: Mapping[str, str]
+    """Poisoned requests that were not answered as they must be, and their answers."""
+    restarted: Sequence[str]
+    """Replicas and verifiers that are gone."""
+    drafters_lost: int
+
+    @property
+    def passed(self) -> bool:
+        return (
+            self.identical == self.streams
+            and not self.wrong
+            and not self.restarted
+            and self.drafters_lost <= MOST_DRAFTERS
+            and max(self.answered_s.values()) <= ANSWER_S
+        )
+
+    def records(self, replicas: int) -> list[Record]:
+        name = f"chaos/poison_{replicas}"
+        return [
+            Record(f"{name}/identical_share", self.identical / self.streams, "share"),
+            Record(f"{name}/answered_s", max(self.answered_s.values()), "s"),
+            Record(f"{name}/pause_s", self.pause_s, "s"),
+            Record(f"{name}/drafters_lost", float(self.drafters_lost), "drafters"),
+        ]
+
+
+async def drill(
+    app: App,
+    bodies: Sequence[Mapping[str, Any]],
+    expected: Sequence[ReceivedStream],
+    identity: StreamIdentity,
+) -> DrillOutcome:
+    """`expected`: the undisturbed streams of the bodies."""
+    clock = asyncio.get_running_loop().time
+    poisoned = {kind: {**bodies[0], "seed": seed} for kind, seed in SEEDS.items()}
+    poisoned[TOKENIZER] = {**bodies[0], "prompt": f"{TEXT} in the tokenizer"}
+    harmless = [kind for kind in poisoned if kind not in FAILING]
+    # Without drafters there is no fault in them.
+    plain = [{**poisoned[kind], "speculation": "off"} for kind in harmless]
+    expected_of = dict(zip(harmless, await read_all(app.url, plain, _STREAM_S), strict=True))
+    before = _processes(app)
+    send_at = _FROM_SHARE * sum(len(stream.token_ids) for stream in expected)
+    due = asyncio.Event()
+
+    def progress(streams: Sequence[ReceivedStream]) -> None:
+        if sum(len(stream.token_ids) for stream in streams) >= send_at:
+            due.set()
+
+    async def send(kind: str) -> tuple[ReceivedStream, float]:
+        await due.wait()
+        sent_s = clock()
+        async with session(_STREAM_S) as client:
+            stream = await read(client, app.url, poisoned[kind], ReceivedStream())
+        return stream, clock() - sent_s
+
+    sending = [asyncio.create_task(send(kind)) for kind in poisoned]
+    streams = await read_all(app.url, bodies, _STREAM_S, progress)
+    answers = dict(zip(poisoned, await asyncio.gather(*sending), strict=True))
+    sent_s = min(stream.started_s for stream, _ in answers.values())
+    verdicts = [
+        identity(body, undisturbed, stream)
+        for body, undisturbed, stream in zip(bodies, expected, streams, strict=True)
+    ]
+    right = {kind: "failed inside the server" in (answers[kind][0].error or "") for kind in FAILING}
+    for kind in harmless:
+        right[kind] = identity(poisoned[kind], expected_of[kind], answers[kind][0]) is not None
+    await wait_until(lambda: len(_processes(app)) == len(before), _BACK_S, "lost drafters are back")
+    after = _processes(app)
+    return DrillOutcome(
+        streams=len(streams),
+        identical=sum(verdict is not None for verdict in verdicts),
+        excused=sum(verdict is True for verdict in verdicts),
+        pause_s=max(stream.longest_pause_s(sent_s) for stream in streams),
+        answered_s={kind: answers[kind][1] for kind in FAILING},
+        wrong={
+            kind: stream.error or stream.text
+            for kind, (stream, _) in answers.items()
+            if not right[kind]
+        },
+        restarted=sorted(_lasting(before) - _lasting(after)),
+        drafters_lost=_drafter_lives(after) - _drafter_lives(before),
+    )
+
+
+def _processes(app: App) -> dict[str, int]:
+    """The living hosts and replicas, and their process ids."""
+    return {
+        actor.name: actor.pid
+        for actor in app.actors()
+        if actor.name.startswith((f"{APP}:", "SERVE_REPLICA::spindle#Replica#"))
+    }
+
+
+def _lasting(processes: Mapping[str, int]) -> set[str]:
+    """What no request may end: replicas and verifiers."""
+    return {name for name in processes if "SERVE_REPLICA" in name or ":verifier" in name}
+
+
+def _drafter_lives(processes: Mapping[str, int]) -> int:
+    """How often the living drafters were restarted (docs/hosts.md, names of actors)."""
+    drafters = processes.keys() - _lasting(processes)
+    return sum(int(name.rsplit(":", 1)[1]) for name in drafters)

@@ -1,0 +1,36 @@
+"""How long a round waits for a drafter before it goes on without it."""
+
+_FACTOR = 3.0
+"""A call may take this many times as long as one of its size usually takes."""
+_SHARE = 0.05
+"""The fraction of the time that rounds may wait in vain for one lane, in the long run."""
+_SAVED_WAITS = 2
+"""Vain waits, of the shortest length, that may follow one another."""
+
+
+class Patience:
+    """Of the rounds with one lane. A lane that answers too late again and again is left alone for
+    a while, so that waiting for it in vain takes a bounded share of the time."""
+
+    def __init__(self, least_s: float) -> None:
+        """`least_s`: calls that take no longer are never too late."""
+        self._least_s = least_s
+        self._most_s = _SAVED_WAITS * least_s
+        self._left_s = self._most_s
+        """Time that may still be spent on waiting in vain; it grows by _SHARE per second."""
+        self._at_s = 0.0
+
+    def wait_s(self, usual_s: float) -> float:
+        """How long to wait for a call that usually takes `usual_s`."""
+        return max(self._least_s, _FACTOR * usual_s)
+
+    def waited_in_vain(self, seconds: float, now: float) -> None:
+        self._left_s = self._saved(now) - seconds
+        self._at_s = now
+
+    def allows_a_call(self, now: float) -> bool:
+        """Whether a round may use the lane now."""
+        return self._saved(now) > 0.0
+
+    def _saved(self, now: float) -> float:
+        return min(self._left_s + _SHARE * (now - self._at_s), self._most_s)

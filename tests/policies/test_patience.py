@@ -1,0 +1,28 @@
+"""How long rounds wait for a drafter."""
+
+from policies.patience import Patience
+
+
+def test_a_call_may_take_a_multiple_of_what_is_usual_and_never_less_than_the_limit() -> None:
+    patience = Patience(least_s=0.5)
+    assert patience.wait_s(usual_s=0.001) == 0.5
+    assert 2.0 < patience.wait_s(usual_s=1.0) < 5.0
+
+
+def test_one_late_call_does_not_cost_a_lane_its_place() -> None:
+    patience = Patience(least_s=0.5)
+    patience.waited_in_vain(0.5, now=100.0)
+    assert patience.allows_a_call(now=100.0)
+
+
+def test_a_lane_that_is_always_late_takes_a_twentieth_of_the_time() -> None:
+    patience = Patience(least_s=0.5)
+    now = waited_s = 0.0
+    while now < 1000.0:
+        if patience.allows_a_call(now):
+            now += 0.5
+            waited_s += 0.5
+            patience.waited_in_vain(0.5, now)
+        else:
+            now += 0.1
+    assert 0.03 < waited_s / now < 0.07
