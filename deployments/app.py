@@ -36,11 +36,11 @@ def build(args: Mapping[str, Any]) -> Application:
     """Builds the application; raises on a bad config before anything starts, naming the field or
     the missing resource."""
     config = AppConfig.model_validate(args)
-    _check_room(config)
+    _check_resources(config)
     return _ingress(config).bind(config, _replica(config).bind(config))
 
 
-def _check_room(config: AppConfig) -> None:
+def _check_resources(config: AppConfig) -> None:
     if not ray.is_initialized() or config.growing_cluster:
         return
     problems = missing(config, ray_nodes("auto"))
@@ -90,11 +90,11 @@ def _replica(config: AppConfig) -> serve.Deployment:
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
-        **_count(config),
+        **_replica_count(config),
     )
 
 
-def _count(config: AppConfig) -> dict[str, Any]:
+def _replica_count(config: AppConfig) -> dict[str, Any]:
     scaling = config.scaling
     if scaling.min_replicas == scaling.max_replicas:
         return {"num_replicas": scaling.min_replicas}

@@ -177,7 +177,7 @@ def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> list[Logprob] | None:
     ]
 
 
-def together(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatistics:
+def summed(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatistics:
     """Sums the statistics of two attempts at one choice; the TTFT is that of the first attempt that
     produced a token."""
     return {
@@ -204,7 +204,7 @@ def failed(message: str, retry: bool) -> Failed:
     return {"kind": "failed", "status": 503, "message": message, "retry": retry}
 
 
-def failed_by_itself(request: str) -> Failed:
+def failed_by_defect(request: str) -> Failed:
     """An error in Spindle's own code, which would occur on every replica, so the request is not
     retried."""
     message = f"request {request} failed inside the server, whose log says why"

@@ -69,21 +69,23 @@ class Metrics:
         """`drafters`: drafter name by lane."""
         self._drafters = drafters
         self._lane_free_since: dict[str, float] = {}
-        own = {"replica": replica}
+        replica_tag = {"replica": replica}
         self._counters = {
-            name: Counter(f"spindle_{name}", text, ("replica", *tags)).set_default_tags(own)
+            name: Counter(f"spindle_{name}", text, ("replica", *tags)).set_default_tags(replica_tag)
             for name, (text, tags) in COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(f"spindle_{name}", text, bounds, ("replica",)).set_default_tags(own)
+            name: Histogram(f"spindle_{name}", text, bounds, ("replica",)).set_default_tags(
+                replica_tag
+            )
             for name, (text, bounds) in HISTOGRAMS.items()
         }
         self._gauges = {
-            name: Gauge(f"spindle_{name}", text, ("replica",)).set_default_tags(own)
+            name: Gauge(f"spindle_{name}", text, ("replica",)).set_default_tags(replica_tag)
             for name, text in GAUGES.items()
         }
 
-    def show_load(self, running: float, waiting: float) -> None:
+    def set_load(self, running: float, waiting: float) -> None:
         self._gauges["running"].set(running)
         self._gauges["waiting"].set(waiting)
 
@@ -101,9 +103,9 @@ class Metrics:
             case Preempted():
                 self._count("preemptions")
             case LaneUp():
-                self._is_back(event.lane, event.seconds)
+                self._recovered(event.lane, event.seconds)
             case VerifierUp():
-                self._is_back(VERIFIER, event.seconds)
+                self._recovered(VERIFIER, event.seconds)
             case Left() if not event.internal:
                 self._left(event)
 
@@ -123,27 +125,29 @@ class Metrics:
     def _by_drafter(self, outcomes: tuple[RoundOutcome, ...]) -> dict[str, list[RoundOutcome]]:
         """Groups outcomes by drafter: one metric update per drafter rather than per request,
         because each takes microseconds."""
-        found: dict[str, list[RoundOutcome]] = {}
+        groups: dict[str, list[RoundOutcome]] = {}
         for outcome in outcomes:
             if outcome.drafted:
                 drafter = LOOKUPS if outcome.lane is None else self._drafters[outcome.lane]
-                found.setdefault(drafter, []).append(outcome)
-        return found
+                groups.setdefault(drafter, []).append(outcome)
+        return groups
 
     def _worked(self, lane: str, at_s: float, seconds: float) -> None:
-        begun = at_s - seconds
+        started_at = at_s - seconds
         self._count("busy_seconds", seconds, host=lane)
-        self._count("idle_seconds", begun - self._lane_free_since.get(lane, begun), host=lane)
+        self._count(
+            "idle_seconds", started_at - self._lane_free_since.get(lane, started_at), host=lane
+        )
         self._lane_free_since[lane] = at_s
 
-    def _is_back(self, host: str, seconds: float) -> None:
+    def _recovered(self, host: str, seconds: float) -> None:
         self._count("restarts", host=host)
         self._count("recovery_seconds", seconds, host=host)
 
     def _left(self, event: Left) -> None:
         self._count("requests", outcome=event.finish or ("failed" if event.failed else "cancelled"))
-        if (kept := met_slo(event)) is not None:
-            self._count("promises", kept="yes" if kept else "no")
+        if (met := met_slo(event)) is not None:
+            self._count("promises", kept="yes" if met else "no")
         for name, seconds in (
             ("queue_seconds", event.statistics.queue_s),
             ("ttft_seconds", event.statistics.ttft_s),

@@ -6,7 +6,7 @@ the proxy back for the body, and again to learn whether the client has disconnec
 between processes before the request can start. `BodyAhead` passes the body together with the head.
 
 Backpressure: a proxy accepts everything that an ingress sends, so only the proxy can observe that a
-client has stopped reading. `TellsWritten` reports to the ingress how much the client has taken.
+client has stopped reading. `WrittenReports` reports to the ingress how much the client has taken.
 
 Both are optimisations: without them requests start a little later, and for a client that does not
 read, the proxy holds the rest of the answer in memory.
@@ -21,20 +21,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY = "spindle.body"
 """Key in a request's ASGI scope for its body, set if the body arrived in one piece."""
-TELLS = "spindle.tells_written"
+REPORTS_WRITTEN = "spindle.reports_written"
 """Key in the ASGI scope, set if the proxy sends WRITTEN messages for this request."""
 WRITTEN = "spindle.written"
 """Type of an ASGI message to the ingress: the client has taken `messages` more body messages."""
-TOLD_EVERY = 16
+MESSAGES_PER_REPORT = 16
 """Body messages per WRITTEN report; fewer reports save calls between processes."""
-_ASK_AFTER_S = 0.2
+_RECEIVE_DELAY_S = 0.2
 
 
 def middlewares() -> list[Middleware]:
-    return [Middleware(TellsWritten), Middleware(BodyAhead)]
+    return [Middleware(WrittenReports), Middleware(BodyAhead)]
 
 
-class TellsWritten:
+class WrittenReports:
     """Inserts WRITTEN messages, which report how much the client has taken, into the messages from
     client to ingress."""
 
@@ -45,38 +45,38 @@ class TellsWritten:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        scope[TELLS] = True
-        untold, due = 0, asyncio.Event()
-        coming: asyncio.Future[Message] | None = None
+        scope[REPORTS_WRITTEN] = True
+        unreported, due = 0, asyncio.Event()
+        incoming: asyncio.Future[Message] | None = None
 
         async def written(message: Message) -> None:
-            nonlocal untold
+            nonlocal unreported
             await send(message)  # blocks while the client's socket buffer is full
             if message["type"] == "http.response.body":
-                untold += 1
-                if untold >= TOLD_EVERY:
+                unreported += 1
+                if unreported >= MESSAGES_PER_REPORT:
                     due.set()
 
         async def next_message() -> Message:
-            nonlocal untold, coming
-            coming = coming or asyncio.ensure_future(receive())
-            telling = asyncio.create_task(due.wait())
+            nonlocal unreported, incoming
+            incoming = incoming or asyncio.ensure_future(receive())
+            report_due = asyncio.create_task(due.wait())
             try:
-                await asyncio.wait((coming, telling), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((incoming, report_due), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                telling.cancel()
-            if coming.done():
-                message, coming = coming, None
+                report_due.cancel()
+            if incoming.done():
+                message, incoming = incoming, None
                 return message.result()
             due.clear()
-            count, untold = untold, 0
+            count, unreported = unreported, 0
             return {"type": WRITTEN, "messages": count}
 
         try:
             await self._app(scope, next_message, written)
         finally:
-            if coming is not None:
-                coming.cancel()
+            if incoming is not None:
+                incoming.cancel()
 
 
 class BodyAhead:
@@ -93,23 +93,24 @@ class BodyAhead:
         await self._app(scope, replay(first, receive), send)
 
 
-def ask_later(receive: Receive) -> None:
+def delay_receive(receive: Receive) -> None:
     """Delays the ingress's call to the proxy for client messages, which is not urgent once the body
     is here.
 
     The call is still needed to notice a disconnect: Serve cancels the request of a client that
-    leaves, but not in every case (`EventStream` and `unless_left` in deployments/ingress/http.py).
+    leaves, but not in every case (`EventStream` and `cancel_if_disconnected` in
+    deployments/ingress/http.py).
     """
     if not isinstance(receive, ASGIReceiveProxy):
         return
-    ask = receive._receive_asgi_messages
+    fetch = receive._receive_asgi_messages
 
-    async def later(request: RequestMetadata) -> bytes:
-        await asyncio.sleep(_ASK_AFTER_S)
-        receive._receive_asgi_messages = ask
-        return await ask(request)
+    async def fetch_later(request: RequestMetadata) -> bytes:
+        await asyncio.sleep(_RECEIVE_DELAY_S)
+        receive._receive_asgi_messages = fetch
+        return await fetch(request)
 
-    receive._receive_asgi_messages = later
+    receive._receive_asgi_messages = fetch_later
 
 
 def replay(first: Message, receive: Receive) -> Receive:

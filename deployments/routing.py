@@ -84,7 +84,7 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         running = [one for one in candidate_replicas if one.replica_id not in self._draining]
         if pending_request is None:
-            return [_two_of(running)]
+            return [_two_random(running)]
         # If this stays False, Serve retries in a busy loop.
         pending_request.routing_context.should_backoff = True
         method = pending_request.metadata.call_method
@@ -96,12 +96,12 @@ class PrefixRouter(RequestRouter):
             # streams.
             return [named or candidate_replicas]
         if method not in _ROUTED:
-            return [_two_of(running)]
+            return [_two_random(running)]
         request = pending_request.args[0]
-        speaking = [one for one in running if one.replica_id.unique_id not in request["avoid"]]
+        responsive = [one for one in running if one.replica_id.unique_id not in request["avoid"]]
         if method == "stream":
-            return self._for_prompt(speaking or running, request["prompt_ids"])
-        return [_two_of(speaking or running)]
+            return self._for_prompt(responsive or running, request["prompt_ids"])
+        return [_two_random(responsive or running)]
 
     def _for_prompt(
         self, running: list[RunningReplica], prompt: Sequence[int]
@@ -109,14 +109,14 @@ class PrefixRouter(RequestRouter):
         blocks = block_hashes(prompt)
         shared = {one.replica_id: self._memory(one.replica_id).shared(blocks) for one in running}
         least = min((self._streams[one.replica_id] for one in running), default=0)
-        near = [
+        candidates = [
             one
             for one in running
             if shared[one.replica_id] and self._streams[one.replica_id] <= least + IMBALANCE
         ]
-        best = max(near, key=lambda one: shared[one.replica_id], default=None)
+        best = max(candidates, key=lambda one: shared[one.replica_id], default=None)
         # Serve tries the next group if all replicas of the one before it are full.
-        return [*([[best]] if best else []), _two_of(running)]
+        return [*([[best]] if best else []), _two_random(running)]
 
     def _memory(self, replica: ReplicaID) -> PrefixMemory:
         return self._memories.setdefault(replica, PrefixMemory())
@@ -171,20 +171,20 @@ class PrefixRouter(RequestRouter):
         """
         for pending in self._pending_requests_to_fulfill:
             if pending.metadata is request_metadata and not pending.future.done():
-                _tell_sender(pending, replica)
+                _record_choice(pending, replica)
                 self._record_queue_wait_time(pending)
                 pending.future.set_result(replica)
                 self._remove_pending_request_from_indices(pending)
                 return
 
 
-def _tell_sender(pending: PendingRequest, replica: RunningReplica) -> None:
+def _record_choice(pending: PendingRequest, replica: RunningReplica) -> None:
     """Writes the chosen replica into the request, because a replica that hangs would never report
     that it has the request."""
     if pending.metadata.call_method in _ROUTED:
         pending.args[0]["routed_to"] = replica.replica_id.unique_id
 
 
-def _two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:
+def _two_random(replicas: list[RunningReplica]) -> list[RunningReplica]:
     """Two random replicas, of which Serve takes the less loaded one (power of two choices)."""
     return random.sample(replicas, min(2, len(replicas)))

@@ -28,15 +28,15 @@ class QueueGoodputAttainment:
         running = sum(signals.get("running", {}).values())
         waiting, goodput = signals.get("waiting", {}), signals.get("goodput", {})
         # The goodput of a replica on which requests wait is the highest that it can reach.
-        full = [tokens for replica, tokens in goodput.items() if waiting.get(replica, 0) >= 1]
-        capacity = max([context.policy_state.get("capacity", 0.0), *full])
-        room = self._max_batch + self._target_waiting
-        wanted = math.ceil((running + sum(waiting.values())) / room)
+        saturated = [tokens for replica, tokens in goodput.items() if waiting.get(replica, 0) >= 1]
+        capacity = max([context.policy_state.get("capacity", 0.0), *saturated])
+        per_replica = self._max_batch + self._target_waiting
+        wanted = math.ceil((running + sum(waiting.values())) / per_replica)
         if capacity:
             # Keep enough replicas for the present goodput, even if fewer batches would hold the
             # requests.
             wanted = max(wanted, min(replicas, math.ceil(sum(goodput.values()) / capacity)))
-        kept = signals.get("attainment", {}).values()
-        if running and kept and min(kept) < self._target_attainment:
+        attainments = signals.get("attainment", {}).values()
+        if running and attainments and min(attainments) < self._target_attainment:
             wanted = max(wanted, replicas + 1)
         return max(1, wanted), {"capacity": capacity}

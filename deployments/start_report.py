@@ -8,17 +8,17 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeInstanceDetails
 
 _POLL_S = 0.5
-_EVERYWHERE = ("0.0.0.0", "::")
+_ANY_ADDRESS = ("0.0.0.0", "::")
 """Addresses that a server can listen on but a client cannot call."""
 _CURL = """\
 curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
--d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]{more}}}'"""
+-d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]{options}}}'"""
 _QUESTION = "What is the capital of France?"
-_MORE = ', "temperature": 0, "max_tokens": 64'
+_OPTIONS = ', "temperature": 0, "max_tokens": 64'
 """Further request fields for the example, so that the answer is the same each time."""
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -30,15 +30,15 @@ async def announce(model: str) -> None:
         await asyncio.sleep(_POLL_S)
         details = await asyncio.to_thread(_details)
     http, grpc = details.http_options, details.grpc_options
-    host = "localhost" if http.host in _EVERYWHERE else http.host
+    host = "localhost" if http.host in _ANY_ADDRESS else http.host
     url = f"http://{host}:{http.port}"
-    tell(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
+    print_line(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
     if grpc.grpc_servicer_functions:
-        tell(f"gRPC at {host}:{grpc.port}; handles: serve.get_app_handle({app!r})")
-    about = {"url": url, "model": model, "question": _QUESTION}
-    tell(f"Try: {_CURL.format(**about, more=_MORE)}")
-    without = _CURL.format(**about, more=_MORE + ', "speculation": "off"')
-    tell(f"The same without speculation, to compare: {without}")
+        print_line(f"gRPC at {host}:{grpc.port}; handles: serve.get_app_handle({app!r})")
+    example = {"url": url, "model": model, "question": _QUESTION}
+    print_line(f"Try: {_CURL.format(**example, options=_OPTIONS)}")
+    plain = _CURL.format(**example, options=_OPTIONS + ', "speculation": "off"')
+    print_line(f"The same without speculation, to compare: {plain}")
 
 
 def _details() -> ServeInstanceDetails:

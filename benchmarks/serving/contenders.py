@@ -101,7 +101,7 @@ class Spindle:
         )
         service = Service(config, fleet)
         await service.warm_up()
-        service.report_to(self._events.append)
+        service.add_observer(self._events.append)
         await asyncio.sleep(_SETTLED_S)
         return service.coordinator
 

@@ -55,8 +55,8 @@ class Choice:
         min_tokens = failover_stream.request["params"]["min_tokens"]
         self._echo = echo
         self._echo_only = echo_only
-        begins_at = 0 if echo is None else len(echo.text)
-        self._text = AnswerText(tokens, stops, min_tokens, begins_at)
+        start_offset = 0 if echo is None else len(echo.text)
+        self._text = AnswerText(tokens, stops, min_tokens, start_offset)
         self._clock = asyncio.get_running_loop().time
         self._arrived = self._clock()
         self._first: float | None = None
@@ -66,40 +66,40 @@ class Choice:
         """Yields the choice's pieces; the last one has a finish."""
         async for commit in self.failover_stream.commits():
             if self._echo_only:
-                said = self._text.take([], "length")
+                added = self._text.take([], "length")
             else:
-                said = self._text.take(commit["token_ids"], commit["finish"])
+                added = self._text.take(commit["token_ids"], commit["finish"])
             echo = self._echo if self._first is None else None
-            self.produced += said.tokens
+            self.produced += added.tokens
             self._last = self._clock()
             self._first = self._first or self._last
             logprobs = commit["logprobs"] or []
             piece = Piece(
-                text=said.text,
-                token_ids=tuple(commit["token_ids"][: said.tokens]),
+                text=added.text,
+                token_ids=tuple(commit["token_ids"][: added.tokens]),
                 tokens=tuple(
                     OutputToken(*one)
-                    for one in zip(commit["token_ids"], logprobs, said.offsets, strict=False)
+                    for one in zip(commit["token_ids"], logprobs, added.offsets, strict=False)
                 ),
                 produced=self.produced,
-                finish=said.finish,
+                finish=added.finish,
             )
-            yield piece if echo is None else _behind(echo, commit["prompt_logprobs"], piece)
-            if said.finish is not None:
+            yield piece if echo is None else _with_echo(echo, commit["prompt_logprobs"], piece)
+            if added.finish is not None:
                 return
 
     @property
     def statistics(self) -> dict[str, object]:
         """Returned to the client under `spindle`; docs/api.md explains each field."""
-        told = self.failover_stream.statistics
+        statistics = self.failover_stream.statistics
         first = self._last if self._first is None else self._first
         between = self.produced - 1
         return {
-            "rounds": told["rounds"],
-            "drafted": told["drafted"],
-            "accepted": told["accepted"],
-            "rounds_by_lane": told["by_lane"],
-            "queue_s": told["queue_s"],
+            "rounds": statistics["rounds"],
+            "drafted": statistics["drafted"],
+            "accepted": statistics["accepted"],
+            "rounds_by_lane": statistics["by_lane"],
+            "queue_s": statistics["queue_s"],
             "ttft_s": first - self._arrived,
             "tpot_s": (self._last - first) / between if between > 0 else None,
             "seed": self.failover_stream.request["seed"],
@@ -108,18 +108,18 @@ class Choice:
         }
 
 
-def _behind(echo: Echo, logprobs: Sequence[Logprob] | None, piece: Piece) -> Piece:
+def _with_echo(echo: Echo, logprobs: Sequence[Logprob] | None, piece: Piece) -> Piece:
     """The piece preceded by the echoed prompt; `logprobs` belong to the prompt's tokens except the
     first."""
     text = echo.text + piece.text
     if logprobs is None:
         return replace(piece, text=text)
-    told = zip(echo.token_ids, [None, *logprobs], echo.offsets, strict=True)
-    return replace(piece, text=text, tokens=(*(OutputToken(*one) for one in told), *piece.tokens))
+    prompt = zip(echo.token_ids, [None, *logprobs], echo.offsets, strict=True)
+    return replace(piece, text=text, tokens=(*(OutputToken(*one) for one in prompt), *piece.tokens))
 
 
 @dataclass(frozen=True, slots=True)
-class _Broken:
+class _ChoiceFailed:
     error: Exception
 
 
@@ -128,21 +128,21 @@ class Answer:
     order in which they arrive."""
 
     def __init__(
-        self, name: str, choices: Sequence[Choice], prompt_tokens: int, signs: HeartbeatSender
+        self, name: str, choices: Sequence[Choice], prompt_tokens: int, heartbeats: HeartbeatSender
     ) -> None:
         self.name = name
         self.choices = choices
         self.prompt_tokens = prompt_tokens
-        self._heartbeats = signs
-        self._pumps: list[asyncio.Task[None]] = []
+        self._heartbeats = heartbeats
+        self._readers: list[asyncio.Task[None]] = []
         # Size 1, so that nothing accumulates here: a client that does not read blocks only its own
         # choices.
-        self._queue: asyncio.Queue[tuple[Choice, Piece | _Broken]] = asyncio.Queue(1)
+        self._queue: asyncio.Queue[tuple[Choice, Piece | _ChoiceFailed]] = asyncio.Queue(1)
 
     async def open(self) -> None:
         """Raises ApiError if a choice is refused, after cancelling the others."""
         for choice in self.choices:
-            self._heartbeats.join(choice.failover_stream)
+            self._heartbeats.add(choice.failover_stream)
         openings = [asyncio.create_task(one.failover_stream.open()) for one in self.choices]
         try:
             await asyncio.gather(*openings)
@@ -156,35 +156,35 @@ class Answer:
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece]]:
         """Yields all choices' pieces. Requesting the next piece means that the last one has been
         written to the client, which is then acknowledged."""
-        self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self.choices]
+        self._readers = [asyncio.create_task(self._read(choice)) for choice in self.choices]
         unfinished = len(self.choices)
         while unfinished:
             choice, piece = await self._queue.get()
-            if isinstance(piece, _Broken):
+            if isinstance(piece, _ChoiceFailed):
                 raise piece.error
             yield choice, piece
-            self._heartbeats.wrote(choice.failover_stream, piece.produced)
+            self._heartbeats.record_written(choice.failover_stream, piece.produced)
             if piece.finish is not None:
                 unfinished -= 1
-                self._leave(choice)
+                self._end(choice)
 
-    async def _pump(self, choice: Choice) -> None:
+    async def _read(self, choice: Choice) -> None:
         try:
             async for piece in choice.pieces():
                 await self._queue.put((choice, piece))
         except Exception as error:
-            await self._queue.put((choice, _Broken(error)))
+            await self._queue.put((choice, _ChoiceFailed(error)))
 
-    def _leave(self, choice: Choice) -> None:
+    def _end(self, choice: Choice) -> None:
         choice.failover_stream.close()
-        self._heartbeats.leave(choice.failover_stream)
+        self._heartbeats.remove(choice.failover_stream)
 
     def close(self) -> None:
         """Cancels unfinished choices, also at their replicas. Must always be called."""
-        for pump in self._pumps:
-            pump.cancel()
+        for reader in self._readers:
+            reader.cancel()
         for choice in self.choices:
-            self._leave(choice)
+            self._end(choice)
 
     @property
     def usage(self) -> dict[str, int]:

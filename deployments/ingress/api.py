@@ -32,7 +32,13 @@ from deployments.ingress.requests import (
     TokenizeRequest,
     echoes,
 )
-from deployments.ingress.responses import ChatShape, CompletionShape, Shape, Whole, model_body
+from deployments.ingress.responses import (
+    ChatFormat,
+    CollectedChoice,
+    CompletionFormat,
+    ResponseFormat,
+    model_body,
+)
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
@@ -66,7 +72,7 @@ class Api:
 
     async def ready(self) -> TargetLimits:
         """Returns the target's limits; raises ApiError 503 while no replica can serve."""
-        self._limits = await self._readiness.ask()
+        self._limits = await self._readiness.check()
         return self._limits
 
     async def models(self) -> Body:
@@ -89,9 +95,9 @@ class Api:
 
     async def detokenize(self, request: DetokenizeRequest) -> Body:
         self._check_model(request.model)
-        beyond = [token for token in request.tokens if token >= len(self._tokens)]
-        if beyond:
-            raise InvalidRequest("tokens", f"{beyond[0]} is outside the vocabulary")
+        unknown = [token for token in request.tokens if token >= len(self._tokens)]
+        if unknown:
+            raise InvalidRequest("tokens", f"{unknown[0]} is outside the vocabulary")
         return {"prompt": self._tokens.decode(request.tokens)}
 
     async def open(self, request: GenerationRequest, tenant: str) -> Answer:
@@ -100,9 +106,9 @@ class Api:
         self._check_model(request.model)
         limits = self._limits or await self.ready()
         name = uuid.uuid4().hex
-        asked = await self._admission.choices(request, name, tenant, limits)
-        prompts = [one["prompt_ids"] for one in asked[:: request.n]]
-        echoed = await self._echoed(prompts) if echoes(request) else [None] * len(prompts)
+        streams = await self._admission.choices(request, name, tenant, limits)
+        prompts = [one["prompt_ids"] for one in streams[:: request.n]]
+        echoed = await self._echoes(prompts) if echoes(request) else [None] * len(prompts)
         choices = [
             Choice(
                 index,
@@ -112,24 +118,24 @@ class Api:
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
             )
-            for index, one in enumerate(asked)
+            for index, one in enumerate(streams)
         ]
         answer = Answer(name, choices, sum(map(len, prompts)), self._heartbeats)
         await answer.open()
         return answer
 
-    async def _echoed(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+    async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
         return await asyncio.to_thread(lambda: [echo(self._tokens, one) for one in prompts])
 
-    async def whole(self, request: GenerationRequest, answer: Answer) -> Body:
-        shape = self._shape(request)
-        wholes = {choice.index: Whole() for choice in answer.choices}
+    async def full_response(self, request: GenerationRequest, answer: Answer) -> Body:
+        form = self._format(request)
+        collected = {choice.index: CollectedChoice() for choice in answer.choices}
         async for choice, piece in answer.pieces():
-            wholes[choice.index].add(piece)
+            collected[choice.index].add(piece)
         return {
-            **self._head(shape.whole_object, shape.prefix, answer),
-            "choices": [shape.whole(choice, wholes[choice.index]) for choice in answer.choices],
+            **self._head(form.full_object, form.prefix, answer),
+            "choices": [form.full(choice, collected[choice.index]) for choice in answer.choices],
             "usage": answer.usage,
         }
 
@@ -137,24 +143,24 @@ class Api:
         self, request: GenerationRequest, answer: Answer
     ) -> AsyncGenerator[Body, None]:
         """One chunk per verdict that adds something visible. An error becomes the last chunk."""
-        shape = self._shape(request)
-        head = self._head(shape.chunk_object, shape.prefix, answer)
+        form = self._format(request)
+        head = self._head(form.chunk_object, form.prefix, answer)
         if request.include_usage:
             head["usage"] = None
-        begun: set[int] = set()
+        started: set[int] = set()
         try:
             async for choice, piece in answer.pieces():
                 shown = piece.text or piece.tokens or piece.finish
                 if shown or (request.return_token_ids and piece.token_ids):
-                    first = choice.index not in begun
-                    begun.add(choice.index)
-                    yield {**head, "choices": [shape.chunk(choice, piece, first)]}
+                    first = choice.index not in started
+                    started.add(choice.index)
+                    yield {**head, "choices": [form.chunk(choice, piece, first)]}
         except ApiError as error:
             yield error.body()
             return
         except Exception:
             _LOG.exception("request %s fails", answer.name)
-            yield ApiError.of_defect(answer.name).body()
+            yield ApiError.internal(answer.name).body()
             return
         if request.include_usage:
             yield {**head, "choices": [], "usage": answer.usage}
@@ -166,12 +172,12 @@ class Api:
             if request.stream:
                 raise InvalidRequest("stream", "is for the streaming method")
             with closing(await self.open(request, tenant)) as answer:
-                return await self.whole(request, answer)
+                return await self.full_response(request, answer)
         except (ApiError, InvalidRequest, ValidationError) as error:
             return ApiError.of(error).body()
         except Exception:
             _LOG.exception("a request fails")
-            return ApiError.of_defect().body()
+            return ApiError.internal().body()
 
     async def stream(
         self, fields: Mapping[str, Any], tenant: str = ""
@@ -189,7 +195,7 @@ class Api:
             yield ApiError.of(error).body()
         except Exception:
             _LOG.exception("a request fails")
-            yield ApiError.of_defect().body()
+            yield ApiError.internal().body()
 
     def _check_model(self, name: str | None) -> None:
         served = self.config.served_name
@@ -197,9 +203,9 @@ class Api:
             message = f"model: {name!r} is not served here, {served!r} is"
             raise ApiError(404, message, "model", "model_not_found")
 
-    def _shape(self, request: GenerationRequest) -> Shape:
-        shape = ChatShape if isinstance(request, ChatRequest) else CompletionShape
-        return shape(self._tokens, request.alternatives is not None, request.return_token_ids)
+    def _format(self, request: GenerationRequest) -> ResponseFormat:
+        form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
+        return form(self._tokens, request.alternatives is not None, request.return_token_ids)
 
     def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
         return {

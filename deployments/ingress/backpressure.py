@@ -10,33 +10,34 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Message, Receive, Scope
 
-from deployments.proxy import TELLS, TOLD_EVERY, WRITTEN
+from deployments.proxy import MESSAGES_PER_REPORT, REPORTS_WRITTEN, WRITTEN
 
-MOST_MESSAGES = 4 * TOLD_EVERY
+MAX_IN_TRANSIT = 4 * MESSAGES_PER_REPORT
+"""Messages of one stream that the client may not have taken yet."""
 
 
 class BackpressureWindow:
     def __init__(self, scope: Scope) -> None:
-        """Unlimited if the proxy does not report what the client has taken; there a write blocks
+        """Without limit if the proxy does not report what the client has taken; a write then blocks
         until the client takes it."""
-        self._told = bool(scope.get(TELLS))
-        self._room = asyncio.Semaphore(MOST_MESSAGES)
+        self._limits_writes = bool(scope.get(REPORTS_WRITTEN))
+        self._free = asyncio.Semaphore(MAX_IN_TRANSIT)
 
-    def listening(self, receive: Receive) -> Receive:
+    def receiving(self, receive: Receive) -> Receive:
         """Wraps `receive` so that it also processes WRITTEN reports; the caller must keep calling
         it."""
 
-        async def heard() -> Message:
+        async def received() -> Message:
             message = await receive()
             if message["type"] == WRITTEN:
                 for _ in range(message["messages"]):
-                    self._room.release()
+                    self._free.release()
             return message
 
-        return heard
+        return received
 
     async def limited(self, messages: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         async for message in messages:
-            if self._told:
-                await self._room.acquire()
+            if self._limits_writes:
+                await self._free.acquire()
             yield message

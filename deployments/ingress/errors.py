@@ -40,22 +40,22 @@ class ApiError(Exception):
             case InvalidRequest():
                 return cls(400, str(error), error.field)
             case RequestValidationError():
-                return cls._of_fields(error.errors(), skip=1)  # `body` comes first
+                return cls._of_validation(error.errors(), skip=1)  # `body` comes first
             case ValidationError():
-                return cls._of_fields(error.errors(include_url=False, include_context=False))
+                return cls._of_validation(error.errors(include_url=False, include_context=False))
             case HTTPException():
                 return cls(error.status_code, str(error.detail))
         raise error
 
     @classmethod
-    def of_defect(cls, request: str = "") -> "ApiError":
+    def internal(cls, request: str = "") -> "ApiError":
         """A defect in Spindle: the client learns only that the request failed; the details are in
         the log."""
         name = f"request {request}" if request else "the request"
         return cls(500, f"{name} failed inside the server, whose log says why")
 
     @classmethod
-    def _of_fields(cls, errors: Sequence[Any], skip: int = 0) -> "ApiError":
+    def _of_validation(cls, errors: Sequence[Any], skip: int = 0) -> "ApiError":
         """Built from the first of pydantic's errors: `param` is the field of the request, and the
         message has the full path."""
         first = errors[0]

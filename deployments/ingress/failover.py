@@ -15,17 +15,17 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster.config import LimitsConfig
 from deployments.ingress.errors import ApiError
-from deployments.messages import NO_STATISTICS, Committed, Message, StreamRequest, together
+from deployments.messages import NO_STATISTICS, Committed, Message, StreamRequest, summed
 
 _LOG = logging.getLogger(__name__)
 
 _BACK_OFF_S = 0.1
 """Pause before the first resubmission, doubled for each further one."""
-_FULL_S = 0.5
+_RETRY_FULL_S = 0.5
 """Pause between two attempts to resubmit while the remaining replicas have no capacity."""
 
 
-class _Lost(Exception):
+class _ReplicaLost(Exception):
     """The replica cannot continue the request, but another one may."""
 
 
@@ -72,7 +72,7 @@ class FailoverStream:
         """Returns when a replica has accepted the request; raises ApiError if it is refused."""
         try:
             await self._dispatch()
-        except _Lost as lost:
+        except _ReplicaLost as lost:
             await self._resubmit(lost)
 
     async def commits(self) -> AsyncIterator[Committed]:
@@ -80,11 +80,11 @@ class FailoverStream:
         while True:
             try:
                 commit = await self._next_commit()
-            except _Lost as lost:
+            except _ReplicaLost as lost:
                 await self._resubmit(lost)
                 continue
             self.output_ids += commit["token_ids"]
-            self.statistics = together(self._earlier, commit["statistics"])
+            self.statistics = summed(self._earlier, commit["statistics"])
             self.finished = commit["finish"] is not None
             yield commit
             if self.finished:
@@ -124,17 +124,17 @@ class FailoverStream:
         if message["kind"] == "refused":
             raise ApiError(message["status"], message["message"], message["param"])
         if message["kind"] != "accepted":
-            raise _Lost(f"began with {message['kind']!r}")
+            raise _ReplicaLost(f"began with {message['kind']!r}")
         self._sent["routed_to"] = message["replica"]
 
-    async def _resubmit(self, lost: _Lost) -> None:
+    async def _resubmit(self, lost: _ReplicaLost) -> None:
         """Sends the request to another replica, at most `limits.resubmits` times in all, so that a
         request that crashes replicas cannot bring down every one.
 
         Replicas that refuse it because they are full or starting do not count as lost, and are
         tried again.
         """
-        give_up = asyncio.get_running_loop().time() + self._limits.recovery_s
+        deadline = asyncio.get_running_loop().time() + self._limits.recovery_s
         while True:
             self._leave_replica()
             _LOG.warning("%s at token %d: %s", self.name, len(self.output_ids), lost)
@@ -146,32 +146,32 @@ class FailoverStream:
             self.attempt += 1
             self._earlier = self.statistics
             try:
-                await self._dispatch_where_room(give_up)
-            except _Lost as again:
+                await self._dispatch_where_room(deadline)
+            except _ReplicaLost as again:
                 lost = again
             else:
                 return
 
-    async def _dispatch_where_room(self, give_up: float) -> None:
+    async def _dispatch_where_room(self, deadline: float) -> None:
         while True:
             try:
                 return await self._dispatch()
             except ApiError as refusal:
-                waited_out = asyncio.get_running_loop().time() > give_up
-                if refusal.status not in (429, 503) or waited_out:
+                expired = asyncio.get_running_loop().time() > deadline
+                if refusal.status not in (429, 503) or expired:
                     raise
             self._leave_replica()
-            await asyncio.sleep(_FULL_S)
+            await asyncio.sleep(_RETRY_FULL_S)
 
     async def _next_commit(self) -> Committed:
         """The next commit with new tokens, without those that an earlier attempt has delivered."""
         while True:
             message = await self._next_message()
             if message["kind"] != "commit":
-                raise _Lost(f"sent {message['kind']!r} before its last commit")
+                raise _ReplicaLost(f"sent {message['kind']!r} before its last commit")
             held = len(self.output_ids) - message["first_index"]
             if held < 0:
-                raise _Lost(f"left out {-held} tokens")
+                raise _ReplicaLost(f"left out {-held} tokens")
             if held < len(message["token_ids"]):
                 logprobs = message["logprobs"]
                 return {
@@ -194,10 +194,10 @@ class FailoverStream:
             if self._closed or self._cancelling():
                 raise asyncio.CancelledError from None
             first_line = str(error).partition("\n")[0]
-            raise _Lost(f"{type(error).__name__}: {first_line}") from error
+            raise _ReplicaLost(f"{type(error).__name__}: {first_line}") from error
         if message["kind"] == "failed":
             if message["retry"]:
-                raise _Lost(message["message"])
+                raise _ReplicaLost(message["message"])
             raise ApiError(message["status"], message["message"])
         return message
 

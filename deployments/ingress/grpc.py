@@ -33,7 +33,7 @@ class GrpcIngress(Ingress):
             answer = await self.generate(_fields(request), tenant)
         except ApiError as error:
             answer = error.body()
-        return _said(answer, grpc_context)
+        return _to_message(answer, grpc_context)
 
     async def Stream(  # noqa: N802 - the name on the wire
         self, request: StringValue, grpc_context: RayServegRPCContext
@@ -42,9 +42,9 @@ class GrpcIngress(Ingress):
             tenant = self._tenant(grpc_context)
             async with aclosing(self.stream(_fields(request), tenant)) as chunks:
                 async for chunk in chunks:
-                    yield _said(chunk, grpc_context)
+                    yield _to_message(chunk, grpc_context)
         except ApiError as error:
-            yield _said(error.body(), grpc_context)
+            yield _to_message(error.body(), grpc_context)
 
     def _tenant(self, context: RayServegRPCContext) -> str:
         metadata = dict(context.invocation_metadata())
@@ -61,7 +61,7 @@ def _fields(request: StringValue) -> dict[str, Any]:
     return fields
 
 
-def _said(body: dict[str, Any], context: RayServegRPCContext) -> StringValue:
+def _to_message(body: dict[str, Any], context: RayServegRPCContext) -> StringValue:
     """The body as a gRPC message. With an error status gRPC drops the message, so the details carry
     the error text."""
     if (error := body.get("error")) is not None:

@@ -31,13 +31,13 @@ class HeartbeatSender:
         self._replicas = replicas
         # A replica pauses a stream whose client is, as far as it knows, `unread_tokens` behind. So
         # progress is reported well before that.
-        self._hurry_tokens = max(1, limits.unread_tokens // 4)
+        self._urgent_tokens = max(1, limits.unread_tokens // 4)
         self._silent_s = limits.silent_replica_s
         self.silent: set[str] = set()
         """Replicas that have not answered for `silent_replica_s`, until they answer or their call
         fails."""
         self._failover_streams: dict[str, FailoverStream] = {}
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._left: dict[str, list[str]] = {}
         """By replica: streams whose clients have left, to be reported with the next heartbeat."""
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -50,32 +50,32 @@ class HeartbeatSender:
     def close(self) -> None:
         self._task.cancel()
 
-    def join(self, failover_stream: FailoverStream) -> None:
+    def add(self, failover_stream: FailoverStream) -> None:
         self._failover_streams[failover_stream.name] = failover_stream
-        self._told[failover_stream.name] = 0
+        self._reported[failover_stream.name] = 0
 
-    def leave(self, failover_stream: FailoverStream) -> None:
+    def remove(self, failover_stream: FailoverStream) -> None:
         if self._failover_streams.pop(failover_stream.name, None) is None:
             return
-        del self._told[failover_stream.name]
+        del self._reported[failover_stream.name]
         if failover_stream.replica is not None and not failover_stream.finished:
             self._left.setdefault(failover_stream.replica, []).append(failover_stream.name)
             self._due.set()
 
-    def doubt(self, replica: str) -> None:
+    def probe(self, replica: str) -> None:
         """Sends a heartbeat to a replica that has not answered a call; if it does not answer this
         either, it counts as silent after `silent_replica_s`."""
         if replica not in self._calls:
-            self._begin_call(replica, {})
+            self._start_call(replica, {})
 
-    def wrote(self, failover_stream: FailoverStream, tokens: int) -> None:
+    def record_written(self, failover_stream: FailoverStream, tokens: int) -> None:
         """Records that this many output tokens have reached the client."""
         failover_stream.written = tokens
-        if failover_stream.name in self._told and self._hurries(failover_stream):
+        if failover_stream.name in self._reported and self._is_urgent(failover_stream):
             self._due.set()
 
-    def _hurries(self, failover_stream: FailoverStream) -> bool:
-        return failover_stream.written - self._told[failover_stream.name] >= self._hurry_tokens
+    def _is_urgent(self, failover_stream: FailoverStream) -> bool:
+        return failover_stream.written - self._reported[failover_stream.name] >= self._urgent_tokens
 
     async def _run(self) -> None:
         while True:
@@ -88,10 +88,10 @@ class HeartbeatSender:
             read = self._read_by_replica()
             for replica in read.keys() | self._left.keys():
                 if replica not in self._calls:  # at most one call at a time per replica
-                    self._begin_call(replica, read.get(replica, {}))
+                    self._start_call(replica, read.get(replica, {}))
 
-    def _begin_call(self, replica: str, read: dict[str, int]) -> None:
-        self._told.update(read)
+    def _start_call(self, replica: str, read: dict[str, int]) -> None:
+        self._reported.update(read)
         call = self._call(replica, read, self._left.pop(replica, []))
         self._calls[replica] = self._loop.create_task(call, context=self._context.copy())
 
@@ -105,18 +105,18 @@ class HeartbeatSender:
         return read
 
     async def _call(self, replica: str, read: dict[str, int], left: list[str]) -> None:
-        silence = self._loop.call_later(self._silent_s, self._give_up, replica)
+        timer = self._loop.call_later(self._silent_s, self._give_up, replica)
         try:
             await self._replicas.heartbeat.remote(
                 {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
         except Exception as error:  # the replica is lost, which its streams notice themselves
-            _LOG.debug("no sign of life to %s: %s", replica, error)
+            _LOG.debug("heartbeat to %s failed: %s", replica, error)
         finally:
-            silence.cancel()
+            timer.cancel()
             self.silent.discard(replica)
             del self._calls[replica]
-        if replica in self._left or any(map(self._hurries, self._failover_streams.values())):
+        if replica in self._left or any(map(self._is_urgent, self._failover_streams.values())):
             self._due.set()
 
     def _give_up(self, replica: str) -> None:

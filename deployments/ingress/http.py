@@ -24,18 +24,18 @@ from deployments.ingress.requests import (
     GenerationRequest,
     TokenizeRequest,
 )
-from deployments.proxy import BODY, ask_later, replay
+from deployments.proxy import BODY, delay_receive, replay
 from engine.errors import InvalidRequest
 
-OPEN_TO_ALL = ("/health", "/version")
+PATHS_WITHOUT_KEY = ("/health", "/version")
 
 
 def make_http(api: Api) -> FastAPI:
     http = FastAPI(title="Spindle", version=api.version)
     http.add_middleware(Gate, keys=api.keys, max_body_bytes=api.config.limits.max_body_bytes)
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
-        http.add_exception_handler(kind, refuse)
-    http.add_exception_handler(Exception, fail)
+        http.add_exception_handler(kind, respond_with_error)
+    http.add_exception_handler(Exception, respond_with_defect)
 
     @http.get("/health")
     async def health() -> Body:
@@ -73,33 +73,36 @@ def make_http(api: Api) -> FastAPI:
     return http
 
 
-async def _respond(api: Api, asked: GenerationRequest, request: Request) -> Response:
-    answer = await api.open(asked, request.state.tenant)
-    if asked.stream:
-        return EventStream(answer, api.chunks(asked, answer), BackpressureWindow(request.scope))
+async def _respond(api: Api, body: GenerationRequest, request: Request) -> Response:
+    answer = await api.open(body, request.state.tenant)
+    if body.stream:
+        return EventStream(answer, api.chunks(body, answer), BackpressureWindow(request.scope))
     try:
-        return JSONResponse(await unless_left(request.receive, api.whole(asked, answer)))
+        return JSONResponse(
+            await cancel_if_disconnected(request.receive, api.full_response(body, answer))
+        )
     finally:
         answer.close()
 
 
-async def unless_left(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
-    """Awaits the answer, or raises ClientDisconnect if the client leaves first. Serve cancels the
-    request of a client that leaves, but misses a disconnect while it is passing on a message. For
-    streams Starlette watches for the disconnect."""
+async def cancel_if_disconnected(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
+    """Awaits the answer, or cancels it and raises ClientDisconnect if the client disconnects first.
+
+    Serve cancels the request of a client that disconnects, but misses a disconnect while it is
+    passing on a message. For streams Starlette watches for the disconnect."""
     answering = asyncio.create_task(answer)
-    leaving = asyncio.create_task(_left(receive))
+    disconnected = asyncio.create_task(_disconnected(receive))
     try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answering, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             raise ClientDisconnect
         return answering.result()
     finally:
         answering.cancel()
-        leaving.cancel()
+        disconnected.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -122,7 +125,7 @@ class EventStream(StreamingResponse):
         # window depends on it.
         scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
         try:
-            await super().__call__(scope, self._window.listening(receive), send)
+            await super().__call__(scope, self._window.receiving(receive), send)
         finally:
             self._answer.close()
 
@@ -133,14 +136,14 @@ async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, Non
     yield "data: [DONE]\n\n"
 
 
-def refuse(_request: Request, error: Exception) -> JSONResponse:
+def respond_with_error(_request: Request, error: Exception) -> JSONResponse:
     refusal = ApiError.of(error)
     return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 
 
-def fail(_request: Request, _error: Exception) -> JSONResponse:
+def respond_with_defect(_request: Request, _error: Exception) -> JSONResponse:
     """Starlette raises the error again after this response, so that it is logged."""
-    defect = ApiError.of_defect()
+    defect = ApiError.internal()
     return JSONResponse(defect.body(), defect.status)
 
 
@@ -161,22 +164,22 @@ class Gate:
             request.state.tenant = self._tenant(request)
             body = await self._body(request)
         except ApiError as error:
-            await refuse(request, error)(scope, receive, send)
+            await respond_with_error(request, error)(scope, receive, send)
             return
         except ClientDisconnect:
             return
-        whole: Message = {"type": "http.request", "body": body, "more_body": False}
+        replayed_body: Message = {"type": "http.request", "body": body, "more_body": False}
         with suppress(ClientDisconnect):
-            await self._app(scope, replay(whole, receive), send)
+            await self._app(scope, replay(replayed_body, receive), send)
 
     def _tenant(self, request: Request) -> str:
-        if request.url.path in OPEN_TO_ALL:
+        if request.url.path in PATHS_WITHOUT_KEY:
             return ""
         return self._keys.tenant(request.headers.get("authorization", ""))
 
     async def _body(self, request: Request) -> bytes:
         if BODY in request.scope:
-            ask_later(request.receive)
+            delay_receive(request.receive)
             body: bytes = request.scope[BODY]
             self._check_size(body)
             return body

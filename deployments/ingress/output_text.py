@@ -8,12 +8,12 @@ tokens a verdict contains.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.ingress.tokenizer import BROKEN, Tokens
+from deployments.ingress.tokenizer import REPLACEMENT, Tokens
 from engine.protocol import Finish
 
-_LONGEST_BREAK = 3
+_MAX_BROKEN_TOKENS = 3
 """The most tokens that an incomplete UTF-8 sequence can span: one for each of its bytes."""
-_LONG_WINDOW = 16
+_MAX_WINDOW = 16
 """After this many tokens without a clean boundary the window is cut all the same."""
 
 
@@ -32,7 +32,7 @@ class Detokenizer:
         self._window: list[int] = []
         self._clean = 0
         """Number of tokens in the window up to its last clean boundary."""
-        self._said = 0
+        self._returned = 0
         """Characters of the window's text that have been returned."""
 
     def push(self, token: int) -> str:
@@ -42,24 +42,24 @@ class Detokenizer:
         text = self._tokens.decode(self._window)
         # Replacement characters at the end may be the first bytes of a character that is still
         # incomplete. For as long, some decoders also replace whole characters right before them.
-        final = len(text.rstrip(BROKEN))
-        said = text[self._said : final]
-        self._said = max(self._said, final)
+        final = len(text.rstrip(REPLACEMENT))
+        added = text[self._returned : final]
+        self._returned = max(self._returned, final)
         if final == len(text):
             self._slide(self._clean)
-        elif len(self._window) - self._clean > _LONG_WINDOW:
-            said += self._cut(text)
-        return said
+        elif len(self._window) - self._clean > _MAX_WINDOW:
+            added += self._cut(text)
+        return added
 
     def flush(self) -> str:
         """The rest of the text after the last token; incomplete bytes stay replacement
         characters."""
-        return self._tokens.decode(self._window)[self._said :]
+        return self._tokens.decode(self._window)[self._returned :]
 
     def _slide(self, start: int) -> None:
         self._window = self._window[start:]
         self._clean = len(self._window)
-        self._said = len(self._tokens.decode(self._window))
+        self._returned = len(self._tokens.decode(self._window))
 
     def _cut(self, text: str) -> str:
         """Cuts the window within a long run of invalid bytes, which would otherwise be decoded
@@ -68,15 +68,15 @@ class Detokenizer:
         A cut is valid where the texts of both parts add up to the whole: then no character spans
         it.
         """
-        for kept in range(_LONGEST_BREAK + 1, _LONG_WINDOW):
+        for kept in range(_MAX_BROKEN_TOKENS + 1, _MAX_WINDOW):
             head = self._tokens.decode(self._window[:-kept])
             tail = self._tokens.decode(self._window[-kept:])
             if head + tail == text:
-                said = head[self._said :]
+                added = head[self._returned :]
                 self._window = self._window[-kept:]
                 self._clean = 0
-                self._said = max(0, self._said - len(head))
-                return said
+                self._returned = max(0, self._returned - len(head))
+                return added
         return ""
 
 
@@ -90,10 +90,10 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, bool]:
         """The text that can be returned now, and whether a stop string has been found."""
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        positions = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if positions:
             self._held = ""
-            return text[: min(found)], True
+            return text[: min(positions)], True
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept], False
@@ -110,7 +110,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TextPiece:
     """The text that one verdict's tokens add to an answer."""
 
     text: str
@@ -125,19 +125,19 @@ class AnswerText:
     """Builds one choice's text from its tokens."""
 
     def __init__(
-        self, tokens: Tokens, stops: Sequence[str], min_tokens: int, begins_at: int = 0
+        self, tokens: Tokens, stops: Sequence[str], min_tokens: int, start_offset: int = 0
     ) -> None:
-        """`begins_at`: characters that precede the output (an echoed prompt), counted in
+        """`start_offset`: characters that precede the output (an echoed prompt), counted in
         offsets."""
         self._detokenizer = Detokenizer(tokens)
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._tokens = 0
-        self._length = begins_at
+        self._length = start_offset
         """Characters so far, including those held back."""
 
-    def take(self, token_ids: Sequence[int], finish: Finish | None) -> Said:
-        said: list[str] = []
+    def take(self, token_ids: Sequence[int], finish: Finish | None) -> TextPiece:
+        added: list[str] = []
         offsets: list[int] = []
         for position, token in enumerate(token_ids, 1):
             self._tokens += 1
@@ -145,12 +145,12 @@ class AnswerText:
             # The stop token that ends an output is not part of its text.
             ends = finish == "stop" and position == len(token_ids)
             text, stopped = self._step("" if ends else self._detokenizer.push(token))
-            said.append(text)
+            added.append(text)
             if stopped:
-                return Said("".join(said), position, tuple(offsets), "stop")
+                return TextPiece("".join(added), position, tuple(offsets), "stop")
         if finish is not None:
-            said += [self._stops.flush(), self._detokenizer.flush()]
-        return Said("".join(said), len(token_ids), tuple(offsets), finish)
+            added += [self._stops.flush(), self._detokenizer.flush()]
+        return TextPiece("".join(added), len(token_ids), tuple(offsets), finish)
 
     def _step(self, text: str) -> tuple[str, bool]:
         self._length += len(text)
@@ -173,11 +173,11 @@ def echo(tokens: Tokens, prompt_ids: Sequence[int]) -> Echo:
     """The text of a prompt, with special tokens as the tokenizer spells them. Takes about 15 ms per
     1,000 tokens."""
     detokenizer = Detokenizer(tokens, special=True)
-    said: list[str] = []
+    added: list[str] = []
     offsets: list[int] = []
     length = 0
     for token in prompt_ids:
         offsets.append(length)
-        said.append(detokenizer.push(token))
-        length += len(said[-1])
-    return Echo("".join([*said, detokenizer.flush()]), prompt_ids, tuple(offsets))
+        added.append(detokenizer.push(token))
+        length += len(added[-1])
+    return Echo("".join([*added, detokenizer.flush()]), prompt_ids, tuple(offsets))

@@ -12,29 +12,29 @@ from engine.request import TargetLimits
 
 _LOG = logging.getLogger(__name__)
 
-_NEXT_S = 0.25
+_NEXT_CALL_S = 0.25
 """If no replica has answered after this long, another one is called as well, since a replica may
 hang."""
-_QUESTIONS = 8
+_MAX_CALLS = 8
 """The most calls for one check."""
 
 
 class Readiness:
-    def __init__(self, replicas: DeploymentHandle, signs: HeartbeatSender) -> None:
+    def __init__(self, replicas: DeploymentHandle, heartbeats: HeartbeatSender) -> None:
         self._replicas = replicas
-        self._heartbeats = signs
+        self._heartbeats = heartbeats
 
-    async def ask(self) -> TargetLimits:
+    async def check(self) -> TargetLimits:
         """The limits from the first replica that answers; raises ApiError 503 if none does."""
         problem = "starting: no replica answers yet"
-        questions: list[Routed] = []
+        calls: list[Routed] = []
         waiting: dict[asyncio.Task[TargetLimits], Routed] = {}
         try:
-            for _ in range(_QUESTIONS):
-                questions.append(self._question(questions))
-                waiting[asyncio.create_task(self._describe(questions[-1]))] = questions[-1]
+            for _ in range(_MAX_CALLS):
+                calls.append(self._call_args(calls))
+                waiting[asyncio.create_task(self._describe(calls[-1]))] = calls[-1]
                 answered, _ = await asyncio.wait(
-                    waiting, timeout=_NEXT_S, return_when=asyncio.FIRST_COMPLETED
+                    waiting, timeout=_NEXT_CALL_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 for call in answered:
                     del waiting[call]
@@ -45,20 +45,20 @@ class Readiness:
                     _LOG.warning("a replica cannot serve: %s", error)
                     problem = "no replica can serve now"
         finally:
-            for call, question in waiting.items():
+            for call, call_args in waiting.items():
                 call.cancel()
-                if question["routed_to"] is not None:
-                    self._heartbeats.doubt(question["routed_to"])
+                if call_args["routed_to"] is not None:
+                    self._heartbeats.probe(call_args["routed_to"])
         raise ApiError(503, problem)
 
-    def _question(self, before: list[Routed]) -> Routed:
+    def _call_args(self, before: list[Routed]) -> Routed:
         """The arguments of the next call: avoid silent replicas and those called before, if others
         exist."""
-        asked = [to for question in before if (to := question["routed_to"]) is not None]
-        return {"avoid": [*asked, *self._heartbeats.silent], "routed_to": None}
+        called = [to for call_args in before if (to := call_args["routed_to"]) is not None]
+        return {"avoid": [*called, *self._heartbeats.silent], "routed_to": None}
 
-    async def _describe(self, question: Routed) -> TargetLimits:
-        call = self._replicas.describe.remote(question)
+    async def _describe(self, call_args: Routed) -> TargetLimits:
+        call = self._replicas.describe.remote(call_args)
         try:
             target = await call
         finally:

@@ -41,7 +41,7 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, given: object) -> object:
+    def _drop_nulls(cls, given: object) -> object:
         """A null counts as absent, as in OpenAI's API. Unknown fields are kept, and then
         refused."""
         if not isinstance(given, dict):
@@ -108,7 +108,7 @@ class SharedFields(Fields):
     """`off`, a drafter's name, or an object with a drafter and a depth bound."""
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> Self:
+    def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "needs stream to be true")
         return self
@@ -145,7 +145,7 @@ class CompletionRequest(SharedFields):
     suffix: None = None
 
     @model_validator(mode="after")
-    def _something_is_said(self) -> Self:
+    def _check_zero_max_tokens(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "0 needs echo to be true")
         return self
@@ -227,7 +227,7 @@ class ChatRequest(SharedFields):
     web_search_options: None = None
 
     @model_validator(mode="after")
-    def _lengths_and_logprobs_agree(self) -> Self:
+    def _check_limits_and_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -290,7 +290,7 @@ class TokenizeRequest(Fields):
     add_generation_prompt: bool = True
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
+    def _check_exactly_one_prompt(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt", "give either prompt or messages")
         return self

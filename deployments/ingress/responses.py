@@ -9,12 +9,12 @@ from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
 
-_NEVER = -9999.0
+_MIN_LOGPROB = -9999.0
 """Stands for a log-probability of -inf, as in OpenAI's API, because JSON has no infinity."""
 
 
 @dataclass(slots=True)
-class Whole:
+class CollectedChoice:
     """One choice's pieces, joined for a response that is not streamed."""
 
     text: str = ""
@@ -29,7 +29,7 @@ class Whole:
         self.finish = piece.finish
 
 
-class Shape(Protocol):
+class ResponseFormat(Protocol):
     """The response format of one of the two APIs."""
 
     @property
@@ -38,19 +38,19 @@ class Shape(Protocol):
         ...
 
     @property
-    def whole_object(self) -> str: ...
+    def full_object(self) -> str: ...
 
     @property
     def chunk_object(self) -> str: ...
 
-    def whole(self, choice: Choice, whole: Whole) -> dict[str, Any]: ...
+    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]: ...
 
     def chunk(self, choice: Choice, piece: Piece, first: bool) -> dict[str, Any]: ...
 
 
-class CompletionShape:
+class CompletionFormat:
     prefix = "cmpl"
-    whole_object = "text_completion"
+    full_object = "text_completion"
     chunk_object = "text_completion"
 
     def __init__(self, tokens: Tokens, with_logprobs: bool, with_token_ids: bool) -> None:
@@ -58,13 +58,13 @@ class CompletionShape:
         self._with_logprobs = with_logprobs
         self._with_token_ids = with_token_ids
 
-    def whole(self, choice: Choice, whole: Whole) -> dict[str, Any]:
+    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "text": whole.text,
-            "logprobs": self._logprobs(whole.tokens),
-            "finish_reason": whole.finish,
-            **_token_ids(whole, self._with_token_ids),
+            "text": collected.text,
+            "logprobs": self._logprobs(collected.tokens),
+            "finish_reason": collected.finish,
+            **_token_ids(collected, self._with_token_ids),
             "spindle": choice.statistics,
         }
 
@@ -102,9 +102,9 @@ class CompletionShape:
         return self._tokens.spelling(token)[0]
 
 
-class ChatShape:
+class ChatFormat:
     prefix = "chatcmpl"
-    whole_object = "chat.completion"
+    full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, tokens: Tokens, with_logprobs: bool, with_token_ids: bool) -> None:
@@ -112,13 +112,13 @@ class ChatShape:
         self._with_logprobs = with_logprobs
         self._with_token_ids = with_token_ids
 
-    def whole(self, choice: Choice, whole: Whole) -> dict[str, Any]:
+    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": whole.text, "refusal": None},
-            "logprobs": self._logprobs(whole.tokens),
-            "finish_reason": whole.finish,
-            **_token_ids(whole, self._with_token_ids),
+            "message": {"role": "assistant", "content": collected.text, "refusal": None},
+            "logprobs": self._logprobs(collected.tokens),
+            "finish_reason": collected.finish,
+            **_token_ids(collected, self._with_token_ids),
             "spindle": choice.statistics,
         }
 
@@ -153,8 +153,8 @@ class ChatShape:
         return {"token": text, "logprob": _finite(logprob), "bytes": raw}
 
 
-def _token_ids(said: Piece | Whole, asked: bool) -> dict[str, list[int]]:
-    return {"token_ids": list(said.token_ids)} if asked else {}
+def _token_ids(piece: Piece | CollectedChoice, requested: bool) -> dict[str, list[int]]:
+    return {"token_ids": list(piece.token_ids)} if requested else {}
 
 
 def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _NEVER)
+    return max(logprob, _MIN_LOGPROB)
 
 
 def model_body(name: str, created: int, max_context: int) -> dict[str, Any]:

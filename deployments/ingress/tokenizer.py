@@ -11,11 +11,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from engine.errors import InvalidRequest
 from engine.tokenizer import load_tokenizer
 
-BROKEN = "\ufffd"
+REPLACEMENT = "\ufffd"
 """The replacement character, to which invalid or incomplete UTF-8 decodes."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_BYTE_OF_SIGN = {sign: byte for byte, sign in bytes_to_unicode().items()}
+_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class Tokens:
@@ -38,13 +38,13 @@ class Tokens:
         """The tokens' text without special tokens."""
         return self.decode([token for token in tokens if token not in self._special])
 
-    def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode_blocking(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes in the calling thread; takes half a second per megabyte."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes in a thread, so that the event loop can go on serving streams."""
-        return await asyncio.to_thread(self.encode_now, text, add_special_tokens)
+        return await asyncio.to_thread(self.encode_blocking, text, add_special_tokens)
 
     async def encode_chat(
         self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
@@ -72,13 +72,13 @@ class Tokens:
     def _spell(self, token: int) -> tuple[str, list[int] | None]:
         # Some decoders strip the first space of a text, so the token is decoded in second place.
         text = self.decode([token, token])[len(self.decode([token])) :]
-        if BROKEN not in text:
+        if REPLACEMENT not in text:
             return text, list(text.encode())
         piece = str(self._tokenizer.convert_ids_to_tokens(token))
         if match := _BYTE_TOKEN.fullmatch(piece):
             raw = [int(match[1], 16)]
-        elif all(sign in _BYTE_OF_SIGN for sign in piece):
-            raw = [_BYTE_OF_SIGN[sign] for sign in piece]
+        elif all(character in _BYTE_OF_CHARACTER for character in piece):
+            raw = [_BYTE_OF_CHARACTER[character] for character in piece]
         else:
             return text, None
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw

@@ -8,32 +8,32 @@ from actors.coordinator.stream import Statistics
 
 _WINDOW_S = 10.0
 """Goodput is a mean over this time."""
-_JUDGED = 64
+_SLO_REQUESTS = 64
 """SLO attainment is a mean over this many of the latest requests that have an SLO."""
 
 
 class AutoscalingSignals:
     def __init__(self) -> None:
         self._commits: deque[tuple[float, int]] = deque()
-        self._kept: deque[bool] = deque(maxlen=_JUDGED)
+        self._met: deque[bool] = deque(maxlen=_SLO_REQUESTS)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Verified):
             tokens = sum(outcome.committed for outcome in event.outcomes)
             self._commits.append((event.at_s, tokens))
             self._trim(event.at_s)
-        elif isinstance(event, Left) and (kept := met_slo(event)) is not None:
-            self._kept.append(kept)
+        elif isinstance(event, Left) and (met := met_slo(event)) is not None:
+            self._met.append(met)
 
     def read(self, served: Iterable[Statistics], now: float) -> dict[str, float]:
         """The present signals; `served`: statistics of the requests on this replica."""
         self._trim(now)
-        begun = [statistics.queue_s is not None for statistics in served]
+        started = [statistics.queue_s is not None for statistics in served]
         return {
-            "running": float(sum(begun)),
-            "waiting": float(len(begun) - sum(begun)),
+            "running": float(sum(started)),
+            "waiting": float(len(started) - sum(started)),
             "goodput": sum(tokens for _, tokens in self._commits) / _WINDOW_S,
-            "attainment": sum(self._kept) / len(self._kept) if self._kept else 1.0,
+            "attainment": sum(self._met) / len(self._met) if self._met else 1.0,
         }
 
     def _trim(self, now: float) -> None:

@@ -19,7 +19,7 @@ from deployments.metrics import Metrics
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.router_actor import exchange
-from deployments.start_report import announce, tell
+from deployments.start_report import announce, print_line
 from engine.errors import InvalidRequest, SpindleError
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._streams: dict[str, Stream] = {}
         """Streams being served, by the name that their ingress gave them."""
-        self._silence = HeartbeatMonitor(config.limits.silent_ingress_s, self._give_up)
-        self._given_up: set[str] = set()
+        self._heartbeat_monitor = HeartbeatMonitor(
+            config.limits.silent_ingress_s, self._cancel_without_ingress
+        )
+        self._without_ingress: set[str] = set()
         self._signals = AutoscalingSignals()
         # Started here rather than in a request, because tasks that a request starts are cancelled
         # with it.
@@ -49,17 +51,17 @@ class Replica:
     async def _start(self) -> "Service":
         # Imported here, because models take seconds to import and building the application needs
         # none.
-        from deployments.replica.host_specs import raise_hosts
+        from deployments.replica.host_specs import start_hosts
         from deployments.replica.service import Service
 
-        tell(f"Spindle: loading {self._config.served_name}, some 10 s")
-        fleet = await raise_hosts(self._config, self._name, tell)
+        print_line(f"Spindle: loading {self._config.served_name}, some 10 s")
+        fleet = await start_hosts(self._config, self._name, print_line)
         service = Service(self._config, fleet)
-        tell("Spindle: warming up")
+        print_line("Spindle: warming up")
         await service.warm_up()
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
         self._metrics = Metrics(self._name, drafters)
-        service.report_to(self._observe)
+        service.add_observer(self._observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         return service
 
@@ -85,49 +87,49 @@ class Replica:
             return
         except Exception:
             _LOG.exception("request %s fails", request["name"])
-            yield messages.failed_by_itself(request["name"])
+            yield messages.failed_by_defect(request["name"])
             return
         name, ingress = request["name"], request["ingress"]
         self._streams[name] = stream
-        self._silence.begin(name, ingress)
-        self._show_load()
+        self._heartbeat_monitor.add_stream(name, ingress)
+        self._export_load()
         try:
             yield {"kind": "accepted", "replica": self._name}
             async with aclosing(stream.relay()) as commits:
                 async for commit in commits:
                     yield messages.committed(commit, stream.statistics)
         except Cancelled:
-            if name in self._given_up:
+            if name in self._without_ingress:
                 yield messages.failed("its ingress gave no sign of life", retry=True)
             else:
                 stalled_s = self._config.limits.stalled_s
                 yield messages.failed(f"nothing of it was read for {stalled_s:g} s", retry=False)
         except RequestFailed:
-            yield messages.failed_by_itself(name)
+            yield messages.failed_by_defect(name)
         except SpindleError:  # the coordinator has stopped
             yield messages.failed("its replica stopped serving", retry=True)
         finally:
             stream.close()
-            self._given_up.discard(name)
+            self._without_ingress.discard(name)
             if self._streams.get(name) is stream:  # not replaced by a later attempt
                 del self._streams[name]
-                self._silence.leave(name, ingress)
-            self._show_load()
+                self._heartbeat_monitor.remove_stream(name, ingress)
+            self._export_load()
 
-    async def heartbeat(self, sign: Heartbeat) -> None:
+    async def heartbeat(self, message: Heartbeat) -> None:
         """Processes a heartbeat. Those for a replica that is lost may arrive here, and are
         dropped."""
-        if sign["replica"] != self._name:
+        if message["replica"] != self._name:
             return
-        self._silence.record_heartbeat(sign["ingress"])
-        for name, tokens in sign["read"].items():
+        self._heartbeat_monitor.record_heartbeat(message["ingress"])
+        for name, tokens in message["read"].items():
             if name in self._streams:
                 self._streams[name].acknowledge(tokens)
-        for name in sign["left"]:
+        for name in message["left"]:
             if name in self._streams:
                 self._service.coordinator.cancel(self._streams[name].request)
 
-    async def describe(self, _asked: Routed) -> dict[str, Any]:
+    async def describe(self, _routed: Routed) -> dict[str, Any]:
         """What an ingress needs to check requests, and the drafters that can be chosen."""
         limits = self._service.limits
         lanes = self._service.lanes
@@ -165,7 +167,7 @@ class Replica:
         coordinator, so it raises only if the coordinator itself has stopped."""
         if not self._service.coordinator.alive:
             raise RuntimeError("the coordinator has stopped")
-        self._show_load()  # Ray drops a gauge that has not been set for 20 s
+        self._export_load()  # Ray drops a gauge that has not been set for 20 s
         if self._checking is None or self._checking.done():
             # Not awaited, because Serve would replace the replica if a host is slow to answer.
             self._checking = asyncio.create_task(self._check_hosts())
@@ -208,23 +210,23 @@ class Replica:
             return messages.cannot_serve()
         wanted = len(request["prompt_ids"]) + request["params"].get("max_tokens", 1)
         too_long = wanted > self._service.limits.max_context
-        field_of_it = error.field in ("prompt", "max_tokens")
-        return messages.refused(413 if too_long and field_of_it else 400, error)
+        length_field = error.field in ("prompt", "max_tokens")
+        return messages.refused(413 if too_long and length_field else 400, error)
 
-    def _give_up(self, name: str) -> None:
+    def _cancel_without_ingress(self, name: str) -> None:
         """Cancels a stream whose ingress has sent no heartbeat for too long."""
-        self._given_up.add(name)
+        self._without_ingress.add(name)
         self._service.coordinator.cancel(self._streams[name].request)
 
     def _observe(self, event: Event) -> None:
         self._metrics.observe(event)
         self._signals.observe(event)
         if isinstance(event, Verified):
-            self._show_load()
+            self._export_load()
 
-    def _show_load(self) -> None:
+    def _export_load(self) -> None:
         load = self._load()
-        self._metrics.show_load(load["running"], load["waiting"])
+        self._metrics.set_load(load["running"], load["waiting"])
 
     def _load(self) -> dict[str, float]:
         served = [stream.statistics for stream in self._streams.values()]

@@ -15,12 +15,12 @@ class _Ingress:
 class HeartbeatMonitor:
     """Runs on an event loop, whose time is its only clock."""
 
-    def __init__(self, bound_s: float, end: Callable[[str], None]) -> None:
-        self._bound_s = bound_s
-        self._end = end
+    def __init__(self, silent_s: float, cancel: Callable[[str], None]) -> None:
+        self._silent_s = silent_s
+        self._cancel = cancel
         self._ingresses: dict[str, _Ingress] = {}
 
-    def begin(self, stream: str, ingress: str) -> None:
+    def add_stream(self, stream: str, ingress: str) -> None:
         """Registers a stream, which also counts as a heartbeat of its ingress."""
         if ingress not in self._ingresses:
             self._ingresses[ingress] = _Ingress(self._timer(ingress))
@@ -34,7 +34,7 @@ class HeartbeatMonitor:
             known.timer.cancel()
             known.timer = self._timer(ingress)
 
-    def leave(self, stream: str, ingress: str) -> None:
+    def remove_stream(self, stream: str, ingress: str) -> None:
         known = self._ingresses.get(ingress)
         if known is None:
             return
@@ -44,8 +44,8 @@ class HeartbeatMonitor:
             del self._ingresses[ingress]
 
     def _timer(self, ingress: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self._bound_s, self._silent, ingress)
+        return asyncio.get_running_loop().call_later(self._silent_s, self._expire, ingress)
 
-    def _silent(self, ingress: str) -> None:
+    def _expire(self, ingress: str) -> None:
         for stream in self._ingresses.pop(ingress).streams:
-            self._end(stream)
+            self._cancel(stream)

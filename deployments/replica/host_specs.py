@@ -18,7 +18,7 @@ MEASURE_S = 5.0
 (policies/estimates/online_cost.py)."""
 
 
-async def raise_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
+async def start_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
     """Starts the hosts; those that are actors go into the placement group that Serve made for the
     replica."""
     torch.set_num_threads(config.threads)  # for inline models

@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, config: AppConfig, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._chosen = config.policies
+        self._config = config.policies
         self._observers: list[Callable[[Event], None]] = []
         self._estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
         self._policies, schedule = self._make(config.policies)
@@ -53,11 +53,11 @@ class Service:
         self._text = RankerText(config.target.path())
         self._ranker = Ranker(None, fleet.verifier, self._text, config.policies.lengths.timeout_s)
         self._observers.append(self._ranker.observe)
-        self._ask_for_lengths(config.policies, schedule)
-        self._asking = asyncio.create_task(self._ranker.run(self.coordinator))
-        self._asking.add_done_callback(_report)
+        self._use_length_prediction(config.policies, schedule)
+        self._ranking = asyncio.create_task(self._ranker.run(self.coordinator))
+        self._ranking.add_done_callback(_log_end)
 
-    def report_to(self, observe: Callable[[Event], None]) -> None:
+    def add_observer(self, observe: Callable[[Event], None]) -> None:
         """Passes all later events to `observe`; those of the warm-up do not enter the
         statistics."""
         self._observers.append(observe)
@@ -81,14 +81,14 @@ class Service:
             await left.acquire()  # finished, and removed from all hosts
         self._observers.remove(watch)
 
-    def use(self, chosen: PoliciesConfig) -> None:
+    def use(self, config: PoliciesConfig) -> None:
         """Sets the policies from the next round on. Raises ValueError naming the field."""
-        if chosen == self._chosen:
+        if config == self._config:
             return
-        policies, schedule = self._make(chosen)
-        self._ask_for_lengths(chosen, schedule)
-        self.coordinator.use(policies, chosen.pipeline)
-        self._policies, self._chosen = policies, chosen
+        policies, schedule = self._make(config)
+        self._use_length_prediction(config, schedule)
+        self.coordinator.use(policies, config.pipeline)
+        self._policies, self._config = policies, config
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
         """Exchanges estimates with the other replicas, forever."""
@@ -110,40 +110,40 @@ class Service:
         for observe in self._observers:
             observe(event)
 
-    def _make(self, chosen: PoliciesConfig) -> tuple[Policies, Schedule]:
+    def _make(self, config: PoliciesConfig) -> tuple[Policies, Schedule]:
         """The policies, and the schedule without the fairness wrapper."""
-        schedule = make_schedule(chosen.schedule.name, chosen.schedule.options)
-        selection = make_selection(chosen.selection.name, chosen.selection.options, chosen.seed)
+        schedule = make_schedule(config.schedule.name, config.schedule.options)
+        selection = make_selection(config.selection.name, config.selection.options, config.seed)
         speculation = make_speculation(
-            chosen.speculation.name, chosen.speculation.options, self._estimates.calibrations
+            config.speculation.name, config.speculation.options, self._estimates.calibrations
         )
-        return Policies(fair(schedule, chosen.fairness), selection, speculation), schedule
+        return Policies(fair(schedule, config.fairness), selection, speculation), schedule
 
-    def _ask_for_lengths(self, chosen: PoliciesConfig, schedule: Schedule) -> None:
+    def _use_length_prediction(self, config: PoliciesConfig, schedule: Schedule) -> None:
         ranked: RankConsumer | None = None
-        timeout_s = chosen.lengths.timeout_s
+        timeout_s = config.lengths.timeout_s
         if isinstance(schedule, SelfRanked):
             ranked = schedule
-            timeout_s = chosen.schedule.options.get("timeout_s", SelfRankedParams().timeout_s)
-        elif chosen.predicts_lengths:
-            queue = RankQueue(chosen.lengths.form, chosen.lengths.batch, timeout_s)
+            timeout_s = config.schedule.options.get("timeout_s", SelfRankedParams().timeout_s)
+        elif config.predicts_lengths:
+            queue = RankQueue(config.lengths.form, config.lengths.batch, timeout_s)
             ranked = LengthPredictor(queue, self.coordinator.predict)
         if ranked is not None:
-            self._check_chat_template(chosen)
+            self._check_chat_template(config)
         self._ranker.use(ranked, timeout_s)
 
-    def _check_chat_template(self, chosen: PoliciesConfig) -> None:
+    def _check_chat_template(self, config: PoliciesConfig) -> None:
         try:
             self._text.encode_chat([{"role": "user", "content": ""}])
         except ValueError as error:
             raise ValueError(
-                f"policies.schedule: {chosen.schedule.name} has the target asked for output "
+                f"policies.schedule: {config.schedule.name} has the target asked for output "
                 "lengths, and its tokenizer has no chat template to ask with; choose another "
                 "schedule, or set lengths.enabled: false"
             ) from error
 
 
-def _report(asking: asyncio.Task[None]) -> None:
+def _log_end(ranking: asyncio.Task[None]) -> None:
     """Logs that length prediction has stopped; requests are then served in order of arrival."""
-    if not asking.cancelled() and (error := asking.exception()) is not None:
+    if not ranking.cancelled() and (error := ranking.exception()) is not None:
         log.error("output lengths are predicted no more: %r", error)

@@ -1,4 +1,4 @@
-"""The API over a real coordinator in this process, behind the little of a Serve handle that it
+"""The API over a real coordinator in this process, behind the few methods of a Serve handle that it
 uses, so that replicas can die at a chosen token."""
 
 import asyncio
@@ -38,11 +38,11 @@ VOCAB = 2048
 """Of the zoo's tokenizer. The model has random weights: its texts are full of broken characters."""
 CONTEXT = 512
 
-Dies = Callable[[StreamRequest], int | None]
-"""After how many output tokens the replica that has this request dies; None: it lives."""
+DiesAfter = Callable[[StreamRequest], int | None]
+"""After how many output tokens the replica of this request dies; None: it does not die."""
 
 
-def immortal(_request: StreamRequest) -> int | None:
+def never_dies(_request: StreamRequest) -> int | None:
     return None
 
 
@@ -86,14 +86,14 @@ def make_coordinator(config: AppConfig, seconds: float) -> Coordinator:
 
 @dataclass
 class LocalReplicas:
-    """One coordinator that plays every replica: a death ends one stream of it, at a token."""
+    """One coordinator in the role of every replica: a death ends one of its streams, at a token."""
 
     coordinator: Coordinator
-    dies: Dies = immortal
+    dies: DiesAfter = never_dies
     requests: list[StreamRequest] = field(default_factory=list)
-    signs: list[Heartbeat] = field(default_factory=list)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
     streams: dict[str, Stream] = field(default_factory=dict)
-    """Those being read, by the names that their ingress gave them."""
+    """Streams being read, by the names that their ingress gave them."""
 
     def options(self, **_options: Any) -> "LocalReplicas":
         return self
@@ -104,11 +104,11 @@ class LocalReplicas:
 
     @property
     def heartbeat(self) -> "Method":
-        return Method(self._sign_of_life)
+        return Method(self._heartbeat)
 
     @property
     def describe(self) -> "Method":
-        return Method(lambda asked: asyncio.create_task(self._describe(asked)))
+        return Method(lambda routed: asyncio.create_task(self._describe(routed)))
 
     async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         self.requests.append(request)
@@ -136,7 +136,7 @@ class LocalReplicas:
                     raise RayActorError
                 yield messages.committed(commit, stream.statistics)
         except RequestFailed:
-            yield messages.failed_by_itself(request["name"])
+            yield messages.failed_by_defect(request["name"])
         except SpindleError as error:
             yield messages.failed(str(error), retry=False)
         finally:
@@ -144,13 +144,13 @@ class LocalReplicas:
             if self.streams.get(request["name"]) is stream:
                 del self.streams[request["name"]]
 
-    async def _sign_of_life(self, sign: Heartbeat) -> None:
-        self.signs.append(sign)
-        for name, tokens in sign["read"].items():
+    async def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.heartbeats.append(heartbeat)
+        for name, tokens in heartbeat["read"].items():
             if name in self.streams:
                 self.streams[name].acknowledge(tokens)
 
-    async def _describe(self, _asked: Routed) -> dict[str, Any]:
+    async def _describe(self, _routed: Routed) -> dict[str, Any]:
         return {"max_context": CONTEXT, "vocab_size": VOCAB}
 
 
@@ -185,7 +185,7 @@ class Response:
 
 @asynccontextmanager
 async def local_api(
-    config: AppConfig | None = None, dies: Dies = immortal, seconds: float = 0.0
+    config: AppConfig | None = None, dies: DiesAfter = never_dies, seconds: float = 0.0
 ) -> AsyncIterator[tuple[Api, LocalReplicas]]:
     config = config or make_config()
     coordinator = make_coordinator(config, seconds)
@@ -200,7 +200,7 @@ async def local_api(
 
 @asynccontextmanager
 async def serving(api: Api) -> AsyncIterator[str]:
-    """Its URL, on a port of its own. Small buffers, so that a reader that stalls is felt."""
+    """Yields the URL. Small buffers, so that a stalled reader has an effect soon."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))

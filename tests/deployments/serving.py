@@ -78,7 +78,7 @@ def deploy(
 
 
 def begin_deploy(args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None) -> None:
-    """Serve does the rest, and is done when replicas that go have drained."""
+    """Returns at once; Serve has finished when replaced replicas have drained."""
     application = {
         "name": "spindle",
         "import_path": "deployments.app:build",
@@ -100,7 +100,7 @@ def replicas() -> DeploymentHandle:
 
 
 def eventually(holds: Callable[[], bool], what: str, within_s: float = 30) -> None:
-    """How soon is for benchmarks to say: a shared machine may stand still for seconds."""
+    """Latencies are measured in benchmarks: a shared machine may pause for seconds."""
     for _ in range(round(within_s / 0.1)):
         if holds():
             return
@@ -122,7 +122,7 @@ def oracle() -> PreTrainedModel:
 
 @cache
 def expected_ids(temperature: float, seed: int, max_tokens: int) -> list[int]:
-    """What the oracle generates behind PROMPT."""
+    """What the oracle generates after PROMPT."""
     stop = tokenizer().eos_token_id
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop_token_ids=(stop,))
     return reference.generate(oracle(), tokenizer()(PROMPT)["input_ids"], params, seed)
@@ -153,41 +153,41 @@ def request(name: str, **changes: Any) -> StreamRequest:
     return plain | changes  # type: ignore[return-value]  # the changes are of its fields
 
 
-def sign_of(name: str, replica: str, read: Mapping[str, int], *left: str) -> Heartbeat:
+def heartbeat_of(name: str, replica: str, read: Mapping[str, int], *left: str) -> Heartbeat:
     ingress = f"ingress of {name}"
     return {"replica": replica, "ingress": ingress, "read": dict(read), "left": left}
 
 
 @contextmanager
-def signs_of_life(streams: dict[str, str], read: dict[str, int]) -> Iterator[None]:
-    """What an ingress does while it has streams: tells each replica of its own ones."""
-    over = threading.Event()
+def send_heartbeats(streams: dict[str, str], read: dict[str, int]) -> Iterator[None]:
+    """Sends heartbeats as an ingress does while it has streams."""
+    done = threading.Event()
 
-    def tell() -> None:
-        while not over.wait(0.2):
+    def send() -> None:
+        while not done.wait(0.2):
             for name, replica in streams.items():
-                replicas().heartbeat.remote(sign_of(name, replica, read))
+                replicas().heartbeat.remote(heartbeat_of(name, replica, read))
 
-    teller = threading.Thread(target=tell)
-    teller.start()
+    sender = threading.Thread(target=send)
+    sender.start()
     try:
         yield
     finally:
-        over.set()
-        teller.join()
+        done.set()
+        sender.join()
 
 
 def read_to_end(
     accepted: Iterator[dict[str, Any]], name: str, replica: str
 ) -> list[dict[str, Any]]:
-    """What comes behind the first message, read as an ingress does: with signs of life."""
-    said: list[dict[str, Any]] = []
+    """The messages after the first one, read as an ingress does: with heartbeats."""
+    received: list[dict[str, Any]] = []
     read = {name: 0}
-    with signs_of_life({name: replica}, read):
+    with send_heartbeats({name: replica}, read):
         for message in accepted:
-            said.append(message)
+            received.append(message)
             read[name] += len(message.get("token_ids", ()))
-    return said
+    return received
 
 
 def tokens(messages: list[dict[str, Any]]) -> list[int]:

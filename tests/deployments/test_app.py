@@ -65,7 +65,7 @@ HOSTILE: Sequence[tuple[str | None, str]] = (
     (None, f'"seed": {"9" * 5000}'),
     (None, f'"stop": {"[" * 100_000}'),
 )
-"""The field that is refused, None where it is no JSON that can be read, and how it is spelt."""
+"""The field that is refused, None where it is no JSON that can be read, and how it is written."""
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_bad_field_is_named_in_openais_shape(
     app: str, field: str, fields: dict[str, Any]
 ) -> None:
     answer = ask(app, **fields)
-    # Too much for the context is told apart (docs/api.md).
+    # A context overflow has its own status (docs/api.md).
     assert answer.status_code == (413 if fields == {"max_tokens": 100_000} else 400)
     error = answer.json()["error"]
     assert error["param"] == field

@@ -31,7 +31,7 @@ PORT = 8136
 KEY = "a key of a tenant"
 FIELDS: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24}
 SEED = 2**63 + 5
-"""No double can hold it."""
+"""More than a double can represent."""
 
 CALLER = """
 import importlib.util, json, sys
@@ -46,7 +46,7 @@ spindle = serve.get_app_handle("spindle")
 answer = spindle.generate.remote(asked).result(timeout_s=60)
 chunks = list(spindle.options(stream=True).stream.remote(asked))
 refused = spindle.generate.remote({**asked, "temperature": -1}).result(timeout_s=60)
-print("SAID", json.dumps([answer, chunks, refused]))
+print("RESULT", json.dumps([answer, chunks, refused]))
 """
 
 
@@ -76,7 +76,7 @@ def call(channel: grpc.Channel, kind: str, method: str, fields: Any, key: str = 
 
 
 def run_elsewhere(code: str, folder: Path, *arguments: str) -> str:
-    """In a process that starts in `folder`, where nothing of ours is."""
+    """In a process that starts in `folder`, which has none of our modules."""
     script = folder / "elsewhere.py"
     script.write_text(code)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -98,8 +98,8 @@ def text(chunks: list[dict[str, Any]]) -> str:
 
 def test_a_process_without_our_code_calls_whole_and_in_chunks(tmp_path: Path) -> None:
     asked = {**FIELDS, "seed": SEED, "temperature": 1.0}
-    said = run_elsewhere(CALLER, tmp_path, json.dumps(asked))
-    answer, chunks, refused = json.loads(said.partition("SAID ")[2])
+    output = run_elsewhere(CALLER, tmp_path, json.dumps(asked))
+    answer, chunks, refused = json.loads(output.partition("RESULT ")[2])
     assert answer["choices"][0]["text"] == expected_text(1.0, SEED, 24)
     assert text(chunks) == expected_text(1.0, SEED, 24)
     assert len(chunks) < answer["usage"]["completion_tokens"], "one for each verdict"
@@ -118,16 +118,16 @@ from ray import serve
 ray.init("auto", logging_level="error", log_to_driver=False, runtime_env={"working_dir": "."})
 from service import app
 counting = serve.run(app, name="counting", route_prefix="/counting")
-print("SAID", counting.whole.remote(5).result(timeout_s=60))
-print("SAID", "".join(counting.options(stream=True).pieces.remote(5)))
+print("RESULT", counting.whole.remote(5).result(timeout_s=60))
+print("RESULT", "".join(counting.options(stream=True).pieces.remote(5)))
 serve.delete("counting")
 """
-    said = run_elsewhere(code, tmp_path).split("SAID ")[1:]
-    assert said[0] == said[1]
-    assert "5" in said[0]
+    output = run_elsewhere(code, tmp_path).split("RESULT ")[1:]
+    assert output[0] == output[1]
+    assert "5" in output[0]
 
 
-def test_grpc_says_what_http_would_and_keeps_all_bits_of_a_seed(channel: grpc.Channel) -> None:
+def test_grpc_answers_as_http_and_keeps_all_bits_of_a_seed(channel: grpc.Channel) -> None:
     asked = {**FIELDS, "seed": SEED, "temperature": 1.0}
     whole = json.loads(call(channel, "unary_unary", "Generate", asked).value)
     assert whole["choices"][0]["text"] == expected_text(1.0, SEED, 24)
@@ -165,18 +165,18 @@ def test_32_concurrent_callers_get_the_oracles_text(channel: grpc.Channel) -> No
         asked = {**FIELDS, "seed": number % 4, "temperature": 1.0}
         if number % 2:
             return text([json.loads(one.value) for one in stream(asked)])
-        said: str = spindle.generate.remote(asked).result(timeout_s=60)["choices"][0]["text"]
-        return said
+        output: str = spindle.generate.remote(asked).result(timeout_s=60)["choices"][0]["text"]
+        return output
 
     def stream(asked: dict[str, Any]) -> Any:
         return call(channel, "unary_stream", "Stream", asked)
 
     with ThreadPoolExecutor(32) as pool:
-        said = list(pool.map(ask, range(32)))
-    assert said == [expected_text(1.0, number % 4, 24) for number in range(32)]
+        output = list(pool.map(ask, range(32)))
+    assert output == [expected_text(1.0, number % 4, 24) for number in range(32)]
 
 
-def nobody_is_here() -> bool:
+def is_idle() -> bool:
     state = replicas().state.remote().result(timeout_s=10)
     return bool(state["running"] == state["kv_blocks"]["used"] == 0)
 
@@ -188,20 +188,20 @@ def test_a_caller_by_handle_that_goes_away_frees_its_kv() -> None:
     stream = serve.get_app_handle("spindle").options(stream=True).stream.remote(ENDLESS)
     next(iter(stream))
     stream.cancel()
-    eventually(nobody_is_here, "KV of a caller that went away is free", within_s=2)
+    eventually(is_idle, "KV of a caller that went away is free", within_s=2)
 
 
 def test_a_caller_by_grpc_that_goes_away_frees_its_kv(channel: grpc.Channel) -> None:
-    """Of 32 cancellations Serve 2.60's gRPC entrance lost 2 (docs/api.md): then the request runs to
+    """Of 32 cancellations Serve 2.60's gRPC proxy lost 2 (docs/api.md): then the request runs to
     its end. Three in a row are no accident."""
     for last in (False, False, True):
         stream = call(channel, "unary_stream", "Stream", ENDLESS)
         next(iter(stream))
         stream.cancel()
         try:
-            eventually(nobody_is_here, "KV of a caller that went away is free", within_s=2)
+            eventually(is_idle, "KV of a caller that went away is free", within_s=2)
             return
         except AssertionError:
             if last:
                 raise
-            eventually(nobody_is_here, "the stream that went on has ended", within_s=60)
+            eventually(is_idle, "the stream that went on has ended", within_s=60)

@@ -1,4 +1,4 @@
-"""What Ray's metrics endpoint says, and whether it is what clients received."""
+"""What Ray's metrics endpoint shows is what clients received."""
 
 import json
 import os
@@ -71,16 +71,16 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
         lambda: scrape().get("ttft_seconds_count", 0) == STREAMS, "the last request is counted"
     )
     eventually(lambda: scrape()["committed_tokens_total"] == received, "all tokens are counted")
-    said = scrape()
-    assert said["rounds_total"] == sum(one["rounds"] for one in mine)
-    assert said["drafted_tokens_total"] == sum(one["drafted"] for one in mine)
-    assert said["accepted_tokens_total"] == sum(one["accepted"] for one in mine)
-    assert said["prefilled_tokens_total"] >= answers[0]["usage"]["prompt_tokens"]
-    assert said["requests_total"] == said["queue_seconds_count"] == STREAMS
-    assert said["ttft_seconds_sum"] > 0
-    assert said["tpot_seconds_count"] == STREAMS
-    assert 0 < said["forwards_total"] <= said["rounds_total"] + STREAMS
-    eventually(lambda: scrape()["running"] == scrape()["waiting"] == 0, "nobody is here")
+    samples = scrape()
+    assert samples["rounds_total"] == sum(one["rounds"] for one in mine)
+    assert samples["drafted_tokens_total"] == sum(one["drafted"] for one in mine)
+    assert samples["accepted_tokens_total"] == sum(one["accepted"] for one in mine)
+    assert samples["prefilled_tokens_total"] >= answers[0]["usage"]["prompt_tokens"]
+    assert samples["requests_total"] == samples["queue_seconds_count"] == STREAMS
+    assert samples["ttft_seconds_sum"] > 0
+    assert samples["tpot_seconds_count"] == STREAMS
+    assert 0 < samples["forwards_total"] <= samples["rounds_total"] + STREAMS
+    eventually(lambda: scrape()["running"] == scrape()["waiting"] == 0, "nothing runs")
 
     by_drafter = scrape("drafter")
     assert by_drafter["accepted_tokens_total/tiny"] > 0
@@ -88,12 +88,12 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     for host in ("verifier", "tiny"):
         assert by_host[f"busy_seconds_total/{host}"] > 0
         assert by_host[f"idle_seconds_total/{host}"] > 0
-    # Even seeds were promised what nobody can keep.
+    # Even seeds have an SLO that cannot be met.
     by_kept = scrape("kept")
     assert by_kept["promises_total/yes"] == by_kept["promises_total/no"] == STREAMS / 2
 
 
-def test_a_drafter_that_dies_is_counted_with_its_recovery_and_who_moved_away(
+def test_a_drafters_death_is_counted_with_its_recovery_and_switches(
     app: serve.handle.DeploymentHandle,
 ) -> None:
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
@@ -121,7 +121,7 @@ BOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_a_board_asks_only_for_what_is_declared(board: Path) -> None:
+def test_a_board_queries_only_declared_metrics(board: Path) -> None:
     panels = json.loads(board.read_text())["panels"]
     for panel in panels:
         asked = set(re.findall(r"ray_spindle_\w+", json.dumps(panel["targets"])))

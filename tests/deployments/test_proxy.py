@@ -1,5 +1,5 @@
-"""Bodies that go ahead with the head of their request, and what clients have taken of the answer
-(deployments/proxy.py in Serve's proxy, and what the ingress makes of it)."""
+"""Bodies sent ahead with the head of their request, and reports of what clients have taken
+(deployments/proxy.py in Serve's proxy, and its use in the ingress)."""
 
 import asyncio
 import json
@@ -13,9 +13,16 @@ from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments import proxy
-from deployments.ingress.backpressure import MOST_MESSAGES
+from deployments.ingress.backpressure import MAX_IN_TRANSIT
 from deployments.ingress.http import make_http
-from deployments.proxy import BODY, TELLS, TOLD_EVERY, WRITTEN, BodyAhead, TellsWritten
+from deployments.proxy import (
+    BODY,
+    MESSAGES_PER_REPORT,
+    REPORTS_WRITTEN,
+    WRITTEN,
+    BodyAhead,
+    WrittenReports,
+)
 from tests.deployments.local import local_api, make_config
 
 HEAD: Scope = {
@@ -44,7 +51,7 @@ def part(body: bytes, more: bool = False) -> Message:
         ([{"type": "http.disconnect"}], None),
     ],
 )
-def test_a_body_in_one_piece_goes_ahead_and_none_is_lost(
+def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
     messages: list[Message], ahead: bytes | None
 ) -> None:
     """Other applications behind the same proxy read it as ever."""
@@ -54,10 +61,10 @@ def test_a_body_in_one_piece_goes_ahead_and_none_is_lost(
         seen.append(scope.get(BODY))
         seen.extend([await receive() for _ in messages])
 
-    coming = list(messages)
+    incoming = list(messages)
 
     async def receive() -> Message:
-        return coming.pop(0)
+        return incoming.pop(0)
 
     async def send(_message: Message) -> None: ...
 
@@ -65,91 +72,91 @@ def test_a_body_in_one_piece_goes_ahead_and_none_is_lost(
     assert seen == [ahead, *messages]
 
 
-def test_the_proxy_is_asked_late_when_the_ingress_has_the_body(
+def test_client_messages_are_fetched_late_when_the_ingress_has_the_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Serve asks in a task of its own, made just before it calls the ingress."""
-    asked: list[RequestMetadata] = []
+    """Serve fetches them in a task of its own, made just before it calls the ingress."""
+    fetches: list[RequestMetadata] = []
 
-    async def ask(request: RequestMetadata) -> bytes:
-        asked.append(request)
+    async def fetch(request: RequestMetadata) -> bytes:
+        fetches.append(request)
         return pickle.dumps([{"type": "http.disconnect"}])
 
     async def send(message: Message) -> None:
-        said.append(message)
+        sent.append(message)
 
-    said: list[Message] = []
+    sent: list[Message] = []
 
     async def serve(scope: Scope) -> None:
         async with local_api() as (api, _), asyncio.timeout(30):
             http = make_http(api)
-            receive = ASGIReceiveProxy(scope, RequestMetadata("one", "one"), ask)
-            asking = asyncio.create_task(receive.fetch_until_disconnect())
+            receive = ASGIReceiveProxy(scope, RequestMetadata("one", "one"), fetch)
+            fetching = asyncio.create_task(receive.fetch_until_disconnect())
             await http(scope, receive, send)
-        asking.cancel()
+        fetching.cancel()
 
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4, "stream": true}'
-    monkeypatch.setattr(proxy, "_ASK_AFTER_S", 60)
+    monkeypatch.setattr(proxy, "_RECEIVE_DELAY_S", 60)
     asyncio.run(serve({**HEAD, BODY: fields}))
-    assert said[0]["status"] == 200
-    assert b"[DONE]" in said[-2]["body"]
-    assert not asked
+    assert sent[0]["status"] == 200
+    assert b"[DONE]" in sent[-2]["body"]
+    assert not fetches
     asyncio.run(serve({**HEAD}))
-    assert asked, "where the body has not come ahead"
+    assert fetches, "where the body has not come ahead"
 
-    asked.clear()
-    said.clear()
-    monkeypatch.setattr(proxy, "_ASK_AFTER_S", 0)
+    fetches.clear()
+    sent.clear()
+    monkeypatch.setattr(proxy, "_RECEIVE_DELAY_S", 0)
     endless = fields.replace(b"4,", b'400, "ignore_eos": true,').replace(
         b'"stream": true', b'"n": 1'
     )
     asyncio.run(serve({**HEAD, BODY: endless}))
-    assert asked
-    assert not said, "the client has left before its answer was whole"
+    assert fetches
+    assert not sent, "the client has left before its answer was whole"
 
 
-def test_the_ingress_takes_a_body_that_came_ahead_and_bounds_it_too() -> None:
+def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
     async def never() -> Message:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def status(body: bytes) -> int:
-        said: list[Message] = []
+        sent: list[Message] = []
 
         async def send(message: Message) -> None:
-            said.append(message)
+            sent.append(message)
 
         async with local_api(make_config(limits={"max_body_bytes": 1024})) as (api, _):
             await asyncio.wait_for(make_http(api)({**HEAD, BODY: body}, never, send), 30)
-        return int(said[0]["status"])
+        return int(sent[0]["status"])
 
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4}'
     assert asyncio.run(status(fields)) == 200
     assert asyncio.run(status(fields + b" " * 1024)) == 413
 
 
-def test_what_a_client_has_taken_is_told_among_what_it_sends() -> None:
+def test_what_a_client_has_taken_is_reported_among_its_messages() -> None:
     """Not what was sent: the client takes message after message, and stops behind the 40th."""
-    told: list[int] = []
+    reports: list[int] = []
     taken = asyncio.Semaphore(40)
     leaves = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope[TELLS]
+        assert scope[REPORTS_WRITTEN]
         assert await receive() == part(b"body")
 
-        async def says() -> None:
+        async def respond() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for number in range(100):
                 await send({"type": "http.response.body", "body": b"%d" % number})
 
-        saying = asyncio.create_task(says())
+        responding = asyncio.create_task(respond())
         while (message := await receive())["type"] == WRITTEN:
-            told.append(message["messages"])
-            if sum(told) >= 40 - TOLD_EVERY:
+            reports.append(message["messages"])
+            if sum(reports) >= 40 - MESSAGES_PER_REPORT:
                 leaves.set()
         assert message == {"type": "http.disconnect"}
-        saying.cancel()
+        responding.cancel()
 
     messages = [part(b"body")]
 
@@ -162,20 +169,20 @@ def test_what_a_client_has_taken_is_told_among_what_it_sends() -> None:
         if message["type"] == "http.response.body":
             await taken.acquire()
 
-    asyncio.run(asyncio.wait_for(TellsWritten(app)({**HEAD}, receive, send), 30))
-    assert 40 - TOLD_EVERY <= sum(told) <= 40
-    assert min(told) >= TOLD_EVERY
+    asyncio.run(asyncio.wait_for(WrittenReports(app)({**HEAD}, receive, send), 30))
+    assert 40 - MESSAGES_PER_REPORT <= sum(reports) <= 40
+    assert min(reports) >= MESSAGES_PER_REPORT
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
-def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request(spec_version: str) -> None:
+def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> None:
     async def serve() -> None:
-        said: list[bytes] = []
+        sent: list[bytes] = []
         inbox: asyncio.Queue[Message] = asyncio.Queue()
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.body":
-                said.append(message["body"])
+                sent.append(message["body"])
 
         async with local_api(make_config(limits={"unread_tokens": 16}), seconds=0.001) as (
             api,
@@ -186,7 +193,7 @@ def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request(spec_vers
                 b' "stream": true}'
             )
             inbox.put_nowait(part(fields))
-            scope = {**HEAD, TELLS: True, "asgi": {"spec_version": spec_version}}
+            scope = {**HEAD, REPORTS_WRITTEN: True, "asgi": {"spec_version": spec_version}}
             serving = asyncio.create_task(make_http(api)(scope, inbox.get, send))
             async with asyncio.timeout(30):
                 while not replicas.streams or (
@@ -194,12 +201,12 @@ def test_a_reader_that_the_proxy_says_does_not_take_pauses_its_request(spec_vers
                 ):
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
-            assert len(said) == MOST_MESSAGES, "nothing more is handed to the proxy"
+            assert len(sent) == MAX_IN_TRANSIT, "nothing more is handed to the proxy"
             assert next(iter(replicas.streams.values())).unread_tokens < 200, "paused"
             while not serving.done():
-                inbox.put_nowait({"type": WRITTEN, "messages": TOLD_EVERY})
+                inbox.put_nowait({"type": WRITTEN, "messages": MESSAGES_PER_REPORT})
                 await asyncio.sleep(0.01)
-        events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(said))]
+        events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(sent))]
         text = "".join(choice["text"] for event in events for choice in event["choices"])
         async with local_api() as (api, _):
             whole = await api.generate(json.loads(fields) | {"stream": False})

@@ -1,5 +1,5 @@
-"""Two replicas: which one gets a stream or a sign of life, and what happens to streams of one that
-goes."""
+"""Two replicas: which one gets a stream or a heartbeat, and what happens to the streams of a lost
+one."""
 
 import os
 import signal
@@ -28,14 +28,14 @@ from tests.deployments.serving import (
     replica_states,
     replicas,
     request,
-    signs_of_life,
+    send_heartbeats,
     tokens,
 )
 
 PORT = 8141
 SILENT_INGRESS_S = 5.0
 SILENT_REPLICA_S = 8.0
-"""Longer than a busy machine stands still: a replica that only waits for it must not seem dead."""
+"""Longer than a busy machine pauses: a replica that only waits for it must not seem lost."""
 LIMITS = {
     "max_batch": 16,
     "unread_tokens": 64,
@@ -120,8 +120,8 @@ def test_a_shared_prefix_does_not_overload_one_replica() -> None:
 
 
 @pytest.mark.usefixtures("_two_replicas")
-def test_signs_of_life_reach_the_replicas_that_they_name() -> None:
-    """Each stream would be cancelled as unread or as a silent ingress's, had its signs gone to
+def test_heartbeats_reach_the_replicas_that_they_name() -> None:
+    """Each stream would be cancelled as unread or as a silent ingress's, had its heartbeats gone to
     the other replica."""
     streams: dict[str, Any] = {}
     homes: dict[str, str] = {}
@@ -137,7 +137,7 @@ def test_signs_of_life_reach_the_replicas_that_they_name() -> None:
         for message in streams[name]:
             read[name] += len(message.get("token_ids", ()))
 
-    with signs_of_life(homes, read):
+    with send_heartbeats(homes, read):
         readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
         for reader in readers:
             reader.start()
@@ -168,7 +168,7 @@ def router() -> Any:
     return None
 
 
-def heard_by(actor: Any) -> set[str]:
+def replicas_known_to(actor: Any) -> set[str]:
     try:
         return set(ray.get(actor.view.remote(), timeout=5)["replicas"])
     except (AttributeError, RayError):
@@ -176,16 +176,16 @@ def heard_by(actor: Any) -> set[str]:
 
 
 @pytest.mark.usefixtures("_two_replicas")
-def test_one_router_hears_all_replicas_and_they_serve_on_without_it() -> None:
+def test_one_router_knows_all_replicas_and_they_serve_without_it() -> None:
     homes = {
-        open_and_read(f"heard {number}", prompt_ids=[400 + number] * BLOCK) for number in range(8)
+        open_and_read(f"known {number}", prompt_ids=[400 + number] * BLOCK) for number in range(8)
     }
     assert len(homes) == 2
-    eventually(lambda: heard_by(router()) == homes, "the router has heard of both")
+    eventually(lambda: replicas_known_to(router()) == homes, "the router knows both")
     dead = router()
     ray.kill(dead)
     assert open_and_read("without a router", prompt_ids=[500] * BLOCK) in homes
-    eventually(lambda: heard_by(router()) == homes, "a new router has heard of both")
+    eventually(lambda: replicas_known_to(router()) == homes, "a new router knows both")
 
 
 def health() -> int:
@@ -204,7 +204,7 @@ def replica_pids() -> dict[str, int]:
 
 @pytest.mark.usefixtures("_two_replicas")
 def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
-    """Nothing is closed: without signs of life it would wait for ever."""
+    """Nothing is closed: without heartbeats it would wait for ever."""
     asked = {
         "model": "target",
         "prompt": PROMPT,
@@ -226,14 +226,14 @@ def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
     finally:
         os.kill(hanging, signal.SIGCONT)
     assert text_of(chunks) == text_of(undisturbed)
-    said = chunks[-1]["choices"][0]["spindle"]
-    assert said["attempts"] == 2
-    assert said["replica"] in pids.keys() - {working}
+    statistics = chunks[-1]["choices"][0]["spindle"]
+    assert statistics["attempts"] == 2
+    assert statistics["replica"] in pids.keys() - {working}
 
 
 @pytest.mark.usefixtures("_two_replicas")
 def test_a_replica_that_hangs_and_holds_no_stream_is_avoided() -> None:
-    """It never says that it has what it was sent, which would wait for `recovery_s`."""
+    """It never accepts what it was sent, which would wait for `recovery_s`."""
     handle = serve.get_app_handle("spindle")
     asked = {"model": "target", "prompt": [600] * 3 * BLOCK, "seed": 3, "max_tokens": 8}
 
@@ -241,8 +241,8 @@ def test_a_replica_that_hangs_and_holds_no_stream_is_avoided() -> None:
         (choice,) = handle.generate.remote(asked).result(timeout_s=30)["choices"]
         return choice["text"], choice["spindle"]
 
-    text, said = ask()
-    preferred = said["replica"]  # from now on, for this prompt
+    text, statistics = ask()
+    preferred = statistics["replica"]  # from now on, for this prompt
     hanging = replica_pids()[preferred]
     os.kill(hanging, signal.SIGSTOP)
     try:
@@ -274,7 +274,7 @@ def test_health_is_that_of_the_replicas_that_do_not_hang() -> None:
 
 @pytest.mark.usefixtures("_two_replicas")
 def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
-    """A replica that drains is no longer listed, and still hears that its ingress lives."""
+    """A replica that drains is no longer listed, and still receives heartbeats."""
     streams: dict[str, Any] = {}
     homes: dict[str, str] = {}
     for number in range(2):
@@ -283,17 +283,17 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
             name, prompt_ids=[300 + number] * BLOCK, params=LONG
         )
     read = dict.fromkeys(streams, 0)
-    said: dict[str, list[dict[str, Any]]] = {name: [] for name in streams}
+    received: dict[str, list[dict[str, Any]]] = {name: [] for name in streams}
     replaced = threading.Event()
 
     def follow(name: str) -> None:
         for message in streams[name]:
-            said[name].append(message)
-            if len(said[name]) == 3:
+            received[name].append(message)
+            if len(received[name]) == 3:
                 replaced.wait(90)  # unread, it pauses, and nearly all is still to come
             read[name] += len(message.get("token_ids", ()))
 
-    with signs_of_life(homes, read):
+    with send_heartbeats(homes, read):
         readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
         for reader in readers:
             reader.start()
@@ -304,7 +304,7 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
             replaced.set()
         for reader in readers:
             reader.join(60)
-    for name, messages in said.items():
+    for name, messages in received.items():
         assert messages[-1].get("finish") is not None, (name, messages[-1])
         assert len(tokens(messages)) == LONG["max_tokens"]
     deploy(ONE)

@@ -1,4 +1,4 @@
-"""How many replicas the signals of those that are there ask for."""
+"""The number of replicas that the signals of the present ones require."""
 
 from typing import Any
 
@@ -78,18 +78,18 @@ def signals(*replicas: tuple[float, float, float, float]) -> Signal:
         "a burst",
         "spread over two",
         "two for what one can hold",
-        "promises are broken",
-        "promises were broken, nobody is here",
+        "SLOs are missed",
+        "SLOs were missed, nothing runs",
     ],
 )
-def test_what_waits_and_broken_promises_ask_for_replicas(
+def test_waiting_requests_and_missed_slos_add_replicas(
     replicas: list[tuple[float, float, float, float]], expected: int
 ) -> None:
     assert wanted(signals(*replicas))[0] == expected
 
 
-def test_no_replica_goes_that_todays_goodput_needs() -> None:
-    """Two that gain 80 each, where one has never gained more than 100."""
+def test_replicas_that_the_present_goodput_needs_are_kept() -> None:
+    """Two with a goodput of 80 each, where one has never reached more than 100."""
     _, state = wanted(signals((8, 3, 100, 1)))
     count, state = wanted(signals((5, 0, 80, 1), (5, 0, 80, 1)), state)
     assert count == 2
@@ -101,15 +101,15 @@ def test_without_signals_nothing_changes() -> None:
     assert wanted({})[0] == 1
 
 
-def test_a_replica_signals_its_queue_its_goodput_and_promises_kept() -> None:
-    told = AutoscalingSignals()
+def test_a_replica_reports_its_queue_goodput_and_slo_attainment() -> None:
+    reported = AutoscalingSignals()
     outcome = RoundOutcome("a", None, 3, 3, 3, 4, 0.1)
     for at_s in (1.0, 12.0, 14.0):
-        told.observe(Verified(at_s, 0.1, 0.0, 10, 4, 0, (outcome,)))
+        reported.observe(Verified(at_s, 0.1, 0.0, 10, 4, 0, (outcome,)))
     for ttft_s in (0.1, 0.3):
         view = RequestView("a", 10.0, 5, 9, Slo(ttft_s=0.2), generated=9, first_token_s=10 + ttft_s)
-        told.observe(Left(12.0, view, "stop", Statistics(ttft_s=ttft_s), internal=False))
-    read = told.read([Statistics(queue_s=0.1), Statistics(), Statistics()], now=14.0)
+        reported.observe(Left(12.0, view, "stop", Statistics(ttft_s=ttft_s), internal=False))
+    read = reported.read([Statistics(queue_s=0.1), Statistics(), Statistics()], now=14.0)
     assert read == {"running": 1, "waiting": 2, "goodput": 8 / 10, "attainment": 0.5}
 
 

@@ -1,4 +1,4 @@
-"""The application with its target on vLLM, over HTTP: what clients get is what the oracle says.
+"""The application with its target on vLLM, over HTTP: clients get what the oracle generates.
 
 What the official client sees on either backend is in test_openai_client.py, what does not depend on
 the backend in test_app.py.
@@ -93,11 +93,11 @@ def ask(**fields: Any) -> dict[str, Any]:
     return answer
 
 
-def check(said: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
+def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
     """Every stream is complete and the oracle's."""
     identity = Identity(oracle())
     names = SamplingParams.__dataclass_fields__.keys() - {"seed", "ignore_eos"}
-    for one, body in zip(said, asked, strict=True):
+    for one, body in zip(received, asked, strict=True):
         assert one.error is None
         assert one.finish == "length"
         params = SamplingParams(**{name: body[name] for name in names & body.keys()})
@@ -116,17 +116,17 @@ def kv_is_free() -> bool:
 
 def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None:
     asked = bodies(max_tokens=32)
-    said = asyncio.run(read_all(URL, asked, timeout_s=120))
-    check(said, asked)
-    statistics = [one.statistics for one in said if one.statistics is not None]
-    assert len(statistics) == len(said)
-    assert sum(one["accepted"] for one in statistics) > len(said)
-    assert sum(one["rounds"] for one in statistics) < sum(len(one.token_ids) for one in said)
+    received = asyncio.run(read_all(URL, asked, timeout_s=120))
+    check(received, asked)
+    statistics = [one.statistics for one in received if one.statistics is not None]
+    assert len(statistics) == len(received)
+    assert sum(one["accepted"] for one in statistics) > len(received)
+    assert sum(one["rounds"] for one in statistics) < sum(len(one.token_ids) for one in received)
     assert all("tiny" in one["rounds_by_lane"] for one in statistics)
-    eventually(kv_is_free, "nobody is here")
+    eventually(kv_is_free, "nothing runs")
 
 
-def test_without_speculation_the_same_is_said() -> None:
+def test_the_text_is_the_same_without_speculation() -> None:
     with_drafts, plain = (
         ask(temperature=1, seed=3, speculation=drafter) for drafter in ("tiny", "off")
     )
@@ -136,29 +136,29 @@ def test_without_speculation_the_same_is_said() -> None:
 
 
 @pytest.mark.parametrize("part", ["verifier", "tiny"])
-def test_a_killed_part_comes_back_and_nobody_notices(part: str) -> None:
+def test_a_killed_part_comes_back_and_streams_are_unchanged(part: str) -> None:
     asked = bodies(max_tokens=96)
-    said = [ReceivedStream() for _ in asked]
+    received = [ReceivedStream() for _ in asked]
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)[part]
     killed: list[int] = []
 
     def strike() -> None:
-        tokens = sum(len(one.token_ids) for one in said)
-        if not killed and tokens > 8 * len(said):
-            killed.append(sum(not one.complete for one in said))
+        tokens = sum(len(one.token_ids) for one in received)
+        if not killed and tokens > 8 * len(received):
+            killed.append(sum(not one.complete for one in received))
             os.kill(victim, signal.SIGKILL)
 
     async def run() -> None:
         async with session(240) as client:
-            streams = zip(asked, said, strict=True)
+            streams = zip(asked, received, strict=True)
             await asyncio.gather(*(read(client, URL, body, one, strike) for body, one in streams))
 
     asyncio.run(run())
-    assert killed == [len(said)], "the fault came too late"
-    check(said, asked)
+    assert killed == [len(received)], "the fault came too late"
+    check(received, asked)
     eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
-    eventually(kv_is_free, "nobody is here")
+    eventually(kv_is_free, "nothing runs")
 
 
 def test_intels_openmp_is_loaded_before_anything_else() -> None:
@@ -173,7 +173,7 @@ def test_intels_openmp_is_loaded_before_anything_else() -> None:
 
 def test_vllms_own_metrics_are_beside_ours() -> None:
     def shown() -> set[str]:
-        ask()  # Ray forgets a gauge that nobody has set for 20 s
+        ask()  # Ray drops a gauge that has not been set for 20 s
         url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
         text = urllib.request.urlopen(url, timeout=10).read().decode()
         return {line.split("{")[0] for line in text.splitlines() if "{" in line}
@@ -191,7 +191,7 @@ def test_elsewhere_eight_streams_are_the_oracles_as_well(where: str) -> None:
     serve.delete("spindle")
     deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=VLLM_LOADS_S)
     asked = bodies(max_tokens=32)
-    said = asyncio.run(read_all(URL, asked, timeout_s=120))
-    check(said, asked)
-    assert sum(one.statistics["accepted"] for one in said if one.statistics) > len(said)
-    eventually(kv_is_free, "nobody is here")
+    received = asyncio.run(read_all(URL, asked, timeout_s=120))
+    check(received, asked)
+    assert sum(one.statistics["accepted"] for one in received if one.statistics) > len(received)
+    eventually(kv_is_free, "nothing runs")

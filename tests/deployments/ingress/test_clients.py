@@ -1,5 +1,4 @@
-"""Clients that we did not write, on either backend: schemathesis, vLLM's benchmark client and
-lm-eval.
+"""Clients of others, on either backend: schemathesis, vLLM's benchmark client and lm-eval.
 
 Worth its seconds: these are what a user points at the endpoint first, and each sends fields and
 reads answers in its own way.
@@ -27,7 +26,7 @@ from tests.deployments.serving import VLLM_TARGET
 
 PORT = 8131
 SERVED_ERRORS = 500
-"""Statuses from here on are ours to answer for."""
+"""Statuses from here on are errors of the server."""
 TARGETS = {"native": {"dtype": "float32", "placement": "inline"}, "vllm": VLLM_TARGET}
 CONFIG = {
     "drafters": [{"name": "tiny", "model": "zoo/tiny", "placement": "inline"}],
@@ -161,7 +160,7 @@ def lm_eval(
     return scores, answers
 
 
-def test_lm_eval_scores_what_the_endpoint_says(app: str, tmp_path: Path) -> None:
+def test_lm_eval_scores_the_endpoints_answers(app: str, tmp_path: Path) -> None:
     """The answers that it is to find are the endpoint's own, so anything lost on the way shows."""
     rows = []
     for count in range(3, 9):
@@ -197,16 +196,16 @@ def test_lm_evals_loglikelihoods_are_the_stock_models(app: str, tmp_path: Path) 
         for choice in row["choices"]:
             ids = torch.tensor(tokenizer(row["prompt"] + choice)["input_ids"])
             with torch.inference_mode():
-                said = model(ids[None]).logits[0].log_softmax(-1)[context - 1 : -1]
-            own = said.gather(-1, ids[context:, None])
-            greedy = bool((said.argmax(-1) == ids[context:]).all())
+                logprobs = model(ids[None]).logits[0].log_softmax(-1)[context - 1 : -1]
+            own = logprobs.gather(-1, ids[context:, None])
+            greedy = bool((logprobs.argmax(-1) == ids[context:]).all())
             likelihoods.append((float(own.sum()), greedy))
         expected.append(likelihoods)
         right += max(likelihoods) == likelihoods[row["answer"]]
     scores, answers = lm_eval(app, tmp_path, CHOOSING, rows, batch_size=3)
-    for told, likelihoods in zip(answers, expected, strict=True):
-        assert [float(value) for value, _ in told] == pytest.approx(
+    for answer, likelihoods in zip(answers, expected, strict=True):
+        assert [float(value) for value, _ in answer] == pytest.approx(
             [value for value, _ in likelihoods], abs=1e-3
         )
-        assert [str(greedy) for _, greedy in told] == [str(greedy) for _, greedy in likelihoods]
+        assert [str(greedy) for _, greedy in answer] == [str(greedy) for _, greedy in likelihoods]
     assert scores["acc,none"] == pytest.approx(right / len(rows))

@@ -14,7 +14,7 @@ from tests.deployments.ingress.test_output_text import BROKEN_IDS, ZOO
 from tests.deployments.local import CONTEXT, VOCAB, local_api
 
 TEXT = "<|user|>Count to 7, naïve 漢字.<|end|>"
-IDS = ZOO.encode_now(TEXT)
+IDS = ZOO.encode_blocking(TEXT)
 ASKED = {"model": "target", "prompt": TEXT, "max_tokens": 12, "seed": 3, "ignore_eos": True}
 
 
@@ -33,7 +33,7 @@ def answer(**fields: Any) -> dict[str, Any]:
     return asyncio.run(inside())
 
 
-def told(logprobs: dict[str, list[Any]]) -> list[TokenLogprobs]:
+def prompt_logprobs_of(logprobs: dict[str, list[Any]]) -> list[TokenLogprobs]:
     return [TokenLogprobs(one) for one in logprobs["token_logprobs"][1 : len(IDS)]]
 
 
@@ -52,7 +52,7 @@ def test_logprobs_begin_with_the_prompts(target: PreTrainedModel) -> None:
     choice = answer(logprobs=2, echo=True)["choices"][0]
     logprobs, prompt = choice["logprobs"], len(IDS)
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
-    prompt_logprobs.check(target, IDS, 0, told(logprobs))
+    prompt_logprobs.check(target, IDS, 0, prompt_logprobs_of(logprobs))
     assert logprobs["tokens"][:prompt] == [ZOO.spelling(token)[0] for token in IDS]
     for token, value, top in list(
         zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
@@ -67,17 +67,17 @@ def test_logprobs_begin_with_the_prompts(target: PreTrainedModel) -> None:
         assert token.startswith("bytes:") or choice["text"][begin:end] == token
 
 
-def test_each_choice_of_each_prompt_begins_with_its_own() -> None:
+def test_each_choice_begins_with_its_own_prompt() -> None:
     prompts = ["one two", TEXT]
     choices = answer(prompt=prompts, n=2, echo=True, logprobs=0)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
     for choice, prompt in zip(choices, ["one two"] * 2 + [TEXT] * 2, strict=True):
         assert choice["text"].startswith(prompt)
-        assert len(choice["logprobs"]["tokens"]) == len(ZOO.encode_now(prompt)) + 12
+        assert len(choice["logprobs"]["tokens"]) == len(ZOO.encode_blocking(prompt)) + 12
     assert choices[2]["text"] != choices[3]["text"], "n choices have seeds of their own"
 
 
-def test_a_stream_begins_with_the_prompt_and_says_it_once() -> None:
+def test_a_stream_begins_with_the_prompt_once() -> None:
     fields = {**ASKED, "echo": True, "logprobs": 1, "n": 2}
 
     async def inside() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -94,7 +94,7 @@ def test_a_stream_begins_with_the_prompt_and_says_it_once() -> None:
             assert [x for one in own for x in one["logprobs"][field]] == choice["logprobs"][field]
 
 
-def test_stop_strings_are_looked_for_in_the_output_only() -> None:
+def test_stop_strings_are_searched_in_the_output_only() -> None:
     plain = answer()["choices"][0]["text"]
     stop = plain[len(plain) // 2 :][:6]
     prompt = f"{TEXT}{stop}"
@@ -107,7 +107,7 @@ def test_stop_strings_are_looked_for_in_the_output_only() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_no_tokens_wanted_is_the_prompt_alone(streamed: bool) -> None:
+def test_max_tokens_0_returns_the_prompt_alone(streamed: bool) -> None:
     fields = {**ASKED, "echo": True, "logprobs": 1, "max_tokens": 0, "return_token_ids": True}
 
     async def inside() -> dict[str, Any]:
@@ -115,8 +115,8 @@ def test_no_tokens_wanted_is_the_prompt_alone(streamed: bool) -> None:
             if not streamed:
                 return await api.generate(fields)
             options = {"stream_options": {"include_usage": True}}
-            said, usage = [chunk async for chunk in api.stream({**fields, **options})]
-            return {**said, "usage": usage["usage"]}
+            chunk, usage = [chunk async for chunk in api.stream({**fields, **options})]
+            return {**chunk, "usage": usage["usage"]}
 
     body = asyncio.run(inside())
     (choice,) = body["choices"]
@@ -128,7 +128,7 @@ def test_no_tokens_wanted_is_the_prompt_alone(streamed: bool) -> None:
 
 @pytest.mark.parametrize("ids", [IDS, [5], [*BROKEN_IDS[:40], *IDS, BROKEN_IDS[3]]])
 def test_a_prompts_text_is_that_of_its_tokens(ids: list[int]) -> None:
-    said = echo(ZOO, ids)
-    assert said.text == ZOO.decode(ids)
-    assert len(said.offsets) == len(ids)
-    assert list(said.offsets) == sorted(said.offsets)
+    echoed = echo(ZOO, ids)
+    assert echoed.text == ZOO.decode(ids)
+    assert len(echoed.offsets) == len(ids)
+    assert list(echoed.offsets) == sorted(echoed.offsets)

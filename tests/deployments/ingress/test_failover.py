@@ -30,11 +30,11 @@ PLAIN: Fields = {
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover_module, "_BACK_OFF_S", 0.001)
-    monkeypatch.setattr(failover_module, "_FULL_S", 0.001)
+    monkeypatch.setattr(failover_module, "_RETRY_FULL_S", 0.001)
 
 
 def dies_at(request: StreamRequest) -> int | None:
-    """The tenant says at which output token each attempt's replica dies."""
+    """The tenant names at which output token each attempt's replica dies."""
     deaths = [int(token) for token in request["tenant"].split()]
     return deaths[request["attempt"]] if request["attempt"] < len(deaths) else None
 
@@ -51,14 +51,14 @@ def run(test: Callable[[Api, LocalReplicas], Awaitable[Result]]) -> Result:
     return asyncio.run(with_api())
 
 
-def told(choice: Fields) -> Fields:
-    """What may not depend on deaths."""
+def without_statistics(choice: Fields) -> Fields:
+    """The part of a choice that must not depend on deaths."""
     kept = {key: value for key, value in choice.items() if key != "spindle"}
     return {**kept, "seed": choice["spindle"]["seed"]}
 
 
 def expected(choice: Fields) -> Fields:
-    """As told without deaths, up to the rounding of other batches."""
+    """The choice without deaths, up to the rounding of other batches."""
     logprobs = choice["logprobs"]
     if logprobs is not None:
         logprobs = {
@@ -66,7 +66,7 @@ def expected(choice: Fields) -> Fields:
             "token_logprobs": pytest.approx(logprobs["token_logprobs"], abs=1e-4),
             "top_logprobs": [pytest.approx(top, abs=1e-4) for top in logprobs["top_logprobs"]],
         }
-    return told({**choice, "logprobs": logprobs})
+    return without_statistics({**choice, "logprobs": logprobs})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_death_at_any_token_changes_nothing(fields: Fields) -> None:
         disturbed = await asyncio.gather(*(api.generate(request, death) for death in deaths))
         same = [expected(choice) for choice in undisturbed["choices"]]
         for death, answer in zip(deaths, disturbed, strict=True):
-            assert [told(choice) for choice in answer["choices"]] == same, death
+            assert [without_statistics(choice) for choice in answer["choices"]] == same, death
             assert answer["usage"] == undisturbed["usage"]
         attempts = [answer["choices"][0]["spindle"]["attempts"] for answer in disturbed]
         assert attempts == [2] * shortest + [3] * len(twice)
@@ -113,10 +113,12 @@ def test_a_stop_string_is_found_across_the_cut() -> None:
         last = undisturbed["usage"]["completion_tokens"]
         assert last < TOKENS
         rounds = undisturbed["choices"][0]["spindle"]["rounds"]
-        assert 0 < rounds <= last, "told although the choice ended before the replica's stream"
+        assert 0 < rounds <= last, "reported although the choice ended before the replica's stream"
         deaths = [str(token) for token in range(last)]
         for answer in await asyncio.gather(*(api.generate(request, death) for death in deaths)):
-            assert told(answer["choices"][0]) == told(undisturbed["choices"][0])
+            assert without_statistics(answer["choices"][0]) == without_statistics(
+                undisturbed["choices"][0]
+            )
             assert answer["usage"] == undisturbed["usage"]
 
     run(test)
@@ -136,7 +138,7 @@ def test_a_stream_goes_on_without_a_gap_or_a_repeat(death: str) -> None:
     run(test)
 
 
-def test_prompt_and_output_are_resubmitted_apart_with_the_same_seed() -> None:
+def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed() -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
         request = {name: value for name, value in PLAIN.items() if name != "seed"}
         await api.generate(request, "9")
@@ -175,7 +177,7 @@ def test_a_client_that_goes_away_is_not_resubmitted() -> None:
     run(test)
 
 
-def test_a_cancelled_task_is_not_taken_for_a_death() -> None:
+def test_a_cancelled_task_does_not_count_as_a_death() -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
         task = asyncio.create_task(api.generate({**PLAIN, "max_tokens": 400}))
         while not replicas.streams:
@@ -194,7 +196,7 @@ Script = list[Message | Exception]
 
 
 class ScriptedReplicas:
-    """One script per dispatch, for what no healthy replica says."""
+    """One script per dispatch, for messages that no healthy replica sends."""
 
     def __init__(self, *scripts: Script) -> None:
         self._scripts = list(scripts)
@@ -253,7 +255,7 @@ REQUEST: StreamRequest = {
 }
 
 
-def converse(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception | None]:
+def run_scripts(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception | None]:
     replicas = ScriptedReplicas(*scripts)
 
     async def read() -> tuple[list[int], Exception | None]:
@@ -276,12 +278,12 @@ def converse(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception |
 
 def test_tokens_that_are_held_already_are_dropped() -> None:
     again: Script = [ACCEPTED, commit(0, 5, 6), commit(1, 6, 7, 8), commit(4, 9, finish="stop")]
-    tokens, _, error = converse([ACCEPTED, commit(0, 5, 6, 7), RayActorError()], again)
+    tokens, _, error = run_scripts([ACCEPTED, commit(0, 5, 6, 7), RayActorError()], again)
     assert (tokens, error) == ([5, 6, 7, 8, 9], None)
 
 
 def test_a_gap_is_a_loss() -> None:
-    tokens, replicas, _ = converse(
+    tokens, replicas, _ = run_scripts(
         [ACCEPTED, commit(0, 5), commit(2, 7)], [ACCEPTED, commit(1, 6, 7, finish="length")]
     )
     assert tokens == [5, 6, 7]
@@ -289,28 +291,30 @@ def test_a_gap_is_a_loss() -> None:
 
 
 def test_an_early_end_is_a_loss() -> None:
-    tokens, _, _ = converse([ACCEPTED, commit(0, 5)], [ACCEPTED, commit(1, 6, finish="stop")])
+    tokens, _, _ = run_scripts([ACCEPTED, commit(0, 5)], [ACCEPTED, commit(1, 6, finish="stop")])
     assert tokens == [5, 6]
 
 
 def test_an_accepted_request_waits_while_the_other_replicas_are_full() -> None:
     lost: Script = [ACCEPTED, commit(0, 5), RayActorError()]
     full: Script = [FULL]
-    tokens, replicas, error = converse(lost, *[full] * 5, [ACCEPTED, commit(1, 6, finish="stop")])
+    tokens, replicas, error = run_scripts(
+        lost, *[full] * 5, [ACCEPTED, commit(1, 6, finish="stop")]
+    )
     assert (tokens, error) == ([5, 6], None)
     assert replicas.requests[-1]["attempt"] == 1, "only losses count"
 
 
-def test_a_first_refusal_is_the_clients() -> None:
-    tokens, replicas, error = converse([FULL])
+def test_a_refusal_of_the_first_attempt_is_returned_to_the_client() -> None:
+    tokens, replicas, error = run_scripts([FULL])
     assert isinstance(error, ApiError)
     assert (error.status, tokens, len(replicas.requests)) == (429, [], 1)
 
 
 @pytest.mark.parametrize("retry", [False, True])
-def test_a_failure_says_whether_another_attempt_may_heal_it(retry: bool) -> None:
+def test_a_failure_is_retried_if_it_allows_that(retry: bool) -> None:
     failed: Message = messages.failed("the reader has stalled", retry)
-    tokens, replicas, error = converse(
+    tokens, replicas, error = run_scripts(
         [ACCEPTED, commit(0, 5), failed], [ACCEPTED, commit(1, 6, finish="stop")]
     )
     if retry:
@@ -320,18 +324,18 @@ def test_a_failure_says_whether_another_attempt_may_heal_it(retry: bool) -> None
         assert (error.status, len(replicas.requests)) == (503, 1)
 
 
-def test_a_request_that_fails_by_itself_is_tried_on_no_other_replica() -> None:
-    failed = messages.failed_by_itself("cmpl")
+def test_a_request_that_failed_by_a_defect_is_not_retried() -> None:
+    failed = messages.failed_by_defect("cmpl")
     scripts: list[Script] = [[ACCEPTED, commit(0, 5), failed], [failed]]
     for script in scripts:
-        _, replicas, error = converse(script, [ACCEPTED, commit(0, 5, finish="stop")])
+        _, replicas, error = run_scripts(script, [ACCEPTED, commit(0, 5, finish="stop")])
         assert isinstance(error, ApiError)
         assert (error.status, len(replicas.requests)) == (500, 1)
         assert "cmpl" in error.message
 
 
-def test_a_replica_that_dies_behind_its_last_commit_is_not_missed() -> None:
-    tokens, replicas, error = converse([ACCEPTED, commit(0, 5, finish="stop"), RayActorError()])
+def test_a_death_after_the_last_commit_changes_nothing() -> None:
+    tokens, replicas, error = run_scripts([ACCEPTED, commit(0, 5, finish="stop"), RayActorError()])
     assert (tokens, error, len(replicas.requests)) == ([5], None, 1)
 
 

@@ -1,5 +1,4 @@
-"""The HTTP face over a coordinator in this process: who comes in, what errors look like, readers
-that stall or leave."""
+"""The HTTP interface over a coordinator in this process: keys, errors, stalled and lost clients."""
 
 import asyncio
 import json
@@ -36,7 +35,7 @@ class App:
         return await self.client.post(path, json={**PROMPT, **fields})
 
     async def settled(self) -> None:
-        """Until no replica serves anything any more."""
+        """Waits until no replica serves anything."""
         for _ in range(200):
             if not self.replicas.streams:
                 return
@@ -68,7 +67,7 @@ async def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_has_the_text_of_the_whole_answer() -> None:
     async def test(app: App) -> None:
         fields: dict[str, Any] = {"max_tokens": 30, "logprobs": 2, "n": 2}
         whole = (await app.ask(**fields)).json()
@@ -92,14 +91,14 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     run(test)
 
 
-def test_token_ids_come_whole_and_in_pieces() -> None:
+def test_token_ids_of_whole_answers_and_streams() -> None:
     async def test(app: App) -> None:
         fields: dict[str, Any] = {"max_tokens": 30, "return_token_ids": True}
         choice = (await app.ask(**fields)).json()["choices"][0]
         assert len(choice["token_ids"]) == 30
         body = {"tokens": choice["token_ids"]}
-        told = (await app.client.post("/detokenize", json=body)).json()
-        assert told["prompt"] == choice["text"]
+        reported = (await app.client.post("/detokenize", json=body)).json()
+        assert reported["prompt"] == choice["text"]
         asked = {**PROMPT, **fields, "stream": True}
         async with app.client.stream("POST", "/v1/completions", json=asked) as response:
             pieces = [chunk["choices"][0]["token_ids"] for chunk in await events(response)]
@@ -108,7 +107,7 @@ def test_token_ids_come_whole_and_in_pieces() -> None:
     run(test)
 
 
-def test_a_chat_stream_says_the_role_once() -> None:
+def test_a_chat_stream_has_the_role_once() -> None:
     async def test(app: App) -> None:
         whole = (
             await app.client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 20})
@@ -123,16 +122,16 @@ def test_a_chat_stream_says_the_role_once() -> None:
     run(test)
 
 
-def test_log_probabilities_lie_where_their_tokens_are() -> None:
+def test_log_probabilities_have_the_offsets_of_their_tokens() -> None:
     async def test(app: App) -> None:
         choice = (await app.ask(max_tokens=30, logprobs=3)).json()["choices"][0]
-        told = choice["logprobs"]
-        assert len(told["tokens"]) == 30
+        reported = choice["logprobs"]
+        assert len(reported["tokens"]) == 30
         for token, logprob, top, offset in zip(
-            told["tokens"],
-            told["token_logprobs"],
-            told["top_logprobs"],
-            told["text_offset"],
+            reported["tokens"],
+            reported["token_logprobs"],
+            reported["top_logprobs"],
+            reported["text_offset"],
             strict=True,
         ):
             assert top[token] == logprob
@@ -144,17 +143,17 @@ def test_log_probabilities_lie_where_their_tokens_are() -> None:
     run(test)
 
 
-def test_statistics_are_told_for_each_choice() -> None:
+def test_each_choice_has_statistics() -> None:
     async def test(app: App) -> None:
         choice = (await app.ask(max_tokens=40)).json()["choices"][0]
-        told = choice["spindle"]
-        assert 0 < told["rounds"] < 40
-        assert 0 < told["accepted"] <= told["drafted"]
-        assert told["rounds"] + told["accepted"] >= 40
-        assert set(told["rounds_by_lane"]) == {"near"}
-        assert told["ttft_s"] > 0
-        assert told["tpot_s"] > 0
-        assert (told["seed"], told["attempts"], told["replica"]) == (3, 1, "replica-0")
+        reported = choice["spindle"]
+        assert 0 < reported["rounds"] < 40
+        assert 0 < reported["accepted"] <= reported["drafted"]
+        assert reported["rounds"] + reported["accepted"] >= 40
+        assert set(reported["rounds_by_lane"]) == {"near"}
+        assert reported["ttft_s"] > 0
+        assert reported["tpot_s"] > 0
+        assert (reported["seed"], reported["attempts"], reported["replica"]) == (3, 1, "replica-0")
         plain = (await app.ask(max_tokens=40, speculation="off")).json()["choices"][0]
         assert plain["text"] == choice["text"], "the same text without speculation"
         assert plain["spindle"]["drafted"] == 0
@@ -162,7 +161,7 @@ def test_statistics_are_told_for_each_choice() -> None:
     run(test)
 
 
-def test_only_those_with_a_key_come_in_and_as_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_required_and_names_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(app: App) -> None:
         for headers in ({}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic one"}):
             answer = await app.client.post("/v1/completions", json={"bad": 1}, headers=headers)
@@ -214,7 +213,7 @@ def test_errors_have_openais_shape(body: bytes, status: int, param: str | None) 
     run(test, limits=limit)
 
 
-def test_unknown_paths_and_methods_have_it_too() -> None:
+def test_errors_for_unknown_paths_and_methods_have_openais_shape() -> None:
     async def test(app: App) -> None:
         for method, path, status in (
             ("GET", "/nothing", 404),
@@ -250,11 +249,11 @@ def test_models_version_tokenize_and_back() -> None:
     run(test)
 
 
-def test_while_starting_all_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_NEXT_S", 0.01)
+def test_503_with_retry_after_while_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "_NEXT_CALL_S", 0.01)
 
     async def test(app: App) -> None:
-        def starting(_asked: Routed) -> asyncio.Future[Any]:
+        def starting(_routed: Routed) -> asyncio.Future[Any]:
             return asyncio.get_running_loop().create_future()
 
         monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
@@ -297,28 +296,32 @@ def test_a_client_that_leaves_is_cancelled_at_once() -> None:
             await app.client.post("/v1/completions", json={**asked, "stream": False}, timeout=0.3)
         assert len(app.replicas.requests) == 4
         await app.settled()
-        told = [name for sign in app.replicas.signs for name in sign["left"]]
-        assert sorted(told) == sorted(one["name"] for one in app.replicas.requests)
+        reported = [name for heartbeat in app.replicas.heartbeats for name in heartbeat["left"]]
+        assert sorted(reported) == sorted(one["name"] for one in app.replicas.requests)
 
     run(test, seconds=0.005)
 
 
-def test_replicas_hear_how_far_clients_have_read() -> None:
+def test_replicas_are_sent_how_far_clients_have_read() -> None:
     async def test(app: App) -> None:
         asked = {**PROMPT, "max_tokens": 200, "stream": True}
         async with app.client.stream("POST", "/v1/completions", json=asked) as response:
             await events(response)
         name = app.replicas.requests[-1]["name"]
-        read = [sign["read"][name] for sign in app.replicas.signs if name in sign["read"]]
+        read = [
+            heartbeat["read"][name]
+            for heartbeat in app.replicas.heartbeats
+            if name in heartbeat["read"]
+        ]
         assert read == sorted(read)
-        assert read[-1] > 200 - 8, "told within unread_tokens / 4"
-        assert all(sign["replica"] == "replica-0" for sign in app.replicas.signs)
+        assert read[-1] > 200 - 8, "reported within unread_tokens / 4"
+        assert all(heartbeat["replica"] == "replica-0" for heartbeat in app.replicas.heartbeats)
 
     run(test, seconds=0.002, limits={"unread_tokens": 16})
 
 
-def test_a_reader_that_stalls_holds_up_itself_alone() -> None:
-    """A raw socket with a small receive buffer: what the client does not take is not told as
+def test_a_stalled_reader_delays_only_itself() -> None:
+    """A raw socket with a small receive buffer: what the client does not take is not reported as
     read, so the coordinator pauses its request; when it reads on, nothing is missing."""
 
     async def test(app: App) -> None:
@@ -343,7 +346,11 @@ def test_a_reader_that_stalls_holds_up_itself_alone() -> None:
 
         quick = await app.ask(max_tokens=480)
         assert quick.json()["usage"]["completion_tokens"] == 480
-        read = [sign["read"][name] for sign in app.replicas.signs if name in sign["read"]]
+        read = [
+            heartbeat["read"][name]
+            for heartbeat in app.replicas.heartbeats
+            if name in heartbeat["read"]
+        ]
         assert 0 < read[-1] < 240
         assert stalled.unread_tokens >= 16, "paused"
         assert read[-1] + stalled.unread_tokens < 300, "paused long before its end"
@@ -378,21 +385,21 @@ def test_nothing_is_raised_over_a_handle() -> None:
     run(test)
 
 
-def test_a_bug_is_not_blamed_on_the_client() -> None:
+def test_an_unknown_exception_is_no_client_error() -> None:
     with pytest.raises(KeyError):
         ApiError.of(KeyError("x"))
 
 
-def test_a_request_that_fails_by_itself_is_500_alone_and_says_nothing_of_the_inside(
+def test_a_defect_in_one_request_is_500_for_it_alone_without_internals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whole and streamed, while others are served."""
-    honest = ServedRequest.commit
+    original = ServedRequest.commit
 
     def poisoned(served: ServedRequest, *verdict: Any) -> Commit:
         if served.seed == 666 and served.produced > 4:
             raise RuntimeError("at /srv/secret/path")
-        return honest(served, *verdict)
+        return original(served, *verdict)
 
     async def streamed(app: App, seed: int) -> list[Any]:
         asked = {**PROMPT, "seed": seed, "stream": True, "max_tokens": 20}
@@ -402,7 +409,7 @@ def test_a_request_that_fails_by_itself_is_500_alone_and_says_nothing_of_the_ins
     async def test(app: App) -> None:
         undisturbed = (await app.ask(max_tokens=20)).json()["choices"][0]["text"]
         monkeypatch.setattr(ServedRequest, "commit", poisoned)
-        (whole, *well), (failed, chunks) = await asyncio.gather(
+        (whole, *others), (failed, chunks) = await asyncio.gather(
             asyncio.gather(*(app.ask(max_tokens=20, seed=seed) for seed in (666, 3, 3, 3, 3))),
             asyncio.gather(*(streamed(app, seed) for seed in (666, 3))),
         )
@@ -413,7 +420,7 @@ def test_a_request_that_fails_by_itself_is_500_alone_and_says_nothing_of_the_ins
             assert "secret" not in error["message"]
         assert failed[-1]["error"]["message"].split()[1].removesuffix("-0") in failed[0]["id"]
         texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks)]
-        texts += [answer.json()["choices"][0]["text"] for answer in well]
+        texts += [answer.json()["choices"][0]["text"] for answer in others]
         assert texts == [undisturbed] * 5
         names = [request["name"] for request in app.replicas.requests]
         assert len(names) == len(set(names)), "nothing is sent again"

@@ -1,5 +1,5 @@
-"""The official `openai` client against the application over Serve, on either backend: it must
-notice nothing."""
+"""The official `openai` client against the application over Serve, on either backend: nothing may
+differ."""
 
 import asyncio
 import random
@@ -52,7 +52,7 @@ def complete(client: OpenAI, **fields: object) -> openai.types.Completion:
     return answer
 
 
-def nobody_is_here() -> bool:
+def is_idle() -> bool:
     state = replicas().state.remote().result(timeout_s=10)
     kv = state["kv_blocks"]
     return (
@@ -101,9 +101,9 @@ def test_streamed_completion_with_usage(client: OpenAI) -> None:
             stream_options={"include_usage": True},
         )
     )
-    *said, last = chunks
-    assert "".join(chunk.choices[0].text for chunk in said) == expected_text(1.0, 5, 24)
-    assert all(chunk.usage is None for chunk in said)
+    *parts, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in parts) == expected_text(1.0, 5, 24)
+    assert all(chunk.usage is None for chunk in parts)
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.completion_tokens == len(expected_ids(1.0, 5, 24))
@@ -145,17 +145,17 @@ def test_stop_strings_end_the_text_before_them(client: OpenAI, streamed: bool) -
         )
         choices = [chunk.choices[0] for chunk in chunks]
     else:
-        choices = [complete(client, stop=[stop, "never said"]).choices[0]]
+        choices = [complete(client, stop=[stop, "never there"]).choices[0]]
     assert "".join(choice.text for choice in choices) == whole[: whole.find(stop)]
     assert choices[-1].finish_reason == "stop"
 
 
 def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
-    told = complete(client, logprobs=3).choices[0].logprobs
-    assert told is not None
-    assert told.tokens is not None
-    assert told.token_logprobs is not None
-    assert told.top_logprobs is not None
+    logprobs = complete(client, logprobs=3).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
     chat = client.chat.completions.create(
         model="target",
         messages=MESSAGES,
@@ -167,9 +167,9 @@ def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
     assert chat.choices[0].logprobs is not None
     content = chat.choices[0].logprobs.content
     assert content is not None
-    assert [one.token for one in content] == told.tokens
-    assert [one.logprob for one in content] == pytest.approx(told.token_logprobs, abs=1e-4)
-    for one, top in zip(content, told.top_logprobs, strict=True):
+    assert [one.token for one in content] == logprobs.tokens
+    assert [one.logprob for one in content] == pytest.approx(logprobs.token_logprobs, abs=1e-4)
+    for one, top in zip(content, logprobs.top_logprobs, strict=True):
         assert {other.token for other in one.top_logprobs} == set(top), "greedy: it is among them"
         assert one.logprob == max(other.logprob for other in one.top_logprobs)
         assert one.bytes is not None
@@ -190,14 +190,14 @@ def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, streame
         choices = complete(client, prompt=ids, echo=True, logprobs=1).choices
     assert choices[0].text.startswith(PROMPT)
     assert "".join(choice.text for choice in choices) == PROMPT + expected_text(0.0, 0, 24)
-    said = [choice.logprobs for choice in choices if choice.logprobs is not None]
-    told = [value for one in said for value in one.token_logprobs or []]
+    logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    values = [value for one in logprobs for value in one.token_logprobs or []]
     tokens = [*ids, *expected_ids(0.0, 0, 24)]
     logits = torch.from_numpy(reference.forward(oracle(), tokens))
     expected = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])
-    assert told[0] is None
-    assert told[1:] == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
-    assert sum(len(one.top_logprobs or []) for one in said) == len(tokens)
+    assert values[0] is None
+    assert values[1:] == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
+    assert sum(len(one.top_logprobs or []) for one in logprobs) == len(tokens)
 
 
 def test_logit_bias_bans_a_token(client: OpenAI) -> None:
@@ -206,8 +206,8 @@ def test_logit_bias_bans_a_token(client: OpenAI) -> None:
     assert not text.startswith(tokenizer().decode([first]))
 
 
-def test_96_streams_at_once_say_what_each_says_alone(client: OpenAI) -> None:
-    """With 64 admitted at once, the others are told to come again (429), as the client does."""
+def test_96_concurrent_streams_have_the_text_of_single_ones(client: OpenAI) -> None:
+    """With 64 admitted at once, the others are refused with 429, and the client tries again."""
     patient = client.with_options(max_retries=20)
     with ThreadPoolExecutor(96) as pool:
         answers = list(
@@ -217,7 +217,7 @@ def test_96_streams_at_once_say_what_each_says_alone(client: OpenAI) -> None:
         assert answer.choices[0].text == expected_text(1.0, seed % 4, 24)
 
 
-def test_of_500_at_once_each_is_served_or_told_when_to_come_again(client: OpenAI) -> None:
+def test_each_of_500_at_once_is_served_or_refused_with_retry_after(client: OpenAI) -> None:
     async def ask(impatient: AsyncOpenAI, seed: int) -> str | openai.RateLimitError:
         try:
             answer = await impatient.completions.create(
@@ -233,21 +233,21 @@ def test_of_500_at_once_each_is_served_or_told_when_to_come_again(client: OpenAI
         ) as impatient:
             return await asyncio.gather(*(ask(impatient, number % 4) for number in range(500)))
 
-    said = asyncio.run(all_at_once())
-    served = [(number % 4, text) for number, text in enumerate(said) if isinstance(text, str)]
-    refused = [one for one in said if isinstance(one, openai.RateLimitError)]
+    results = asyncio.run(all_at_once())
+    served = [(number % 4, text) for number, text in enumerate(results) if isinstance(text, str)]
+    refused = [one for one in results if isinstance(one, openai.RateLimitError)]
     assert ADMITTED <= len(served) < 500
     assert all(int(one.response.headers["retry-after"]) > 0 for one in refused)
     assert all(text == expected_text(1.0, seed, 24) for seed, text in served)
-    eventually(nobody_is_here, "all KV is free or cached")
+    eventually(is_idle, "all KV is free or cached")
 
 
 def test_statistics_come_with_each_choice(client: OpenAI) -> None:
-    told = complete(client, max_tokens=24).choices[0].to_dict()["spindle"]
-    assert isinstance(told, dict)
-    assert told["rounds"] > 0
-    assert told["attempts"] == 1
-    assert told["ttft_s"] > 0
+    statistics = complete(client, max_tokens=24).choices[0].to_dict()["spindle"]
+    assert isinstance(statistics, dict)
+    assert statistics["rounds"] > 0
+    assert statistics["attempts"] == 1
+    assert statistics["ttft_s"] > 0
     plain = complete(client, extra_body={"speculation": "off"}).choices[0]
     assert plain.text == expected_text(0.0, 0, 24)
     assert plain.to_dict()["spindle"]["drafted"] == 0  # type: ignore[index]  # our extension
@@ -265,14 +265,14 @@ def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         complete(client, model="other")
     with pytest.raises(openai.AuthenticationError):
-        complete(client.with_options(api_key="nobody's"))
+        complete(client.with_options(api_key="unknown"))
     with pytest.raises(openai.APIStatusError) as long:
         complete(client, max_tokens=10**6)
     assert long.value.status_code == 413
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_who_leaves_frees_his_place_and_his_memory(client: OpenAI, streamed: bool) -> None:
+def test_a_client_that_disconnects_frees_its_place_and_kv(client: OpenAI, streamed: bool) -> None:
     impatient = client.with_options(timeout=0.5)
     for _ in range(3):
         if streamed:
@@ -290,16 +290,16 @@ def test_who_leaves_frees_his_place_and_his_memory(client: OpenAI, streamed: boo
             with pytest.raises(openai.APITimeoutError):
                 complete(impatient, max_tokens=1500, n=4, extra_body={"ignore_eos": True})
 
-    eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)
+    eventually(is_idle, "nothing runs and no KV is held", within_s=5)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_whoever_of_a_crowd_leaves_is_noticed(client: OpenAI, streamed: bool) -> None:
-    """At whatever moment: Serve misses those who leave while something is handed on."""
+def test_each_of_many_disconnects_is_noticed(client: OpenAI, streamed: bool) -> None:
+    """At any moment: Serve misses a disconnect while it passes a message on."""
     impatient = AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
     draw = random.Random(1)
 
-    async def leaves() -> None:
+    async def disconnect_early() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(draw.uniform(0.01, 0.6)):
                 answer = await impatient.completions.create(
@@ -310,15 +310,15 @@ def test_whoever_of_a_crowd_leaves_is_noticed(client: OpenAI, streamed: bool) ->
                     stream=streamed,
                     extra_body={"ignore_eos": True},
                 )
-                assert isinstance(answer, openai.AsyncStream), "nobody stays to the end"
+                assert isinstance(answer, openai.AsyncStream), "the client waited to the end"
                 async for _ in answer:
                     pass
-                raise AssertionError("nobody stays to the end")
+                raise AssertionError("the client waited to the end")
 
-    async def crowd() -> None:
-        await asyncio.gather(*(leaves() for _ in range(ADMITTED // 2)))
+    async def all_disconnect() -> None:
+        await asyncio.gather(*(disconnect_early() for _ in range(ADMITTED // 2)))
 
     for _ in range(3):
-        asyncio.run(crowd())
+        asyncio.run(all_disconnect())
         # One that was missed would go on for many seconds.
-        eventually(nobody_is_here, "nothing runs and no KV is held", within_s=5)
+        eventually(is_idle, "nothing runs and no KV is held", within_s=5)

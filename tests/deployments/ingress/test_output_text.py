@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from cluster.zoo import TARGET, model_path
-from deployments.ingress.output_text import AnswerText, Detokenizer, Said
+from deployments.ingress.output_text import AnswerText, Detokenizer, TextPiece
 from deployments.ingress.tokenizer import Tokens
 from engine.protocol import Finish
 
@@ -42,36 +42,36 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     return Tokens(path)
 
 
-def spoken(tokens: Tokens, ids: list[int]) -> list[str]:
+def pieces_of(tokens: Tokens, ids: list[int]) -> list[str]:
     detokenizer = Detokenizer(tokens)
     return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
 
 
 @given(ids=token_lists)
 def test_pieces_add_up_to_the_whole_text(ids: list[int]) -> None:
-    assert "".join(spoken(ZOO, ids)) == ZOO.plain_text(ids)
+    assert "".join(pieces_of(ZOO, ids)) == ZOO.plain_text(ids)
 
 
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
-def test_no_piece_of_a_sound_text_is_broken(text: str) -> None:
-    ids = ZOO.encode_now(text)
-    pieces = spoken(ZOO, ids)
+def test_no_piece_of_a_valid_text_is_broken(text: str) -> None:
+    ids = ZOO.encode_blocking(text)
+    pieces = pieces_of(ZOO, ids)
     assert "".join(pieces) == ZOO.plain_text(ids)
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_text_is_said_as_soon_as_it_is_settled() -> None:
-    ids = ZOO.encode_now("one two three")
-    assert spoken(ZOO, ids)[:-1] == [ZOO.decode([token]) for token in ids]
+def test_text_is_returned_as_soon_as_it_is_final() -> None:
+    ids = ZOO.encode_blocking("one two three")
+    assert pieces_of(ZOO, ids)[:-1] == [ZOO.decode([token]) for token in ids]
 
 
-def test_an_endless_run_of_broken_bytes_is_not_held_back_for_ever() -> None:
+def test_a_long_run_of_broken_bytes_is_not_held_back() -> None:
     ids = [BROKEN_IDS[0]] * 500
     detokenizer = Detokenizer(ZOO)
-    said = "".join(detokenizer.push(token) for token in ids)
-    assert len(said) > 450
-    assert said + detokenizer.flush() == ZOO.decode(ids)
+    text = "".join(detokenizer.push(token) for token in ids)
+    assert len(text) > 450
+    assert text + detokenizer.flush() == ZOO.decode(ids)
     assert len(detokenizer._window) < 50, "each step would decode all of it again"
 
 
@@ -85,30 +85,30 @@ def test_byte_fallback_and_stripped_spaces(byte_fallback: Tokens, seed: int) -> 
             ids.append(rng.randrange(2, 7))
         else:
             ids += [7 + byte for byte in rng.choice(EMOJI).encode()]
-    pieces = spoken(byte_fallback, ids)
+    pieces = pieces_of(byte_fallback, ids)
     assert "".join(pieces) == byte_fallback.decode(ids)
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_special_tokens_are_no_text() -> None:
-    ids = ZOO.encode_now("<|user|>Hello<|end|>")
-    assert "".join(spoken(ZOO, ids)) == "Hello"
+def test_special_tokens_add_no_text() -> None:
+    ids = ZOO.encode_blocking("<|user|>Hello<|end|>")
+    assert "".join(pieces_of(ZOO, ids)) == "Hello"
 
 
-def said(
+def answer_in_cuts(
     ids: list[int],
     stops: list[str],
     finish: Finish | None = "length",
     cuts: list[int] | None = None,
     min_tokens: int = 0,
 ) -> tuple[str, int, list[int], Finish | None]:
-    """What becomes of these tokens, arriving in verdicts that end at `cuts`."""
+    """Text, number of tokens, offsets and finish when verdicts end at `cuts`."""
     answer = AnswerText(ZOO, stops, min_tokens)
     ends = [*sorted(set(cuts or []) & set(range(1, len(ids)))), len(ids)]
     text, tokens, start = "", 0, 0
     offsets: list[int] = []
     for end in ends:
-        last: Said = answer.take(ids[start:end], finish if end == len(ids) else None)
+        last: TextPiece = answer.take(ids[start:end], finish if end == len(ids) else None)
         text += last.text
         tokens += last.tokens
         offsets += last.offsets
@@ -133,22 +133,22 @@ def test_nothing_depends_on_how_the_tokens_are_cut_into_verdicts(
     ]
     stops = [stop for stop in stops if stop]
     cuts = data.draw(st.lists(st.integers(1, 60)), label="cuts")
-    at_once = said(ids, stops)
-    assert said(ids, stops, cuts=cuts) == at_once
+    at_once = answer_in_cuts(ids, stops)
+    assert answer_in_cuts(ids, stops, cuts=cuts) == at_once
     text, tokens, offsets, finish = at_once
     assert whole.startswith(text)
     assert len(offsets) == tokens
     if finish == "stop":
         # The stop string is what comes next, and no earlier token completed one.
         assert any(whole[len(text) :].startswith(stop) for stop in stops)
-        before = "".join(spoken(ZOO, ids[: tokens - 1])[:-1])
+        before = "".join(pieces_of(ZOO, ids[: tokens - 1])[:-1])
         assert not any(stop in before for stop in stops)
     else:
         assert text == whole
 
 
 def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
-    ids = ZOO.encode_now("one two three four")
+    ids = ZOO.encode_blocking("one two three four")
     answer = AnswerText(ZOO, ["two thr"], 0)
     pieces = [answer.take([token], None) for token in ids]
     shown = [piece.text for piece in pieces]
@@ -157,35 +157,35 @@ def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
     assert pieces[ended].finish == "stop"
 
 
-def test_held_back_text_comes_out_when_it_was_no_stop_string_after_all() -> None:
-    ids = ZOO.encode_now("one two")
-    assert said(ids, ["two three"]) == (
+def test_held_back_text_is_returned_when_no_stop_string_follows() -> None:
+    ids = ZOO.encode_blocking("one two")
+    assert answer_in_cuts(ids, ["two three"]) == (
         "one two",
         len(ids),
-        said(ids, [])[2],
+        answer_in_cuts(ids, [])[2],
         "length",
     )
 
 
-def test_the_token_that_stops_the_output_is_no_text() -> None:
-    ids = ZOO.encode_now("one two")
-    text, tokens, _, finish = said(ids, [], finish="stop")
+def test_the_token_that_ends_the_output_adds_no_text() -> None:
+    ids = ZOO.encode_blocking("one two")
+    text, tokens, _, finish = answer_in_cuts(ids, [], finish="stop")
     assert text == ZOO.decode(ids[:-1])
     assert (tokens, finish) == (len(ids), "stop")
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:
-    ids = ZOO.encode_now("a a a a a a")
-    text, tokens, _, finish = said(ids, ["a"], min_tokens=3)
+    ids = ZOO.encode_blocking("a a a a a a")
+    text, tokens, _, finish = answer_in_cuts(ids, ["a"], min_tokens=3)
     assert finish == "stop"
     assert tokens > 3
     assert text == ZOO.decode(ids[: tokens - 1]) + " "
 
 
-def test_each_tokens_spelling_holds_its_bytes() -> None:
+def test_each_tokens_spelling_has_its_bytes() -> None:
     for text in (EMOJI, "def f(x):\n    return x"):
         raw: list[int] = []
-        for token in ZOO.encode_now(text):
+        for token in ZOO.encode_blocking(text):
             spelling, of_token = ZOO.spelling(token)
             assert of_token is not None
             raw += of_token

@@ -1,4 +1,4 @@
-"""Whether anybody can serve, asked of replicas that hang, are slow or are gone."""
+"""Readiness with replicas that hang, are slow or are lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,33 +22,33 @@ Answer = Callable[[], Awaitable[object]]
 
 
 class Replicas:
-    """Behind a router that takes the first one that is not to be avoided."""
+    """Behind a router that takes the first one that is not avoided."""
 
     def __init__(self, **answers: Answer) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.called: list[str] = []
 
     @property
     def describe(self) -> Method:
-        return Method(lambda asked: asyncio.create_task(self._describe(asked)))
+        return Method(lambda call_args: asyncio.create_task(self._describe(call_args)))
 
     @property
     def heartbeat(self) -> Method:
-        return Method(self._sign_of_life)
+        return Method(self._heartbeat)
 
-    async def _describe(self, asked: Routed) -> dict[str, Any]:
-        speaking = [name for name in self.answers if name not in asked["avoid"]]
-        name = (speaking or list(self.answers))[0]
-        asked["routed_to"] = name
-        self.asked.append(name)
+    async def _describe(self, call_args: Routed) -> dict[str, Any]:
+        responsive = [name for name in self.answers if name not in call_args["avoid"]]
+        name = (responsive or list(self.answers))[0]
+        call_args["routed_to"] = name
+        self.called.append(name)
         await self.answers[name]()
         return {"vocab_size": LIMITS.vocab_size, "max_context": LIMITS.max_context}
 
-    async def _sign_of_life(self, sign: Heartbeat) -> None:
-        await self.answers[sign["replica"]]()
+    async def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        await self.answers[heartbeat["replica"]]()
 
 
-async def well() -> None:
+async def healthy() -> None:
     pass
 
 
@@ -69,63 +69,63 @@ async def hanging() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_NEXT_S", 0.02)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "_NEXT_CALL_S", 0.02)
 
 
 @asynccontextmanager
-async def signs_to(replicas: Replicas) -> AsyncIterator[HeartbeatSender]:
+async def heartbeats_to(replicas: Replicas) -> AsyncIterator[HeartbeatSender]:
     limits = make_config(limits={"silent_replica_s": 0.1}).limits
-    signs = HeartbeatSender("ingress", replicas, limits)
+    heartbeats = HeartbeatSender("ingress", replicas, limits)
     try:
-        yield signs
+        yield heartbeats
     finally:
-        signs.close()
+        heartbeats.close()
 
 
-def ask(replicas: Replicas) -> TargetLimits:
-    async def asking() -> TargetLimits:
-        async with signs_to(replicas) as signs:
-            return await Readiness(replicas, signs).ask()
+def check(replicas: Replicas) -> TargetLimits:
+    async def inside() -> TargetLimits:
+        async with heartbeats_to(replicas) as heartbeats:
+            return await Readiness(replicas, heartbeats).check()
 
-    return asyncio.run(asking())
-
-
-@pytest.mark.parametrize("sick", [hanging, gone, cancelled_by_serve])
-def test_one_replica_that_is_well_is_enough(sick: Answer) -> None:
-    replicas = Replicas(one=sick, other=sick, third=well)
-    assert ask(replicas) == LIMITS
-    assert replicas.asked == ["one", "other", "third"]
+    return asyncio.run(inside())
 
 
-def test_one_that_is_slow_is_asked_again_and_its_first_answer_counts() -> None:
+@pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
+def test_one_healthy_replica_is_enough(failing: Answer) -> None:
+    replicas = Replicas(one=failing, other=failing, third=healthy)
+    assert check(replicas) == LIMITS
+    assert replicas.called == ["one", "other", "third"]
+
+
+def test_a_slow_replica_is_called_again_and_its_first_answer_counts() -> None:
     replicas = Replicas(only=slow)
-    assert ask(replicas) == LIMITS
-    assert len(replicas.asked) > 1
+    assert check(replicas) == LIMITS
+    assert len(replicas.called) > 1
 
 
-@pytest.mark.parametrize("sick", [hanging, gone, cancelled_by_serve])
-def test_503_when_none_is_well(sick: Answer) -> None:
+@pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
+def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     with pytest.raises(ApiError) as refused:
-        ask(Replicas(one=sick, other=sick))
+        check(Replicas(one=failing, other=failing))
     assert refused.value.status == 503
 
 
-def test_one_that_hangs_is_not_asked_again_until_it_gives_a_sign_of_life() -> None:
+def test_a_hanging_replica_is_not_called_again_until_it_answers_a_heartbeat() -> None:
     async def test() -> None:
         waking = asyncio.Event()
-        replicas = Replicas(one=waking.wait, other=well)
-        async with signs_to(replicas) as signs:
-            ready = Readiness(replicas, signs)
-            await ready.ask()
-            while "one" not in signs.silent:
+        replicas = Replicas(one=waking.wait, other=healthy)
+        async with heartbeats_to(replicas) as heartbeats:
+            readiness_check = Readiness(replicas, heartbeats)
+            await readiness_check.check()
+            while "one" not in heartbeats.silent:
                 await asyncio.sleep(0.01)
-            await ready.ask()
-            assert replicas.asked == ["one", "other", "other"]
+            await readiness_check.check()
+            assert replicas.called == ["one", "other", "other"]
             waking.set()
-            while signs.silent:
+            while heartbeats.silent:
                 await asyncio.sleep(0.01)
-            await ready.ask()
-            assert replicas.asked[3:] == ["one"]
+            await readiness_check.check()
+            assert replicas.called[3:] == ["one"]
 
     asyncio.run(asyncio.wait_for(test(), 10))

@@ -1,4 +1,4 @@
-"""What a request may say: every field honoured or refused by name, and what it then asks for."""
+"""Each field of a request is honoured or refused by name, and reaches the engine."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ def test_defaults_are_openais() -> None:
         (chat, {"logprobs": True, "top_logprobs": 4}, 4),
     ],
 )
-def test_logprobs_as_each_api_asks_for_them(
+def test_logprobs_as_each_api_requests_them(
     ask: Any, fields: dict[str, Any], asked: int | None
 ) -> None:
     assert ask(**fields)[0]["params"]["logprobs"] == asked
@@ -112,7 +112,7 @@ def test_an_echo_asks_for_logprobs_of_the_prompt_too(logprobs: int | None) -> No
     assert completion(logprobs=logprobs)[0]["params"]["prompt_logprobs"] is None
 
 
-def test_null_is_as_good_as_absent() -> None:
+def test_null_counts_as_absent() -> None:
     nothing = dict.fromkeys(("temperature", "logprobs", "seed", "stop", "suffix", "user", "n"))
     asked = completion(**{**nothing, "seed": 1})
     assert asked == completion(seed=1)
@@ -121,10 +121,10 @@ def test_null_is_as_good_as_absent() -> None:
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [
-        ("one two", [TOKENS.encode_now("one two")]),
+        ("one two", [TOKENS.encode_blocking("one two")]),
         ([5, 6], [[5, 6]]),
         ([[5], [6, 7]], [[5], [6, 7]]),
-        (["one", "two"], [TOKENS.encode_now("one"), TOKENS.encode_now("two")]),
+        (["one", "two"], [TOKENS.encode_blocking("one"), TOKENS.encode_blocking("two")]),
     ],
 )
 def test_prompts_are_text_or_tokens_one_or_several(prompt: Any, prompts: list[list[int]]) -> None:
@@ -172,11 +172,11 @@ def test_speculation(asked: Any, sent: dict[str, Any]) -> None:
     [(None, None, None), ("fast", 0.2, 0.02), ({"tpot_ms": 50}, None, 0.05)],
 )
 def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float | None) -> None:
-    promised = slo(completion(slo=asked)[0])
-    assert (promised.ttft_s, promised.tpot_s) == (ttft_s, tpot_s)
+    sent = slo(completion(slo=asked)[0])
+    assert (sent.ttft_s, sent.tpot_s) == (ttft_s, tpot_s)
 
 
-def test_priority_and_tenant_travel() -> None:
+def test_priority_and_tenant_are_sent() -> None:
     (sent,) = completion(priority=-3)
     assert (sent["priority"], sent["tenant"], sent["ingress"]) == (-3, "tenant", "ingress")
 
@@ -214,7 +214,7 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("slo", {"slo": {"ttft_ms": 0}}),
     ("slo", {"slo": {"ttft": 5}}),
     ("priority", {"priority": 0.5}),
-    ("speculation", {"speculation": "nobody"}),
+    ("speculation", {"speculation": "unknown"}),
     ("speculation", {"speculation": {"max_depth": 0}}),
     ("speculation", {"speculation": False}),
     ("speculation", {"speculation": {"max_depth": 2**31}}),
@@ -338,8 +338,8 @@ def test_the_documented_fields_are_those_that_exist() -> None:
     table = (Path(__file__).parents[3] / "docs" / "api.md").read_text().partition("## Fields")[2]
     for row in re.findall(r"^\| (`.*?)\n", table.partition("##")[0], re.MULTILINE):
         names, of_completions, of_chat = row.split("|")[:3]
-        for kind, said in ((CompletionRequest, of_completions), (ChatRequest, of_chat)):
-            if said.strip():
+        for kind, present in ((CompletionRequest, of_completions), (ChatRequest, of_chat)):
+            if present.strip():
                 documented[kind] |= set(re.findall(r"`(\w+)`", names))
     for kind in (CompletionRequest, ChatRequest):
         assert documented[kind] == set(kind.model_fields)

@@ -8,7 +8,7 @@ from engine.drafters.suffix import SuffixDrafter
 from tests.engine.drafters.orders import Stream
 
 
-def test_the_suffix_drafter_remembers_as_many_tokens_as_the_config_says() -> None:
+def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     suffix = {"name": "suffix", "kind": "suffix", "past_tokens": 10}
     config = AppConfig.model_validate({"drafters": [suffix]})
     (spec,) = drafter_specs(config, plan(config))

@@ -18,11 +18,11 @@ from tests.deployments.serving import (
     deploy,
     eventually,
     expected_ids,
+    heartbeat_of,
     read_to_end,
     replicas,
     request,
-    sign_of,
-    signs_of_life,
+    send_heartbeats,
     tokens,
 )
 
@@ -68,7 +68,7 @@ def state() -> dict[str, Any]:
     return replicas().state.remote().result(timeout_s=10)
 
 
-def nobody_is_here() -> bool:
+def is_idle() -> bool:
     now = state()
     kv = now["kv_blocks"]
     return (
@@ -77,7 +77,7 @@ def nobody_is_here() -> bool:
     )
 
 
-def test_a_stream_is_accepted_and_commits_what_the_oracle_says_with_statistics() -> None:
+def test_a_stream_is_accepted_and_commits_the_oracles_tokens_with_statistics() -> None:
     messages = read("plain")
     assert [message["kind"] for message in messages[:1]] == ["accepted"]
     assert messages[0]["replica"] == state()["replica"]
@@ -101,19 +101,19 @@ def test_a_stream_is_accepted_and_commits_what_the_oracle_says_with_statistics()
     assert statistics["ttft_s"] != pytest.approx(round(statistics["ttft_s"], 3), abs=1e-7)
 
 
-def test_another_attempt_goes_on_where_the_last_one_was_and_ends_the_same() -> None:
+def test_another_attempt_continues_the_output_and_ends_the_same() -> None:
     whole = expected_ids(1.0, SEED, 40)
     messages = read("resubmitted", attempt=1, output_ids=whole[:15])
     assert messages[1]["first_index"] == 15
     assert tokens(messages) == whole[15:]
 
 
-def test_a_later_attempt_is_served_while_the_earlier_one_is_on_its_way_out() -> None:
+def test_a_later_attempt_is_served_while_the_earlier_one_is_being_cancelled() -> None:
     earlier = endless("twice")
     assert next(earlier)["kind"] == "accepted"
     assert tokens(read("twice", attempt=1)) == expected_ids(1.0, SEED, 40)
     earlier.cancel()
-    eventually(nobody_is_here, "the earlier attempt is gone")
+    eventually(is_idle, "the earlier attempt is gone")
 
 
 def test_a_pinned_drafter_drafts_alone_and_speculation_can_be_off() -> None:
@@ -150,47 +150,47 @@ def test_a_refusal_is_the_only_message_and_names_the_field(
 
 def test_more_than_the_limits_allow_is_429_until_places_are_free() -> None:
     held = [endless(f"held {i}") for i in range(6)]
-    # Signs of life go on behind the end: neither silence nor a stall is what frees the places.
-    with signs_of_life({f"held {i}": next(one)["replica"] for i, one in enumerate(held)}, {}):
+    # Heartbeats continue after the end: neither silence nor a stall frees the places.
+    with send_heartbeats({f"held {i}": next(one)["replica"] for i, one in enumerate(held)}, {}):
         now = state()
         assert (now["running"], now["waiting"]) == (4, 2)
         (refusal,) = read("one too many")
         assert refusal["status"] == 429
         for one in held:
             one.cancel()
-        eventually(nobody_is_here, "cancelled streams free their places and KV", SILENT_INGRESS_S)
+        eventually(is_idle, "cancelled streams free their places and KV", SILENT_INGRESS_S)
     assert tokens(read("after")) == expected_ids(1.0, SEED, 40)
 
 
-def test_streams_of_a_silent_ingress_are_cancelled_and_could_be_tried_again() -> None:
+def test_streams_of_a_silent_ingress_are_cancelled_and_can_be_retried() -> None:
     messages = list(endless("silent"))
     assert messages[-1]["kind"] == "failed"
     assert "no sign of life" in messages[-1]["message"]
     assert messages[-1]["retry"]
-    eventually(nobody_is_here, "its KV is free")
+    eventually(is_idle, "its KV is free")
 
 
-def test_a_stream_that_nobody_reads_any_more_ends_although_its_call_goes_on() -> None:
+def test_a_stream_whose_client_has_left_ends_although_its_call_continues() -> None:
     stream = begin("left", params={"max_tokens": 1500, "ignore_eos": True})
     replica = next(stream)["replica"]
-    replicas().heartbeat.remote(sign_of("left", replica, {}, "left", "unknown"))
+    replicas().heartbeat.remote(heartbeat_of("left", replica, {}, "left", "unknown"))
     last = list(stream)[-1]
     assert last["kind"] == "failed"
     assert not last["retry"], "before its ingress counts as silent"
-    eventually(nobody_is_here, "nothing of it is left")
+    eventually(is_idle, "nothing of it is left")
 
 
-def test_signs_of_life_keep_a_stream_and_a_reader_that_reads_nothing_is_given_up() -> None:
+def test_heartbeats_keep_a_stream_and_a_stalled_reader_is_given_up() -> None:
     stream = begin("slow", params={"max_tokens": 300, "ignore_eos": True})
     read = {"slow": 0}
-    with signs_of_life({"slow": next(stream)["replica"]}, read):
+    with send_heartbeats({"slow": next(stream)["replica"]}, read):
         for message in stream:
             read["slow"] += len(message.get("token_ids", ()))
     assert message["finish"] == "length"
     assert read["slow"] == 300 > UNREAD_TOKENS
 
     stalled = endless("stalled")
-    with signs_of_life({"stalled": next(stalled)["replica"]}, {"stalled": 0}):
+    with send_heartbeats({"stalled": next(stalled)["replica"]}, {"stalled": 0}):
         messages = list(stalled)
     assert UNREAD_TOKENS < len(tokens(messages)) < 2 * UNREAD_TOKENS
     assert messages[-1]["kind"] == "failed"
@@ -213,20 +213,20 @@ def test_a_client_that_reads_nothing_through_serves_proxy_is_given_up() -> None:
         client.sendall((head + body).encode())
         eventually(lambda: state()["running"] == 2, "both choices run")
         assert tokens(read("beside")) == expected_ids(1.0, SEED, 40)
-        eventually(nobody_is_here, "they have ended, and nobody has read a byte", within_s=180)
+        eventually(is_idle, "they have ended, with no byte read", within_s=180)
         client.settimeout(60)
-        said = b"".join(iter(lambda: client.recv(65536), b""))
-    error, done = [line for line in said.splitlines() if line.startswith(b"data: ")][-2:]
+        received = b"".join(iter(lambda: client.recv(65536), b""))
+    error, done = [line for line in received.splitlines() if line.startswith(b"data: ")][-2:]
     assert b"nothing of it was read for 8 s" in error
     assert done == b"data: [DONE]"
 
 
-def test_a_sign_of_life_for_a_replica_that_is_gone_is_dropped() -> None:
-    sign = sign_of("whatever", "gone", {"whatever": 5}, "whatever")
-    assert replicas().heartbeat.remote(sign).result(timeout_s=10) is None
+def test_a_heartbeat_for_a_lost_replica_is_dropped() -> None:
+    heartbeat = heartbeat_of("whatever", "gone", {"whatever": 5}, "whatever")
+    assert replicas().heartbeat.remote(heartbeat).result(timeout_s=10) is None
 
 
-def test_an_idle_drafter_that_dies_is_replaced_before_anyone_asks_for_it() -> None:
+def test_an_idle_drafter_that_dies_is_replaced_before_a_request_needs_it() -> None:
     replica = state()["replica"]
     killed = processes(replica)["tiny"]
     os.kill(killed, signal.SIGKILL)
@@ -234,17 +234,17 @@ def test_an_idle_drafter_that_dies_is_replaced_before_anyone_asks_for_it() -> No
     assert state()["replica"] == replica, "no reason to replace the whole replica"
 
 
-def test_describe_says_what_can_be_asked_for() -> None:
-    said = replicas().describe.remote({"avoid": [], "routed_to": None}).result(timeout_s=10)
-    assert said["model"] == "target"
-    assert (said["max_context"], said["vocab_size"]) == (2048, 2048)
-    assert said["lanes"] == said["drafters"] == ["tiny", "ngram"]
+def test_describe_lists_model_limits_and_drafters() -> None:
+    described = replicas().describe.remote({"avoid": [], "routed_to": None}).result(timeout_s=10)
+    assert described["model"] == "target"
+    assert (described["max_context"], described["vocab_size"]) == (2048, 2048)
+    assert described["lanes"] == described["drafters"] == ["tiny", "ngram"]
 
 
 def test_user_config_switches_policies_while_a_request_runs() -> None:
     stream = begin("switched", params={"max_tokens": 40, "temperature": 1.0})
     replica = next(stream)["replica"]
-    with signs_of_life({"switched": replica}, {"switched": 0}):
+    with send_heartbeats({"switched": replica}, {"switched": 0}):
         deploy(ARGS, {"speculation": {"name": "off"}})
         assert replica == state()["replica"], "the same process"
         assert tokens(list(stream)) == expected_ids(1.0, SEED, 40)
