@@ -14,6 +14,7 @@ import torch
 from actors.hosts.fleet import start_fleet
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config import AppConfig
+from cluster.config.drafter_kinds import LOOKUPS
 from cluster.zoo.paths import TARGET, cache_dir, model_path
 from deployments.replica.service import Service
 from engine.cpu.prepack import fast_dtype
@@ -21,8 +22,7 @@ from engine.cpu.prepack import fast_dtype
 _KV_TOKENS = 4096
 _DRAFTERS = (
     DrafterSpec("tiny", checkpoint=model_path("tiny")),
-    DrafterSpec("ngram", kind="ngram"),
-    DrafterSpec("suffix", kind="suffix"),
+    *(DrafterSpec(kind, kind=kind) for kind in LOOKUPS),
 )
 
 

@@ -46,6 +46,10 @@ class NoParams:
 class Entry(Generic[Make]):
     params: type
     make: Make
+    width: tuple[str, ...] = ()
+    """The path of the option that bounds the width of its draft trees; empty: it drafts chains."""
+    adapts_to_chains: bool = False
+    """Drafts chains for a verifier without trees, whatever the width's default."""
 
 
 SELECTIONS: Mapping[str, Entry[Callable[[Any, int], Selection]]] = {
@@ -64,10 +68,18 @@ SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = 
         baselines.ThresholdParams, lambda params, calibrations: baselines.Threshold(params)
     ),
     "specserve": Entry(SpecServeParams, lambda params, calibrations: SpecServe(params)),
-    "adaserve": Entry(AdaServeParams, lambda params, calibrations: AdaServe(params)),
-    "specinfer": Entry(SpecInferParams, lambda params, calibrations: SpecInfer(params)),
-    "equal": Entry(EqualParams, lambda params, calibrations: Equal(params)),
-    "planner": Entry(PlannerParams, Planner),
+    "adaserve": Entry(
+        AdaServeParams,
+        lambda params, calibrations: AdaServe(params),
+        width=("shape", "max_width"),
+    ),
+    "specinfer": Entry(
+        SpecInferParams, lambda params, calibrations: SpecInfer(params), width=("width",)
+    ),
+    "equal": Entry(
+        EqualParams, lambda params, calibrations: Equal(params), width=("shape", "max_width")
+    ),
+    "planner": Entry(PlannerParams, Planner, width=("max_width",), adapts_to_chains=True),
 }
 
 SCHEDULES: Mapping[str, Entry[Callable[[Any], Schedule]]] = {

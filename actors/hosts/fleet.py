@@ -134,7 +134,7 @@ def _models(
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
     models = []
     for spec in drafters:
-        if spec.kind != "model":
+        if spec.is_lookup:
             continue
         for number, lane in enumerate(spec.lanes):
             if spec.placement == "inline":
@@ -172,7 +172,7 @@ def _lookups(drafters: Sequence[DrafterSpec]) -> list[Lane]:
             always_drafts=True,
         )
         for spec in drafters
-        if spec.kind != "model"
+        if spec.is_lookup
     ]
 
 

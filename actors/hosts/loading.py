@@ -6,18 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from actors.hosts.protocol import KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.checkpoints import parameters
 from cluster.config.backends import BACKENDS
+from cluster.config.drafter_kinds import drafter_kind
 from engine.cpu.prepack import fast_dtype, has_bf16_products
-from engine.draft_profile import profile_drafter
-from engine.drafters.model import ModelDrafter, make_runner
-from engine.drafters.ngram import NgramDrafter
-from engine.drafters.suffix import SuffixDrafter
-from engine.drafters.tiny_weights import MAX_PARAMETERS
+from engine.drafters.loading import LoadedDrafter
 from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
 from engine.parallel.ranks import Place
@@ -57,15 +52,6 @@ class LoadedTarget:
             verifier.stop_token_ids,
             verifier.verifies_trees,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDrafter:
-    drafter: Drafter
-    size: float
-    """The number of parameters."""
-    measure: Callable[[float], CostModel]
-    """Profiles draft steps for so many seconds at most, while nothing else runs on the device."""
 
 
 def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
@@ -109,36 +95,23 @@ def target_dtype(spec: TargetSpec) -> torch.dtype:
     return spec.dtype or fast_dtype(spec.device)
 
 
-def drafter_dtype(spec: DrafterSpec) -> torch.dtype:
-    if spec.dtype is not None:
-        return spec.dtype
-    size = None if spec.checkpoint is None else parameters(spec.checkpoint)
-    if spec.device == "cpu" and size is not None and size <= MAX_PARAMETERS:
-        return torch.float32
-    return fast_dtype(spec.device)
-
-
 def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> LoadedDrafter:
-    """`name`: of the lane. Raises IncompatibleDrafter."""
-    if spec.checkpoint is None:
-        raise ValueError(f"drafter {spec.name!r} of kind model needs a checkpoint")
-    stock = AutoModelForCausalLM.from_pretrained(spec.checkpoint, dtype=drafter_dtype(spec))
-    stock = stock.to(spec.device).eval()
-    runner = make_runner(stock, kv_tokens=spec.kv_tokens)
-    drafter = ModelDrafter(name, runner, target_vocab_size=target_vocab_size)
-    return LoadedDrafter(
-        drafter,
-        size=float(sum(weight.numel() for weight in stock.parameters())),
-        measure=lambda seconds: profile_drafter(
-            drafter, target_vocab_size, runner.max_context, seconds=seconds
-        ),
+    """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
+    loaded: LoadedDrafter = drafter_kind(spec.kind).maker()(
+        name,
+        spec.checkpoint,
+        dtype=spec.dtype,
+        device=spec.device,
+        kv_tokens=spec.kv_tokens,
+        target_vocab_size=target_vocab_size,
+        **spec.options,
     )
+    return loaded
 
 
 def make_lookup(spec: DrafterSpec) -> Drafter:
-    if spec.kind == "ngram":
-        return NgramDrafter(spec.name)
-    return SuffixDrafter(spec.name, spec.past_tokens)
+    drafter: Drafter = drafter_kind(spec.kind).maker()(spec.name, **spec.options)
+    return drafter
 
 
 def _unsharded(spec: TargetSpec) -> PackedModel:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from cluster.config.drafter_kinds import drafter_kind
+
 Backend = Literal["native", "vllm"]
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
@@ -53,7 +55,8 @@ class TargetSpec(PlacementSpec):
 @dataclass(frozen=True, slots=True)
 class DrafterSpec(PlacementSpec):
     name: str
-    kind: Literal["model", "ngram", "suffix"] = "model"
+    kind: str = "model"
+    """One of DRAFTER_KINDS."""
     checkpoint: Path | None = None
     """None for lookups."""
     dtype: torch.dtype | None = None
@@ -61,10 +64,17 @@ class DrafterSpec(PlacementSpec):
     capacity: int = 16
     """The most requests that one lane of it serves at once."""
     kv_tokens: int = 32_768
-    past_tokens: int = 100_000
-    """Tokens of past outputs that kind suffix keeps."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of its kind."""
     instances: int = 1
     """The number of its lanes."""
+
+    def __post_init__(self) -> None:
+        drafter_kind(self.kind)  # raises if there is no such kind
+
+    @property
+    def is_lookup(self) -> bool:
+        return drafter_kind(self.kind).lookup
 
     @property
     def lanes(self) -> list[str]:

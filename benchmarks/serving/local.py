@@ -28,6 +28,7 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
+from cluster.config.drafter_kinds import LOOKUPS
 from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
@@ -96,11 +97,9 @@ def drafter_spec(name: str) -> DrafterSpec:
     """Of a model of the zoo or a lookup drafter."""
     if name in DRAFTERS:
         return DrafterSpec(name, checkpoint=model_path(name))
-    if name == "ngram":
-        return DrafterSpec(name, kind="ngram")
-    if name == "suffix":
-        return DrafterSpec(name, kind="suffix")
-    raise SystemExit(f"--drafters: no {name!r}; there are {', '.join(DRAFTERS)}, ngram, suffix")
+    if name in LOOKUPS:
+        return DrafterSpec(name, kind=name)
+    raise SystemExit(f"--drafters: no {name!r}; there are {', '.join((*DRAFTERS, *LOOKUPS))}")
 
 
 def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:

@@ -10,16 +10,6 @@ from cluster.config.models import DrafterConfig, TargetConfig, resolve
 from cluster.config.serving import Choice, PoliciesConfig
 from policies import catalogue
 
-_WIDTH_OPTION = {
-    "planner": ("max_width",),
-    "specinfer": ("width",),
-    "adaserve": ("shape", "max_width"),
-    "equal": ("shape", "max_width"),
-}
-"""The path of the width option of each policy that drafts trees; the others draft chains."""
-_CHAINS_AS_WELL = ("planner",)
-"""Policies that draft trees or chains, whichever the verifier takes, unless their width is set."""
-
 
 def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) -> None:
     names = [drafter.name for drafter in drafters]
@@ -47,7 +37,7 @@ def check_backend(target: TargetConfig, policies: PoliciesConfig) -> None:
     backend = BACKENDS[target.backend]
     width = _asked_width(policies.speculation)
     if width > 1 and not backend.trees:
-        option = ".".join(_WIDTH_OPTION[policies.speculation.name])
+        option = ".".join(catalogue.SPECULATIONS[policies.speculation.name].width)
         raise ValueError(
             f"policies.speculation.options.{option}: {policies.speculation.name} would draft trees "
             f"{width} wide, and backend {target.backend} verifies chains; set 1, or "
@@ -103,13 +93,12 @@ def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) ->
 def _asked_width(speculation: Choice) -> int:
     """The tree width that the config requires, by the policy's default or its option; 1 is a
     chain."""
-    path = _WIDTH_OPTION.get(speculation.name)
-    if path is None:
+    policy = catalogue.SPECULATIONS[speculation.name]
+    if not policy.width:
         return 1
-    if speculation.name in _CHAINS_AS_WELL and path[0] not in speculation.options:
+    if policy.adapts_to_chains and policy.width[0] not in speculation.options:
         return 1
-    kind = catalogue.SPECULATIONS[speculation.name].params
-    width: object = TypeAdapter[object](kind).validate_python(speculation.options)
-    for name in path:
+    width: object = TypeAdapter[object](policy.params).validate_python(speculation.options)
+    for name in policy.width:
         width = getattr(width, name)
     return int(str(width))

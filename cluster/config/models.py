@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cluster.checkpoints import Architecture, architecture
 from cluster.config.backends import BACKENDS, able
+from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
 from cluster.config.section import Section, within
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.zoo.paths import MODELS, inflated_target, model_path
@@ -48,10 +49,16 @@ def _free_name(name: str) -> str:
     return name
 
 
+def _known_kind(kind: str) -> str:
+    drafter_kind(kind)
+    return kind
+
+
 ModelName = Annotated[str, AfterValidator(_known_model)]
 DrafterName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), AfterValidator(_free_name)
 ]
+Kind = Annotated[str, AfterValidator(_known_kind)]
 Gpus = Annotated[float, within(ranges.COUNT), AfterValidator(_whole_or_part)]
 Cpus = Annotated[float, within(ranges.COUNT)]
 Count = Annotated[int, within(ranges.COUNT)]
@@ -132,9 +139,11 @@ class TargetConfig(Section):
 class DrafterConfig(Section):
     name: DrafterName
     """The name in statistics and in a request's `speculation`."""
-    kind: Literal["model", "ngram", "suffix"] = "model"
-    """`model`: a small language model. `ngram` and `suffix` look tokens up in the prompt and in
-    past outputs, at almost no cost."""
+    kind: Kind = Field(
+        "model",
+        description="; ".join(f"`{name}`: {kind.about}" for name, kind in DRAFTER_KINDS.items())
+        + ".",
+    )
     model: ModelName | None = None
     """For kind `model`: given like the target's `model`."""
     dtype: Dtype = "auto"
@@ -151,7 +160,7 @@ class DrafterConfig(Section):
     instances: AtLeastOne = 1
     """Number of lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(
-        default_factory=lambda known: "actor" if known["kind"] == "model" else "inline"
+        default_factory=lambda known: "inline" if drafter_kind(known["kind"]).lookup else "actor"
     )
     """`actor`: each instance in a process of its own. `inline`: in the replica's process, as
     lookups always are."""
@@ -166,15 +175,15 @@ class DrafterConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.kind != "suffix" and "past_tokens" in self.model_fields_set:
+        kind = drafter_kind(self.kind)
+        for option in sorted(self.model_fields_set & OPTIONS - {*kind.options}):
             raise ValueError(
-                f"past_tokens: only kind suffix remembers past outputs, not {self.kind}; "
-                "leave it out"
+                f"{option}: only kind {with_option(option)} has it, not {self.kind}; leave it out"
             )
-        if self.kind != "model":
+        if kind.lookup:
             return self._is_a_lookup()
         if self.model is None:
-            raise ValueError("model: a drafter of kind model needs one")
+            raise ValueError(f"model: a drafter of kind {self.kind} needs one")
         if self.placement == "inline" and self.instances > 1:
             raise ValueError("instances: several in one process gain nothing; set placement: actor")
         _refuse_what_only_actors_have(self, self.placement)
@@ -186,13 +195,18 @@ class DrafterConfig(Section):
             raise ValueError(
                 f"placement: {self.kind} drafts in less time than a message takes; set inline"
             )
-        meaningless = self.model_fields_set - {"name", "kind", "placement", "past_tokens"}
+        meaningless = self.model_fields_set - {"name", "kind", "placement"} - OPTIONS
         if meaningless:
             raise ValueError(
                 f"{', '.join(sorted(meaningless))}: {self.kind} runs no model and has no such "
                 "field; leave it out"
             )
         return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that its kind has and others have not."""
+        return {name: getattr(self, name) for name in drafter_kind(self.kind).options}
 
     @property
     def lanes(self) -> tuple[str, ...]:

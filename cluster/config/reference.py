@@ -1,8 +1,9 @@
-"""`python -m cluster.config.reference` prints the tables of docs/config.md from the schema."""
+"""`python -m cluster.config.reference` writes the tables of docs/config.md from the schema."""
 
 import inspect
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -10,6 +11,8 @@ from pydantic.fields import FieldInfo
 
 from cluster.config import AppConfig, Choice
 
+PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+_FIRST_TABLE = "### The top level"
 _LISTS = {"drafters": "drafters[]", "slo_classes": "slo_classes.NAME"}
 
 
@@ -21,8 +24,8 @@ def tables(section: type[BaseModel] = AppConfig, path: str = "") -> Iterator[str
         kind = _section_of(field.annotation)
         if kind is not None:
             inner.append((kind, f"{path}.{name}".removeprefix(".")))
-        rows.append(f"| `{name}` | {_default(field)} | {_said(field)} |")
-    title = f"### {path}" if path else "### The top level"
+        rows.append(f"| `{name}` | {_default(field)} | {_description(field)} |")
+    title = f"### {path}" if path else _FIRST_TABLE
     about = inspect.cleandoc(section.__doc__ or "")
     yield "\n".join([title, "", *([about, ""] if about else []), *rows])
     for kind, where in inner:
@@ -37,7 +40,7 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _said(field: FieldInfo) -> str:
+def _description(field: FieldInfo) -> str:
     return " ".join((field.description or "").split()).replace("|", "\\|")
 
 
@@ -61,5 +64,10 @@ def _plain(value: object) -> str:
     return "[]" if value == () else str(value)
 
 
+def written(page: str) -> str:
+    """The page with its tables written anew; they are all that follows the first one's title."""
+    return page[: page.index(_FIRST_TABLE)] + "\n\n".join(tables()) + "\n"
+
+
 if __name__ == "__main__":
-    print("\n\n".join(tables()))
+    PAGE.write_text(written(PAGE.read_text()))

@@ -63,7 +63,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_tokens,
-            past_tokens=drafter.past_tokens,
+            options=drafter.options,
             instances=drafter.instances,
             placement=drafter.placement,
             gpus=drafter.gpus,

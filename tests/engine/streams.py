@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
 from cluster.zoo import TARGET, model_path
 from engine.drafters.model import ModelDrafter, make_runner
-from engine.drafters.ngram import NgramDrafter
 from engine.drafters.runner import PackedRunner
-from engine.drafters.suffix import SuffixDrafter
 from engine.drafters.tiny import TinyRunner
 from engine.generate import DraftPlan, Generation
 from engine.model import PackedModel
@@ -34,7 +33,7 @@ from tests.pairwise import Case
 
 END = 4
 MAX_BATCH = 20
-DRAFTERS = ("tiny", "small", "ngram", "suffix")
+DRAFTERS = ("tiny", "small", *LOOKUPS)
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),
     "0.7": SamplingParams(temperature=0.7),
@@ -88,8 +87,7 @@ def make_drafters() -> list[Drafter]:
     return [
         ModelDrafter("tiny", tiny, target_vocab_size=vocab_size),
         ModelDrafter("small", eager, target_vocab_size=vocab_size, chunk=64),
-        NgramDrafter("ngram"),
-        SuffixDrafter("suffix"),
+        *(drafter_kind(kind).maker()(kind) for kind in LOOKUPS),
     ]
 
 

@@ -1,14 +1,12 @@
 """Warnings when a target is loaded."""
 
 import logging
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from actors.hosts.loading import drafter_dtype, load_verifier, target_dtype
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.loading import load_verifier, target_dtype
+from actors.hosts.specs import TargetSpec
 from cluster.zoo.paths import TARGET, model_path
 
 
@@ -41,9 +39,3 @@ def test_auto_is_what_the_device_multiplies_fast(
     monkeypatch.setattr("actors.hosts.loading.fast_dtype", lambda _device: fast)
     assert target_dtype(TargetSpec(model_path(TARGET), None, kv_tokens=2048)) == fast
     assert target_dtype(TargetSpec(model_path(TARGET), torch.float32, 2048)) == torch.float32
-    large = DrafterSpec("large", checkpoint=Path("no safetensors to count weights in"))
-    assert drafter_dtype(large) == fast
-    tiny = DrafterSpec("tiny", checkpoint=model_path("tiny"))
-    assert drafter_dtype(tiny) == torch.float32, "compiled loops run it"
-    assert drafter_dtype(replace(tiny, gpus=0.5)) == fast
-    assert drafter_dtype(replace(tiny, dtype=torch.bfloat16)) == torch.bfloat16

@@ -1,0 +1,59 @@
+"""The kinds of drafters. An entry here is all that the config, the hosts and the suites need to
+know of a kind."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    about: str
+    """What it proposes; docs/config.md prints it after the kind's name."""
+    made_by: str
+    """What makes one, as `module:name`, imported only where the drafter runs. It is called as
+    `make_lookup` or `load_drafter` in actors/hosts/loading.py call it."""
+    lookup: bool
+    """Drafts in far less than a millisecond without a model, so that it runs in the coordinator's
+    event loop, for every request besides the selected lane, at a cost that counts as nothing."""
+    options: tuple[str, ...] = ()
+    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
+
+    def maker(self) -> Callable[..., Any]:
+        make: Callable[..., Any] = resolve_name(self.made_by)
+        return make
+
+
+DRAFTER_KINDS: Mapping[str, DrafterKind] = {
+    "model": DrafterKind(
+        "a small language model",
+        made_by="engine.drafters.loading:load_model_drafter",
+        lookup=False,
+    ),
+    "ngram": DrafterKind(
+        "a lookup of what followed the last tokens earlier in the same request, at almost no cost",
+        made_by="engine.drafters.ngram:NgramDrafter",
+        lookup=True,
+    ),
+    "suffix": DrafterKind(
+        "the same in past outputs as well",
+        made_by="engine.drafters.suffix:SuffixDrafter",
+        lookup=True,
+        options=("past_tokens",),
+    ),
+}
+LOOKUPS = tuple(name for name, kind in DRAFTER_KINDS.items() if kind.lookup)
+OPTIONS = frozenset(option for kind in DRAFTER_KINDS.values() for option in kind.options)
+"""All options that belong to some kinds only."""
+
+
+def drafter_kind(name: str) -> DrafterKind:
+    if name not in DRAFTER_KINDS:
+        raise ValueError(f"there is no kind {name!r}; choose one of {', '.join(DRAFTER_KINDS)}")
+    return DRAFTER_KINDS[name]
+
+
+def with_option(option: str) -> str:
+    """The kinds that have this option, for error messages."""
+    return " or ".join(name for name, kind in DRAFTER_KINDS.items() if option in kind.options)

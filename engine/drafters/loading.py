@@ -1,0 +1,58 @@
+"""Loads a drafter that is a small model of its own (kind `model`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.checkpoints import parameters
+from engine.cpu.prepack import fast_dtype
+from engine.draft_profile import profile_drafter
+from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.tiny_weights import MAX_PARAMETERS
+from engine.protocol import Drafter
+from policies.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDrafter:
+    drafter: Drafter
+    size: float
+    """The number of parameters."""
+    measure: Callable[[float], CostModel]
+    """Profiles draft steps for so many seconds at most, while nothing else runs on the device."""
+
+
+def load_model_drafter(
+    name: str,
+    checkpoint: Path | None,
+    *,
+    dtype: torch.dtype | None,
+    device: str,
+    kv_tokens: int,
+    target_vocab_size: int,
+) -> LoadedDrafter:
+    """`name`: of the lane. Raises IncompatibleDrafter."""
+    if checkpoint is None:
+        raise ValueError(f"drafter {name!r} of kind model needs a checkpoint")
+    dtype = dtype or auto_dtype(checkpoint, device)
+    stock = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).to(device).eval()
+    runner = make_runner(stock, kv_tokens=kv_tokens)
+    drafter = ModelDrafter(name, runner, target_vocab_size=target_vocab_size)
+    return LoadedDrafter(
+        drafter,
+        size=float(sum(weight.numel() for weight in stock.parameters())),
+        measure=lambda seconds: profile_drafter(
+            drafter, target_vocab_size, runner.max_context, seconds=seconds
+        ),
+    )
+
+
+def auto_dtype(checkpoint: Path, device: str) -> torch.dtype:
+    """What the device multiplies fast, but float32 for models that compiled loops run."""
+    size = parameters(checkpoint)
+    if device == "cpu" and size is not None and size <= MAX_PARAMETERS:
+        return torch.float32
+    return fast_dtype(device)

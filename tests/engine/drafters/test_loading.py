@@ -1,0 +1,34 @@
+"""What a config names as a kind of drafter is what runs."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.config import DrafterConfig
+from cluster.config.drafter_kinds import DRAFTER_KINDS, drafter_kind
+from cluster.zoo.paths import model_path
+from engine.drafters.loading import auto_dtype
+
+
+@pytest.mark.parametrize("name", DRAFTER_KINDS)
+def test_the_options_of_a_kind_are_config_fields_that_its_maker_takes(name: str) -> None:
+    kind = drafter_kind(name)
+    assert {*kind.options} <= {*DrafterConfig.model_fields}
+    assert {*kind.options} <= {*inspect.signature(kind.maker()).parameters}
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'bigram'; choose one of model, ngram, suffix"):
+        drafter_kind("bigram")
+
+
+@pytest.mark.parametrize("fast", [torch.bfloat16, torch.float32])
+def test_auto_is_float32_for_models_of_the_compiled_loops_and_the_fast_dtype_for_others(
+    fast: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.drafters.loading.fast_dtype", lambda _device: fast)
+    assert auto_dtype(Path("no safetensors to count weights in"), "cpu") == fast
+    assert auto_dtype(model_path("tiny"), "cpu") == torch.float32
+    assert auto_dtype(model_path("tiny"), "cuda") == fast
