@@ -1,3 +1,3 @@
-from cluster.compiled import keep_by_source
+from cluster.compiled import use_source_cache
 
-keep_by_source()
+use_source_cache()

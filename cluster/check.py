@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return max([_report(name, config, nodes) for name, config in configs.items()])
 
 
-class Said(NamedTuple):
+class Application(NamedTuple):
     """One application of a Serve config."""
 
     name: str
@@ -57,15 +57,17 @@ class Said(NamedTuple):
     """The user_config of the replicas: policies that replace those in the arguments."""
 
 
-def read(file: Path) -> list[Said]:
+def read(file: Path) -> list[Application]:
     """The applications of a Serve config or of a KubeRay RayService."""
     try:
-        said = yaml.safe_load(file.read_text())
-        if said.get("kind") == _RAY_SERVICE:
-            said = yaml.safe_load(said["spec"]["serveConfigV2"])
+        content = yaml.safe_load(file.read_text())
+        if content.get("kind") == _RAY_SERVICE:
+            content = yaml.safe_load(content["spec"]["serveConfigV2"])
         applications = [
-            Said(one["name"], one.get("args") or {}, _user_config(one.get("deployments") or []))
-            for one in said["applications"]
+            Application(
+                one["name"], one.get("args") or {}, _user_config(one.get("deployments") or [])
+            )
+            for one in content["applications"]
         ]
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise BadFile(f"{file}: no Serve config with named applications ({error!r})") from error
@@ -79,14 +81,14 @@ def _user_config(deployments: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] 
     return of_replicas[0].get("user_config") if of_replicas else None
 
 
-def _validated(said: Said) -> AppConfig:
-    where = said.name
+def _validated(application: Application) -> AppConfig:
+    where = application.name
     try:
-        config = AppConfig.model_validate(said.args)
-        if said.user_config is None:
+        config = AppConfig.model_validate(application.args)
+        if application.user_config is None:
             return config
-        where = f"{said.name}: user_config of {_REPLICA}"
-        return config.with_policies(said.user_config)
+        where = f"{application.name}: user_config of {_REPLICA}"
+        return config.with_policies(application.user_config)
     except ValidationError as error:
         raise BadFile("\n".join(f"{where}: {line}" for line in problems(error))) from error
 

@@ -40,8 +40,8 @@ class Architecture:
 
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
-    said = json.loads((path / "config.json").read_text())
-    text = said.get("text_config", said)
+    config = json.loads((path / "config.json").read_text())
+    text = config.get("text_config", config)
 
     def number(field: str) -> int:
         value = text.get(field, text.get(_OTHER_NAMES.get(field, "")))

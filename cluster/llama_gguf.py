@@ -34,7 +34,7 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _CONTROL = 3
-"""GGUF's type number for control tokens, which stand for no text."""
+"""GGUF's type number for control tokens, which have no text."""
 
 
 class UnsupportedGguf(ValueError):
@@ -44,48 +44,50 @@ class UnsupportedGguf(ValueError):
 def convert(file: Path, destination: Path) -> None:
     """Writes config.json, weights and tokenizer into the directory, which is created."""
     reader = GGUFReader(file)
-    said = {name: field.contents() for name, field in reader.fields.items()}
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
     for field, wanted in (
         ("general.architecture", "llama"),
         ("tokenizer.ggml.model", "gpt2"),
         ("tokenizer.ggml.pre", "smollm"),
     ):
-        if said.get(field) != wanted:
+        if metadata.get(field) != wanted:
             raise UnsupportedGguf(
-                f"{file}: {field} is {said.get(field)}; only {wanted} is read, other models as "
+                f"{file}: {field} is {metadata.get(field)}; only {wanted} is read, other models as "
                 "directories with a Hugging Face checkpoint"
             )
-    config = _config(said, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    config = _config(
+        metadata, tied=all(tensor.name != "output.weight" for tensor in reader.tensors)
+    )
     destination.mkdir(parents=True)
     save_file(dict(_weights(reader, config)), destination / "model.safetensors", {"format": "pt"})
-    _write_tokenizer(said, config, destination)
+    _write_tokenizer(metadata, config, destination)
     tokens = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write(destination / "generation_config.json", tokens)
     _write(destination / "config.json", config)
 
 
-def _config(said: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
-    heads = said["llama.attention.head_count"]
-    hidden = said["llama.embedding_length"]
+def _config(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
+    heads = metadata["llama.attention.head_count"]
+    hidden = metadata["llama.embedding_length"]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "float32",
-        "vocab_size": len(said["tokenizer.ggml.tokens"]),
-        "max_position_embeddings": said["llama.context_length"],
+        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
+        "max_position_embeddings": metadata["llama.context_length"],
         "hidden_size": hidden,
         "hidden_act": "silu",
-        "intermediate_size": said["llama.feed_forward_length"],
-        "num_hidden_layers": said["llama.block_count"],
+        "intermediate_size": metadata["llama.feed_forward_length"],
+        "num_hidden_layers": metadata["llama.block_count"],
         "num_attention_heads": heads,
-        "num_key_value_heads": said["llama.attention.head_count_kv"],
+        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
         "head_dim": hidden // heads,
-        "rms_norm_eps": said["llama.attention.layer_norm_rms_epsilon"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": said["llama.rope.freq_base"]},
+        "rms_norm_eps": metadata["llama.attention.layer_norm_rms_epsilon"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
         "tie_word_embeddings": tied,
-        "bos_token_id": said["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": said["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": said["tokenizer.ggml.padding_token_id"],
+        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
     }
 
 
@@ -111,12 +113,14 @@ def _in_halves(weight: Weight, heads: int) -> Weight:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
 
 
-def _write_tokenizer(said: Mapping[str, Any], config: Mapping[str, Any], destination: Path) -> None:
-    tokens: list[str] = said["tokenizer.ggml.tokens"]
+def _write_tokenizer(
+    metadata: Mapping[str, Any], config: Mapping[str, Any], destination: Path
+) -> None:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: number for number, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ")) for merge in said["tokenizer.ggml.merges"]],
+            merges=[tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]],
         )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -126,7 +130,7 @@ def _write_tokenizer(said: Mapping[str, Any], config: Mapping[str, Any], destina
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    types = said["tokenizer.ggml.token_type"]
+    types = metadata["tokenizer.ggml.token_type"]
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
     tokenizer.save(str(destination / "tokenizer.json"))
@@ -139,10 +143,10 @@ def _write_tokenizer(said: Mapping[str, Any], config: Mapping[str, Any], destina
             "bos_token": tokens[config["bos_token_id"]],
             "eos_token": tokens[config["eos_token_id"]],
             "pad_token": tokens[config["pad_token_id"]],
-            "unk_token": tokens[said["tokenizer.ggml.unknown_token_id"]],
+            "unk_token": tokens[metadata["tokenizer.ggml.unknown_token_id"]],
         },
     )
-    (destination / "chat_template.jinja").write_text(said["tokenizer.chat_template"])
+    (destination / "chat_template.jinja").write_text(metadata["tokenizer.chat_template"])
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -41,12 +41,12 @@ def parse_node(text: str) -> Node:
     node: dict[str, float] = {"GPU": 0}
     for part in text.split(","):
         resource, _, amount = part.strip().partition("=")
-        said = _AMOUNT.fullmatch(amount.strip())
-        if said is None or said[2].upper() not in _UNITS:
+        match = _AMOUNT.fullmatch(amount.strip())
+        if match is None or match[2].upper() not in _UNITS:
             raise ValueError(
                 f"{part!r} is not RESOURCE=AMOUNT, as in CPU=8,GPU=2,memory=64GB,gpu_memory=80GB"
             )
-        node[resource] = float(said[1]) * _UNITS[said[2].upper()]
+        node[resource] = float(match[1]) * _UNITS[match[2].upper()]
     return node
 
 

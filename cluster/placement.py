@@ -82,7 +82,7 @@ def _place(
 
 
 def _bundle(cpus: float, gpus: float, accelerator: str | None = None) -> Bundle:
-    asked = {"CPU": round(cpus, _DIGITS), "GPU": round(gpus, _DIGITS)}
+    required = {"CPU": round(cpus, _DIGITS), "GPU": round(gpus, _DIGITS)}
     if accelerator is not None:
-        asked[ACCELERATOR + accelerator] = _ACCELERATOR_SHARE
-    return {resource: amount for resource, amount in asked.items() if amount}
+        required[ACCELERATOR + accelerator] = _ACCELERATOR_SHARE
+    return {resource: amount for resource, amount in required.items() if amount}

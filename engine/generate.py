@@ -128,7 +128,7 @@ class Generation:
             elif isinstance(answer, Verdict):
                 request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending
-                request.served.hear_prompt(answer.prompt_logprobs)
+                request.served.add_prompt_logprobs(answer.prompt_logprobs)
                 if answer.tokens:
                     commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}

@@ -130,27 +130,27 @@ def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None =
     left out. Measure while nothing else runs on the device and the KV pool has no requests.
     """
     key = ProfileKey.of(model, setup, grid or Grid())
-    return kept(key, cache_dir, lambda: measure(model, key.grid))
+    return cached_profile(key, cache_dir, lambda: measure(model, key.grid))
 
 
-def kept(
-    key: ProfileKey, cache_dir: Path, take: Callable[[], tuple[ForwardSample, ...]]
+def cached_profile(
+    key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
 ) -> Profile:
-    """The profile of the cached samples, or of those that `take` measures."""
+    """The profile of the cached samples, or of those that `measure_samples` measures."""
     path = cache_dir / f"{digest(_describe(key))}.json"
     samples = _read(path, key)
     if samples is None:
-        samples = take()
+        samples = measure_samples()
         _write(path, key, samples)
     return Profile.fit(key, samples)
 
 
 def measure(model: PackedModel, grid: Grid) -> tuple[ForwardSample, ...]:
     shapes = [shape for shape in shapes_of(grid) if _fits(model, shape)]
-    return in_turns(shapes, grid, lambda shape, rng: _time_forward(model, shape, rng))
+    return measure_alternately(shapes, grid, lambda shape, rng: _time_forward(model, shape, rng))
 
 
-def in_turns(
+def measure_alternately(
     shapes: Sequence["Shape"],
     grid: Grid,
     time_forward: Callable[["Shape", np.random.Generator], float],

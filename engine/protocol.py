@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
 
-new = tuple.__new__
-"""`new(Class, fields)` makes a NamedTuple in half the time of `Class(*fields)`, which runs a Python
-function. Used for what is made for every request in every round."""
+fast_new = tuple.__new__
+"""`fast_new(Class, fields)` makes a NamedTuple in half the time of `Class(*fields)`, which runs a
+Python function. Used for what is made for every request in every round."""
 
 
 class Start(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.committed import CommittedTokens
 from engine.errors import InvalidRequest
-from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, new
+from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, fast_new
 from engine.sampling.params import SamplingParams, validate_params
 
 VERIFIER = ""
@@ -61,9 +61,11 @@ class ServedRequest:
         committed = self.committed
         start = None if base else Start(self.params, self.seed, self.prompt_len)
         base_hash, delta = committed.hashes[base], tuple(committed.ids[base:end])
-        return new(Prefix, (self.name, self.attempt, self.round, base, base_hash, delta, start))
+        return fast_new(
+            Prefix, (self.name, self.attempt, self.round, base, base_hash, delta, start)
+        )
 
-    def hear_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Adds a verdict's log-probabilities of the prompt; the first commit delivers them."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(logprobs)
@@ -74,16 +76,19 @@ class ServedRequest:
         """Commits a verdict's tokens up to the first that ends the output."""
         first, params = len(self.committed.ids) - self.prompt_len, self.params
         room, stops = params.max_tokens - first, params.stop_token_ids
-        said = tuple(tokens[:room])
-        finish: Finish | None = "length" if len(said) == room else None
-        if stops and not set(stops).isdisjoint(said):
-            stop = next(index for index, token in enumerate(said) if token in stops)
-            said, finish = said[: stop + 1], "stop"
-        self.committed.extend(said)
+        output = tuple(tokens[:room])
+        finish: Finish | None = "length" if len(output) == room else None
+        if stops and not set(stops).isdisjoint(output):
+            stop = next(index for index, token in enumerate(output) if token in stops)
+            output, finish = output[: stop + 1], "stop"
+        self.committed.extend(output)
         prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        told = None if logprobs is None else tuple(logprobs[: len(said)])
-        whole = None if prompt is None else tuple(prompt)
-        return new(Commit, (self.name, self.attempt, first, said, told, finish, whole))
+        output_logprobs = None if logprobs is None else tuple(logprobs[: len(output)])
+        prompt_logprobs = None if prompt is None else tuple(prompt)
+        return fast_new(
+            Commit,
+            (self.name, self.attempt, first, output, output_logprobs, finish, prompt_logprobs),
+        )
 
 
 def admit(

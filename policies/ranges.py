@@ -27,7 +27,7 @@ class Range:
 
 COUNT = Range(0, _INT32)
 """A count of anything."""
-SOME = Range(1, _INT32)
+AT_LEAST_ONE = Range(1, _INT32)
 """A count of at least one."""
 SECONDS = Range(0, 1e9, above=True)
 
@@ -52,7 +52,7 @@ MAX_STOP_TOKENS = 1024
 
 SAMPLING_INTEGERS: Mapping[str, Range] = {
     "top_k": TOP_K,
-    "max_tokens": SOME,
+    "max_tokens": AT_LEAST_ONE,
     "min_tokens": COUNT,
     "logprobs": LOGPROBS,
     "prompt_logprobs": LOGPROBS,

@@ -10,7 +10,7 @@ from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.request_state import VERIFYING, RequestState
 from actors.coordinator.settings import Policies
 from actors.hosts.protocol import HostLost
-from engine.protocol import Draft, DraftOrder, new
+from engine.protocol import Draft, DraftOrder, fast_new
 
 _WORTH_READING = 8
 """The fewest committed tokens for which an idle lane gets an order to catch up: otherwise every
@@ -78,7 +78,7 @@ class CatchUp:
                 and left[lane] > 0
             ):
                 prefix = served.prefix_for(lane, left[lane])
-                order = new(DraftOrder, (prefix, 0, 1, True))
+                order = fast_new(DraftOrder, (prefix, 0, 1, True))
                 pieces.setdefault(lane, []).append((request, order))
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():

@@ -19,7 +19,7 @@ from actors.coordinator.request_state import DRAFTING, READY, RequestState
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Policies
 from actors.hosts.protocol import HostLost
-from engine.protocol import DraftOrder, new
+from engine.protocol import DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
 from policies.protocols import DraftLimit, LaneBatch, Selection, StepRule
 from policies.tree import DraftTree
@@ -231,7 +231,7 @@ class Drafting:
             proposers = [lane for lane, _, _ in own]
             lane, caught_up = assigned.get(request.name, _NOT_ASSIGNED)
             request.set_draft(
-                new(RoundDraft, (tree, own, proposers, lane, caught_up, True, seconds))
+                fast_new(RoundDraft, (tree, own, proposers, lane, caught_up, True, seconds))
             )
         self._changed()
 
@@ -239,7 +239,7 @@ class Drafting:
         """A lane that is lost proposes nothing, and is recovered in the background."""
         name, clock = call.state.name, asyncio.get_running_loop().time
         orders = [
-            new(DraftOrder, (request.served.prefix_for(name), limit.depth, limit.width, False))
+            fast_new(DraftOrder, (request.served.prefix_for(name), limit.depth, limit.width, False))
             for request, limit in call.requests
         ]
         started = clock()

@@ -13,7 +13,7 @@ from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.events import Verified
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.round_draft import NO_TREE, MergedTree, Proposal
-from engine.protocol import DraftOrder, new
+from engine.protocol import DraftOrder, fast_new
 from policies.cost import CostModel
 from policies.estimates.calibration import Calibration
 from policies.estimates.online_cost import RefinedCost, RefinementParams
@@ -135,7 +135,7 @@ class Estimates:
                 _, trees, place = own[0]
                 kept = single[id(trees)]
                 size, depth = kept.sizes[place], kept.depths[place]
-                merged[index] = new(MergedTree, ((kept.trees, place), size, depth, None))
+                merged[index] = fast_new(MergedTree, ((kept.trees, place), size, depth, None))
             elif own:
                 several.append(index)
         if several:
@@ -150,7 +150,7 @@ class Estimates:
             for place, (index, (begin, end)) in enumerate(zip(several, bounds, strict=True)):
                 size, depth = kept.sizes[place], kept.depths[place]
                 sources = kept.sources[begin:end]
-                merged[index] = new(MergedTree, ((kept.trees, place), size, depth, sources))
+                merged[index] = fast_new(MergedTree, ((kept.trees, place), size, depth, sources))
         return merged
 
     def _verifiable(self, trees: FlatTrees, sources: Ints = _NO_SOURCES) -> _Verifiable:

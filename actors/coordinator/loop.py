@@ -386,7 +386,7 @@ def _check_fields(slo: Slo, priority: int, max_depth: int | None) -> None:
     check_number("slo.ttft_s", slo.ttft_s, ranges.SLO_S)
     check_number("slo.tpot_s", slo.tpot_s, ranges.SLO_S)
     check_integer("priority", priority, ranges.PRIORITY)
-    check_integer("speculation.max_depth", max_depth, ranges.SOME)
+    check_integer("speculation.max_depth", max_depth, ranges.AT_LEAST_ONE)
 
 
 def _form_cohorts(running: Sequence[RequestState], count: int) -> None:

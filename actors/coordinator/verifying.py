@@ -17,7 +17,7 @@ from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING
 from actors.coordinator.round_draft import RoundDraft
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
-from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, new
+from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, fast_new
 from engine.request import VERIFIER
 from policies.flat_trees import Ints, gather_trees, prune_each, split
 from policies.protocols import Candidates
@@ -136,11 +136,11 @@ class Verifying:
             selected = [DraftTree.empty()] * len(decoding)
         most = self._limits.forward_tokens
         return [
-            new(
+            fast_new(
                 _Item,
                 (
                     request,
-                    new(VerifyOrder, (request.served.prefix_for(VERIFIER), tree, most, None)),
+                    fast_new(VerifyOrder, (request.served.prefix_for(VERIFIER), tree, most, None)),
                     own,
                 ),
             )
@@ -233,7 +233,7 @@ class Verifying:
         request.pending = pending
         view.prefilled = committed - pending + accepted
         if answer.prompt_logprobs:
-            served.hear_prompt(answer.prompt_logprobs)
+            served.add_prompt_logprobs(answer.prompt_logprobs)
         if not tokens:
             return None
         commit = served.commit(tokens, answer.logprobs)
@@ -246,7 +246,7 @@ class Verifying:
             request.covered += (True,) * covered
         request.covered += (False,) * (gained - covered)
         depth = draft.tree.depth
-        outcome = new(
+        outcome = fast_new(
             RoundOutcome,
             (
                 request.name,

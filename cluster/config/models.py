@@ -62,7 +62,7 @@ Kind = Annotated[str, AfterValidator(_known_kind)]
 Gpus = Annotated[float, within(ranges.COUNT), AfterValidator(_whole_or_part)]
 Cpus = Annotated[float, within(ranges.COUNT)]
 Count = Annotated[int, within(ranges.COUNT)]
-AtLeastOne = Annotated[int, within(ranges.SOME)]
+AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]

@@ -14,12 +14,12 @@ from policies.scheduling.rank_prompts import MAX_BATCH
 Seconds = Annotated[float, within(ranges.SECONDS)]
 Milliseconds = Annotated[float, within(ranges.SLO_MS)]
 Count = Annotated[int, within(ranges.COUNT)]
-AtLeastOne = Annotated[int, within(ranges.SOME)]
+AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 Options = dict[str, Any]
 
 ORDERED_BY_LENGTH = ("laps_sd", "lp_sjf")
 """Schedules that order requests by predicted output lengths."""
-RANKS_ITSELF = "self_ranked"
+PREDICTS_ITSELF = "self_ranked"
 
 
 class Choice(Section):
@@ -77,8 +77,10 @@ class PoliciesConfig(Section):
         catalogue.make_speculation(self.speculation.name, self.speculation.options)
         schedule = catalogue.make_schedule(self.schedule.name, self.schedule.options)
         catalogue.fair(schedule, self.fairness)
-        if self.lengths.enabled and self.schedule.name == RANKS_ITSELF:
-            raise ValueError(f"lengths.enabled: {RANKS_ITSELF} asks by itself; leave it null")
+        if self.lengths.enabled and self.schedule.name == PREDICTS_ITSELF:
+            raise ValueError(
+                f"lengths.enabled: {PREDICTS_ITSELF} predicts lengths by itself; leave it null"
+            )
         return self
 
     @property

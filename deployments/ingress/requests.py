@@ -31,7 +31,7 @@ Bias = Annotated[float, within(ranges.BIAS)]
 Penalty = Annotated[float, within(ranges.PENALTY)]
 Milliseconds = Annotated[float, within(ranges.SLO_MS)]
 Alternatives = Annotated[int, within(ranges.LOGPROBS)]
-AtLeastOne = Annotated[int, within(ranges.SOME)]
+AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 StopString = Annotated[str, Field(min_length=1)]
 Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
 

@@ -96,7 +96,7 @@ class ModelDrafter:
             for job, (_, held) in zip(trees.jobs, accepted, strict=True)
         ]
         growing = [number for number, job in enumerate(trees.jobs) if job.depth > 0]
-        growing = _going_on(go_on, trees, 0, growing)
+        growing = _continuing(go_on, trees, 0, growing)
         matched: list[list[bool]] = [[] for _ in trees.jobs]
         refused = self._run_committed(trees, have, set(growing), matched)
         self._grow(trees, [job for job in growing if job not in refused], go_on)
@@ -191,7 +191,7 @@ class ModelDrafter:
                 for job in drafting
                 if trees.jobs[job].depth > depth and len(trees.frontier(job)) > 0
             ]
-            drafting = _going_on(go_on, trees, depth, drafting)
+            drafting = _continuing(go_on, trees, depth, drafting)
             while drafting:
                 try:
                     self._runner.step(trees, drafting)
@@ -246,7 +246,7 @@ def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:
     ]
 
 
-def _going_on(
+def _continuing(
     go_on: ContinueDrafting, trees: GrowingTrees, depth: int, drafting: list[int]
 ) -> list[int]:
     """The jobs that the policy lets draft another level."""

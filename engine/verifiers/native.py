@@ -40,7 +40,7 @@ class _Work:
     """Number of committed tokens left for a later forward."""
     tree: DraftTree
     """The draft tree; empty while tokens are pending."""
-    telling: range
+    prompt_logprob_rows: range
     """Prompt positions in this forward whose rows yield the log-probability of the token after
     them."""
 
@@ -85,13 +85,13 @@ class NativeVerifier:
             else:
                 works.append(self._prepare(index, order, state))
         works, logits = self._forward(works)
-        told, logits = _of_prompts(works, logits)
+        prompt_logprobs, logits = _prompt_logprobs(works, logits)
         chosen = self._choose(works, logits)
         first = 0
         for work in works:
             rows = slice(first, first + work.wanted_rows)
             answers[work.index] = self._commit(
-                work, chosen[rows], logits[rows], told.get(work.request, ())
+                work, chosen[rows], logits[rows], prompt_logprobs.get(work.request, ())
             )
             first = rows.stop
         return [
@@ -146,8 +146,8 @@ class NativeVerifier:
         # The last committed token is always processed, because its row determines the next token.
         # So are the prompt rows whose log-probabilities are requested, even if the prefix cache has
         # them.
-        asked = order.prompt_logprobs_from
-        first_run = len(tokens) - 1 if asked is None else asked - 1
+        logprobs_from = order.prompt_logprobs_from
+        first_run = len(tokens) - 1 if logprobs_from is None else logprobs_from - 1
         if request not in kv:
             kv.open(request, tokens[: first_run + 1])
         else:
@@ -158,10 +158,11 @@ class NativeVerifier:
         entering = tokens[cached : cached + order.chunk]
         pending = len(tokens) - cached - len(entering)
         tree = DraftTree.empty() if pending else order.tree
-        telling = range(0)
-        if asked is not None:
-            telling = range(asked - 1, min(held.start.prompt_len - 1, cached + len(entering)))
-        return _Work(index, order, held, entering, pending, tree, telling)
+        rows = range(0)
+        if logprobs_from is not None:
+            end = min(held.start.prompt_len - 1, cached + len(entering))
+            rows = range(logprobs_from - 1, end)
+        return _Work(index, order, held, entering, pending, tree, prompt_logprob_rows=rows)
 
     def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
@@ -204,8 +205,8 @@ class NativeVerifier:
         logits = np.arange(
             entering - 1 if work.wanted_rows else entering, entering + nodes, dtype=np.int32
         )
-        if work.telling:
-            logits = np.concatenate([np.array(work.telling, np.int32) - cached, logits])
+        if work.prompt_logprob_rows:
+            logits = np.concatenate([np.array(work.prompt_logprob_rows, np.int32) - cached, logits])
         return Segment(
             request=work.request,
             tokens=np.concatenate([work.entering, work.tree.tokens]).astype(np.int32),
@@ -232,7 +233,7 @@ class NativeVerifier:
         work: _Work,
         chosen: Sequence[int],
         logits: torch.Tensor,
-        told: tuple[TokenLogprobs, ...],
+        prompt_logprobs: tuple[TokenLogprobs, ...],
     ) -> Verdict:
         """Follows the tree as far as the target agrees, and keeps the accepted path in the KV."""
         path, tokens = _walk(work.tree, chosen) if work.wanted_rows else ([], [])
@@ -257,28 +258,29 @@ class NativeVerifier:
             tuple(tokens),
             work.pending,
             reported,
-            told,
+            prompt_logprobs,
         )
 
 
-def _of_prompts(
+def _prompt_logprobs(
     works: Sequence[_Work], logits: torch.Tensor
 ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], torch.Tensor]:
     """The prompts' log-probabilities by request, and the logits of the remaining rows
     (`wanted_rows`)."""
-    if not any(work.telling for work in works):
+    if not any(work.prompt_logprob_rows for work in works):
         return {}, logits
-    told: dict[str, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     others: list[int] = []
     first = 0
     for work in works:
-        top_n, behind = work.held.start.params.prompt_logprobs, first + len(work.telling)
-        if work.telling and top_n is not None:
-            tokens = work.held.committed.ids[work.telling.start + 1 : work.telling.stop + 1]
-            told[work.request] = logprobs_of_rows(logits[first:behind], tokens, top_n)
+        rows, top_n = work.prompt_logprob_rows, work.held.start.params.prompt_logprobs
+        behind = first + len(rows)
+        if rows and top_n is not None:
+            tokens = work.held.committed.ids[rows.start + 1 : rows.stop + 1]
+            prompt_logprobs[work.request] = logprobs_of_rows(logits[first:behind], tokens, top_n)
         first = behind + work.wanted_rows
         others += range(behind, first)
-    return told, logits[others]
+    return prompt_logprobs, logits[others]
 
 
 def _tree_mask(entering: int, tree: DraftTree) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.check import Said, main, read
+from cluster.check import Application, main, read
 from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import Node, parse_node
@@ -213,7 +213,7 @@ def test_a_kuberay_manifest_is_read_like_a_serve_config(tmp_path: Path) -> None:
     )
     manifest = {"kind": "RayService", "spec": {"serveConfigV2": inner}}
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(manifest))
-    assert read(tmp_path / "service.yaml") == [Said("mine", {"threads": 2}, user_config)]
+    assert read(tmp_path / "service.yaml") == [Application("mine", {"threads": 2}, user_config)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from cluster.fetch import CannotBeHad, download
+from cluster.fetch import FetchFailed, download
 
 WHEEL = "spindle_no_such_model-1.0-py3-none-any.whl"
 
@@ -32,5 +32,5 @@ def only_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_wheel_that_is_another_or_nowhere_is_refused(
     version: str, why: str, only_here: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(CannotBeHad, match=why):
+    with pytest.raises(FetchFailed, match=why):
         download(f"spindle-no-such-model=={version}", "0" * 64, tmp_path)

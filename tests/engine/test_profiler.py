@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from engine.model import PackedModel
-from engine.profiler import Grid, ProfileKey, Shape, in_turns, measure, profile, shapes_of
+from engine.profiler import (
+    Grid,
+    ProfileKey,
+    Shape,
+    measure,
+    measure_alternately,
+    profile,
+    shapes_of,
+)
 from tests.checkpoints import CONTEXT, llama
 
 GRID = Grid(requests=(1, 3), rows=(1, 4), context=(16, 40), rounds=2)
@@ -109,7 +117,7 @@ class Machine:
 def test_a_budget_of_seconds_is_kept(token_s: float) -> None:
     machine = Machine(token_s)
     grid = Grid(seconds=5.0)
-    samples = in_turns(shapes_of(grid), grid, machine.time_forward, machine.clock)
+    samples = measure_alternately(shapes_of(grid), grid, machine.time_forward, machine.clock)
     assert machine.now <= 5.0
     assert len({sample.tokens for sample in samples}) >= 3, "a knee can be found"
     assert len({sample.context for sample in samples}) >= 2
@@ -124,6 +132,6 @@ def test_without_a_budget_everything_is_measured_as_often_as_asked() -> None:
         calls.append(shape)
         return machine.time_forward(shape, rng)
 
-    samples = in_turns(shapes_of(grid), grid, time_forward, machine.clock)
+    samples = measure_alternately(shapes_of(grid), grid, time_forward, machine.clock)
     assert len(samples) == len(shapes_of(grid))
     assert all(calls.count(shape) == 1 + grid.rounds for shape in shapes_of(grid))

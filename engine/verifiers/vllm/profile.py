@@ -19,10 +19,10 @@ from engine.profiler import (
     Profile,
     ProfileKey,
     Shape,
+    cached_profile,
     device_name,
     digest,
-    in_turns,
-    kept,
+    measure_alternately,
     shapes_of,
 )
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
@@ -51,7 +51,7 @@ def profile_vllm(
         grid=grid or Grid(),
         step=row_cost_step(device, dtype),
     )
-    return kept(key, cache_dir, lambda: measure(verifier, key.grid))
+    return cached_profile(key, cache_dir, lambda: measure(verifier, key.grid))
 
 
 def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
@@ -62,7 +62,7 @@ def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
     grid = replace(grid, context=tuple(contexts))
     shapes = shapes_of(grid)
     fitting = [shape for shape in shapes if _fits(verifier, shape)]
-    return in_turns(fitting, grid, lambda shape, rng: _time_step(verifier, shape, rng))
+    return measure_alternately(fitting, grid, lambda shape, rng: _time_step(verifier, shape, rng))
 
 
 def _fits(verifier: VllmVerifier, shape: Shape) -> bool:
