@@ -1,0 +1,80 @@
+"""What is imported is declared in pyproject.toml, and pinned in both lists of constraints."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PRODUCT = ("policies", "cluster", "engine", "actors", "deployments")
+FOLDERS = (*PRODUCT, "benchmarks", "examples", "tests")
+OF_NAMESPACES = {"google.protobuf": "protobuf"}
+"""Distributions of packages whose top-level name belongs to several."""
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {normal(re.split(r"[^\w.-]", requirement)[0]) for requirement in requirements}
+
+
+def normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+RUNTIME = names(PROJECT["dependencies"])
+EXTRAS = PROJECT["optional-dependencies"]
+VLLM = names([*EXTRAS["cpu"], *EXTRAS["gpu"]])
+DEVELOPMENT = names(EXTRAS["dev"])
+
+
+@cache
+def imported(folder: str) -> frozenset[str]:
+    """The distributions that the folder's modules import; the import's name where none has it."""
+    found = set()
+    for file in (ROOT / folder).rglob("*.py"):
+        for module in modules(ast.parse(file.read_bytes())):
+            top = module.partition(".")[0]
+            if top in sys.stdlib_module_names or top in FOLDERS:
+                continue
+            two = ".".join(module.split(".")[:2])
+            (distribution, *_) = [OF_NAMESPACES[two]] if two in OF_NAMESPACES else of(top)
+            found.add(normal(distribution))
+    return frozenset(found)
+
+
+def modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def of(top: str) -> list[str]:
+    return DISTRIBUTIONS.get(top, [top])
+
+
+DISTRIBUTIONS = packages_distributions()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_import_is_declared(folder: str) -> None:
+    declared = RUNTIME | VLLM | (set() if folder in PRODUCT else DEVELOPMENT)
+    assert imported(folder) <= declared
+
+
+def test_what_is_declared_for_serving_is_imported_by_the_product() -> None:
+    assert set().union(*map(imported, PRODUCT)) >= RUNTIME
+
+
+@pytest.mark.parametrize("build", ["cpu", "gpu"])
+def test_every_declared_package_is_pinned(build: str) -> None:
+    lines = (ROOT / f"constraints-{build}.txt").read_text().splitlines()
+    pinned = {normal(line.partition("==")[0]) for line in lines if "==" in line}
+    assert pinned >= RUNTIME | DEVELOPMENT
