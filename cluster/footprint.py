@@ -4,9 +4,10 @@ config and the checkpoints' headers. Nothing is loaded."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.checkpoints import architecture, parameters
-from cluster.config import AppConfig, DrafterConfig, TargetConfig, resolve
+from cluster.checkpoints import architecture
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.placement import OWN_CPUS, REPLICA, Placement
+from cluster.sources import parameters_of
 
 RUNTIME_BYTES = 600_000_000
 """Memory of a process with Ray, torch and transformers before it loads a model (measured: 420 MB),
@@ -103,7 +104,7 @@ def _footprint(
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Bytes of weights and KV of all ranks together."""
     width = _width(target)
-    size = target.inflate_to or parameters(resolve(target.model)) or 0
+    size = target.inflate_to or parameters_of(target.model) or 0
     return size * width, target.kv_tokens * target.architecture().kv_values() * width
 
 
@@ -112,11 +113,11 @@ def _swap_bytes(target: TargetConfig) -> int:
 
 
 def _drafter_bytes(drafter: DrafterConfig) -> tuple[int, int]:
-    path = drafter.path()
-    if path is None:
+    path = drafter.header_path()
+    if drafter.model is None or path is None:
         return 0, 0
     kv = drafter.kv_tokens * architecture(path).kv_values()
-    return (parameters(path) or 0) * _width(drafter), kv * _width(drafter)
+    return (parameters_of(drafter.model) or 0) * _width(drafter), kv * _width(drafter)
 
 
 def _width(model: TargetConfig | DrafterConfig) -> int:

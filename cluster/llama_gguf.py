@@ -43,7 +43,33 @@ class UnsupportedGguf(ValueError):
 
 def convert(file: Path, destination: Path) -> None:
     """Writes config.json, weights and tokenizer into the directory, which is created."""
-    reader = GGUFReader(file)
+    write_headers(file, destination)
+    write_weights(file, destination / "model.safetensors")
+
+
+def parameters_in(file: Path) -> int:
+    """The number of weights."""
+    return sum(int(tensor.n_elements) for tensor in _open(file).tensors)
+
+
+def write_headers(file: Path, destination: Path) -> None:
+    """Writes config.json and tokenizer into the directory, which is created."""
+    metadata, config = _read(_open(file), file)
+    destination.mkdir(parents=True)
+    _write_tokenizer(metadata, config, destination)
+    tokens = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write(destination / "generation_config.json", tokens)
+    _write(destination / "config.json", config)
+
+
+def write_weights(file: Path, destination: Path) -> None:
+    reader = _open(file)
+    _, config = _read(reader, file)
+    save_file(dict(_weights(reader, config)), destination, {"format": "pt"})
+
+
+def _read(reader: GGUFReader, file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file's metadata, and the config.json that they make."""
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     for field, wanted in (
         ("general.architecture", "llama"),
@@ -55,15 +81,18 @@ def convert(file: Path, destination: Path) -> None:
                 f"{file}: {field} is {metadata.get(field)}; only {wanted} is read, other models as "
                 "directories with a Hugging Face checkpoint"
             )
-    config = _config(
-        metadata, tied=all(tensor.name != "output.weight" for tensor in reader.tensors)
-    )
-    destination.mkdir(parents=True)
-    save_file(dict(_weights(reader, config)), destination / "model.safetensors", {"format": "pt"})
-    _write_tokenizer(metadata, config, destination)
-    tokens = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write(destination / "generation_config.json", tokens)
-    _write(destination / "config.json", config)
+    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+    try:
+        return metadata, _config(metadata, tied=tied)
+    except KeyError as error:
+        raise UnsupportedGguf(f"{file}: there is no field {error}") from error
+
+
+def _open(file: Path) -> GGUFReader:
+    try:
+        return GGUFReader(file)
+    except ValueError as error:
+        raise UnsupportedGguf(f"{file} is no GGUF file: {error}") from error
 
 
 def _config(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
@@ -146,7 +175,8 @@ def _write_tokenizer(
             "unk_token": tokens[metadata["tokenizer.ggml.unknown_token_id"]],
         },
     )
-    (destination / "chat_template.jinja").write_text(metadata["tokenizer.chat_template"])
+    if "tokenizer.chat_template" in metadata:
+        (destination / "chat_template.jinja").write_text(metadata["tokenizer.chat_template"])
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

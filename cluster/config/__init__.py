@@ -18,7 +18,7 @@ from cluster.config.crosschecks import (
     check_whole_context,
 )
 from cluster.config.keys import check_reference, differ
-from cluster.config.models import DrafterConfig, TargetConfig, Threads, resolve
+from cluster.config.models import DrafterConfig, TargetConfig, Threads
 from cluster.config.section import Section, problems
 from cluster.config.serving import (
     Choice,
@@ -28,6 +28,7 @@ from cluster.config.serving import (
     ScalingConfig,
     SloClass,
 )
+from cluster.sources import name_of
 
 __all__ = [
     "BACKENDS",
@@ -44,7 +45,6 @@ __all__ = [
     "TargetConfig",
     "ValidationError",
     "problems",
-    "resolve",
 ]
 
 Name = Annotated[str, Field(min_length=1)]
@@ -54,8 +54,9 @@ Key = Annotated[Name, AfterValidator(check_reference)]
 class AppConfig(Section):
     target: TargetConfig = TargetConfig()
     """The large model whose tokens are served."""
-    served_name: Name = Field(default_factory=lambda known: resolve(known["target"].model).name)
-    """The model's name in the API; default: the name of the checkpoint's directory."""
+    served_name: Name = Field(default_factory=lambda known: name_of(known["target"].model))
+    """The model's name in the API; default: the name of the checkpoint's directory or file, or
+    `org/name`."""
     drafters: tuple[DrafterConfig, ...] = ()
     """The drafters that propose tokens to the target. Empty: plain decoding."""
     policies: PoliciesConfig = PoliciesConfig()

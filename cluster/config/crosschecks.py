@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 
 from cluster.checkpoints import architecture, differing_tokens
 from cluster.config.backends import BACKENDS, able
-from cluster.config.models import DrafterConfig, TargetConfig, resolve
+from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import Choice, PoliciesConfig
 from policies import catalogue
 
@@ -72,7 +72,7 @@ def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) ->
     """Checks that drafters have the target's vocabulary, because drafts are sent as token ids."""
     size = target.architecture().vocab_size
     for number, drafter in enumerate(drafters):
-        path = drafter.path()
+        path = drafter.header_path()
         if path is None:
             continue
         own_size = architecture(path).vocab_size
@@ -81,7 +81,7 @@ def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) ->
                 f"drafters.{number}.model: {drafter.model} has a vocabulary of {own_size} tokens, "
                 f"the target one of {size}; choose a drafter of the target's family"
             )
-        differing = differing_tokens(resolve(target.model), path)
+        differing = differing_tokens(target.header_path(), path)
         if differing:
             raise ValueError(
                 f"drafters.{number}.model: {len(differing)} tokens of {drafter.model} have other "

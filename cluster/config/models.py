@@ -9,32 +9,13 @@ from cluster.checkpoints import Architecture, architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
 from cluster.config.section import Section, within
-from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
-from cluster.zoo.paths import MODELS, inflated_target, model_path
+from cluster.sources import check_source, checkpoint_folder, header_folder
+from cluster.zoo.paths import inflated_target
 from policies import ranges
 
-ZOO = "zoo/"
 RESERVED_NAMES = ("off", "verifier")
 """Names that a drafter cannot have: `off` is a value of a request's `speculation`, and `verifier`
 names an actor."""
-
-
-def _known_model(model: str) -> str:
-    if model.startswith(ZOO):
-        if model.removeprefix(ZOO) not in MODELS:
-            raise ValueError(f"the zoo has {', '.join(ZOO + name for name in MODELS)}")
-    elif model == SMOLLM2:
-        if not has_smollm2():
-            raise ValueError(
-                f"{SMOLLM2} is not on this machine; `make model` fetches it, and "
-                "cluster/zoo.yaml serves the built-in models in its place"
-            )
-    elif not (Path(model) / "config.json").is_file():
-        raise ValueError(
-            f"{model} is neither a directory with a Hugging Face checkpoint nor zoo/NAME "
-            f"nor {SMOLLM2}"
-        )
-    return model
 
 
 def _whole_or_part(gpus: float) -> float:
@@ -54,7 +35,7 @@ def _known_kind(kind: str) -> str:
     return kind
 
 
-ModelName = Annotated[str, AfterValidator(_known_model)]
+ModelName = Annotated[str, AfterValidator(check_source)]
 DrafterName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), AfterValidator(_free_name)
 ]
@@ -71,8 +52,9 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 
 class TargetConfig(Section):
     model: ModelName = "zoo/target"
-    """A checkpoint's directory, a built-in model as zoo/NAME, or SmolLM2-135M-Instruct, which `make
-    model` fetches."""
+    """A checkpoint's directory, a `.gguf` file, a model of the Hugging Face hub as `org/name` or
+    `org/name@revision`, a built-in model as zoo/NAME, or SmolLM2-135M-Instruct, which `make model`
+    fetches."""
     inflate_to: Annotated[int, Field(ge=4_000_000, le=2_000_000_000)] | None = None
     """Only for zoo/target: inflate it to about this many parameters, with the same output
     (docs/zoo.md)."""
@@ -126,14 +108,18 @@ class TargetConfig(Section):
         return self
 
     def architecture(self) -> Architecture:
-        return architecture(resolve(self.model), self.inflate_to)
+        return architecture(self.header_path(), self.inflate_to)
 
     def path(self) -> Path:
-        """The checkpoint's directory. An inflated checkpoint is written first if it does not
-        exist."""
+        """The checkpoint's directory. A checkpoint that does not exist yet (inflated, of a GGUF
+        file, of the hub) is written or fetched first."""
         if self.inflate_to is not None:
             return inflated_target(self.inflate_to)
-        return resolve(self.model)
+        return checkpoint_folder(self.model)
+
+    def header_path(self) -> Path:
+        """A directory with the model's config.json and tokenizer, perhaps without weights."""
+        return header_folder(self.model)
 
 
 class DrafterConfig(Section):
@@ -216,14 +202,11 @@ class DrafterConfig(Section):
         return tuple(f"{self.name}/{number}" for number in range(self.instances))
 
     def path(self) -> Path | None:
-        return None if self.model is None else resolve(self.model)
+        """The checkpoint's directory, fetched or written first if need be; None for lookups."""
+        return None if self.model is None else checkpoint_folder(self.model)
 
-
-def resolve(model: str) -> Path:
-    """The directory of a model name that the schema has validated."""
-    if model == SMOLLM2:
-        return smollm2_path()
-    return model_path(model.removeprefix(ZOO)) if model.startswith(ZOO) else Path(model)
+    def header_path(self) -> Path | None:
+        return None if self.model is None else header_folder(self.model)
 
 
 def _refuse_what_only_actors_have(section: Section, placement: Placement) -> None:

@@ -53,7 +53,7 @@ class Api:
         # set again here.
         replicas = replicas.options(_by_reference=False)
         self._streaming = replicas.options(stream=True)
-        self._tokens = Tokens(config.target.path())
+        self._tokens = Tokens(config.target.header_path())
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)

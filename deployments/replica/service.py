@@ -50,7 +50,7 @@ class Service:
             config.policies.pipeline,
             self._observe,
         )
-        self._text = RankerText(config.target.path())
+        self._text = RankerText(config.target.header_path())
         self._ranker = Ranker(None, fleet.verifier, self._text, config.policies.lengths.timeout_s)
         self._observers.append(self._ranker.observe)
         self._ask_for_lengths(config.policies, schedule)

@@ -1,0 +1,131 @@
+"""Where a config's models come from: a directory, the zoo, the default model, a GGUF file, the hub.
+
+A config check needs a model's headers only (config.json, tokenizer), a host all of its files.
+Imports nothing heavy, so that a config check stays fast.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from cluster import hub
+from cluster.checkpoints import parameters
+from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
+from cluster.zoo.paths import MODELS, cache_dir, model_path
+
+ZOO = "zoo/"
+GGUF = ".gguf"
+_WEIGHTS = "model.safetensors"
+_DIGESTED = 1 << 20
+
+
+def check_source(model: str) -> str:
+    """Raises ValueError if there is no such model; returns its name."""
+    header_folder(model)
+    return model
+
+
+def header_folder(model: str) -> Path:
+    """A folder with config.json and tokenizer. Of a GGUF file they are written into the cache, of a
+    model of the hub they are fetched into its cache, if they are not there yet."""
+    if model.startswith(ZOO):
+        if model.removeprefix(ZOO) not in MODELS:
+            raise ValueError(f"the zoo has {', '.join(ZOO + name for name in MODELS)}")
+        return model_path(model.removeprefix(ZOO))
+    if model == SMOLLM2:
+        if not has_smollm2():
+            raise ValueError(
+                f"{SMOLLM2} is not on this machine; `make model` fetches it, and "
+                "cluster/zoo.yaml serves the built-in models in its place"
+            )
+        return smollm2_path()
+    path = Path(model)
+    if (path / "config.json").is_file():
+        return path
+    if path.suffix == GGUF:
+        return _gguf_headers(path)
+    if path.is_dir():
+        raise ValueError(f"{model} has no config.json: it is no Hugging Face checkpoint")
+    if hub.is_hub_id(model):
+        return hub.header_folder(model)
+    raise ValueError(
+        f"{model} is neither a directory with a Hugging Face checkpoint nor a {GGUF} file nor "
+        f"{ZOO}NAME nor {SMOLLM2} nor org/name on the Hugging Face hub"
+    )
+
+
+def checkpoint_folder(model: str) -> Path:
+    """The folder with the weights as well, which are converted or fetched first if need be."""
+    folder = header_folder(model)
+    if _is_gguf(model):
+        _write_gguf_weights(Path(model), folder)
+    elif is_on_hub(model):
+        return hub.checkpoint_folder(model)
+    return folder
+
+
+def parameters_of(model: str) -> int | None:
+    """The number of weights, without converting or fetching any; None if no header says it."""
+    known = parameters(header_folder(model))
+    if known is None and _is_gguf(model):
+        from cluster.llama_gguf import parameters_in
+
+        return parameters_in(Path(model))
+    if known is None and is_on_hub(model):
+        return hub.parameters_on_the_hub(model)
+    return known
+
+
+def name_of(model: str) -> str:
+    """The model's name in the API, if the config names none."""
+    if _is_gguf(model):
+        return Path(model).stem
+    return model.partition("@")[0] if is_on_hub(model) else header_folder(model).name
+
+
+def _is_gguf(model: str) -> bool:
+    return Path(model).suffix == GGUF and not Path(model).is_dir()
+
+
+def is_on_hub(model: str) -> bool:
+    named = model.startswith(ZOO) or Path(model).exists() or _is_gguf(model)
+    return hub.is_hub_id(model) and not named
+
+
+def _gguf_headers(file: Path) -> Path:
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file")
+    folder = cache_dir() / "gguf" / f"{file.stem}-{_digest(file)}"
+    if not folder.is_dir():
+        from cluster.llama_gguf import write_headers  # few configs need it
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            write_headers(file, Path(scratch) / "headers")
+            try:
+                (Path(scratch) / "headers").rename(folder)
+            except OSError:  # not empty: another process has written it meanwhile
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+def _digest(file: Path) -> str:
+    """Of the file's size and ends, which any other model's differ in; equal on all nodes."""
+    with file.open("rb") as content:
+        size = content.seek(0, os.SEEK_END)
+        parts = [str(size).encode()]
+        for start in (0, max(0, size - _DIGESTED)):
+            content.seek(start)
+            parts.append(content.read(_DIGESTED))
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+
+
+def _write_gguf_weights(file: Path, folder: Path) -> None:
+    if not (folder / _WEIGHTS).is_file():
+        from cluster.llama_gguf import write_weights
+
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            write_weights(file, Path(scratch) / _WEIGHTS)
+            (Path(scratch) / _WEIGHTS).replace(folder / _WEIGHTS)
