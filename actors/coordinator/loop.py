@@ -15,13 +15,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from actors.coordinator.background_tasks import Tasks
+from actors.coordinator.batch_slots import BatchSlots
 from actors.coordinator.catch_up import CatchUp
 from actors.coordinator.drafting import Drafting
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Arrived, Event, Left, Preempted
+from actors.coordinator.events import Arrived, Event, Left
 from actors.coordinator.lanes import Lanes
-from actors.coordinator.microbatches import MicroBatches
-from actors.coordinator.request_state import GONE, READY, WAITING, RequestState
+from actors.coordinator.microbatches import MicroBatches, form_cohorts
+from actors.coordinator.request_state import GONE, WAITING, RequestState
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Statistics, Stream
 from actors.coordinator.verifying import Verifying
@@ -38,9 +39,6 @@ _DEFAULT_LIMITS = Limits()
 _DEFAULT_PIPELINE = MicroBatchParams()
 _LOG = logging.getLogger("spindle")
 _NO_SLO = Slo()
-_KV_BLOCK = 16
-"""A running request reserves its context rounded up to blocks of this many tokens, and one block
-more for its next round."""
 
 
 class Coordinator:
@@ -68,11 +66,7 @@ class Coordinator:
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._requests: dict[str, RequestState] = {}
-        self._running: dict[str, RequestState] = {}
-        """Those with a batch slot, in the order in which they got it."""
-        self._stalls: dict[str, asyncio.TimerHandle] = {}
-        self._kv_room = limits.kv_tokens
-        """KV tokens for running requests; less than the limit while the verifier lacks KV."""
+        self._slots = BatchSlots(self._requests, limits, observe, self.cancel)
         self._gone: list[str] = []
         """Requests that have left and that the hosts still hold."""
         self._failure: SpindleError | None = None
@@ -82,12 +76,7 @@ class Coordinator:
         self._lanes = Lanes(lanes, observe, self._tasks, self._wake)
         self._drafting = Drafting(self._lanes, estimates, observe, self._tasks, self._wake)
         self._catch_up = CatchUp(
-            self._lanes,
-            limits.catch_up_tokens,
-            estimates,
-            observe,
-            self._tasks,
-            self._wake,
+            self._lanes, limits.catch_up_tokens, estimates, observe, self._tasks, self._wake
         )
         self._verifying = Verifying(
             verifier,
@@ -219,7 +208,7 @@ class Coordinator:
 
     def _on_acknowledge(self, name: str) -> None:
         """A paused request may continue when its reader has caught up."""
-        if name in self._stalls:
+        if self._slots.is_paused(name):
             self._wake()
 
     def _wake(self) -> None:
@@ -241,89 +230,17 @@ class Coordinator:
             self._tasks.spawn(self._forget, gone)
 
     def _pass(self, now: float) -> None:
-        for request in list(self._running.values()):
+        for request in self._slots.running:
             if request.ends and not request.with_host:
                 self._leave(request, now)
-        self._choose_running(now)
-        running = list(self._running.values())
+        self._slots.assign(self._policies.schedule, now)
+        running = self._slots.running
         micro_batches = self._microbatches.plan(running)
         if micro_batches.barrier:
-            _form_cohorts(running, micro_batches.cohorts)
+            form_cohorts(running, micro_batches.cohorts)
         self._drafting.start(running, self._policies, micro_batches, now)
         if self._verifying.start(running, self._policies, micro_batches, now):
             self._catch_up.start(running, self._policies, now)
-
-    def _choose_running(self, now: float) -> None:
-        """Assigns batch slots and KV in the schedule's order. A request within a round keeps its
-        slot and KV; one between rounds that is not reached is preempted."""
-        between = [request for request in self._running.values() if request.stage is READY]
-        any_waiting = len(self._requests) > len(self._running)
-        if not between and not any_waiting:
-            return
-        within = [request for request in self._running.values() if request.stage is not READY]
-        if any(request.lacks_kv for request in between):
-            # The verifier had no room for these, so the KV holds no more than the others need.
-            others = [*within, *(request for request in between if not request.lacks_kv)]
-            self._kv_room = sum(map(_kv_need, others))
-        slots = self._limits.max_batch - len(within)
-        room = self._kv_room - sum(map(_kv_need, within))
-        paused = self._paused(between)
-        all_fit = sum(map(_kv_need, between)) <= room
-        if not paused and (slots == 0 or (all_fit and not any_waiting)):
-            return
-        kept: list[RequestState] = []
-        for request in self._in_order(now):
-            if request.in_flight or request.name in paused:
-                continue
-            # Alone any request fits: limits.kv_tokens is at least a whole context.
-            if len(kept) == slots or (_kv_need(request) > room and (kept or within)):
-                break
-            kept.append(request)
-            room -= _kv_need(request)
-        names = {request.name for request in kept}
-        for request in between:
-            if request.name not in names:
-                self._preempt(request, now)
-        for request in kept:
-            if request.stage is WAITING:
-                request.stage = READY
-                request.slot_since_s = now
-                if request.statistics.queue_s is None:
-                    request.statistics.queue_s = now - request.view.arrival_s
-                self._running[request.name] = request
-
-    def _paused(self, between: Sequence[RequestState]) -> set[str]:
-        """Requests too far ahead of their readers; after limits.stalled_s they are cancelled."""
-        most = self._limits.unread_tokens
-        for request in between:
-            if request.stream.unread_tokens > most and request.name not in self._stalls:
-                timer = self._loop.call_later(self._limits.stalled_s, self.cancel, request.name)
-                self._stalls[request.name] = timer
-        for name in list(self._stalls):
-            if self._requests[name].stream.unread_tokens <= most:
-                self._unstall(name)
-        return set(self._stalls)
-
-    def _in_order(self, now: float) -> list[RequestState]:
-        """The system's own requests, then users' in the order of the schedule policy."""
-        internal = [request for request in self._requests.values() if request.internal]
-        users = [request for request in self._requests.values() if not request.internal]
-        if not users:
-            return internal
-        names = self._policies.schedule.pick(
-            [request.view for request in users],
-            [name for name, request in self._running.items() if not request.internal],
-            self._limits.max_batch,
-            now,
-        )
-        return [*internal, *(self._requests[name] for name in names)]
-
-    def _preempt(self, request: RequestState, now: float) -> None:
-        """Its KV stays until the verifier needs the room, then is swapped out or dropped."""
-        request.stage = WAITING
-        request.cohort = -1
-        del self._running[request.name]
-        self._observe(Preempted(now, request.name))
 
     def _cancel(self, request: RequestState) -> None:
         if self._requests.get(request.name) is not request:
@@ -341,9 +258,7 @@ class Coordinator:
             request.stream.fail(Cancelled(f"request {request.name!r} was cancelled"))
         request.stage = GONE
         del self._requests[request.name]
-        self._running.pop(request.name, None)
-        self._unstall(request.name)
-        self._kv_room = self._limits.kv_tokens
+        self._slots.release(request.name)
         if not request.internal:
             policies = self._policies
             for policy in (policies.schedule, policies.selection, policies.speculation):
@@ -362,11 +277,6 @@ class Coordinator:
 
     async def _forget(self, requests: Sequence[str]) -> None:
         await asyncio.gather(self._verifying.forget(requests), self._lanes.forget(requests))
-
-    def _unstall(self, name: str) -> None:
-        timer = self._stalls.pop(name, None)
-        if timer is not None:
-            timer.cancel()
 
     def _stop(self, error: Exception) -> None:
         """Ends all streams after a defect here or in a host, so that no reader waits for ever. The
@@ -387,28 +297,3 @@ def _check_fields(slo: Slo, priority: int, max_depth: int | None) -> None:
     check_number("slo.tpot_s", slo.tpot_s, ranges.SLO_S)
     check_integer("priority", priority, ranges.PRIORITY)
     check_integer("speculation.max_depth", max_depth, ranges.SOME)
-
-
-def _form_cohorts(running: Sequence[RequestState], count: int) -> None:
-    """Assigns micro-batches of equal size; a request changes its own only between rounds."""
-    if count == 1:
-        for request in running:
-            request.cohort = 0
-        return
-    size = -(-len(running) // count)
-    members = [0] * count
-    moving = []
-    for request in running:
-        settled = 0 <= request.cohort < count and members[request.cohort] < size
-        if request.stage is READY and not settled:
-            moving.append(request)
-        else:
-            request.cohort = min(max(request.cohort, 0), count - 1)
-            members[request.cohort] += 1
-    for request in moving:
-        request.cohort = members.index(min(members))
-        members[request.cohort] += 1
-
-
-def _kv_need(request: RequestState) -> int:
-    return -(-request.view.context // _KV_BLOCK) * _KV_BLOCK + _KV_BLOCK

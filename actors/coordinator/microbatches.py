@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.request_state import RequestState
+from actors.coordinator.request_state import READY, RequestState
 from policies.microbatch import MicroBatchParams, Mode, split
 
 Batches = Mapping[str | None, Sequence[RequestState]]
@@ -62,6 +62,27 @@ class MicroBatches:
         loads = [self._estimates.load(lane, requests) for lane, requests in by_lane.items()]
         best = split(loads, self._estimates.context().verify, self._params)
         return MicroBatchPlan(best.mode, dict(zip(by_lane, best.parts, strict=True)))
+
+
+def form_cohorts(running: Sequence[RequestState], count: int) -> None:
+    """Assigns micro-batches of equal size; a request changes its own only between rounds."""
+    if count == 1:
+        for request in running:
+            request.cohort = 0
+        return
+    size = -(-len(running) // count)
+    members = [0] * count
+    moving = []
+    for request in running:
+        settled = 0 <= request.cohort < count and members[request.cohort] < size
+        if request.stage is READY and not settled:
+            moving.append(request)
+        else:
+            request.cohort = min(max(request.cohort, 0), count - 1)
+            members[request.cohort] += 1
+    for request in moving:
+        request.cohort = members.index(min(members))
+        members[request.cohort] += 1
 
 
 def verified_together(batches: Batches, plan: MicroBatchPlan) -> Iterable[Batches]:
