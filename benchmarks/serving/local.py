@@ -1,11 +1,11 @@
 """Measures goodput, TTFT and domains' speeds with speculation over plain decoding, in one process.
 
-`python -m benchmarks.serving.local [--clients 1 4 16] [--json FILE]`.
+`python -m benchmarks.serving.local [--clients 1 4 16] [--speculation POLICY ...] [--json FILE]`.
 
-Closed-loop clients send the same held-out requests in alternating segments: plain, with
-speculation, and with the planner also under its throughput objective. Names: local/CLIENTS/..., of
-that objective local/CLIENTS/throughput/...; `reference` is plain decoding, of
-local/CLIENTS/to_throughput_objective that objective's goodput.
+Closed-loop clients send the same held-out requests in alternating segments: plain, and with each
+speculation policy (`planner`, `fixed:length=4`). Names: local/CLIENTS/... of the first policy,
+local/CLIENTS/POLICY/... of each other; `reference` is plain decoding, of local/CLIENTS/over/POLICY,
+the first policy's goodput, the other's.
 """
 
 import argparse
@@ -28,13 +28,15 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
+from benchmarks.speculation_choice import SpeculationChoice
 from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
 
-PLAIN, DRAFTED, THROUGHPUT = "plain", "drafted", "throughput"
-"""The modes compared."""
+PLAIN = "plain"
+"""Among the modes compared, the one without drafts."""
+OBJECTIVES = ("planner", "planner:objective=throughput")
 KV_TOKENS = 32_768
 MAX_TOKENS = 128
 
@@ -80,7 +82,13 @@ def main() -> None:
     )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "suffix"])
     arguments.add_argument("--selection", default="hedge")
-    arguments.add_argument("--speculation", default="planner")
+    arguments.add_argument(
+        "--speculation",
+        type=SpeculationChoice.parse,
+        nargs="+",
+        default=[SpeculationChoice.parse(policy) for policy in OBJECTIVES],
+        metavar="POLICY[:OPTION=VALUE,...]",
+    )
     arguments.add_argument("--schedule", default="default")
     options = arguments.parse_args()
     torch.set_num_threads(2)
@@ -121,18 +129,16 @@ async def compare(
     estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     schedule = make_schedule(options.schedule)
 
-    def policies(**speculation_options: str) -> Policies:
-        calibrations = estimates.calibrations
-        speculation = make_speculation(options.speculation, speculation_options, calibrations)
+    def policies(choice: SpeculationChoice) -> Policies:
+        speculation = make_speculation(choice.name, choice.options, estimates.calibrations)
         return Policies(schedule, make_selection(options.selection), speculation)
 
-    drafting = {DRAFTED: policies()}
-    if options.speculation == "planner":
-        drafting[THROUGHPUT] = policies(objective="throughput")
+    drafting = {choice.text: policies(choice) for choice in options.speculation}
+    first, *others = drafting
     coordinator = Coordinator(
         fleet.verifier,
         fleet.lanes,
-        drafting[DRAFTED],
+        drafting[first],
         estimates,
         Limits(max_batch=largest, max_waiting=largest, kv_tokens=KV_TOKENS),
         observe=events.append,
@@ -161,15 +167,14 @@ async def compare(
         served: dict[str, list[Segment]] = {mode: [] for mode in modes}
         for number in range(options.segments):
             part = requests[number * count : (number + 1) * count]
-            first = number % len(modes)
-            for mode in modes[first:] + modes[:first]:
+            begin = number % len(modes)
+            for mode in modes[begin:] + modes[:begin]:
                 served[mode].append(await segment(part, clients, mode))
-        records += report(f"local/{clients}", served[PLAIN], served[DRAFTED])
-        if THROUGHPUT in served:
-            ours, best = (mean(s.goodput for s in served[mode]) for mode in (DRAFTED, THROUGHPUT))
-            name = f"local/{clients}/to_throughput_objective"
-            records.append(Record.over(best, name, ours, "tokens/s"))
-            records += by_domain(f"local/{clients}/throughput", served[PLAIN], served[THROUGHPUT])
+        records += report(f"local/{clients}", served[PLAIN], served[first])
+        for mode in others:
+            ours, theirs = (mean(s.goodput for s in served[one]) for one in (first, mode))
+            records.append(Record.over(theirs, f"local/{clients}/over/{mode}", ours, "tokens/s"))
+            records += report(f"local/{clients}/{mode}", served[PLAIN], served[mode])
     await coordinator.close()
     return records
 

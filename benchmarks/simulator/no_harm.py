@@ -66,9 +66,13 @@ def main() -> None:
     arguments.add_argument("--apart", action="store_true", help="drafters have their own devices")
     options = arguments.parse_args()
     replica = cluster(options.call_ms / 1e3, options.scatters, options.apart)
+    policies = objectives()
     records, missed = [], []
     for clients in options.clients:
-        runs = [compare(replica, seed, clients, options.requests) for seed in range(options.seeds)]
+        runs = [
+            compare(replica, seed, clients, options.requests, policies)
+            for seed in range(options.seeds)
+        ]
         for name in runs[0]:
             value = mean(run[name] for run in runs)
             records.append(Record(f"no_harm/{clients}/{name}", value, "x plain"))
@@ -87,17 +91,19 @@ def main() -> None:
         sys.exit(f"missed: {'; '.join(missed)}")
 
 
-def compare(replica: Cluster, seed: int, clients: int, requests: int) -> dict[str, float]:
-    """Ratios over plain decoding, by OBJECTIVE/total and OBJECTIVE/DOMAIN."""
+def compare(
+    replica: Cluster, seed: int, clients: int, requests: int, policies: Mapping[str, MakePolicies]
+) -> dict[str, float]:
+    """Ratios over plain decoding, by POLICY/total and POLICY/DOMAIN."""
     arrivals = workload(seed, requests)
     plain_total, plain = serve(arrivals, replica, seed, clients, PLAIN)
     ratios = {}
-    for objective in OBJECTIVES:
-        total, speeds = serve(arrivals, replica, seed, clients, planner_policies(objective))
-        ratios[f"{objective}/total"] = total / plain_total
+    for policy, make in policies.items():
+        total, speeds = serve(arrivals, replica, seed, clients, make)
+        ratios[f"{policy}/total"] = total / plain_total
         for domain in OUTPUT_TOKENS:
             names = [arrival.name for arrival in arrivals if arrival.domain == domain]
-            ratios[f"{objective}/{domain}"] = median(speeds[name] / plain[name] for name in names)
+            ratios[f"{policy}/{domain}"] = median(speeds[name] / plain[name] for name in names)
     return ratios
 
 
@@ -141,6 +147,10 @@ def cluster(
     drafters.append(lookup)
     memory, acceptance = KvMemory(KV_TOKENS), Acceptance(models)
     return Cluster(VERIFY, memory, drafters, acceptance, transport_s=transport_s, scatters=scatters)
+
+
+def objectives() -> dict[str, MakePolicies]:
+    return {objective: planner_policies(objective) for objective in OBJECTIVES}
 
 
 def planner_policies(objective: str) -> MakePolicies:

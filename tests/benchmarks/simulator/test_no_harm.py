@@ -3,14 +3,22 @@
 from dataclasses import replace
 from statistics import mean, median
 
-from benchmarks.simulator.no_harm import cluster, compare, planner_policies, serve, workload
+from benchmarks.simulator.no_harm import (
+    cluster,
+    compare,
+    objectives,
+    planner_policies,
+    serve,
+    workload,
+)
 
 
 def test_at_one_client_every_domain_gains_and_runs_repeat_exactly() -> None:
-    ratios = compare(cluster(), seed=0, clients=1, requests=36)
+    ratios = compare(cluster(), seed=0, clients=1, requests=36, policies=objectives())
     assert min(ratios.values()) > 1.0
     assert ratios["fair/tasks"] > ratios["fair/code"] > ratios["fair/prose"]
-    assert compare(cluster(), seed=0, clients=1, requests=36) == ratios
+    again = compare(cluster(), seed=0, clients=1, requests=36, policies=objectives())
+    assert again == ratios
 
 
 def test_requests_after_a_high_load_are_served_as_fast_as_after_a_low_one() -> None:
