@@ -33,6 +33,14 @@ class Pooled(Protocol):
         ...
 
 
+@runtime_checkable
+class PooledSelection(Pooled, Protocol):
+    """A selection policy whose statistics are shared between replicas."""
+
+    pool_name: str
+    """Replicas share them under this name, which stays when code is renamed."""
+
+
 def combine(parts: Mapping[str, Statistics]) -> dict[str, list[float]]:
     """The statistics of several learners, given by learner name, as one mapping."""
     return {

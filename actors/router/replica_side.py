@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.settings import Policies
 from actors.router.router import Answer, Report
-from policies.pooling import Pooled, Statistics, combine, extract, scaled
+from policies.pooling import Pooled, PooledSelection, Statistics, combine, extract, scaled
 from policies.request import LaneView
 
 Exchange = Callable[[Report], Awaitable[Answer]]
@@ -89,6 +89,6 @@ def learners_of(
     learners: dict[str, Pooled] = {
         f"calibration/{lane.drafter}": estimates.calibrations[lane.name] for lane in lanes
     }
-    if isinstance(policies.selection, Pooled):
-        learners[type(policies.selection).__name__] = policies.selection
+    if isinstance(policies.selection, PooledSelection):
+        learners[policies.selection.pool_name] = policies.selection
     return learners

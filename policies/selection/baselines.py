@@ -120,6 +120,8 @@ class SpinEpsilonGreedyParams:
 class EpsilonGreedy:
     """In each slot of a request a random lane, or the one with the best mean goodput so far."""
 
+    pool_name = "epsilon_greedy"
+
     def __init__(
         self,
         params: EpsilonGreedyParams | SpinEpsilonGreedyParams = EpsilonGreedyParams(),

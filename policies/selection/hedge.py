@@ -66,6 +66,8 @@ class Hedge:
     """Arrays have a row per request (`Rows`) and a column per drafter (by `Evidence.number`) or per
     lane (in the order of the last decision)."""
 
+    pool_name = "hedge"
+
     def __init__(self, params: HedgeParams = HedgeParams(), seed: int = 0) -> None:
         self._params = params
         self._rng = np.random.default_rng(seed)

@@ -57,6 +57,8 @@ class _Epoch:
 
 
 class Lbss:
+    pool_name = "lbss"
+
     def __init__(self, params: LbssParams = LbssParams(), seed: int = 0) -> None:
         self._params = params
         self._rng = np.random.default_rng(seed)

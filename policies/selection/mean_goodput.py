@@ -28,6 +28,8 @@ class _Mean:
 
 
 _EMPTY = _Mean()
+_EXPORTED = 3
+"""Numbers exported for each drafter: tokens, seconds and slots."""
 
 
 class MeanGoodput:
@@ -73,9 +75,11 @@ class MeanGoodput:
         }
 
     def pool(self, others: Statistics) -> None:
+        """Vectors of another length, from a replica of another version, are left out."""
         self._others = {
-            name.removeprefix(DRAFTER): _Mean(total, count)
-            for name, (total, count, _) in others.items()
+            name.removeprefix(DRAFTER): _Mean(vector[0], vector[1])
+            for name, vector in others.items()
+            if len(vector) == _EXPORTED
         }
 
     def _pooled(self, drafter: str) -> _Mean:

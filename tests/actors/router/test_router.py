@@ -124,9 +124,9 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         router = Router()
         for replica, seconds in (("a", 1.0), ("b", 3.0)):
             statistics: Statistics = {
-                "Hedge:drafter/tiny": [100.0, seconds, 20.0],
-                "Hedge:drafter/": [10.0, 1.0, 10.0],
-                "Hedge:plain_bound": [1.0, 1.0, 1.0],
+                "hedge:drafter/tiny": [100.0, seconds, 20.0],
+                "hedge:drafter/": [10.0, 1.0, 10.0],
+                "hedge:plain_bound": [1.0, 1.0, 1.0],
                 "calibration/tiny:seen": [4.0] * 80,
             }
             await router.exchange(
@@ -135,7 +135,7 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         await asyncio.sleep(2)
         view = await router.view()
         assert view["drafters"] == {
-            "Hedge": {
+            "hedge": {
                 "tiny": {"tokens_per_s": 50.0, "slots": 40.0},
                 "": {"tokens_per_s": 10.0, "slots": 20.0},
             }
@@ -306,7 +306,7 @@ def test_a_new_replica_starts_with_what_another_has_learned(alive: bool) -> None
         assert set(first.drafted_by[-4:]) == {NEAR}
         second = Replica("second", connection)
         await asyncio.sleep(0.5)
-        assert set(second.learners) == {"Hedge", f"calibration/{NEAR}", f"calibration/{FAR}"}
+        assert set(second.learners) == {"hedge", f"calibration/{NEAR}", f"calibration/{FAR}"}
         assert await second.serve(0) == plainly([PROMPTS[0]], [GREEDY])[0]
         assert second.drafted_by[0] == (NEAR if alive else FAR)
         await first.close()
