@@ -30,14 +30,14 @@ PRIOR_WEIGHT = 1.0
 _NEW_LANE = 4.0
 """Weight, in levels, of the prior that lanes without cost propose none of a lane's tokens."""
 
-_FIRST, _ASKED, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
+_FIRST, _DRAFTS, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
 """Columns of evidence: accepted first levels (expected number); drafts; accepted later levels;
 later levels whose parent was accepted; accepted levels that no lane without cost proposed; drafts
 that were not empty."""
 _COLUMNS = 6
 
 
-class Belief(NamedTuple):
+class PairEstimates(NamedTuple):
     """The estimates for pairs of a request and a lane."""
 
     first: Floats
@@ -96,7 +96,7 @@ class AcceptanceEstimates:
 
     def evidence(self, rows: Ints, lane: str) -> Floats:
         """The decayed number of drafts that each request has had from this lane."""
-        return self._of(rows, lane)[:, _ASKED]
+        return self._of(rows, lane)[:, _DRAFTS]
 
     def proposals(self, candidates: Candidates, costly: Collection[str]) -> Proposals:
         """The lanes that have proposed each node, by number; new lanes get one. Lanes that are not
@@ -112,7 +112,7 @@ class AcceptanceEstimates:
             _ALL if candidates.sources is None else candidates.sources,
         )
 
-    def read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
+    def observe_read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
         """Counterfactual evidence: whether the lane would have drafted tokens committed without it.
         It is worth as much as the lane's own rounds, and is available for lanes that do not
         draft."""
@@ -121,14 +121,14 @@ class AcceptanceEstimates:
         number = self._numbers[lane]
         _replay(matched, covered, self._own[row, number], self._pool[number])
 
-    def miss(self, rows: Ints, lane: str) -> None:
+    def observe_miss(self, rows: Ints, lane: str) -> None:
         """Records that the lane was asked to draft for these requests and proposed nothing."""
         self._numbers.setdefault(lane, len(self._numbers))
         self._add_lanes()
         number = self._numbers[lane]
         self._own[rows, number] *= _FADE
-        self._own[rows, number, _ASKED] += 1.0
-        self._pool[number, _ASKED] += len(rows)
+        self._own[rows, number, _DRAFTS] += 1.0
+        self._pool[number, _DRAFTS] += len(rows)
         _fade(self._pool[number])
 
     def reserve(self, rows: int) -> None:
@@ -158,36 +158,38 @@ def level_accepted(tables: Tables, number: int) -> float:
     if number >= 0:
         pool = tables.pool[number]
         accepted += pool[_FIRST] + pool[_SURVIVED]
-        reached += pool[_ASKED] + pool[_REACHED]
+        reached += pool[_DRAFTS] + pool[_REACHED]
     return accepted / reached
 
 
 @njit(cache=True)
-def believed(tables: Tables, rows: Ints, requests: Ints, lanes: Ints, numbers: Ints) -> Belief:
+def estimates_of(
+    tables: Tables, rows: Ints, requests: Ints, lanes: Ints, numbers: Ints
+) -> PairEstimates:
     """The estimates for pairs: pair p is of the request with row rows[requests[p]] and the lane
     with number numbers[lanes[p]]."""
     prior, weight = tables.prior, tables.weight
-    told = np.empty((4, len(requests)))
+    estimated = np.empty((4, len(requests)))
     unseen = np.zeros(_COLUMNS)
     for pair, request in enumerate(requests):
         row, number = rows[request], numbers[lanes[pair]]
         of_all = tables.pool[number] if number >= 0 else unseen
         seen = tables.own[row, number] if number >= 0 else unseen
-        first = (of_all[_FIRST] + weight * prior) / (of_all[_ASKED] + weight)
+        first = (of_all[_FIRST] + weight * prior) / (of_all[_DRAFTS] + weight)
         next_ = (of_all[_SURVIVED] + weight * prior) / (of_all[_REACHED] + weight)
         share = of_all[_ADDED] + _NEW_LANE
         share /= of_all[_FIRST] + of_all[_SURVIVED] + _NEW_LANE
-        found = (of_all[_FOUND] + weight) / (of_all[_ASKED] + weight)
+        found = (of_all[_FOUND] + weight) / (of_all[_DRAFTS] + weight)
         accepted = seen[_FIRST] + seen[_SURVIVED]
-        told[0, pair] = (seen[_FIRST] + weight * first) / (seen[_ASKED] + weight)
-        told[1, pair] = (seen[_SURVIVED] + weight * next_) / (seen[_REACHED] + weight)
-        told[2, pair] = (seen[_ADDED] + weight * share) / (accepted + weight)
-        told[3, pair] = (seen[_FOUND] + weight * found) / (seen[_ASKED] + weight)
-    return Belief(told[0], told[1], told[2], told[3])
+        estimated[0, pair] = (seen[_FIRST] + weight * first) / (seen[_DRAFTS] + weight)
+        estimated[1, pair] = (seen[_SURVIVED] + weight * next_) / (seen[_REACHED] + weight)
+        estimated[2, pair] = (seen[_ADDED] + weight * share) / (accepted + weight)
+        estimated[3, pair] = (seen[_FOUND] + weight * found) / (seen[_DRAFTS] + weight)
+    return PairEstimates(estimated[0], estimated[1], estimated[2], estimated[3])
 
 
 @njit(cache=True)
-def _note(seen: Floats, own: Floats, pool: Floats) -> None:
+def _add(seen: Floats, own: Floats, pool: Floats) -> None:
     for column in range(_COLUMNS):
         own[column] = own[column] * _FADE + seen[column]
         pool[column] += seen[column]
@@ -197,7 +199,7 @@ def _note(seen: Floats, own: Floats, pool: Floats) -> None:
 @njit(cache=True)
 def _fade(pool: Floats) -> None:
     """Halves a lane's evidence when there is enough of it, so that recent levels count more."""
-    if pool[_ASKED] + pool[_REACHED] > _LANE_MEMORY:
+    if pool[_DRAFTS] + pool[_REACHED] > _LANE_MEMORY:
         for column in range(_COLUMNS):
             pool[column] /= 2
 
@@ -210,7 +212,7 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
     position = 0
     while position < len(matched):
         seen = np.zeros(_COLUMNS)
-        seen[_ASKED] = seen[_FOUND] = 1.0
+        seen[_DRAFTS] = seen[_FOUND] = 1.0
         first = position
         while position < len(matched) and matched[position]:
             seen[_FIRST if position == first else _SURVIVED] += 1.0
@@ -218,7 +220,7 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
             position += 1
         seen[_REACHED] = min(position, len(matched) - 1) - first
         position += 1
-        _note(seen, own, pool)
+        _add(seen, own, pool)
 
 
 @njit(cache=True)
@@ -258,5 +260,5 @@ def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> 
                     parents += likely if level < deepest else 0.0
                 seen[_FIRST], seen[_SURVIVED] = min(mass[1], 1.0), later
                 seen[_REACHED], seen[_ADDED] = parents, adding
-                _note(seen, tables.own[rows[number], lane], tables.pool[lane])
+                _add(seen, tables.own[rows[number], lane], tables.pool[lane])
         first_lane += len(lanes)

@@ -21,10 +21,10 @@ from policies.selection.hedge import Hedge
 from policies.speculation.planner.policy import Planner
 from tests.policies.selection.play import lane, requests, slot
 from tests.policies.speculation.play import play
-from tests.policies.speculation.rounds import context, view
+from tests.policies.speculation.rounds import round_context, view
 
 play(Planner(None, {"lane": Calibration()}), [view("a"), view("b", tpot_s=0.001)],
-     lambda request, number: 0.8, context(), rounds=5)
+     lambda request, number: 0.8, round_context(), rounds=5)
 hedge = Hedge()
 for _ in range(3):
     slot(hedge, requests("a", "b"), [lane("x"), lane("y")], lambda request, lane: 50.0)

@@ -46,7 +46,7 @@ class Requests(NamedTuple):
     expected: Floats
     """Tokens that it is expected to gain without the items: from levels drafted already, or from
     other lanes."""
-    floor: Floats
+    min_gain: Floats
     """Its caps assume at least this gain, which later levels or lanes will bring."""
 
 
@@ -63,7 +63,7 @@ class Items(NamedTuple):
 
 
 @njit(cache=True)
-def taking_order(rate: Floats, owner: Ints, urgent: Mask, need: Floats) -> Ints:
+def item_order(rate: Floats, owner: Ints, urgent: Mask, need: Floats) -> Ints:
     """The order of the items: urgent ones first, by descending need of their requests; then by
     descending `rate`."""
     rank = np.empty(len(rate))
@@ -149,7 +149,9 @@ def _excess(items: Items, requests: Requests, caps: TimeCaps, seconds: Floats) -
 
 @njit(cache=True)
 def _cap_s(requests: Requests, caps: TimeCaps, request: int, gain: float) -> float:
-    return caps.slope[request] * (1.0 + max(gain, requests.floor[request])) + caps.offset[request]
+    return (
+        caps.slope[request] * (1.0 + max(gain, requests.min_gain[request])) + caps.offset[request]
+    )
 
 
 @njit(cache=True)

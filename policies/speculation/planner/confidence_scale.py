@@ -17,10 +17,10 @@ _FADE = 0.98
 """Decay per round with drafts, so that about the last fifty rounds count."""
 
 
-class Promises(NamedTuple):
+class ScaleTables(NamedTuple):
     """Arrays with a row for each request, for compiled code."""
 
-    promised: Floats
+    predicted: Floats
     accepted: Floats
     open: Floats
     """Expected accepted tokens of the drafts that are being verified."""
@@ -30,32 +30,32 @@ class ConfidenceScale:
     """The ratios of all requests, with a row for each."""
 
     def __init__(self) -> None:
-        self.promises = Promises(np.zeros(0), np.zeros(0), np.zeros(0))
+        self.tables = ScaleTables(np.zeros(0), np.zeros(0), np.zeros(0))
 
     def reserve(self, rows: int) -> None:
-        self.promises = Promises(*(with_rows(column, rows) for column in self.promises))
+        self.tables = ScaleTables(*(with_rows(column, rows) for column in self.tables))
 
     def forget(self, row: int) -> None:
-        for column in self.promises:
+        for column in self.tables:
             column[row] = 0.0
 
     def observe(self, rows: Ints, accepted: Floats) -> None:
-        _observe(rows, accepted, self.promises)
+        _observe(rows, accepted, self.tables)
 
 
 @njit(cache=True)
-def _observe(rows: Ints, accepted: Floats, promises: Promises) -> None:
+def _observe(rows: Ints, accepted: Floats, tables: ScaleTables) -> None:
     for number, row in enumerate(rows):
-        if promises.open[row] > 0.0:
-            promises.promised[row] = _FADE * promises.promised[row] + promises.open[row]
-            promises.accepted[row] = _FADE * promises.accepted[row] + accepted[number]
-            promises.open[row] = 0.0
+        if tables.open[row] > 0.0:
+            tables.predicted[row] = _FADE * tables.predicted[row] + tables.open[row]
+            tables.accepted[row] = _FADE * tables.accepted[row] + accepted[number]
+            tables.open[row] = 0.0
 
 
 @njit(cache=True)
-def scales_of(rows: Ints, promises: Promises) -> Floats:
+def scales_of(rows: Ints, tables: ScaleTables) -> Floats:
     scales = np.empty(len(rows))
     for number, row in enumerate(rows):
-        accepted, promised = promises.accepted[row] + _PRIOR, promises.promised[row] + _PRIOR
-        scales[number] = min(max(accepted / promised, 0.25), 1.25)
+        accepted, predicted = tables.accepted[row] + _PRIOR, tables.predicted[row] + _PRIOR
+        scales[number] = min(max(accepted / predicted, 0.25), 1.25)
     return scales

@@ -13,7 +13,7 @@ from numba import njit
 
 from policies.cost import forward_seconds
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.planner.best_prefix import Items, Requests, best_prefix, taking_order
+from policies.speculation.planner.best_prefix import Items, Requests, best_prefix, item_order
 from policies.speculation.planner.objective import worth_of
 from policies.speculation.planner.round_inputs import (
     LaneCosts,
@@ -102,11 +102,11 @@ def _sorted_levels(
             rate = min(rate, worth / max(seconds, 1e-9))  # a level never precedes its parent
             of_pair[at], number[at], owner[at] = pair, level, request
             gains[at], worths[at], rates[at] = more, worth, rate
-            urgent[at] = gain < requests.floor[request]
+            urgent[at] = gain < requests.min_gain[request]
             gain += more
             more *= pairs.next[pair]
             at += 1
-    order = taking_order(rates, owner, urgent, requests.need)
+    order = item_order(rates, owner, urgent, requests.need)
     room, fitting = costs.room, 0
     while fitting < total and room >= width[pairs.lane[of_pair[order[fitting]]]]:
         room -= width[pairs.lane[of_pair[order[fitting]]]]

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from policies.cost import forward_seconds
-from policies.estimates.acceptance import Belief
+from policies.estimates.acceptance import PairEstimates
 from policies.estimates.calibration import rank_acceptance
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.objective import value_of, worth_of
@@ -21,7 +21,7 @@ def best_widths(
     fair: bool,
     starts: Ints,
     request: Ints,
-    belief: Belief,
+    estimates: PairEstimates,
     context: Floats,
     siblings: Floats,
     lanes: LaneCosts,
@@ -39,7 +39,7 @@ def best_widths(
         begin, end = starts[lane], starts[lane + 1]
         most = -np.inf
         for width in range(1, min(siblings.shape[1], costs.room // max(1, end - begin)) + 1):
-            mass, gain = belief.added[begin:end].copy(), np.zeros(end - begin)
+            mass, gain = estimates.added[begin:end].copy(), np.zeros(end - begin)
             read, rows = context[request[begin:end]].sum(), float((end - begin) * width)
             step_s = forward_seconds(step_of(lanes, lane), read, rows)
             for depth in range(1, max_depth + 1):
@@ -47,7 +47,7 @@ def best_widths(
                     break
                 worth = 0.0
                 for pair in range(end - begin):
-                    first = belief.acceptance[begin + pair]
+                    first = estimates.acceptance[begin + pair]
                     mass[pair] *= min(first + (1.0 - first) * siblings[lane, width - 1], 0.99)
                     gain[pair] += mass[pair]
                     worth += worth_of(fair, 0.0, gain[pair])

@@ -8,12 +8,12 @@ import numpy as np
 from numba import njit
 
 from policies.cost import FREE
-from policies.estimates.acceptance import Belief, Tables, believed, level_accepted
+from policies.estimates.acceptance import PairEstimates, Tables, estimates_of, level_accepted
 from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
 from policies.protocols import LaneBatch, Mask, RoundContext
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import Requests, no_caps
-from policies.speculation.planner.confidence_scale import Promises, scales_of
+from policies.speculation.planner.confidence_scale import ScaleTables, scales_of
 from policies.speculation.planner.draft_depths import Depths, best_depths
 from policies.speculation.planner.draft_widths import best_widths, sibling_shares
 from policies.speculation.planner.no_harm import Accounts, caps_of, weights_of
@@ -29,7 +29,7 @@ from policies.speculation.slo import (
     without_tpot,
 )
 
-_READING_LASTS = 16.0
+_UNREAD_ROUNDS = 16.0
 """The most rounds over which the time for a drafter's unread tokens is spread."""
 
 
@@ -79,7 +79,7 @@ def lane_inputs(
     )
 
 
-class Aims(NamedTuple):
+class PlanSettings(NamedTuple):
     fair: bool
     max_depth: int
     max_width: int
@@ -107,45 +107,47 @@ class Plan(NamedTuple):
 @njit(cache=True)
 def plan_round(
     rows: Ints,
-    standing: BatchProgress,
+    progress: BatchProgress,
     lanes: LaneInputs,
     acceptance: Tables,
-    promises: Promises,
+    scale_tables: ScaleTables,
     accounts: Accounts,
     costs: RoundCosts,
-    aims: Aims,
+    settings: PlanSettings,
 ) -> Plan:
     """The plan of a round; `costs.context` is filled in here."""
-    fair, context = aims.fair, context_lengths(standing)
+    fair, context = settings.fair, context_lengths(progress)
     costs = RoundCosts(
         costs.verify,
         context.sum(),
         costs.base_tokens,
         costs.wait_s,
         costs.overhead_s,
-        costs.elsewhere_s,
+        costs.other_lanes_s,
         costs.room,
     )
     plain_s = round_seconds(costs, 0.0, 0.0)
     lane = _lane_of_pairs(lanes)
-    belief = believed(acceptance, rows, lanes.request, lane, lanes.numbers)
-    siblings = np.empty((len(lanes.numbers), aims.max_width))
+    estimates = estimates_of(acceptance, rows, lanes.request, lane, lanes.numbers)
+    siblings = np.empty((len(lanes.numbers), settings.max_width))
     for number in range(len(lanes.numbers)):
         wrong = 1.0 - level_accepted(acceptance, lanes.numbers[number])
-        siblings[number] = sibling_shares(wrong, lanes.ranks[number], aims.max_width)
+        siblings[number] = sibling_shares(wrong, lanes.ranks[number], settings.max_width)
     width = best_widths(
         fair,
         lanes.starts,
         lanes.request,
-        belief,
+        estimates,
         context,
         siblings,
         lanes.costs,
         costs,
-        aims.max_depth,
+        settings.max_depth,
     )
-    pairs = _pairs(lanes, lane, belief, standing, scales_of(rows, promises), aims.max_depth)
-    requests = _requests(rows, standing, context, pairs, accounts, plain_s, aims)
+    pairs = _pairs(
+        lanes, lane, estimates, progress, scales_of(rows, scale_tables), settings.max_depth
+    )
+    requests = _requests(rows, progress, context, pairs, accounts, plain_s, settings)
     depths = best_depths(fair, pairs, lanes.costs, width, requests, costs)
     blocked = np.zeros(len(width), np.bool_)
     if depths.depth.max() == 0:
@@ -157,7 +159,7 @@ def plan_round(
             no_caps(len(rows)),
             no_caps(len(rows)),
             requests.expected,
-            requests.floor,
+            requests.min_gain,
         )
         blocked = best_depths(fair, pairs, lanes.costs, width, free, costs).nodes > 0.0
     outlook = _outlook(pairs, depths.gain, len(width), len(rows))
@@ -176,26 +178,26 @@ def _lane_of_pairs(lanes: LaneInputs) -> Ints:
 def _pairs(
     lanes: LaneInputs,
     lane: Ints,
-    belief: Belief,
-    standing: BatchProgress,
+    estimates: PairEstimates,
+    progress: BatchProgress,
     scale: Floats,
     max_depth: int,
 ) -> Pairs:
     added, rounds_left = np.empty((2, len(lane)))
     deepest = np.empty(len(lane), np.int64)
     for pair, request in enumerate(lanes.request):
-        left = draft_tokens_left_at(standing, request)
-        added[pair] = scale[request] * belief.added[pair]
+        left = draft_tokens_left_at(progress, request)
+        added[pair] = scale[request] * estimates.added[pair]
         # Rounds with drafts commit several tokens each: 4 is a rough mean.
-        rounds_left[pair] = min(max(left / 4.0, 1.0), _READING_LASTS)
+        rounds_left[pair] = min(max(left / 4.0, 1.0), _UNREAD_ROUNDS)
         deepest[pair] = int(min(left, max_depth))
     return Pairs(
         lanes.request,
         lane,
-        belief.first,
-        belief.acceptance,
+        estimates.first,
+        estimates.acceptance,
         added,
-        belief.found,
+        estimates.found,
         lanes.unread,
         rounds_left,
         deepest,
@@ -205,36 +207,36 @@ def _pairs(
 @njit(cache=True)
 def _requests(
     rows: Ints,
-    standing: BatchProgress,
+    progress: BatchProgress,
     context: Floats,
     pairs: Pairs,
     accounts: Accounts,
     plain_s: float,
-    aims: Aims,
+    settings: PlanSettings,
 ) -> Requests:
-    bound = without_tpot(standing)
-    if not aims.fair:
+    bound = without_tpot(progress)
+    if not settings.fair:
         bound[:] = False
     reach = np.zeros(len(rows))
     for pair, request in enumerate(pairs.request):
         level = pairs.first[pair]
-        for _ in range(aims.max_depth):
+        for _ in range(settings.max_depth):
             reach[request] += level
             level *= pairs.next[pair]
-    verdict_s = aims.now + max(plain_s, aims.round_s)
-    need, slo = needs_at(standing, verdict_s) - 1.0, slo_caps(standing, aims.now)
-    floor = np.zeros(len(rows))
+    verdict_s = settings.now + max(plain_s, settings.round_s)
+    need, slo = needs_at(progress, verdict_s) - 1.0, slo_caps(progress, settings.now)
+    min_gain = np.zeros(len(rows))
     for request in range(len(rows)):
         need[request] = max(need[request], 0.0)
         if need[request] <= reach[request]:
-            floor[request] = need[request]
+            min_gain[request] = need[request]
         else:
             # An SLO that cannot be kept in this round does not cap it.
             slo.offset[request] = np.inf
     no_harm = caps_of(rows, bound, plain_s, accounts)
     weight = weights_of(rows, bound, accounts)
     expected = np.zeros(len(rows))
-    return Requests(context, weight, need, tpots_of(standing), slo, no_harm, expected, floor)
+    return Requests(context, weight, need, tpots_of(progress), slo, no_harm, expected, min_gain)
 
 
 @njit(cache=True)
@@ -275,7 +277,7 @@ def rules_of(
                     base_tokens=costs.base_tokens + others,
                     wait_s=costs.wait_s + (costs.overhead_s if others else 0.0),
                     overhead_s=0.0 if others else costs.overhead_s,
-                    elsewhere_s=max(drafting_s[:lane] + drafting_s[lane + 1 :], default=0.0),
+                    other_lanes_s=max(drafting_s[:lane] + drafting_s[lane + 1 :], default=0.0),
                     room=max(0, costs.room - int(others)),
                 ),
                 step=context.draft[name].piecewise if name in context.draft else FREE,

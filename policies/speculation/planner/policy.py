@@ -23,15 +23,15 @@ from policies.speculation.planner.lane_backoff import LaneBackoff
 from policies.speculation.planner.no_harm import NoHarmAccounts
 from policies.speculation.planner.objective import Objective
 from policies.speculation.planner.plan import (
-    Aims,
     LaneInputs,
     Plan,
+    PlanSettings,
     lane_inputs,
     plan_round,
     rules_of,
 )
 from policies.speculation.planner.round_inputs import RoundCosts
-from policies.speculation.planner.select import Round, select_round
+from policies.speculation.planner.select import RoundState, select_round
 from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.speculation.slo import BatchProgress, request_terms
 
@@ -75,7 +75,7 @@ class Planner:
         self._rows = Rows()
         self._terms = request_terms([])
         """`request_terms` of each request, by row."""
-        self._asked: dict[str, set[int]] = {}
+        self._unanswered: dict[str, set[int]] = {}
         """For each lane, the rows of requests that it was asked to draft for and has not proposed
         anything for yet."""
         self._round_s = 0.0
@@ -100,7 +100,7 @@ class Planner:
             base_tokens=float(len(requests) + context.prefill_tokens),
             wait_s=context.waiting_s,
             overhead_s=context.handling_s,
-            elsewhere_s=0.0,
+            other_lanes_s=0.0,
             room=draft_room(len(requests), context),
         )
         plan = plan_round(
@@ -108,10 +108,10 @@ class Planner:
             BatchProgress.of(requests, self._terms[rows]),
             lanes,
             self._acceptance.tables,
-            self._scale.promises,
+            self._scale.tables,
             self._no_harm.accounts,
             costs,
-            Aims(
+            PlanSettings(
                 self._fair,
                 self._params.max_depth,
                 self._params.max_width if context.trees else 1,
@@ -127,7 +127,7 @@ class Planner:
                 self._backoff.bring_back(name)
                 own = rows[lanes.request[lanes.pairs(lane)]].tolist()
                 drafts = [row for row, levels in zip(own, depth, strict=True) if levels]
-                self._asked.setdefault(name, set()).update(drafts)
+                self._unanswered.setdefault(name, set()).update(drafts)
                 # Lookups draft at no cost, so they need no step rule: `select` decides.
                 plans[name] = _draft_plan(
                     depth, rule if name in context.draft else None, rule.width
@@ -152,7 +152,7 @@ class Planner:
         depth, because the step rule decides while drafting; 0 for the others."""
         pairs = lanes.pairs(lane)
         drafts, deepest = plan.depths.depth[pairs] > 0, plan.deepest[pairs]
-        self._exploration.save(name, plan.plain_s, self._backoff.rounds(name))
+        self._exploration.add_budget(name, plan.plain_s, self._backoff.rounds(name))
         idle = np.flatnonzero(~drafts & (deepest > 0))
         if len(idle):
             places = lanes.request[pairs]
@@ -160,18 +160,18 @@ class Planner:
             least_known = idle[np.argsort(evidence, kind="stable")]
             costs_s = rule.exploration_s(places[drafts], places[least_known])
             drafts = drafts.copy()
-            drafts[least_known[: self._exploration.afford(name, *costs_s)]] = True
+            drafts[least_known[: self._exploration.spend(name, *costs_s)]] = True
         return (deepest * drafts).tolist()
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        requests, asked = candidates.requests, self._asked
+        requests, unanswered = candidates.requests, self._unanswered
         if not requests:
             return np.zeros(0, np.bool_)
         rows = self._rows_of(requests)
         for row, proposers in zip(rows.tolist(), candidates.lanes, strict=True):
             for lane in proposers:
-                if lane in asked:
-                    asked[lane].discard(row)
+                if lane in unanswered:
+                    unanswered[lane].discard(row)
         selected = select_round(
             self._fair,
             rows,
@@ -179,9 +179,9 @@ class Planner:
             candidates.trees,
             self._acceptance.proposals(candidates, context.draft.keys()),
             self._acceptance.tables,
-            self._scale.promises,
+            self._scale.tables,
             self._no_harm.accounts,
-            Round(
+            RoundState(
                 context.verify.piecewise,
                 context.prefill_tokens,
                 draft_room(len(requests), context),
@@ -201,7 +201,7 @@ class Planner:
         known = [one for one, row in zip(outcomes, places, strict=True) if row is not None]
         if known:
             rows = np.array([row for row in places if row is not None], np.int64)
-            self._note_missing_drafts(rows)
+            self._record_misses(rows)
             self._scale.observe(rows, np.array([float(one.accepted) for one in known]))
             self._no_harm.close_round(
                 rows,
@@ -216,7 +216,7 @@ class Planner:
     ) -> None:
         row = self._rows.get(request)
         if row is not None:
-            self._acceptance.read(row, lane, np.array(matched), np.array(covered))
+            self._acceptance.observe_read(row, lane, np.array(matched), np.array(covered))
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
@@ -224,18 +224,18 @@ class Planner:
             self._acceptance.forget(row)
             self._no_harm.forget(row)
             self._scale.forget(row)
-            for asked in self._asked.values():
-                asked.discard(row)
+            for unanswered in self._unanswered.values():
+                unanswered.discard(row)
 
-    def _note_missing_drafts(self, rows: Ints) -> None:
+    def _record_misses(self, rows: Ints) -> None:
         """Records a miss for each lane that was asked to draft for a request and proposed
         nothing."""
         here = set(rows.tolist())
-        for lane, asked in self._asked.items():
-            missing = asked & here
+        for lane, unanswered in self._unanswered.items():
+            missing = unanswered & here
             if missing:
-                asked -= missing
-                self._acceptance.miss(np.array(sorted(missing), np.int64), lane)
+                unanswered -= missing
+                self._acceptance.observe_miss(np.array(sorted(missing), np.int64), lane)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
         names = [request.name for request in requests]

@@ -20,7 +20,7 @@ class RoundCosts(NamedTuple):
     wait_s: float
     overhead_s: float
     """Additional time of a round with drafts (`RoundContext.handling_s`)."""
-    elsewhere_s: float
+    other_lanes_s: float
     """Time for which other lanes draft."""
     room: int
     """Draft tokens that the verification has room for."""
@@ -31,7 +31,7 @@ def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
     """Time between two verdicts of a request if `nodes` draft tokens are verified."""
     verify_s = forward_seconds(costs.verify, costs.context, costs.base_tokens + nodes)
     overhead_s = costs.overhead_s if nodes > 0.0 or drafting_s > 0.0 else 0.0
-    return max(drafting_s, costs.elsewhere_s) + overhead_s + costs.wait_s + verify_s
+    return max(drafting_s, costs.other_lanes_s) + overhead_s + costs.wait_s + verify_s
 
 
 class Pairs(NamedTuple):

@@ -14,10 +14,10 @@ from policies.speculation.planner.best_prefix import (
     Items,
     Requests,
     best_prefix,
+    item_order,
     no_caps,
-    taking_order,
 )
-from policies.speculation.planner.confidence_scale import Promises, scales_of
+from policies.speculation.planner.confidence_scale import ScaleTables, scales_of
 from policies.speculation.planner.no_harm import Accounts, caps_of, weights_of
 from policies.speculation.planner.objective import worth_of
 from policies.speculation.slo import (
@@ -31,7 +31,7 @@ from policies.speculation.slo import (
 )
 
 
-class Round(NamedTuple):
+class RoundState(NamedTuple):
     """Costs and times of the round besides its drafts."""
 
     verify: PiecewiseLinear
@@ -59,62 +59,62 @@ class Selected(NamedTuple):
 def select_round(
     fair: bool,
     rows: Ints,
-    standing: BatchProgress,
+    progress: BatchProgress,
     trees: FlatTrees,
     proposals: Proposals,
     acceptance: Tables,
-    promises: Promises,
+    scale_tables: ScaleTables,
     accounts: Accounts,
-    around: Round,
+    state: RoundState,
 ) -> Selected:
     """The nodes to verify. Also updates the acceptance estimates from the drafts."""
-    promised = forest_of(trees)
-    credit(rows, proposals, promised, acceptance)
-    scale, path = scales_of(rows, promises), promised.path.copy()
+    proposed = forest_of(trees)
+    credit(rows, proposals, proposed, acceptance)
+    scale, path = scales_of(rows, scale_tables), proposed.path.copy()
     for node in range(len(path)):
-        path[node] = min(path[node] * scale[promised.owner[node]], 1.0)
-    forest = Forest(promised.starts, promised.owner, promised.depth, path)
-    bound = without_tpot(standing)
+        path[node] = min(path[node] * scale[proposed.owner[node]], 1.0)
+    forest = Forest(proposed.starts, proposed.owner, proposed.depth, path)
+    bound = without_tpot(progress)
     if not fair:
         bound[:] = False
-    fixed = float(len(rows) + around.prefill_tokens)
-    plain_s = around.wait_s + forward_seconds(around.verify, context_lengths(standing).sum(), fixed)
+    fixed = float(len(rows) + state.prefill_tokens)
+    plain_s = state.wait_s + forward_seconds(state.verify, context_lengths(progress).sum(), fixed)
     no_harm = caps_of(rows, bound, plain_s, accounts)
     weight = weights_of(rows, bound, accounts)
-    selected = _select_nodes(fair, standing, forest, weight, no_harm, around)
+    selected = _select_nodes(fair, progress, forest, weight, no_harm, state)
     for row in rows:
-        promises.open[row] = 0.0
+        scale_tables.open[row] = 0.0
     for node in np.flatnonzero(selected.kept):
-        promises.open[rows[promised.owner[node]]] += promised.path[node]
+        scale_tables.open[rows[proposed.owner[node]]] += proposed.path[node]
     return selected
 
 
 @njit(cache=True)
 def _select_nodes(
     fair: bool,
-    standing: BatchProgress,
+    progress: BatchProgress,
     forest: Forest,
     weight: Floats,
     no_harm: TimeCaps,
-    around: Round,
+    state: RoundState,
 ) -> Selected:
     """Selects without SLOs first, since most rounds then keep them anyway; otherwise again with
     needs and SLO caps."""
-    requests, context = len(weight), context_lengths(standing)
-    most = min(len(forest.path), around.room)
-    fixed = requests + around.prefill_tokens
-    verify_s = seconds_by_draft_tokens(around.verify, context.sum(), fixed, most)
-    seconds = around.drafting_s + around.wait_s + verify_s
+    requests, context = len(weight), context_lengths(progress)
+    most = min(len(forest.path), state.room)
+    fixed = requests + state.prefill_tokens
+    verify_s = seconds_by_draft_tokens(state.verify, context.sum(), fixed, most)
+    seconds = state.drafting_s + state.wait_s + verify_s
     zeros = np.zeros(requests)
-    slo = slo_caps(standing, around.now - around.drafting_s)
+    slo = slo_caps(progress, state.now - state.drafting_s)
     batch = Requests(context, weight, zeros, zeros, no_caps(requests), no_harm, zeros, zeros)
     nodes, gain = _best_nodes(fair, forest, batch, seconds)
     if not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
-        begun_s = around.now - around.drafting_s
-        need = np.maximum(needs_at(standing, begun_s + seconds[len(nodes)]) - 1.0, 0.0)
-        least = needs_at(standing, begun_s + seconds[0]) - 1.0
-        _release_lost(slo, need, forest, least)
-        batch = Requests(context, weight, need, tpots_of(standing), slo, no_harm, zeros, zeros)
+        start_s = state.now - state.drafting_s
+        need = np.maximum(needs_at(progress, start_s + seconds[len(nodes)]) - 1.0, 0.0)
+        least = needs_at(progress, start_s + seconds[0]) - 1.0
+        _drop_lost_slos(slo, need, forest, least)
+        batch = Requests(context, weight, need, tpots_of(progress), slo, no_harm, zeros, zeros)
         nodes, gain = _best_nodes(fair, forest, batch, seconds)
     kept = np.zeros(len(forest.path), np.bool_)
     kept[nodes] = True
@@ -124,7 +124,7 @@ def _select_nodes(
 
 
 @njit(cache=True)
-def _release_lost(slo: TimeCaps, need: Floats, forest: Forest, least: Floats) -> None:
+def _drop_lost_slos(slo: TimeCaps, need: Floats, forest: Forest, least: Floats) -> None:
     """Removes the needs and caps of SLOs that all drafts of their request together cannot save in
     this round."""
     reach = np.zeros(len(least))
@@ -152,7 +152,7 @@ def _best_nodes(
             worth[at] = requests.weight[request] * worth_of(fair, gain, gains[at])
             urgent[at] = gain < requests.need[request]
             gain += gains[at]
-    order = taking_order(worth, forest.owner, urgent, requests.need)[: len(seconds) - 1]
+    order = item_order(worth, forest.owner, urgent, requests.need)[: len(seconds) - 1]
     owner = forest.owner[order]
     items = Items(owner, gains[order], worth[order], min(urgent.sum(), len(order)))
     taken = best_prefix(fair, items, requests, seconds, seconds)

@@ -18,7 +18,7 @@ from policies.cost import PiecewiseLinear, forward_seconds
 from policies.estimates.calibration import Curve, interpolate
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.planner.best_prefix import Items, Requests, best_prefix, taking_order
+from policies.speculation.planner.best_prefix import Items, Requests, best_prefix, item_order
 from policies.speculation.planner.objective import worth_of
 from policies.speculation.planner.round_inputs import RoundCosts, round_seconds
 
@@ -112,7 +112,7 @@ class PlannerStepRule:
             with_s = self._round_s(np.concatenate([drafting, idle[:count]]))
             cost_s.append(with_s - without_s)
             count *= 2
-        gain = 1.0 + np.maximum(self.requests.expected, self.requests.floor)
+        gain = 1.0 + np.maximum(self.requests.expected, self.requests.min_gain)
         caps = (self.requests.slo, self.requests.no_harm)
         cap_s = min(float((cap.slope * gain + cap.offset).min()) for cap in caps)
         return cost_s, cap_s - without_s
@@ -173,9 +173,9 @@ def _going_on(
     worth, urgent = np.empty(len(at)), np.empty(len(at), np.bool_)
     for number, request in enumerate(at):
         worth[number] = requests.weight[request] * worth_of(fair, expected[request], gain[number])
-        urgent[number] = expected[request] < requests.floor[request]
+        urgent[number] = expected[request] < requests.min_gain[request]
     fitting = max(0, costs.room - nodes) // width
-    order = taking_order(worth, at, urgent, requests.need)[:fitting]
+    order = item_order(worth, at, urgent, requests.need)[:fitting]
     items = Items(at[order], gain[order], worth[order], min(urgent.sum(), len(order)))
     seconds = np.empty(len(order) + 1)
     seconds[0] = round_seconds(costs, nodes, drafting_s)
@@ -193,7 +193,7 @@ def _going_on(
         requests.slo,
         requests.no_harm,
         expected,
-        requests.floor,
+        requests.min_gain,
     )
     taken = best_prefix(fair, items, so_far, seconds, seconds)
     go_on = np.zeros(len(at), np.bool_)

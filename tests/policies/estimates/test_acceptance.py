@@ -8,9 +8,9 @@ import pytest
 from policies.cost import LinearCost
 from policies.estimates.acceptance import (
     AcceptanceEstimates,
-    Belief,
-    believed,
+    PairEstimates,
     credit,
+    estimates_of,
     level_accepted,
 )
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
@@ -23,7 +23,7 @@ from tests.policies.speculation.rounds import Candidate, selected, together, vie
 from tests.policies.tree_lists import merged_each
 
 DRAFT = LinearCost(0.0, 0.0, 1e-3)
-AROUND = RoundContext(
+CONTEXT = RoundContext(
     verify=LinearCost(0.0, 4e-4, 20e-3),
     draft={"ssm": DRAFT},
     verify_budget=10_000,
@@ -39,42 +39,42 @@ def merged(request: RequestView, *proposals: tuple[str, DraftTree]) -> Candidate
 
 
 def teach(
-    beliefs: AcceptanceEstimates, drafted: Sequence[Candidate], costly: Collection[str]
+    estimates: AcceptanceEstimates, drafted: Sequence[Candidate], costly: Collection[str]
 ) -> None:
     credit(
         ROW,
-        beliefs.proposals(together(drafted), costly),
+        estimates.proposals(together(drafted), costly),
         forest_of(together(drafted).trees),
-        beliefs.tables,
+        estimates.tables,
     )
 
 
-def of(beliefs: AcceptanceEstimates, lane: str, row: int = 0) -> Belief:
+def of(estimates: AcceptanceEstimates, lane: str, row: int = 0) -> PairEstimates:
     first = np.array([0])
-    return believed(beliefs.tables, np.array([row]), first, first, beliefs.numbers([lane]))
+    return estimates_of(estimates.tables, np.array([row]), first, first, estimates.numbers([lane]))
 
 
-def of_lane(beliefs: AcceptanceEstimates, lane: str) -> float:
-    return level_accepted(beliefs.tables, beliefs.numbers([lane])[0])
+def of_lane(estimates: AcceptanceEstimates, lane: str) -> float:
+    return level_accepted(estimates.tables, estimates.numbers([lane])[0])
 
 
 def taught(*proposals: tuple[str, DraftTree]) -> AcceptanceEstimates:
     """After many rounds with these proposals."""
-    beliefs = AcceptanceEstimates(prior=0.5, weight=1.0)
-    beliefs.reserve(1)
+    estimates = AcceptanceEstimates(prior=0.5, weight=1.0)
+    estimates.reserve(1)
     chosen = [merged(view("r"), *proposals)]
     for _ in range(200):
-        teach(beliefs, chosen, costly={"ssm"})
-    return beliefs
+        teach(estimates, chosen, costly={"ssm"})
+    return estimates
 
 
-def test_the_merged_tree_s_acceptance_is_not_the_last_lane_s() -> None:
+def test_a_merged_tree_is_not_credited_to_its_last_lane() -> None:
     """Lookup is right nine times in ten, the costly lane's own tree, elsewhere, one in twenty."""
-    beliefs = taught(
+    estimates = taught(
         ("lookup", DraftTree.chain([1, 2], [0.9, 0.9])), ("ssm", DraftTree.chain([3], [0.05]))
     )
-    assert of_lane(beliefs, "lookup") == pytest.approx(0.9, abs=0.02)
-    assert of_lane(beliefs, "ssm") == pytest.approx(0.05, abs=0.02)
+    assert of_lane(estimates, "lookup") == pytest.approx(0.9, abs=0.02)
+    assert of_lane(estimates, "ssm") == pytest.approx(0.05, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
     assert free_added[0] == pytest.approx(1.0)
 
 
-def test_a_lookup_that_seldom_finds_something_but_then_goes_on_is_known_for_both() -> None:
+def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> None:
     """Of somebody new, that is. Else the long drafts make it look as if it often found one."""
-    beliefs = taught(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
+    estimates = taught(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
     for _ in range(300):
         for _ in range(4):
-            beliefs.miss(ROW, "lookup")
+            estimates.observe_miss(ROW, "lookup")
         found = [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))]
-        teach(beliefs, found, costly=())
-    beliefs.reserve(2)
-    of_new = of(beliefs, "lookup", row=1)
+        teach(estimates, found, costly=())
+    estimates.reserve(2)
+    of_new = of(estimates, "lookup", row=1)
     assert of_new.found[0] == pytest.approx(1 / 5, abs=0.03)
     assert of_new.first[0] == pytest.approx(0.9 / 5, abs=0.03)
     assert of_new.acceptance[0] == pytest.approx(0.9, abs=0.03)
@@ -129,15 +129,15 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
     for number in range(rounds):
         now = float(seconds.sum())
         lookup, costly = planner.plan(
-            [LaneBatch("lookup", [request]), LaneBatch("ssm", [request])], AROUND, now
+            [LaneBatch("lookup", [request]), LaneBatch("ssm", [request])], CONTEXT, now
         )
         proposals = [drafted(lookup, "lookup", 1, 0.8), drafted(costly, "ssm", token, confidence)]
         drafting_s[number] = len(proposals[1][1]) * DRAFT.predict(0, 1)
         proposals = [proposal for proposal in proposals if len(proposal[1])]
         candidate = merged(request, *proposals)._replace(drafting_s=float(drafting_s[number]))
-        [mask] = selected(planner, [candidate], AROUND, now)
+        [mask] = selected(planner, [candidate], CONTEXT, now)
         verified = int(mask.sum())
-        seconds[number] = drafting_s[number] + AROUND.verify.predict(0, 1 + verified)
+        seconds[number] = drafting_s[number] + CONTEXT.verify.predict(0, 1 + verified)
         said = np.where(rng.random(8) < 0.8, 1, 2).tolist()
         accepted = len([node for node in candidate.tree.follow(said) if mask[node]])
         request.generated += accepted + 1
@@ -158,45 +158,45 @@ def test_without_lookup_the_same_lane_is_drafted_with() -> None:
     planner = Planner(PlannerParams(max_width=1))
     request, asked = view("r", max_tokens=10**6), []
     for _ in range(100):
-        asked.append(plan_alone(planner, [request], "ssm", AROUND, 0.0).limits[0].depth > 0)
+        asked.append(plan_alone(planner, [request], "ssm", CONTEXT, 0.0).limits[0].depth > 0)
         selected(
-            planner, [merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], AROUND, 0.0
+            planner, [merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], CONTEXT, 0.0
         )
     assert all(asked)
 
 
-def test_reading_tells_what_the_lane_would_have_drafted() -> None:
+def test_catching_up_shows_what_the_lane_would_have_drafted() -> None:
     """Right three times, wrong, right, wrong, wrong: three drafts, of which one went on twice."""
-    beliefs = AcceptanceEstimates(prior=0.5, weight=1e-9)
-    beliefs.reserve(1)
+    estimates = AcceptanceEstimates(prior=0.5, weight=1e-9)
+    estimates.reserve(1)
     matched = np.array([True, True, True, False, True, False, False])
-    beliefs.read(0, "ssm", matched, np.zeros(7, np.bool_))
-    of_another = of(beliefs, "ssm")
-    beliefs.reserve(2)
-    of_new = of(beliefs, "ssm", row=1)
+    estimates.observe_read(0, "ssm", matched, np.zeros(7, np.bool_))
+    of_another = of(estimates, "ssm")
+    estimates.reserve(2)
+    of_new = of(estimates, "ssm", row=1)
     assert of_new.first[0] == pytest.approx(2 / 3)
     assert of_new.acceptance[0] == pytest.approx(2 / 4)
     assert of_another.found[0] == of_new.found[0] == pytest.approx(1.0)
 
 
 def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> None:
-    beliefs = AcceptanceEstimates(prior=0.5, weight=1.0)
-    beliefs.reserve(1)
+    estimates = AcceptanceEstimates(prior=0.5, weight=1.0)
+    estimates.reserve(1)
     for _ in range(50):
-        beliefs.read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))
-    assert of(beliefs, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
+        estimates.observe_read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))
+    assert of(estimates, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
 
 
-def test_a_lane_that_once_looked_bad_is_begun_again_after_it_has_read() -> None:
+def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
     """Without exploration, and without a single draft of its own."""
     planner, request = Planner(PlannerParams(explore=0.0)), view("r")
     bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
     for number in range(60):
-        selected(planner, [bad], AROUND, float(number))
+        selected(planner, [bad], CONTEXT, float(number))
         planner.observe([RoundOutcome("r", "ssm", 0, 1, 0, 1, 0.02)], float(number))
 
     def begins() -> bool:
-        plans = [plan_alone(planner, [request], "ssm", AROUND, 99.0) for _ in range(13)]
+        plans = [plan_alone(planner, [request], "ssm", CONTEXT, 99.0) for _ in range(13)]
         return any(plan.limits[0].depth for plan in plans)
 
     assert not begins()

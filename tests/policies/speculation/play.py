@@ -36,12 +36,12 @@ def plan_alone(
     policy: Speculation,
     batch: Sequence[RequestView],
     lane: str,
-    around: RoundContext,
+    context: RoundContext,
     now: float,
     unread: Sequence[int] = (),
 ) -> DraftPlan:
     """The plan of a round with this lane's requests only."""
-    [plan] = policy.plan([LaneBatch(lane, batch, unread)], around, now)
+    [plan] = policy.plan([LaneBatch(lane, batch, unread)], context, now)
     return plan
 
 
@@ -54,7 +54,7 @@ def play(
     policy: Speculation,
     batch: Sequence[RequestView],
     acceptance: Acceptance,
-    around: RoundContext,
+    context: RoundContext,
     rounds: int,
     seed: int = 0,
 ) -> Played:
@@ -63,8 +63,8 @@ def play(
     now = 1.0
     for number in range(rounds):
         accepts = {one.name: acceptance(one.name, number) for one in batch}
-        plan = plan_alone(policy, batch, "lane", around, now)
-        chains, drafting_s = draft(plan, batch, accepts, around)
+        plan = plan_alone(policy, batch, "lane", context, now)
+        chains, drafting_s = draft(plan, batch, accepts, context)
         now += drafting_s
         candidates = [
             Candidate(
@@ -75,13 +75,13 @@ def play(
             )
             for one, n in zip(batch, chains, strict=True)
         ]
-        kept = [int(mask.sum()) for mask in selected(policy, candidates, around, now)]
+        kept = [int(mask.sum()) for mask in selected(policy, candidates, context, now)]
         read = sum(one.context for one in batch)
-        fixed = len(batch) + around.prefill_tokens
-        verify_s = around.verify.predict(read, fixed + sum(kept))
-        plain_s = around.verify.predict(read, fixed) + around.waiting_s
-        seconds = drafting_s + verify_s + around.waiting_s
-        now += verify_s + around.waiting_s
+        fixed = len(batch) + context.prefill_tokens
+        verify_s = context.verify.predict(read, fixed + sum(kept))
+        plain_s = context.verify.predict(read, fixed) + context.waiting_s
+        seconds = drafting_s + verify_s + context.waiting_s
+        now += verify_s + context.waiting_s
         outcomes = []
         for one, drafted, verified in zip(batch, chains, kept, strict=True):
             hits = rng.random(verified) < accepts[one.name]
@@ -114,7 +114,7 @@ def draft(
     plan: DraftPlan,
     batch: Sequence[RequestView],
     accepts: dict[str, float],
-    around: RoundContext,
+    context: RoundContext,
 ) -> tuple[list[int], float]:
     """The drafter's loop over chains: the length of each, and the seconds of all steps."""
     length = dict.fromkeys(accepts, 0)
@@ -132,9 +132,9 @@ def draft(
             going = [one for one, more in zip(going, goes_on, strict=True) if more]
         if not going:
             break
-        if "lane" in around.draft:
+        if "lane" in context.draft:
             read = sum(one.context + depth for one, _ in going)
-            seconds += around.draft["lane"].predict(read, len(going))
+            seconds += context.draft["lane"].predict(read, len(going))
         for one, _ in going:
             length[one.name] += 1
         depth += 1

@@ -53,7 +53,7 @@ def view(
     )
 
 
-def context(
+def round_context(
     *,
     verify: CostModel = VERIFY,
     draft: CostModel | None = DRAFT,
@@ -101,11 +101,11 @@ def together(chosen: Sequence[Candidate]) -> Candidates:
 
 
 def selected(
-    policy: Speculation, chosen: Sequence[Candidate], around: RoundContext, now: float
+    policy: Speculation, chosen: Sequence[Candidate], context: RoundContext, now: float
 ) -> list[Mask]:
     """The selected nodes of each tree."""
     candidates = together(chosen)
-    return by_tree(policy.select(candidates, around, now), candidates.trees.starts)
+    return by_tree(policy.select(candidates, context, now), candidates.trees.starts)
 
 
 def by_tree(mask: Mask, starts: NDArray[np.int64]) -> list[Mask]:

@@ -20,10 +20,10 @@ from tests.policies.speculation.rounds import (
     Candidate,
     all_selections,
     candidates,
-    context,
     gain,
     is_whole,
     random_trees,
+    round_context,
     selected,
     trees,
     view,
@@ -42,8 +42,8 @@ def with_needs(drafted: Sequence[DraftTree], needs: Sequence[float]) -> list[Can
 def run(
     drafted: Sequence[DraftTree], needs: Sequence[float], budget: int, params: AdaServeParams
 ) -> list[Mask]:
-    around = context(verify=FLAT, verify_budget=budget)
-    return selected(AdaServe(params), with_needs(drafted, needs), around, 0.0)
+    context = round_context(verify=FLAT, verify_budget=budget)
+    return selected(AdaServe(params), with_needs(drafted, needs), context, 0.0)
 
 
 UNLIMITED = AdaServeParams(most_for_slo=10_000)
@@ -145,10 +145,10 @@ def test_deviation_t_spec_includes_waits_between_verdicts() -> None:
     drafted = [DraftTree.build([1, 2], [-1, -1], [0.5, 0.3])]
     chosen = with_needs(drafted, [1.4])
     params = AdaServeParams(throughput_step=False)
-    [mask] = selected(AdaServe(params), chosen, context(verify=FLAT), 0.0)
+    [mask] = selected(AdaServe(params), chosen, round_context(verify=FLAT), 0.0)
     assert mask.tolist() == [True, False]
-    around = context(verify=FLAT, waiting_s=0.01)
-    [mask] = selected(AdaServe(params), chosen, around, 0.0)
+    context = round_context(verify=FLAT, waiting_s=0.01)
+    [mask] = selected(AdaServe(params), chosen, context, 0.0)
     assert mask.tolist() == [True, True]
 
 
@@ -206,12 +206,12 @@ def test_without_the_throughput_step_budget_is_left() -> None:
 
 @SEEDED
 @given(st.lists(trees(), max_size=5), st.integers(0, 30), st.integers(0, 5), st.data())
-def test_every_selection_is_whole_and_within_the_budget(
+def test_every_selection_has_all_ancestors_and_is_within_the_budget(
     drafted: list[DraftTree], budget: int, other: int, data: st.DataObject
 ) -> None:
     needs = [data.draw(st.floats(0, 6)) for _ in drafted]
-    around = context(verify=FLAT, verify_budget=budget, prefill_tokens=other)
-    masks = selected(AdaServe(), with_needs(drafted, needs), around, 0.0)
+    context = round_context(verify=FLAT, verify_budget=budget, prefill_tokens=other)
+    masks = selected(AdaServe(), with_needs(drafted, needs), context, 0.0)
     kept = sum(int(mask.sum()) for mask in masks)
     space = max(0, budget - other - len(drafted))
     assert kept == min(space, sum(len(tree) for tree in drafted))
@@ -221,22 +221,24 @@ def test_every_selection_is_whole_and_within_the_budget(
 # -- depth and width ---------------------------------------------------------------------------
 
 
-def limits(requests: int, around: RoundContext, shape: TreeShape) -> set[tuple[int, int]]:
+def limits(requests: int, context: RoundContext, shape: TreeShape) -> set[tuple[int, int]]:
     batch: list[RequestView] = [view(f"r{number}") for number in range(requests)]
     policy: Speculation = AdaServe(AdaServeParams(shape))
-    return {(one.depth, one.width) for one in plan_alone(policy, batch, "lane", around, 0.0).limits}
+    return {
+        (one.depth, one.width) for one in plan_alone(policy, batch, "lane", context, 0.0).limits
+    }
 
 
 def test_depth_and_width_follow_the_load() -> None:
     """Eq. 8 and 9 with their two budgets."""
     shape = TreeShape(min_depth=1, max_depth=6, max_width=5, c1=2, c2=1)
-    around = context(verify_budget=64, draft_budget=24)
-    assert limits(1, around, shape) == {(6, 5)}  # clipped: 64 / 3 - 1, 24 + 1
-    assert limits(10, around, shape) == {(64 // 12 - 1, 24 // 10 + 1)}
-    assert limits(100, around, shape) == {(1, 1)}  # clipped from below
+    context = round_context(verify_budget=64, draft_budget=24)
+    assert limits(1, context, shape) == {(6, 5)}  # clipped: 64 / 3 - 1, 24 + 1
+    assert limits(10, context, shape) == {(64 // 12 - 1, 24 // 10 + 1)}
+    assert limits(100, context, shape) == {(1, 1)}  # clipped from below
 
 
 def test_no_request_drafts_beyond_max_tokens() -> None:
     batch = [view("a", generated=98, max_tokens=100)]
-    plan = plan_alone(AdaServe(), batch, "lane", context(), 0.0)
+    plan = plan_alone(AdaServe(), batch, "lane", round_context(), 0.0)
     assert plan.limits[0].depth == 1

@@ -20,8 +20,8 @@ from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     SEEDED,
     candidates,
-    context,
     is_whole,
+    round_context,
     selected,
     trees,
     view,
@@ -34,10 +34,10 @@ def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
 
 def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
     policy: Speculation = Off()
-    plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", round_context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [0, 0]
     masks = selected(
-        policy, candidates([DraftTree.chain([1, 2]), DraftTree.empty()]), context(), 0.0
+        policy, candidates([DraftTree.chain([1, 2]), DraftTree.empty()]), round_context(), 0.0
     )
     assert [mask.tolist() for mask in masks] == [[False, False], []]
 
@@ -45,7 +45,7 @@ def test_off_neither_drafts_nor_verifies_what_free_drafters_propose() -> None:
 def test_fixed_drafts_its_length_but_not_beyond_max_tokens() -> None:
     policy: Speculation = Fixed(FixedParams(length=5))
     batch = [view("a"), view("b", generated=97, max_tokens=100)]
-    plan = plan_alone(policy, batch, "lane", context(), 0.0)
+    plan = plan_alone(policy, batch, "lane", round_context(), 0.0)
     assert [(limit.depth, limit.width) for limit in plan.limits] == [(5, 1), (2, 1)]
     assert plan.rule is None
 
@@ -55,7 +55,7 @@ def test_fixed_drafts_its_length_but_not_beyond_max_tokens() -> None:
 def test_nodes_beyond_the_limit_are_cut_from_the_deepest_level(
     drafted: list[DraftTree], budget: int
 ) -> None:
-    masks = selected(Fixed(), candidates(drafted), context(most_tokens=budget), 0.0)
+    masks = selected(Fixed(), candidates(drafted), round_context(most_tokens=budget), 0.0)
     kept = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[m]]
     cut = [int(d) for t, m in zip(drafted, masks, strict=True) for d in t.depth[~m]]
     assert len(kept) == min(max(0, budget - len(drafted)), sum(map(len, drafted)))
@@ -65,7 +65,7 @@ def test_nodes_beyond_the_limit_are_cut_from_the_deepest_level(
 
 def test_threshold_stops_each_request_after_its_first_token_below_it() -> None:
     policy: Speculation = Threshold(ThresholdParams(confidence=0.5, max_length=6))
-    plan = plan_alone(policy, [view("a"), view("b")], "lane", context(), 0.0)
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", round_context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [6, 6]
     assert plan.rule is not None
     rule = pickle.loads(pickle.dumps(plan.rule))  # as it is sent to the drafter

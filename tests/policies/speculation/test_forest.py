@@ -19,8 +19,8 @@ from policies.tree import DraftTree
 from tests.policies.speculation.rounds import (
     SEEDED,
     by_tree,
-    context,
     is_whole,
+    round_context,
     trees,
     view,
 )
@@ -60,16 +60,16 @@ def test_equal_confidences_keep_parents_first() -> None:
 
 
 def test_draft_room_excludes_roots_and_prefill() -> None:
-    assert draft_room(4, context(most_tokens=32, prefill_tokens=10)) == 18
-    assert draft_room(4, context(most_tokens=8, prefill_tokens=10)) == 0
+    assert draft_room(4, round_context(most_tokens=32, prefill_tokens=10)) == 18
+    assert draft_room(4, round_context(most_tokens=8, prefill_tokens=10)) == 0
 
 
 def test_only_budgeted_draft_room_is_limited_by_adaserves_budget() -> None:
     """Policies that weigh the cost of each token need no budget at the knee."""
-    around = context(verify_budget=32, prefill_tokens=10)
-    assert budgeted_draft_room(4, around) == 18
-    assert budgeted_draft_room(4, around._replace(most_tokens=20)) == 6
-    assert draft_room(4, around) == around.most_tokens - 14
+    context = round_context(verify_budget=32, prefill_tokens=10)
+    assert budgeted_draft_room(4, context) == 18
+    assert budgeted_draft_room(4, context._replace(most_tokens=20)) == 6
+    assert draft_room(4, context) == context.most_tokens - 14
 
 
 @SEEDED
@@ -82,7 +82,7 @@ def test_verify_seconds_are_the_costs_of_all_numbers_of_draft_tokens(
     refined = RefinedCost(piecewise)
     refined.observe(500, 20, 0.02)
     for cost in (piecewise, refined):
-        seconds = verify_seconds(context(verify=cost, prefill_tokens=3), 500, 4, most)
+        seconds = verify_seconds(round_context(verify=cost, prefill_tokens=3), 500, 4, most)
         each = [cost.predict(500, 7 + drafts) for drafts in range(most + 1)]
         assert seconds == pytest.approx(each, rel=1e-7)
 

@@ -14,10 +14,10 @@ from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (
     SEEDED,
     candidates,
-    context,
     gain,
     is_whole,
     random_trees,
+    round_context,
     selected,
     trees,
     view,
@@ -40,25 +40,27 @@ def test_a_tree_has_23_tokens_under_any_load(requests: int) -> None:
     """AdaServe 6.2: 'each draft token tree contains 23 tokens with no upper limit'."""
     policy: Speculation = SpecInfer()
     batch = [view(f"r{number}") for number in range(requests)]
-    plan = plan_alone(policy, batch, "lane", context(most_tokens=100_000), 0.0)
+    plan = plan_alone(policy, batch, "lane", round_context(most_tokens=100_000), 0.0)
     assert {(limit.depth, limit.width) for limit in plan.limits} == {(8, 3)}
     rng = np.random.default_rng(0)
     drafted = [beam(8, 3, rng) for _ in range(requests)]
-    masks = selected(policy, candidates(drafted), context(most_tokens=100_000), 0.0)
+    masks = selected(policy, candidates(drafted), round_context(most_tokens=100_000), 0.0)
     assert {int(mask.sum()) for mask in masks} == {23}
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 
 
 def test_width_1_is_a_chain() -> None:
     """SpecInfer* of SpecServe's section 7.1."""
-    plan = plan_alone(SpecInfer(SpecInferParams(width=1)), [view("a")], "lane", context(), 0.0)
+    plan = plan_alone(
+        SpecInfer(SpecInferParams(width=1)), [view("a")], "lane", round_context(), 0.0
+    )
     assert [(limit.depth, limit.width) for limit in plan.limits] == [(8, 1)]
 
 
 def test_no_forward_takes_more_than_its_limit() -> None:
     """Deviation: trees ignore budgets, but not the limit of a forward."""
     drafted = random_trees(np.random.default_rng(0), 3, 8)
-    masks = selected(SpecInfer(), candidates(drafted), context(most_tokens=3 + 10), 0.0)
+    masks = selected(SpecInfer(), candidates(drafted), round_context(most_tokens=3 + 10), 0.0)
     assert sum(int(mask.sum()) for mask in masks) == 10
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
 
@@ -69,7 +71,7 @@ def test_equal_gives_each_request_the_same_number_of_its_best_nodes(
     drafted: list[DraftTree], budget: int
 ) -> None:
     tpots = [0.001 * (number + 1) for number in range(len(drafted))]  # ignored
-    masks = selected(Equal(), candidates(drafted, tpots), context(verify_budget=budget), 0.0)
+    masks = selected(Equal(), candidates(drafted, tpots), round_context(verify_budget=budget), 0.0)
     each = max(0, budget - len(drafted)) // len(drafted)
     for tree, mask in zip(drafted, masks, strict=True):
         assert mask.sum() == min(each, len(tree))
@@ -82,7 +84,7 @@ def test_equal_drafts_as_adaserve_does() -> None:
         Equal(EqualParams(TreeShape(max_depth=5))),
         [view("a")] * 4,
         "lane",
-        context(verify_budget=16, draft_budget=8),
+        round_context(verify_budget=16, draft_budget=8),
         0.0,
     )
     assert {(limit.depth, limit.width) for limit in plan.limits} == {(3, 2)}

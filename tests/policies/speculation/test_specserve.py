@@ -20,9 +20,9 @@ from tests.policies.speculation.rounds import (
     Candidate,
     all_selections,
     candidates,
-    context,
     gain,
     is_whole,
+    round_context,
     selected,
     trees,
     view,
@@ -56,9 +56,9 @@ def plan_length(
 ) -> int:
     policy = SpecServe(SpecServeParams(max_length=50, initial_confidence=confidence))
     batch = [view(f"r{number}", tpot_s=tpot_s) for number in range(requests)]
-    around = context(verify=verify, draft=draft, waiting_s=waiting_s)
-    around = around._replace(call_s={"lane": call_s})
-    plan = plan_alone(policy, batch, "lane", around, 0.0)
+    context = round_context(verify=verify, draft=draft, waiting_s=waiting_s)
+    context = context._replace(call_s={"lane": call_s})
+    plan = plan_alone(policy, batch, "lane", context, 0.0)
     rule = pickle.loads(pickle.dumps(plan.rule))
     return draft_chains(rule, [request.name for request in batch], confidence)
 
@@ -107,7 +107,7 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
     The first token was nearly hopeless; whatever follows it is too, however high the mean.
     """
     policy = SpecServe(SpecServeParams(initial_confidence=0.9))
-    rule = plan_alone(policy, [view("a")], "lane", context(), 0.0).rule
+    rule = plan_alone(policy, [view("a")], "lane", round_context(), 0.0).rule
     assert rule is not None
     assert rule(0, ["a"], [np.array([], np.float32)]) == [True]
     assert rule(1, ["a"], [np.array([0.01], np.float32)]) == [False]
@@ -118,7 +118,7 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
 def test_one_decision_for_the_batch() -> None:
     policy = SpecServe()
     names = ["a", "b"]
-    rule = plan_alone(policy, [view(name) for name in names], "lane", context(), 0.0).rule
+    rule = plan_alone(policy, [view(name) for name in names], "lane", round_context(), 0.0).rule
     assert rule is not None
     assert rule(0, names, [np.array([], np.float32)] * 2) == [True, True]
     sure, lost = np.array([0.99], np.float32), np.array([0.01], np.float32)
@@ -146,7 +146,7 @@ def test_a_round_with_drafts_never_exceeds_the_tpot(tpot_s: float) -> None:
 
 def test_the_tightest_tpot_of_the_batch_counts() -> None:
     batch = [view("a", tpot_s=1.0), view("b", tpot_s=5e-3), view("c")]
-    rule = plan_alone(SpecServe(), batch, "lane", context(), 0.0).rule
+    rule = plan_alone(SpecServe(), batch, "lane", round_context(), 0.0).rule
     assert rule is not None
     assert rule(0, ["a", "b", "c"], [np.array([], np.float32)] * 3) == [False] * 3
 
@@ -160,13 +160,13 @@ def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
 
 
 def estimate(
-    chosen: Sequence[Candidate], masks: Sequence[Mask], around: RoundContext, tpot_s: float
+    chosen: Sequence[Candidate], masks: Sequence[Mask], context: RoundContext, tpot_s: float
 ) -> float:
     """Algorithm 3 by definition."""
     read = sum(one.request.context for one in chosen)
     tokens = len(chosen) + sum(int(mask.sum()) for mask in masks)
-    seconds = max(one.drafting_s for one in chosen) + around.verify.predict(read, tokens)
-    if seconds + around.waiting_s > tpot_s:
+    seconds = max(one.drafting_s for one in chosen) + context.verify.predict(read, tokens)
+    if seconds + context.waiting_s > tpot_s:
         return -1.0
     gained = sum(gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True))
     return (len(chosen) + gained) / seconds
@@ -186,10 +186,12 @@ CHAINS = st.lists(
 def test_elimination_finds_the_best_set_of_all(drafted: list[DraftTree], gamma: float) -> None:
     """Section 4.3's unique peak: with a linear cost no other set of drafts does better."""
     chosen = candidates(drafted, drafting_s=2e-3)
-    around = context(verify=LinearCost(0.0, gamma, 8e-3))
-    masks = selected(SpecServe(), chosen, around, 0.0)
-    best = max(estimate(chosen, selection, around, np.inf) for selection in all_selections(drafted))
-    assert estimate(chosen, masks, around, np.inf) == pytest.approx(best, rel=1e-5)
+    context = round_context(verify=LinearCost(0.0, gamma, 8e-3))
+    masks = selected(SpecServe(), chosen, context, 0.0)
+    best = max(
+        estimate(chosen, selection, context, np.inf) for selection in all_selections(drafted)
+    )
+    assert estimate(chosen, masks, context, np.inf) == pytest.approx(best, rel=1e-5)
 
 
 @SEEDED
@@ -199,22 +201,22 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
 ) -> None:
     """The printed loop stops at the first removal without a gain, such as from -1 to -1."""
     chosen = candidates(drafted, [tpot_s] * len(drafted), drafting_s=1e-3)
-    around = context(most_tokens=budget, waiting_s=1e-3)
-    masks = selected(SpecServe(), chosen, around, 0.0)
+    context = round_context(most_tokens=budget, waiting_s=1e-3)
+    masks = selected(SpecServe(), chosen, context, 0.0)
     assert sum(int(mask.sum()) for mask in masks) <= max(0, budget - len(drafted))
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     plain = [np.zeros(len(tree), np.bool_) for tree in drafted]
-    if estimate(chosen, plain, around, tpot_s) < 0:
+    if estimate(chosen, plain, context, tpot_s) < 0:
         # Plain decoding violates the TPOT as well: decode plainly.
         assert not any(mask.any() for mask in masks)
     else:
-        assert estimate(chosen, masks, around, tpot_s) > 0
+        assert estimate(chosen, masks, context, tpot_s) > 0
 
 
 def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
     """Line 4 of Algorithm 2 removes before it compares, and never restores the last removal."""
     drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
-    [mask] = selected(SpecServe(), candidates(drafted), context(), 0.0)
+    [mask] = selected(SpecServe(), candidates(drafted), round_context(), 0.0)
     assert mask.tolist() == [True, True]
 
 
@@ -222,7 +224,7 @@ def test_equal_acceptance_removes_the_deepest_first() -> None:
     """Otherwise a chain of certain tokens could lose its head and keep its tail."""
     drafted = [DraftTree.chain([1, 2, 3], [1.0, 1.0, 1.0])]
     for budget in range(1, 5):
-        [mask] = selected(SpecServe(), candidates(drafted), context(most_tokens=budget), 0.0)
+        [mask] = selected(SpecServe(), candidates(drafted), round_context(most_tokens=budget), 0.0)
         assert mask.tolist() == [True] * (budget - 1) + [False] * (4 - budget)
 
 
@@ -230,15 +232,15 @@ def test_specserve_minus_verifies_all_that_was_drafted() -> None:
     """Table 2's ablation: the adaptive drafter without the confidence prior verifier."""
     policy: Speculation = SpecServe(SpecServeParams(eliminate=False))
     drafted = [DraftTree.chain([1, 2], [0.01, 0.01])]
-    assert selected(policy, candidates(drafted), context(verify=STEEP), 0.0)[0].all()
-    assert not selected(SpecServe(), candidates(drafted), context(verify=STEEP), 0.0)[0].any()
+    assert selected(policy, candidates(drafted), round_context(verify=STEEP), 0.0)[0].all()
+    assert not selected(SpecServe(), candidates(drafted), round_context(verify=STEEP), 0.0)[0].any()
 
 
 def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
     policy = SpecServe(SpecServeParams(initial_confidence=0.7, memory=100))
     assert policy.mean_confidence == 0.7
-    selected(policy, candidates([DraftTree.chain([1, 2], [0.4, 0.6])]), context(), 0.0)
+    selected(policy, candidates([DraftTree.chain([1, 2], [0.4, 0.6])]), round_context(), 0.0)
     assert policy.mean_confidence == pytest.approx(0.5)
     for _ in range(200):
-        selected(policy, candidates([DraftTree.chain([1], [0.9])]), context(), 0.0)
+        selected(policy, candidates([DraftTree.chain([1], [0.9])]), round_context(), 0.0)
     assert policy.mean_confidence == pytest.approx(0.9, abs=0.02)

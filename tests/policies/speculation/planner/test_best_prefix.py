@@ -56,7 +56,7 @@ def requests(
         slo=slo or no_caps(count),
         no_harm=no_harm or no_caps(count),
         expected=zeros,
-        floor=zeros,
+        min_gain=zeros,
     )
 
 
@@ -191,7 +191,7 @@ def test_needs_before_slos_before_no_harm_before_the_objective() -> None:
 
 
 @pytest.mark.parametrize(("needy", "taken"), [(1, 1), (3, 3), (5, 0)])
-def test_needs_take_what_earns_the_needy_more_time_than_it_takes(needy: int, taken: int) -> None:
+def test_needs_take_nodes_that_save_more_time_than_they_cost(needy: int, taken: int) -> None:
     """A token is worth 100 ms; an item of 0.2 tokens that costs every one of them 5 ms must earn
     more. The objective alone would take none."""
     count = np.arange(needy + 1)

@@ -24,7 +24,7 @@ def view(name: str, left: int = 1000) -> RequestView:
     return RequestView(name, 0.0, 100, max_tokens=200 + left, generated=200, first_token_s=0.1)
 
 
-def around(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
+def round_context(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContext:
     """`draft_s`: of a draft step, whatever is in it."""
     step = LinearCost(0.0, 5e-5, draft_s)
     verify = LinearCost(0.0, 2e-4, 10e-3)
@@ -47,7 +47,7 @@ def drafts(plan: DraftPlan) -> bool:
 def test_lanes_share_what_no_lane_alone_would_pay_for() -> None:
     """Two requests each on two lanes, and 9 ms of handling in a round of 11."""
     one, other = [view("r0"), view("r1")], [view("r2"), view("r3")]
-    dear = around(handling_s=9e-3)
+    dear = round_context(handling_s=9e-3)
     waiting = LaneBatch(None, other)
     [alone, _] = Planner(GREEDY).plan([LaneBatch("a", one), waiting], dear, 1.0)
     assert not drafts(alone)
@@ -55,19 +55,19 @@ def test_lanes_share_what_no_lane_alone_would_pay_for() -> None:
     assert all(map(drafts, together))
 
 
-def test_who_only_waits_counts() -> None:
+def test_requests_that_only_wait_count() -> None:
     """A request drafts where its round is its own, and not where 15 others wait for its drafts."""
-    far = around(draft_s=1e-3)
+    far = round_context(draft_s=1e-3)
     assert drafts(plan_alone(Planner(GREEDY), [view("r")], "a", far, 1.0))
     others = LaneBatch(None, [view(f"other{number}") for number in range(15)])
     [plan, _] = Planner(GREEDY).plan([LaneBatch("a", [view("r")]), others], far, 1.0)
     assert not drafts(plan)
 
 
-def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
+def test_a_cap_that_another_lanes_drafts_would_lift_is_kept() -> None:
     """Drafts for r0 take longer than r1 may be held up, unless r1 gains as well: on lane b."""
     params = PlannerParams(explore=0.0, max_width=1, window=1)
-    slow = around(draft_s=1e-3)
+    slow = round_context(draft_s=1e-3)
     [alone, _] = Planner(params).plan(
         [LaneBatch("a", [view("r0")]), LaneBatch(None, [view("r1")])], slow, 1.0
     )
@@ -85,7 +85,7 @@ def test_no_cap_is_broken_that_another_lane_s_drafts_would_lift() -> None:
 def test_a_lane_that_only_a_cap_forbids_is_considered_in_the_next_round() -> None:
     """Where drafts do not pay it rests; here they would, but for a request that is gone next."""
     params = PlannerParams(explore=0.0, max_width=1, window=1)
-    slow, planner = around(draft_s=1e-3), Planner(params)
+    slow, planner = round_context(draft_s=1e-3), Planner(params)
     [held, _] = planner.plan(
         [LaneBatch("a", [view("r0")]), LaneBatch(None, [view("r1")])], slow, 1.0
     )
@@ -94,39 +94,39 @@ def test_a_lane_that_only_a_cap_forbids_is_considered_in_the_next_round() -> Non
 
 
 @pytest.mark.parametrize(("left", "begins"), [(1000, True), (3, False)])
-def test_reading_up_is_paid_for_by_the_rounds_to_come(left: int, begins: bool) -> None:
+def test_catching_up_is_charged_to_the_rounds_to_come(left: int, begins: bool) -> None:
     """300 tokens are read in 15 ms, once, in rounds of 10."""
     params = PlannerParams(explore=0.0, max_width=1, no_harm=0.01)
-    plan = plan_alone(Planner(params), [view("r", left)], "a", around(), 1.0, unread=[300])
+    plan = plan_alone(Planner(params), [view("r", left)], "a", round_context(), 1.0, unread=[300])
     assert drafts(plan) == begins
 
 
-def test_a_need_out_of_reach_keeps_nobody_from_short_drafts() -> None:
+def test_a_need_out_of_reach_leaves_short_drafts_to_the_others() -> None:
     """Of four that draft one would need twenty tokens, which nothing brings it; a fifth waits, and
     not longer than for two steps."""
-    asked = pairs_of(first=[0.7] * 4)
+    pairs = pairs_of(first=[0.7] * 4)
     waiting = free(5)
     step, costs = PiecewiseLinear(0.0, 0.0, 5e-3), costs_of(requests=5, overhead_s=0.0)
     waiting.need[0] = 20.0
     waiting.no_harm.slope[4] = 0.05
     waiting.no_harm.offset[4] = round_seconds(costs, 0.0, 0.0) + 12e-3 - 0.05
-    assert depths_of(asked, alike(step), waiting, costs).depth.all()
+    assert depths_of(pairs, alike(step), waiting, costs).depth.all()
 
 
 @pytest.mark.parametrize("found", [0.1, 1.0])
-def test_to_ask_in_vain_holds_the_round_up_as_well(found: float) -> None:
-    """RoundOverheads is what rounds take in which drafters are asked, whether they find
+def test_calling_a_drafter_costs_overhead_whether_it_finds_a_draft_or_not(found: float) -> None:
+    """RoundOverheads is what rounds take in which drafters are pairs, whether they find
     anything."""
-    asked = pairs_of(first=[0.1] * 4, found=[found] * 4)
+    pairs = pairs_of(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (
-        depths_of(asked, alike(FREE), free(4), costs_of(4, overhead_s))
+        depths_of(pairs, alike(FREE), free(4), costs_of(4, overhead_s))
         for overhead_s in (0.0, 6e-3)
     )
     assert (free_of_it.depth > 0).all()
     assert not dear.depth.any()
 
 
-def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
+def test_nodes_of_a_lookup_are_charged_as_often_as_it_has_a_draft() -> None:
     """Eight tokens of which the first is right now and then."""
     costs = costs_of(requests=4, overhead_s=0.0)._replace(verify=PiecewiseLinear(0.0, 2e-3, 10e-3))
     seldom, always = (
@@ -142,7 +142,7 @@ def test_nodes_of_a_lookup_that_seldom_has_a_draft_are_seldom_paid() -> None:
     assert not always.depth.any()
 
 
-def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
+def test_a_call_is_charged_once_for_all_that_draft_in_it() -> None:
     """What two would not pay for, four do."""
     costs = costs_of(requests=4, overhead_s=0.0)
     two, four = (
@@ -155,13 +155,13 @@ def test_a_call_is_paid_once_however_many_draft_in_it() -> None:
 
 
 @pytest.mark.parametrize("heavy", range(4))
-def test_who_weighs_more_drafts_and_others_only_if_it_pays_for_the_heavy_one(heavy: int) -> None:
+def test_others_draft_only_if_it_pays_for_the_request_of_the_highest_weight(heavy: int) -> None:
     """One can gain little; where that one is heavy, fewer of the others hold it up."""
-    asked, costs = pairs_of(first=[0.9, 0.6, 0.4, 0.01]), costs_of(requests=4, overhead_s=0.0)
+    pairs, costs = pairs_of(first=[0.9, 0.6, 0.4, 0.01]), costs_of(requests=4, overhead_s=0.0)
     waiting = free(4)
-    equal = depths_of(asked, alike(STEP), waiting, costs)
+    equal = depths_of(pairs, alike(STEP), waiting, costs)
     waiting.weight[heavy] = 20.0
-    begun = depths_of(asked, alike(STEP), waiting, costs)
+    begun = depths_of(pairs, alike(STEP), waiting, costs)
     assert (equal.depth > 0).tolist() == [True, True, True, False]
     assert (begun.depth[heavy] > 0) == (heavy < 3)
     others = np.delete(begun.depth, heavy)
@@ -169,32 +169,32 @@ def test_who_weighs_more_drafts_and_others_only_if_it_pays_for_the_heavy_one(hea
     assert others.sum() < np.delete(equal.depth, heavy).sum()
 
 
-def test_how_far_it_is_from_the_best() -> None:
+def test_gap_to_the_best_depths() -> None:
     """Against every combination of depths for four requests on two lanes."""
     rng = np.random.default_rng(0)
     lost = []
     for _ in range(40):
-        asked = pairs_of(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
-        asked = asked._replace(lane=np.array([0, 0, 1, 1]))
+        pairs = pairs_of(first=rng.uniform(0.1, 0.95, 4), acceptance=rng.uniform(0.3, 0.95, 4))
+        pairs = pairs._replace(lane=np.array([0, 0, 1, 1]))
         costs = costs_of(requests=4, overhead_s=float(rng.choice([0.0, 2e-3, 6e-3])))
-        chosen = depths_of(asked, alike(STEP, lanes=2), free(4), costs).depth
+        chosen = depths_of(pairs, alike(STEP, lanes=2), free(4), costs).depth
         every = product((0, 1, 2, 3, 4, 5, 6, 8), repeat=4)
-        best = max(worth(depths, asked, costs) for depths in every)
-        lost.append(best - worth(chosen.tolist(), asked, costs))
+        best = max(worth(depths, pairs, costs) for depths in every)
+        lost.append(best - worth(chosen.tolist(), pairs, costs))
     speeds = 1.0 - np.exp(-np.array(lost) / 4)  # of the geometric mean of the requests
     print(f"\nlost: mean {speeds.mean():.1%}, worst {speeds.max():.1%}")
     assert speeds.mean() < 0.005
     assert speeds.max() < 0.02
 
 
-def worth(depths: Sequence[int], asked: Pairs, costs: RoundCosts) -> float:
+def worth(depths: Sequence[int], pairs: Pairs, costs: RoundCosts) -> float:
     gains = [
         first * sum(acceptance**level for level in range(depth))
-        for depth, first, acceptance in zip(depths, asked.first, asked.next, strict=True)
+        for depth, first, acceptance in zip(depths, pairs.first, pairs.next, strict=True)
     ]
     drafting_s = 0.0
     for lane in (0, 1):
-        here = [depth for depth, at in zip(depths, asked.lane, strict=True) if at == lane]
+        here = [depth for depth, at in zip(depths, pairs.lane, strict=True) if at == lane]
         rows = [sum(depth > level for depth in here) for level in range(max(here))]
         drafting_s = max(drafting_s, sum(STEP.predict(0, count) for count in rows))
     seconds = drafting_s + VERIFY.predict(0, costs.base_tokens + sum(depths))
@@ -209,7 +209,7 @@ def costs_of(requests: int, overhead_s: float) -> RoundCosts:
         base_tokens=float(requests),
         wait_s=0.0,
         overhead_s=overhead_s,
-        elsewhere_s=0.0,
+        other_lanes_s=0.0,
         room=256,
     )
 
@@ -217,10 +217,10 @@ def costs_of(requests: int, overhead_s: float) -> RoundCosts:
 def free(requests: int) -> Requests:
     """Without SLOs and caps."""
     zeros = [np.zeros(requests) for _ in range(5)]
-    context, need, token_s, expected, floor = zeros
+    context, need, token_s, expected, min_gain = zeros
     slo, no_harm = no_caps(requests), no_caps(requests)
     weight = np.ones(requests)
-    return Requests(context, weight, need, token_s, slo, no_harm, expected, floor)
+    return Requests(context, weight, need, token_s, slo, no_harm, expected, min_gain)
 
 
 def pairs_of(

@@ -68,7 +68,7 @@ def test_a_round_costs_all_that_plain_ones_do_not_take(overhead_s: float, share:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
-def test_prompts_that_ride_along_cost_nothing(share: float) -> None:
+def test_prompts_in_the_same_forward_cost_nothing(share: float) -> None:
     """Nor do they hide a part of what drafts cost: these then looked a fifth cheaper."""
     alone, beside = account(), account()
     drafted(alone, 0.5, 1e-3, share)
@@ -83,14 +83,14 @@ def test_plain_rounds_cost_nothing_however_long() -> None:
     assert allowed(made) == before
 
 
-def test_a_pause_of_the_process_is_not_the_drafts() -> None:
+def test_a_pause_of_the_process_is_not_charged_to_drafts() -> None:
     made = account()
     before = allowed(made)
     drafted(made, 0.0, overhead_s=30.0, usual_s=0.0)
     assert before - allowed(made) < 1.0
 
 
-def test_waits_that_scatter_make_no_debts() -> None:
+def test_scattering_waits_cause_no_debt() -> None:
     made = account()
     before = allowed(made)
     for off_s in [0.8e-3, -0.8e-3] * 20:

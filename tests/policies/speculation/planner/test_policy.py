@@ -23,9 +23,9 @@ from tests.policies.speculation.rounds import (
     Candidate,
     all_selections,
     candidates,
-    context,
     gain,
     is_whole,
+    round_context,
     selected,
     trees,
     view,
@@ -56,13 +56,13 @@ def kept(masks: Sequence[Mask]) -> list[int]:
 def concluded(
     planner: Planner,
     chosen: Sequence[Candidate],
-    around: RoundContext,
+    context: RoundContext,
     drafting_s: float = 0.0,
 ) -> list[int]:
     """A round that took as long as the costs say, and `drafting_s`: how much was verified."""
-    nodes = kept(selected(planner, chosen, around, 10.0))
+    nodes = kept(selected(planner, chosen, context, 10.0))
     read = sum(one.request.context for one in chosen)
-    verify_s = around.verify.predict(read, len(chosen) + sum(nodes))
+    verify_s = context.verify.predict(read, len(chosen) + sum(nodes))
     outcomes = [
         RoundOutcome(
             one.request.name, None, count, 0, 0, 1, drafting_s + verify_s, verify_s, drafting_s
@@ -81,12 +81,12 @@ def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
 
 
 def log_speeds(
-    kind: Objective, chosen: Sequence[Candidate], masks: Sequence[Mask], around: RoundContext
+    kind: Objective, chosen: Sequence[Candidate], masks: Sequence[Mask], context: RoundContext
 ) -> float:
     read = sum(one.request.context for one in chosen)
-    tokens = len(chosen) + sum(kept(masks)) + around.prefill_tokens
-    seconds = around.waiting_s + max(one.drafting_s for one in chosen)
-    seconds += around.verify.predict(read, tokens)
+    tokens = len(chosen) + sum(kept(masks)) + context.prefill_tokens
+    seconds = context.waiting_s + max(one.drafting_s for one in chosen)
+    seconds += context.verify.predict(read, tokens)
     gains = np.array([gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True)])
     if kind == "fair":
         return float(np.log1p(gains).sum() - len(gains) * np.log(seconds))
@@ -105,43 +105,43 @@ def test_selects_what_brute_force_does(
 ) -> None:
     """Through the whole policy: time of drafting, waits and riding prefill included."""
     chosen = candidates(drafted, drafting_s=3e-3)
-    around = context(
+    context = round_context(
         verify=RooflineCost(1e-6, gamma, 8e-3, knee=6, gamma_more=gamma),
         most_tokens=budget,
         prefill_tokens=2,
         waiting_s=2e-3,
     )
-    masks = selected(Planner(replace(GREEDY, objective=kind)), chosen, around, 0.0)
+    masks = selected(Planner(replace(GREEDY, objective=kind)), chosen, context, 0.0)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     space = max(0, budget - 2 - len(drafted))
     best = max(
-        log_speeds(kind, chosen, selection, around)
+        log_speeds(kind, chosen, selection, context)
         for selection in all_selections(drafted)
         if sum(kept(selection)) <= space
     )
     assert sum(kept(masks)) <= space
-    assert log_speeds(kind, chosen, masks, around) == pytest.approx(best, rel=1e-5, abs=1e-6)
+    assert log_speeds(kind, chosen, masks, context) == pytest.approx(best, rel=1e-5, abs=1e-6)
 
 
 def test_plain_where_nothing_pays() -> None:
     for kind in ("fair", "throughput"):
         planner = Planner(PlannerParams(objective=kind))
-        around = context(verify=STEEP)
-        plan = plan_alone(planner, batch_of(16), "lane", around, 0.0)
+        context = round_context(verify=STEEP)
+        plan = plan_alone(planner, batch_of(16), "lane", context, 0.0)
         assert {limit.depth for limit in plan.limits} == {0}
         assert plan.rule is None
-        masks = selected(planner, candidates([DraftTree.chain([1], [0.5])] * 16), around, 0.0)
+        masks = selected(planner, candidates([DraftTree.chain([1], [0.5])] * 16), context, 0.0)
         assert kept(masks) == [0] * 16
 
 
-def test_fair_helps_the_hard_request_where_throughput_robs_it() -> None:
+def test_fair_keeps_nodes_of_the_hard_request_that_throughput_drops() -> None:
     """DESIGN 4.6: long drafts for easy requests lengthen everyone's step."""
     easy, hard = DraftTree.chain([1, 2, 3, 4], [0.98] * 4), DraftTree.chain([1], [0.6])
-    around = context(verify=LinearCost(0.0, 3.5e-3, 8e-3))
+    context = round_context(verify=LinearCost(0.0, 3.5e-3, 8e-3))
     chosen = candidates([easy, hard])
     robbing = Planner(replace(GREEDY, objective="throughput"))
-    assert kept(selected(robbing, chosen, around, 0.0)) == [4, 0]
-    assert kept(selected(Planner(GREEDY), chosen, around, 0.0)) == [3, 1]
+    assert kept(selected(robbing, chosen, context, 0.0)) == [4, 0]
+    assert kept(selected(Planner(GREEDY), chosen, context, 0.0)) == [3, 1]
 
 
 # -- needs and SLOs ----------------------------------------------------------------------------
@@ -152,96 +152,96 @@ def late(name: str, tpot_s: float, behind_s: float) -> RequestView:
     return view(name, tpot_s=tpot_s, generated=6, first_token_s=10.0 - 5 * tpot_s - behind_s)
 
 
-def test_needs_come_first_by_what_they_need() -> None:
+def test_needs_come_first_the_greatest_before_the_others() -> None:
     """Though the others' drafts are surer: A(r) is 2.1 and 1.6, the budget two tokens."""
     chosen = [
         Candidate(view("free"), DraftTree.chain([1, 2], [0.99, 0.99])),
         Candidate(late("less", 0.1, 0.15), DraftTree.chain([1], [0.9])),
         Candidate(late("more", 0.1, 0.10 + 0.1), DraftTree.chain([1, 2], [0.8, 0.8])),
     ]
-    around = context(verify=LinearCost(0.0, 0.0, 10e-3), most_tokens=3 + 2)
-    assert kept(selected(Planner(), chosen, around, 10.0)) == [0, 0, 2]
-    around = around._replace(most_tokens=3 + 3)
-    assert kept(selected(Planner(), chosen, around, 10.0)) == [0, 1, 2]
+    context = round_context(verify=LinearCost(0.0, 0.0, 10e-3), most_tokens=3 + 2)
+    assert kept(selected(Planner(), chosen, context, 10.0)) == [0, 0, 2]
+    context = context._replace(most_tokens=3 + 3)
+    assert kept(selected(Planner(), chosen, context, 10.0)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("drafting_s", [0.0, 1e-3])
-def test_no_round_grows_beyond_what_an_slo_can_take(drafting_s: float) -> None:
+def test_no_round_grows_beyond_an_slo(drafting_s: float) -> None:
     """Drafts of others lengthen its wait for the next verdict: AdaServe fills its budget here.
     It has waited for drafting, too; `now` is behind that."""
     tight = view("tight", tpot_s=12.2e-3, generated=6, first_token_s=10.0 - 5 * 12.2e-3)
     easy = DraftTree.chain(list(range(8)), [0.95] * 8)
     others = [Candidate(view(f"r{number}"), easy, drafting_s) for number in range(3)]
-    around = context(verify=LinearCost(0.0, 5e-4, 8e-3))
+    context = round_context(verify=LinearCost(0.0, 5e-4, 8e-3))
     with_slo = [Candidate(tight, DraftTree.empty()), *others]
     without = [Candidate(view("tight"), DraftTree.empty()), *others]
     now = 10.0 + drafting_s
-    nodes = sum(kept(selected(Planner(GREEDY), with_slo, around, now)))
+    nodes = sum(kept(selected(Planner(GREEDY), with_slo, context, now)))
     assert nodes > 0
-    assert drafting_s + around.verify.predict(0, 4 + nodes) <= 12.2e-3
-    assert drafting_s + around.verify.predict(0, 4 + nodes + 1) > 12.2e-3
-    assert sum(kept(selected(Planner(GREEDY), without, around, now))) > nodes
+    assert drafting_s + context.verify.predict(0, 4 + nodes) <= 12.2e-3
+    assert drafting_s + context.verify.predict(0, 4 + nodes + 1) > 12.2e-3
+    assert sum(kept(selected(Planner(GREEDY), without, context, now))) > nodes
 
 
 def test_a_lost_slo_does_not_hold_back_the_others() -> None:
     lost = Candidate(late("lost", 1e-3, 5.0), DraftTree.chain([1], [0.5]))
     easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
-    masks = selected(Planner(GREEDY), [lost, easy], context(), 10.0)
+    masks = selected(Planner(GREEDY), [lost, easy], round_context(), 10.0)
     assert kept(masks)[1] == 3
     ended = replace(lost.request, max_tokens=7)  # has no use for drafts itself
-    plan = plan_alone(Planner(GREEDY), [ended, easy.request], "lane", context(), 10.0)
+    plan = plan_alone(Planner(GREEDY), [ended, easy.request], "lane", round_context(), 10.0)
     assert [limit.depth > 0 for limit in plan.limits] == [False, True]
 
 
 def test_a_need_out_of_reach_takes_only_what_the_objective_gives() -> None:
     lost = Candidate(late("lost", 0.1, 500.0), DraftTree.chain(list(range(9)), [0.9] * 9))
     sure = Candidate(view("sure"), DraftTree.chain([1, 2, 3], [0.95] * 3))
-    around = context(most_tokens=2 + 6)
-    assert kept(selected(Planner(GREEDY), [lost, sure], around, 10.0)) == [3, 3]
+    context = round_context(most_tokens=2 + 6)
+    assert kept(selected(Planner(GREEDY), [lost, sure], context, 10.0)) == [3, 3]
 
 
 def test_where_needs_and_no_harm_collide_needs_win() -> None:
     """Every token costs the plain request, which gains nothing and may lose nothing, a tenth of
     its speed."""
-    around = context(verify=LinearCost(0.0, 1e-3, 8e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-3, 8e-3))
     plain = Candidate(view("plain"), DraftTree.empty())
     needy = Candidate(late("needy", 0.02, 0.02), DraftTree.chain([1, 2], [0.9, 0.9]))
     planner = Planner(PlannerParams(no_harm=1.0))
-    assert kept(selected(planner, [plain, needy], around, 10.0))[1] > 0
+    assert kept(selected(planner, [plain, needy], context, 10.0))[1] > 0
     relaxed = Planner(PlannerParams(no_harm=1.0))
     other = Candidate(view("e"), needy.tree)
-    assert kept(selected(relaxed, [plain, other], around, 10.0)) == [0, 0]
+    assert kept(selected(relaxed, [plain, other], context, 10.0)) == [0, 0]
 
 
 def test_a_request_behind_its_slo_drafts_where_the_objective_would_not() -> None:
     """Plan and rule serve needs as well, or selection would have nothing to choose from."""
     crowd = batch_of(15)
-    around = context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
-    relaxed = plan_alone(Planner(), [*crowd, view("x")], "lane", around, 10.0)
+    context = round_context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
+    relaxed = plan_alone(Planner(), [*crowd, view("x")], "lane", context, 10.0)
     assert relaxed.limits[-1].depth == 0
-    plan = plan_alone(Planner(), [*crowd, late("x", 0.05, 0.05)], "lane", around, 10.0)
+    plan = plan_alone(Planner(), [*crowd, late("x", 0.05, 0.05)], "lane", context, 10.0)
     assert plan.limits[-1].depth > 0
 
 
 def test_needs_are_those_of_a_round_as_long_as_usual() -> None:
     """A plain round would keep its TPOT, but rounds here take three times as long."""
-    around = context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 5e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 5e-3))
     planner, batch = Planner(), [late("x", 20e-3, 0.0), *batch_of(3)]
-    assert plan_alone(planner, batch, "lane", around, 10.0).limits[0].depth == 0
+    assert plan_alone(planner, batch, "lane", context, 10.0).limits[0].depth == 0
     for _ in range(20):
-        selected(planner, [Candidate(view("y"), DraftTree.empty(), 30e-3)], around, 10.0)
-    assert plan_alone(planner, batch, "lane", around, 10.0).limits[0].depth > 0
+        selected(planner, [Candidate(view("y"), DraftTree.empty(), 30e-3)], context, 10.0)
+    assert plan_alone(planner, batch, "lane", context, 10.0).limits[0].depth > 0
 
 
 @pytest.mark.parametrize(("requests", "goes_on"), [(10, True), (30, False)])
-def test_a_draft_step_must_earn_the_needy_more_time_than_it_takes(
+def test_a_draft_step_must_save_requests_in_need_more_time_than_it_costs(
     requests: int, goes_on: bool
 ) -> None:
     """The last of them that still drafts earns 0.9 · 0.6 of a token, each of 50 ms; all of them
     wait 2 ms for it. The objective would stop in both cases."""
-    around = context(verify=LinearCost(0.0, 1e-7, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-7, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     batch = [late(f"r{number}", 0.05, 0.085) for number in range(requests)]
-    plan = plan_alone(Planner(PlannerParams(max_width=1)), batch, "lane", around, 10.0)
+    plan = plan_alone(Planner(PlannerParams(max_width=1)), batch, "lane", context, 10.0)
     assert plan.rule is not None
     names = [request.name for request in batch]
     assert all(plan.rule(0, names, [level()] * requests))
@@ -255,14 +255,14 @@ def test_a_draft_step_must_earn_the_needy_more_time_than_it_takes(
 @pytest.mark.parametrize(("requests", "rounds"), [(4, 300), (16, 150), (64, 60)])
 def test_no_request_runs_slower_than_plain(requests: int, rounds: int) -> None:
     """0.97 of plain decoding in expectation: the mean of the worst of four kinds of request."""
-    around = context(verify=GPU, draft=GPU_DRAFT, most_tokens=512)
+    context = round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=512)
     speeds = {}
     for name, params in {
         "fair": PlannerParams(),
         "throughput": PlannerParams(objective="throughput"),
     }.items():
         batch = batch_of(requests)
-        played = play(Planner(params), batch, mixed, around, rounds)
+        played = play(Planner(params), batch, mixed, context, rounds)
         kinds = [batch[kind::4] for kind in range(4)]
         speeds[name] = [
             float(np.mean([played.speed(one.name, rounds) for one in kind])) for kind in kinds
@@ -273,19 +273,19 @@ def test_no_request_runs_slower_than_plain(requests: int, rounds: int) -> None:
     assert np.mean(speeds["fair"]) > 1.2
 
 
-def test_a_request_whose_confidences_lie_is_found_out() -> None:
+def test_a_request_whose_confidences_are_too_high_is_recognised() -> None:
     """Its drafts look as good as others', and fail: calibration pools requests, the scale does
     not."""
-    around = context(verify=LinearCost(0.0, 1.5e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
+    context = round_context(verify=LinearCost(0.0, 1.5e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
     planner = Planner()
     liar = view("liar")
     tree = DraftTree.chain([1, 2, 3], [0.8] * 3)
 
     def verified() -> int:
-        return kept(selected(planner, [Candidate(liar, tree)], around, 0.0))[0]
+        return kept(selected(planner, [Candidate(liar, tree)], context, 0.0))[0]
 
     def drafts() -> bool:
-        return plan_alone(planner, [liar], "lane", around, 0.0).limits[0].depth > 0
+        return plan_alone(planner, [liar], "lane", context, 0.0).limits[0].depth > 0
 
     assert verified() == 3
     assert drafts()
@@ -298,95 +298,95 @@ def test_a_request_whose_confidences_lie_is_found_out() -> None:
 
 def test_debts_are_repaid() -> None:
     """Needs of another have slowed a request down; afterwards it gets its share before others."""
-    around = context(verify=LinearCost(0.0, 1e-3, 20e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3))
     planner = Planner(PlannerParams(window=32))
     plain = Candidate(view("plain"), DraftTree.empty())
     needy = Candidate(late("needy", 0.02, 1.0), DraftTree.chain(list(range(6)), [0.9] * 6))
     easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
     # Rounds without debt give it credit, which a later round may use: the easy one is drafted.
     for _ in range(20):
-        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], around)
-    assert concluded(planner, [plain, easy], around)[1] > 0
+        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], context)
+    assert concluded(planner, [plain, easy], context)[1] > 0
     for _ in range(10):
-        concluded(planner, [plain, needy], around)
-    assert concluded(planner, [plain, easy], around)[1] == 0
+        concluded(planner, [plain, needy], context)
+    assert concluded(planner, [plain, easy], context)[1] == 0
     for _ in range(40):
-        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], around)
-    assert concluded(planner, [plain, easy], around)[1] > 0
+        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], context)
+    assert concluded(planner, [plain, easy], context)[1] > 0
 
 
-def test_time_that_nobody_had_predicted_is_a_debt() -> None:
+def test_time_beyond_the_prediction_is_a_debt() -> None:
     """Drafts for one are short and sure, and yet rounds with them take half as long again."""
-    around = context(verify=LinearCost(0.0, 2.5e-4, 20e-3))
+    context = round_context(verify=LinearCost(0.0, 2.5e-4, 20e-3))
     chosen = [
         Candidate(view("plain"), DraftTree.empty()),
         Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3)),
     ]
     as_expected, slower = Planner(), Planner()
     for _ in range(20):
-        concluded(as_expected, chosen, around)
-        concluded(slower, chosen, around, drafting_s=10e-3)
-    assert concluded(as_expected, chosen, around)[1] > 0
-    assert concluded(slower, chosen, around)[1] == 0
+        concluded(as_expected, chosen, context)
+        concluded(slower, chosen, context, drafting_s=10e-3)
+    assert concluded(as_expected, chosen, context)[1] > 0
+    assert concluded(slower, chosen, context)[1] == 0
 
 
-def test_a_lookup_that_finds_nothing_is_asked_less() -> None:
-    around = context(verify=LinearCost(0.0, 1e-4, 20e-3), handling_s=2e-3)
+def test_a_lookup_that_finds_nothing_is_called_less() -> None:
+    context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3), handling_s=2e-3)
     batch = batch_of(4)
     silent, talking = Planner(), Planner()
     asked = {silent: 0, talking: 0}
     for _ in range(60):
         for planner in (silent, talking):
-            plan = plan_alone(planner, batch, "lookup", around, 1.0)
+            plan = plan_alone(planner, batch, "lookup", context, 1.0)
             asked[planner] += sum(limit.depth > 0 for limit in plan.limits)
             tree = DraftTree.chain([1, 2], [0.8, 0.8]) if planner is talking else DraftTree.empty()
             drafted = [Candidate(one, tree, lanes=("lookup",) * bool(len(tree))) for one in batch]
-            concluded(planner, drafted, around)
+            concluded(planner, drafted, context)
     assert asked[silent] < 0.2 * asked[talking]
 
 
-def test_a_lookup_is_not_asked_level_by_level() -> None:
+def test_a_lookup_gets_no_step_rule() -> None:
     """What it drafts has cost nothing: it is weighed once, before it is verified."""
-    around = context(verify=LinearCost(0.0, 1e-4, 20e-3))
-    assert plan_alone(Planner(), batch_of(2), "lane", around, 0.0).rule is not None
-    lookup = plan_alone(Planner(), batch_of(2), "lookup", around, 0.0)
+    context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3))
+    assert plan_alone(Planner(), batch_of(2), "lane", context, 0.0).rule is not None
+    lookup = plan_alone(Planner(), batch_of(2), "lookup", context, 0.0)
     assert lookup.limits[0].depth > 1
     assert lookup.rule is None
 
 
-def test_the_first_step_pays_for_what_the_drafter_has_not_read() -> None:
-    around = context(draft=LinearCost(0.0, 1e-6, 1e-4))
+def test_the_first_step_is_charged_for_unread_tokens() -> None:
+    context = round_context(draft=LinearCost(0.0, 1e-6, 1e-4))
     first = np.array([0], np.int64)
-    seconds = [rule_for(around, unread=unread).step_s(first, 0) for unread in (1, 101)]
+    seconds = [rule_for(context, unread=unread).step_s(first, 0) for unread in (1, 101)]
     assert seconds[1] - seconds[0] == pytest.approx(100 * 1e-6)
 
 
 @pytest.mark.parametrize(("overhead_s", "drafts"), [(0.0, True), (40e-3, False)])
 def test_overhead_can_make_drafting_a_loss(overhead_s: float, drafts: bool) -> None:
-    around = context(verify=LinearCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
-    plan = plan_alone(Planner(PlannerParams(explore=0.0)), batch_of(1), "lane", around, 10.0)
+    context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
+    plan = plan_alone(Planner(PlannerParams(explore=0.0)), batch_of(1), "lane", context, 10.0)
     assert (plan.limits[0].depth > 0) == drafts
 
 
-def test_drafts_that_cost_nothing_are_kept_where_a_promise_is_missed_anyway() -> None:
+def test_drafts_without_cost_are_kept_where_an_slo_is_missed_anyway() -> None:
     """Drafting has taken twice a plain round; what came of it is free to verify."""
-    around = context(verify=LinearCost(0.0, 1e-7, 10e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-7, 10e-3))
     chosen = [
         Candidate(view("plain"), DraftTree.empty(), 20e-3),
         Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3), 20e-3),
     ]
-    assert kept(selected(Planner(), chosen, around, 0.0)) == [0, 3]
+    assert kept(selected(Planner(), chosen, context, 0.0)) == [0, 3]
 
 
-def test_what_drafts_for_a_need_anyway_drafts_for_all_who_gain() -> None:
+def test_a_lane_that_drafts_for_a_need_drafts_for_all_that_gain() -> None:
     """The step is paid for by one request's SLO; the others would lose more by looking on."""
-    around = context(verify=LinearCost(0.0, 1e-6, 10e-3), draft=LinearCost(0.0, 1e-6, 3e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-6, 10e-3), draft=LinearCost(0.0, 1e-6, 3e-3))
     planner = Planner(PlannerParams(max_width=1, explore=0.0))
-    play(planner, batch_of(4), lambda request, number: 0.3, around, 40)
+    play(planner, batch_of(4), lambda request, number: 0.3, context, 40)
     others = batch_of(3)
-    alone = plan_alone(planner, others, "lane", around, 10.0)
+    alone = plan_alone(planner, others, "lane", context, 10.0)
     assert [limit.depth for limit in alone.limits] == [0, 0, 0]
-    plan = plan_alone(planner, [late("needy", 0.1, 0.12), *others], "lane", around, 10.0)
+    plan = plan_alone(planner, [late("needy", 0.1, 0.12), *others], "lane", context, 10.0)
     assert all(limit.depth for limit in plan.limits)
 
 
@@ -394,46 +394,46 @@ def test_what_drafts_for_a_need_anyway_drafts_for_all_who_gain() -> None:
 
 
 def rule_for(
-    around: RoundContext, calibrations: dict[str, Calibration] | None = None, unread: int = 1
+    context: RoundContext, calibrations: dict[str, Calibration] | None = None, unread: int = 1
 ) -> PlannerStepRule:
     planner = Planner(PlannerParams(max_width=1), calibrations)
-    plan = plan_alone(planner, [view("a")], "lane", around, 0.0, [unread])
+    plan = plan_alone(planner, [view("a")], "lane", context, 0.0, [unread])
     assert plan.rule is not None
     rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter
     assert isinstance(rule, PlannerStepRule)
     return rule
 
 
-def test_drafts_on_while_it_is_confident() -> None:
-    rule = rule_for(context())
+def test_drafts_as_long_as_it_is_confident() -> None:
+    rule = rule_for(round_context())
     assert rule(0, ["a"], [level()]) == [True]
     assert rule(1, ["a"], [level(0.95)]) == [True]
     assert rule(2, ["a"], [level(0.02)]) == [False]
 
 
-def test_a_rule_asked_at_depth_0_begins_anew() -> None:
-    rule = rule_for(context())
+def test_a_rule_called_at_depth_0_starts_anew() -> None:
+    rule = rule_for(round_context())
     for _ in range(2):
         assert rule(0, ["a"], [level()]) == [True]
         assert rule(1, ["a"], [level(0.95)]) == [True]
         assert rule(2, ["a"], [level(0.02)]) == [False]
 
 
-def test_each_request_stops_for_itself() -> None:
+def test_each_request_stops_independently() -> None:
     planner = Planner(replace(GREEDY, max_width=1))
-    plan = plan_alone(planner, [view("a"), view("b")], "lane", context(), 0.0)
+    plan = plan_alone(planner, [view("a"), view("b")], "lane", round_context(), 0.0)
     assert plan.rule is not None
     assert plan.rule(0, ["a", "b"], [level(), level()]) == [True, True]
     assert plan.rule(1, ["a", "b"], [level(0.95), level(0.01)]) == [True, False]
     assert plan.rule(2, ["a"], [level(0.9)]) == [True]
 
 
-def test_the_loop_s_confidences_are_calibrated() -> None:
+def test_the_step_rule_calibrates_confidences() -> None:
     """The drafter says 0.95; it has turned out to be right one time in twenty."""
     braggart = Calibration()
     right = np.random.default_rng(0).random(2000) < 0.05
     learn(braggart, [(DraftTree.chain([1], [0.95]), [1 if ok else 2]) for ok in right])
-    rule = rule_for(context(), {"lane": braggart})
+    rule = rule_for(round_context(), {"lane": braggart})
     rule(0, ["a"], [level()])
     assert rule(1, ["a"], [level(0.95)]) == [False]
 
@@ -442,7 +442,7 @@ def test_long_waits_make_longer_drafts_pay() -> None:
     """A round that takes long anyway is lengthened little."""
 
     def depth(waiting_s: float) -> int:
-        rule = rule_for(context(verify=LinearCost(0.0, 1e-3, 5e-3), waiting_s=waiting_s))
+        rule = rule_for(round_context(verify=LinearCost(0.0, 1e-3, 5e-3), waiting_s=waiting_s))
         return next(
             (
                 n
@@ -458,39 +458,39 @@ def test_long_waits_make_longer_drafts_pay() -> None:
 def test_drafting_stops_where_the_verifier_has_no_room() -> None:
     planner = Planner(PlannerParams(max_width=1))
     batch = batch_of(4)
-    plan = plan_alone(planner, batch, "lane", context(most_tokens=4 + 6), 0.0)
+    plan = plan_alone(planner, batch, "lane", round_context(most_tokens=4 + 6), 0.0)
     assert plan.rule is not None
     names = [request.name for request in batch]
     assert plan.rule(0, names, [level()] * 4) == [True] * 4
     assert sum(plan.rule(1, names, [level(0.9)] * 4)) == 2
-    assert plan_alone(Planner(), batch, "lane", context(most_tokens=4), 0.0).rule is None
+    assert plan_alone(Planner(), batch, "lane", round_context(most_tokens=4), 0.0).rule is None
 
 
-def test_no_knee_ends_what_pays() -> None:
+def test_no_knee_ends_drafts_that_pay() -> None:
     """AdaServe's budgets are not the planner's: it knows what each token costs."""
     batch, steep = batch_of(8), LinearCost(0.0, 1e-3, 10e-3)
 
-    def plans(around: RoundContext) -> list[DraftLimit]:
-        return list(plan_alone(Planner(GREEDY), batch, "lane", around, 0.0).limits)
+    def plans(context: RoundContext) -> list[DraftLimit]:
+        return list(plan_alone(Planner(GREEDY), batch, "lane", context, 0.0).limits)
 
-    around = context(verify=steep)
-    assert any(limit.depth for limit in plans(around))
-    assert plans(around._replace(verify_budget=8, draft_budget=1)) == plans(around)
+    context = round_context(verify=steep)
+    assert any(limit.depth for limit in plans(context))
+    assert plans(context._replace(verify_budget=8, draft_budget=1)) == plans(context)
 
 
 def test_no_request_drafts_beyond_its_output() -> None:
     batch = [view("a", generated=97, max_tokens=100), view("b", generated=99, max_tokens=100)]
-    plan = plan_alone(Planner(GREEDY), batch, "lane", context(), 0.0)
+    plan = plan_alone(Planner(GREEDY), batch, "lane", round_context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [2, 0]
 
 
 def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> None:
-    flat = context(verify=LinearCost(0.0, 1e-6, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
-    steep = context(verify=LinearCost(0.0, 4e-3, 1e-2), draft=LinearCost(0.0, 1e-6, 1e-4))
+    flat = round_context(verify=LinearCost(0.0, 1e-6, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
+    steep = round_context(verify=LinearCost(0.0, 4e-3, 1e-2), draft=LinearCost(0.0, 1e-6, 1e-4))
 
-    def width(around: RoundContext, calibration: Calibration | None = None) -> int:
+    def width(context: RoundContext, calibration: Calibration | None = None) -> int:
         calibrations = {"lane": calibration} if calibration else None
-        [limit] = plan_alone(Planner(None, calibrations), [view("a")], "lane", around, 0.0).limits
+        [limit] = plan_alone(Planner(None, calibrations), [view("a")], "lane", context, 0.0).limits
         assert limit.depth > 0
         return limit.width
 
@@ -501,15 +501,15 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
     never = Calibration()
     pair = DraftTree.build([1, 2], [ROOT, ROOT], [0.5, 0.3])
     learn(never, [(pair, [1 if number % 2 else 9]) for number in range(2000)])
-    costly = context(verify=LinearCost(0.0, 4e-4, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
+    costly = round_context(verify=LinearCost(0.0, 4e-4, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
     assert width(costly) > 1
     assert width(costly, never) == 1
 
 
-def test_a_lane_that_drafts_for_nothing_is_asked_where_a_costly_one_is_not() -> None:
-    around = context(verify=LinearCost(0.0, 4e-4, 5e-3), draft=LinearCost(0.0, 0.0, 2e-2))
-    assert plan_alone(Planner(), [view("a")], "lane", around, 0.0).limits[0].depth == 0
-    assert plan_alone(Planner(), [view("a")], "lookup", around, 0.0).limits[0].depth > 0
+def test_a_lane_without_cost_drafts_where_a_costly_one_does_not() -> None:
+    context = round_context(verify=LinearCost(0.0, 4e-4, 5e-3), draft=LinearCost(0.0, 0.0, 2e-2))
+    assert plan_alone(Planner(), [view("a")], "lane", context, 0.0).limits[0].depth == 0
+    assert plan_alone(Planner(), [view("a")], "lookup", context, 0.0).limits[0].depth > 0
 
 
 # -- exploration and memory --------------------------------------------------------------------
@@ -518,46 +518,46 @@ def test_a_lane_that_drafts_for_nothing_is_asked_where_a_costly_one_is_not() -> 
 def test_exploration_is_bounded_and_finds_what_has_changed() -> None:
     """The lane is hopeless for 300 rounds, then good: at most `explore` of the time is spent on
     it meanwhile (one plain round's worth may have been saved up), and it is taken up again."""
-    around = context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     planner, batch = Planner(), batch_of(4)
-    play(planner, batch, lambda request, number: 0.02, around, 30)  # it learns how bad it is
-    bad = play(planner, batch, lambda request, number: 0.02, around, 300)
+    play(planner, batch, lambda request, number: 0.02, context, 30)  # it learns how bad it is
+    bad = play(planner, batch, lambda request, number: 0.02, context, 300)
     assert sum(bad.drafted.values()) > 0
     assert bad.seconds / bad.plain_s <= 1.01 + 1 / 300
-    play(planner, batch, lambda request, number: 0.9, around, 300)
-    good = play(planner, batch, lambda request, number: 0.9, around, 50)
+    play(planner, batch, lambda request, number: 0.9, context, 300)
+    good = play(planner, batch, lambda request, number: 0.9, context, 50)
     assert min(good.drafted.values()) >= 50
 
 
-def test_what_is_saved_for_exploration_is_bounded() -> None:
+def test_the_exploration_budget_is_bounded() -> None:
     """However long nobody could draft, no more than a plain round's time is then spent at once."""
-    around = context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     planner, batch = Planner(PlannerParams(objective="throughput")), batch_of(4)
-    play(planner, batch, lambda request, number: 0.02, around, 30)
+    play(planner, batch, lambda request, number: 0.02, context, 30)
     ended = [view(one.name, generated=9, max_tokens=10) for one in batch]
     for _ in range(1000):
-        plan_alone(planner, ended, "lane", around, 0.0)
-    bad = play(planner, batch, lambda request, number: 0.02, around, 20)
+        plan_alone(planner, ended, "lane", context, 0.0)
+    bad = play(planner, batch, lambda request, number: 0.02, context, 20)
     # Four drafts at once cost 6 ms of 24; without a bound each of the 20 rounds would draft four.
     assert 0 < sum(bad.drafted.values()) <= 5 * 4
 
 
-def test_without_exploration_a_bad_beginning_is_forever() -> None:
+def test_without_exploration_a_bad_start_is_never_corrected() -> None:
     """The check above can fail."""
-    around = context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
+    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     planner, batch = Planner(PlannerParams(explore=0.0)), batch_of(4)
-    play(planner, batch, lambda request, number: 0.02, around, 30)
-    later = play(planner, batch, lambda request, number: 0.9, around, 300)
+    play(planner, batch, lambda request, number: 0.02, context, 30)
+    later = play(planner, batch, lambda request, number: 0.9, context, 300)
     assert sum(later.drafted.values()) == 0
 
 
-def test_forgotten_requests_leave_nothing() -> None:
+def test_forgotten_requests_leave_no_state() -> None:
     planner = Planner()
-    around = context(verify=GPU, draft=GPU_DRAFT)
+    context = round_context(verify=GPU, draft=GPU_DRAFT)
 
     def serve(names: Sequence[str]) -> int:
         batch = [view(name, max_tokens=10**6) for name in names]
-        play(planner, batch, lambda request, number: 0.7, around, 3)
+        play(planner, batch, lambda request, number: 0.7, context, 3)
         for name in names:
             planner.forget(name)
         return len(pickle.dumps(planner))
@@ -569,9 +569,9 @@ def test_forgotten_requests_leave_nothing() -> None:
 
 
 def test_the_same_rounds_give_the_same_plan() -> None:
-    around = context(verify=GPU, draft=GPU_DRAFT, most_tokens=64)
+    context = round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=64)
     policies: list[Speculation] = [Planner(), Planner()]
-    one, other = (play(policy, batch_of(8), mixed, around, 50) for policy in policies)
+    one, other = (play(policy, batch_of(8), mixed, context, 50) for policy in policies)
     assert one == other
 
 
@@ -582,13 +582,13 @@ def test_the_same_rounds_give_the_same_plan() -> None:
     st.integers(0, 30),
     st.sampled_from(["fair", "throughput"]),
 )
-def test_every_selection_is_whole_and_within_the_budget(
+def test_every_selection_has_all_ancestors_and_is_within_the_budget(
     drafted: list[DraftTree], tpots: list[float | None], budget: int, kind: Objective
 ) -> None:
     planner = Planner(PlannerParams(objective=kind))
     chosen = candidates(drafted, tpots[: len(drafted)], drafting_s=1e-3)
     for _ in range(3):
-        masks = selected(planner, chosen, context(most_tokens=budget, prefill_tokens=3), 0.05)
+        masks = selected(planner, chosen, round_context(most_tokens=budget, prefill_tokens=3), 0.05)
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         assert sum(kept(masks)) <= max(0, budget - 3 - len(drafted))
         assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
