@@ -138,8 +138,8 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
         [mask] = selected(planner, [candidate], CONTEXT, now)
         verified = int(mask.sum())
         seconds[number] = drafting_s[number] + CONTEXT.verify.predict(0, 1 + verified)
-        said = np.where(rng.random(8) < 0.8, 1, 2).tolist()
-        accepted = len([node for node in candidate.tree.follow(said) if mask[node]])
+        target = np.where(rng.random(8) < 0.8, 1, 2).tolist()
+        accepted = len([node for node in candidate.tree.follow(target) if mask[node]])
         request.generated += accepted + 1
         planner.observe(
             [RoundOutcome("r", "ssm", verified, 8, accepted, accepted + 1, seconds[number])], now

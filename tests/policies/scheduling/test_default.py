@@ -57,8 +57,8 @@ def test_seconds_per_token_count_as_well_as_length() -> None:
         schedule.arrive(request, 0.0)
         for _ in range(10):
             committed = 5 if request is fast else 1
-            told = RoundOutcome(request.name, "a", 4, 4, committed - 1, committed, seconds=0.1)
-            schedule.observe([told], 0.0)
+            outcome = RoundOutcome(request.name, "a", 4, 4, committed - 1, committed, seconds=0.1)
+            schedule.observe([outcome], 0.0)
     assert schedule.pick([slow, fast], [], 2, 1.0) == ["fast", "slow"]
 
 

@@ -83,7 +83,8 @@ def test_a_cap_that_another_lanes_drafts_would_lift_is_kept() -> None:
 
 
 def test_a_lane_that_only_a_cap_forbids_is_considered_in_the_next_round() -> None:
-    """Where drafts do not pay it rests; here they would, but for a request that is gone next."""
+    """A lane whose drafts do not pay is left out; here they would pay, but for a request that has
+    left in the next round."""
     params = PlannerParams(explore=0.0, max_width=1, window=1)
     slow, planner = round_context(draft_s=1e-3), Planner(params)
     [held, _] = planner.plan(
@@ -115,7 +116,7 @@ def test_a_need_out_of_reach_leaves_short_drafts_to_the_others() -> None:
 
 @pytest.mark.parametrize("found", [0.1, 1.0])
 def test_calling_a_drafter_costs_overhead_whether_it_finds_a_draft_or_not(found: float) -> None:
-    """RoundOverheads is what rounds take in which drafters are pairs, whether they find
+    """RoundOverheads is what rounds take in which drafters are called, whether they find
     anything."""
     pairs = pairs_of(first=[0.1] * 4, found=[found] * 4)
     free_of_it, dear = (

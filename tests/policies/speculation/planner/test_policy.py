@@ -530,7 +530,7 @@ def test_exploration_is_bounded_and_finds_what_has_changed() -> None:
 
 
 def test_the_exploration_budget_is_bounded() -> None:
-    """However long nobody could draft, no more than a plain round's time is then spent at once."""
+    """After any number of rounds without drafts, at most a plain round's time is spent at once."""
     context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     planner, batch = Planner(PlannerParams(objective="throughput")), batch_of(4)
     play(planner, batch, lambda request, number: 0.02, context, 30)
