@@ -5,6 +5,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -24,11 +25,20 @@ class Tokens:
         self._special = frozenset(self._tokenizer.all_special_ids)
         self._spellings: dict[int, tuple[str, list[int] | None]] = {}
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer itself, for vLLM's parsers."""
+        return self._tokenizer
+
     def __len__(self) -> int:
         return len(self._tokenizer)
 
     def is_special(self, token: int) -> bool:
         return token in self._special
+
+    def spells_special(self, text: str) -> bool:
+        """Whether the text is a single special token."""
+        return self._tokenizer.get_vocab().get(text) in self._special
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The tokens' text, including special tokens."""

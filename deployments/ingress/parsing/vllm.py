@@ -14,6 +14,7 @@ from deployments.ingress.parsing.parser import (
     Reasoning,
     new_call_id,
 )
+from deployments.ingress.tools import ToolUse
 
 
 class VllmParser:
@@ -43,6 +44,8 @@ class VllmParser:
         found: list[Delta] = [Reasoning(reasoning)] if reasoning else []
         found += [Content(content)] if content else []
         for index, call in enumerate(calls or []):
+            if self._surplus(index):
+                break
             self._start(found, index, call.name)
             found.append(CallArguments(index, call.arguments))
         return found
@@ -73,18 +76,42 @@ class VllmParser:
 
 
 class VllmParsers:
-    """Makes the parser of each choice. Raises ValueError, naming the config's field, if vLLM is not
-    installed or does not know a name or the tokenizer lacks what the parser needs."""
+    """Makes a parser for each choice."""
 
-    def __init__(self, tool_parser: str | None, reasoning_parser: str | None, tokenizer: Any):
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-        from vllm.parser.parser_manager import ParserManager
-
-        self._make_request = ChatCompletionRequest
+    def __init__(
+        self, tool_parser: str | None, reasoning_parser: str | None, tokenizer: Any
+    ) -> None:
+        """Raises ValueError if vLLM is not installed, does not know a name, or cannot use the
+        parser with this tokenizer."""
+        try:
+            from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+            from vllm.parser.parser_manager import ParserManager
+        except ImportError as error:
+            raise ValueError("only vLLM knows it, and vLLM is not installed") from error
+        self._request = ChatCompletionRequest
         self._tokenizer = tokenizer
-        self._parser = ParserManager.get_parser(
-            tool_parser_name=tool_parser,
-            reasoning_parser_name=reasoning_parser,
-            enable_auto_tools=True,
-            tokenizer=tokenizer,
+        try:
+            self._parser = ParserManager.get_parser(
+                tool_parser, reasoning_parser, enable_auto_tools=True, tokenizer=tokenizer
+            )
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    def make(self, use: ToolUse, prompt_ids: Sequence[int]) -> VllmParser:
+        request = self._make_request(use)
+        return VllmParser(self._parser(self._tokenizer, request.tools), request, prompt_ids)
+
+    def keeps_special(self, use: ToolUse) -> bool:
+        """Whether the parser needs special tokens in the text."""
+        request = self._make_request(use)
+        adjusted = self._parser(self._tokenizer, request.tools).adjust_request(request)
+        return not adjusted.skip_special_tokens
+
+    def _make_request(self, use: ToolUse) -> Any:
+        return self._request(
+            model="",
+            messages=[{"role": "user", "content": ""}],
+            tools=[tool.model_dump() for tool in use.tools] or None,
+            tool_choice="auto" if use.may_call else "none",
+            parallel_tool_calls=use.parallel,
         )

@@ -1,0 +1,124 @@
+"""The tools that a client offers, and which of them must be called."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from deployments.ingress.requests import Fields, Text
+from engine.errors import InvalidRequest
+
+MAX_TOOLS = 128
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+Schema = dict[str, Any]
+
+
+class Function(Fields):
+    name: FunctionName
+    description: Text | None = None
+    """When and how to call it."""
+    parameters: Schema | None = None
+    """The arguments' JSON schema; absent: no arguments."""
+    strict: bool = False
+    """Enforced for required and named calls, of any function. Calls that the model makes of its own
+    accord are not checked."""
+
+
+class Tool(Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Fields):
+    name: FunctionName
+
+
+class NamedToolChoice(Fields):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request's fields about tools mean together."""
+
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = "none"
+    parallel: bool = True
+
+    @property
+    def named(self) -> str | None:
+        """The one function that is called; None: no single one must be."""
+        return self.choice.function.name if isinstance(self.choice, NamedToolChoice) else None
+
+    @property
+    def may_call(self) -> bool:
+        return bool(self.tools) and self.choice != "none"
+
+    @property
+    def must_call(self) -> bool:
+        return self.choice == "required" or self.named is not None
+
+
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
+    """Raises InvalidRequest if the fields contradict each other."""
+    names = [tool.function.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise InvalidRequest("tools", f"two functions are called {name!r}; rename one")
+    use = ToolUse(tools, choice or ("auto" if tools else "none"), parallel)
+    if use.must_call and not tools:
+        raise InvalidRequest("tool_choice", "needs a function in tools")
+    if use.named is not None and use.named not in names:
+        raise InvalidRequest("tool_choice", f"{use.named!r} is none of the functions in tools")
+    return use
+
+
+def call_schema(use: ToolUse) -> Schema:
+    """The JSON schema of the output where a call is required: the arguments of a named function, or
+    else a list of calls. Only for a use that must call."""
+    schemas = {
+        tool.function.name: tool.function.parameters or {"type": "object", "properties": {}}
+        for tool in use.tools
+    }
+    if use.named is not None:
+        return schemas[use.named]
+    return {
+        "type": "array",
+        "minItems": 1,
+        **({} if use.parallel else {"maxItems": 1}),
+        "items": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {
+                        "name": {"const": name},
+                        "parameters": {"$ref": f"#/$defs/{name}"},
+                    },
+                    "required": ["name", "parameters"],
+                    "additionalProperties": False,
+                }
+                for name in schemas
+            ]
+        },
+        "$defs": {name: _moved(schema, f"#/$defs/{name}") for name, schema in schemas.items()},
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its references to parts of itself as they are once it is at `place`."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value.removeprefix("#")
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }

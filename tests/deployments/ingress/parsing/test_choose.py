@@ -1,0 +1,86 @@
+"""The parser that a config and a request get."""
+
+from functools import cache
+
+import pytest
+from pydantic import TypeAdapter
+
+from cluster.config import TargetConfig
+from cluster.zoo import TARGET, model_path
+from deployments.ingress.parsing.choose import OutputParsers
+from deployments.ingress.parsing.parser import OutputParser
+from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.tools import Tool, ToolChoice, ToolUse, tool_use
+from engine.errors import InvalidRequest
+from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, summary
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+}
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": PARAMETERS}})
+    for name in ("get_weather", "search", "now")
+]
+
+
+@cache
+def tokens() -> Tokens:
+    return Tokens(model_path(TARGET))
+
+
+def parsers(tool_parser: str | None = None, reasoning_parser: str | None = None) -> OutputParsers:
+    config = TargetConfig(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    return OutputParsers(config, tokens())
+
+
+def use(choice: object = "auto", parallel: bool = True) -> ToolUse:
+    return tool_use(TOOLS, TypeAdapter(ToolChoice).validate_python(choice), parallel)
+
+
+def made(chosen: OutputParsers, wanted: ToolUse, prompt: str = "") -> OutputParser:
+    parser = chosen.make(wanted, tokens().encode_now(prompt))
+    assert parser is not None
+    return parser
+
+
+@pytest.mark.parametrize("case", range(len(CALLS) - 1))
+def test_calls_by_the_configured_format(case: int) -> None:
+    name, text, content, calls = CALLS[case]
+    assert summary(made(parsers(name), use()).whole(text, [])) == ("", content, calls)
+
+
+def test_without_tools_and_reasoning_nothing_is_parsed() -> None:
+    assert parsers("hermes").make(ToolUse(), []) is None
+    assert parsers("hermes").make(use("none"), []) is None
+
+
+def test_auto_without_a_parser_is_refused_and_required_is_not() -> None:
+    with pytest.raises(InvalidRequest, match=r"tool_choice: auto needs target\.tool_parser"):
+        parsers().check(use())
+    parsers("hermes").check(use())
+    for text, choice in (
+        (f'[{{"name": "{PARIS[0]}", "parameters": {PARIS[1]}}}]', "required"),
+        (PARIS[1], {"type": "function", "function": {"name": "get_weather"}}),
+    ):
+        parsers().check(use(choice))
+        assert summary(made(parsers(), use(choice)).whole(text, [])) == ("", "", [PARIS])
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text"),
+    [
+        ("qwen3", "assistant\n<think>\n", "Hm.\n</think>\n\nYes."),
+        ("qwen3", "assistant\n", "<think>\nHm.\n</think>\n\nYes."),
+        ("deepseek_r1", "assistant\n", "Hm.</think>Yes."),
+    ],
+)
+def test_reasoning_may_be_opened_by_the_prompt(name: str, prompt: str, text: str) -> None:
+    parser = made(parsers(None, name), ToolUse(), prompt)
+    assert summary(parser.whole(text, [])) == ("Hm.", "Yes.", [])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
+def test_a_prompt_that_closes_the_reasoning_leaves_content(name: str) -> None:
+    parser = made(parsers(None, name), ToolUse(), "assistant\n<think>\n\n</think>\n\n")
+    assert summary(parser.whole("Yes.", [])) == ("", "Yes.", [])
