@@ -6,25 +6,16 @@ with their default value only (docs/api.md has the table).
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from cluster.config.section import within
+from deployments.ingress.fields import Fields, Text
 from engine.errors import InvalidRequest
 from engine.sampling.params import SamplingParams
 from policies import ranges
 
 MAX_STOPS = 4
 
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"is no Unicode text: {error.reason}") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, within(ranges.COUNT)]
 TokenKey = Annotated[TokenId, Field(strict=False)]
 Bias = Annotated[float, within(ranges.BIAS)]
@@ -34,23 +25,6 @@ Alternatives = Annotated[int, within(ranges.LOGPROBS)]
 AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 StopString = Annotated[str, Field(min_length=1)]
 Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
-
-
-class Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: object) -> object:
-        """A null counts as absent, as in OpenAI's API. Unknown fields are kept, and then
-        refused."""
-        if not isinstance(given, dict):
-            return given
-        return {
-            name: value
-            for name, value in given.items()
-            if value is not None or name not in cls.model_fields
-        }
 
 
 class StreamOptions(Fields):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from deployments.ingress.requests import Fields, Text
+from deployments.ingress.fields import Fields, Text
 from engine.errors import InvalidRequest
 
 MAX_TOOLS = 128
