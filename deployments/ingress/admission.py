@@ -62,7 +62,8 @@ class Admission:
         """The prompts as token ids, and the name of the request field that holds them."""
         if isinstance(request, ChatRequest):
             messages = [message.for_template for message in request.messages]
-            return [await self._tokens.encode_chat(messages)], "messages"
+            tools = [tool.for_template for tool in request.tools]
+            return [await self._tokens.encode_chat(messages, tools)], "messages"
         return [
             await self._tokens.encode(prompt) if isinstance(prompt, str) else prompt
             for prompt in request.prompts
@@ -132,6 +133,10 @@ def _params(
             f"{limits.max_context} that a request may have here",
             field if room < 1 else request.token_limit_field,
             "context_length_exceeded",
+        )
+    if isinstance(request, ChatRequest) and request.tool_use.must_call:
+        raise InvalidRequest(
+            "tool_choice", "only none and auto: this server cannot yet force a call"
         )
     return sampling_params(request, max_tokens)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import AnswerText, Echo
+from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
@@ -46,9 +47,12 @@ class Choice:
         tokens: Tokens,
         echo: Echo | None = None,
         echo_only: bool = False,
+        parser: OutputParser | None = None,
     ) -> None:
-        """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it."""
+        """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it.
+        `parser`: finds calls and reasoning in the text; None: there are none."""
         self.index = index
+        self.parser = parser
         self.failover_stream = failover_stream
         self.produced = 0
         """Output tokens so far, without those after a stop string."""
@@ -56,7 +60,8 @@ class Choice:
         self._echo = echo
         self._echo_only = echo_only
         start_offset = 0 if echo is None else len(echo.text)
-        self._text = AnswerText(tokens, stops, min_tokens, start_offset)
+        special = parser is not None and parser.keeps_special
+        self._text = AnswerText(tokens, stops, min_tokens, start_offset, special)
         self._clock = asyncio.get_running_loop().time
         self._arrived = self._clock()
         self._first: float | None = None

@@ -23,6 +23,7 @@ from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import Echo, echo
+from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.readiness import Readiness
 from deployments.ingress.requests import (
     ChatRequest,
@@ -40,6 +41,7 @@ from deployments.ingress.responses import (
     model_body,
 )
 from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.tools import ToolUse
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
@@ -60,6 +62,7 @@ class Api:
         replicas = replicas.options(_by_reference=False)
         self._streaming = replicas.options(stream=True)
         self._tokens = Tokens(config.target.path())
+        self._parsers = OutputParsers(config.target, self._tokens)
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
@@ -88,7 +91,8 @@ class Api:
         limits = self._limits or await self.ready()
         if request.messages is not None:
             messages = [message.for_template for message in request.messages]
-            ids = await self._tokens.encode_chat(messages, request.add_generation_prompt)
+            tools = [tool.for_template for tool in request.tools]
+            ids = await self._tokens.encode_chat(messages, tools, request.add_generation_prompt)
         else:
             ids = await self._tokens.encode(request.prompt or "", request.add_special_tokens)
         return {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
@@ -104,6 +108,8 @@ class Api:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
         answer."""
         self._check_model(request.model)
+        use = request.tool_use if isinstance(request, ChatRequest) else ToolUse()
+        self._parsers.check(use)
         limits = self._limits or await self.ready()
         name = uuid.uuid4().hex
         streams = await self._admission.choices(request, name, tenant, limits)
@@ -117,6 +123,7 @@ class Api:
                 self._tokens,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
+                parser=self._parsers.make(use, one["prompt_ids"]),
             )
             for index, one in enumerate(streams)
         ]
@@ -142,7 +149,8 @@ class Api:
     async def chunks(
         self, request: GenerationRequest, answer: Answer
     ) -> AsyncGenerator[Body, None]:
-        """One chunk per verdict that adds something visible. An error becomes the last chunk."""
+        """One chunk per verdict that adds something visible; of outputs that are parsed for tool
+        calls or reasoning, one per part. An error becomes the last chunk."""
         form = self._format(request)
         head = self._head(form.chunk_object, form.prefix, answer)
         if request.include_usage:
@@ -150,11 +158,9 @@ class Api:
         started: set[int] = set()
         try:
             async for choice, piece in answer.pieces():
-                shown = piece.text or piece.tokens or piece.finish
-                if shown or (request.return_token_ids and piece.token_ids):
-                    first = choice.index not in started
+                for chunk in form.chunks(choice, piece, first=choice.index not in started):
                     started.add(choice.index)
-                    yield {**head, "choices": [form.chunk(choice, piece, first)]}
+                    yield {**head, "choices": [chunk]}
         except ApiError as error:
             yield error.body()
             return

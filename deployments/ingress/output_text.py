@@ -125,11 +125,16 @@ class AnswerText:
     """Builds one choice's text from its tokens."""
 
     def __init__(
-        self, tokens: Tokens, stops: Sequence[str], min_tokens: int, start_offset: int = 0
+        self,
+        tokens: Tokens,
+        stops: Sequence[str],
+        min_tokens: int,
+        start_offset: int = 0,
+        special: bool = False,
     ) -> None:
         """`start_offset`: characters that precede the output (an echoed prompt), counted in
-        offsets."""
-        self._detokenizer = Detokenizer(tokens)
+        offsets. `special`: also decode special tokens."""
+        self._detokenizer = Detokenizer(tokens, special)
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._tokens = 0

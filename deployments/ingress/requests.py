@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from cluster.config.section import within
+from deployments.ingress.chat_messages import Message
 from deployments.ingress.fields import Fields, Text
+from deployments.ingress.tools import ToolChoice, Tools, ToolUse
 from engine.errors import InvalidRequest
 from engine.sampling.params import SamplingParams
 from policies import ranges
@@ -145,30 +147,6 @@ class CompletionRequest(SharedFields):
         return self.logprobs
 
 
-class TextPart(Fields):
-    type: Literal["text"]
-    text: Text
-
-
-class Message(Fields):
-    role: Literal["system", "user", "assistant"]
-    content: Text | list[TextPart]
-
-    # Fields that clients copy from an assistant's message into the next request.
-    name: None = None
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
-
-    @property
-    def for_template(self) -> dict[str, str]:
-        content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": self.role, "content": text}
-
-
 class TextFormat(Fields):
     type: Literal["text"]
 
@@ -183,20 +161,23 @@ class ChatRequest(SharedFields):
     max_completion_tokens: AtLeastOne | None = None
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
+    tools: Tools = []
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    parallel_tool_calls: bool = True
+    """False: the answer has at most one call."""
 
     audio: None = None
     function_call: Literal["none", "auto"] = "none"
     functions: Annotated[list[Any], Field(max_length=0)] = []
     metadata: Annotated[dict[str, str], Field(max_length=0)] = {}
     modalities: list[Literal["text"]] = ["text"]
-    parallel_tool_calls: Literal[True] = True
     prediction: None = None
     reasoning_effort: Literal["none"] = "none"
     response_format: TextFormat | None = None
     service_tier: Literal["auto", "default"] = "auto"
     store: Literal[False] = False
-    tool_choice: Literal["none", "auto"] = "none"
-    tools: Annotated[list[Any], Field(max_length=0)] = []
     verbosity: Literal["medium"] = "medium"
     web_search_options: None = None
 
@@ -204,6 +185,7 @@ class ChatRequest(SharedFields):
     def _check_limits_and_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+        ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")
@@ -221,6 +203,10 @@ class ChatRequest(SharedFields):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 GenerationRequest = CompletionRequest | ChatRequest
@@ -259,6 +245,8 @@ class TokenizeRequest(Fields):
     model: str | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: Tools = []
+    """For messages only: functions that the template shows to the model."""
     add_special_tokens: bool = True
     """For a prompt only; a chat template adds its own."""
     add_generation_prompt: bool = True

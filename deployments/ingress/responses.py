@@ -1,10 +1,12 @@
 """The response bodies of OpenAI's two completion APIs, whole and as chunks of a stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from deployments.ingress.answer import Choice, OutputToken, Piece
+from deployments.ingress.chat_deltas import delta_bodies, message_of
+from deployments.ingress.parsing.parser import Content, Delta, OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
@@ -45,7 +47,9 @@ class ResponseFormat(Protocol):
 
     def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]: ...
 
-    def chunk(self, choice: Choice, piece: Piece, first: bool) -> dict[str, Any]: ...
+    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        """What a piece adds to the choice; empty if nothing of it can be shown yet."""
+        ...
 
 
 class CompletionFormat:
@@ -68,7 +72,9 @@ class CompletionFormat:
             "spindle": choice.statistics,
         }
 
-    def chunk(self, choice: Choice, piece: Piece, first: bool) -> dict[str, Any]:
+    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        if not _shows(piece, self._with_token_ids):
+            return []
         body = {
             "index": choice.index,
             "text": piece.text,
@@ -76,7 +82,7 @@ class CompletionFormat:
             "finish_reason": piece.finish,
             **_token_ids(piece, self._with_token_ids),
         }
-        return _with_statistics(body, choice, piece)
+        return [_with_statistics(body, choice, piece)]
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
@@ -113,25 +119,62 @@ class ChatFormat:
         self._with_token_ids = with_token_ids
 
     def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
+        parser = choice.parser
+        if parser is None:
+            deltas: list[Delta] = [Content(collected.text)]
+        else:
+            deltas = parser.whole(collected.text, collected.token_ids)
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": collected.text, "refusal": None},
+            "message": message_of(deltas),
             "logprobs": self._logprobs(collected.tokens),
-            "finish_reason": collected.finish,
+            "finish_reason": finish_reason(choice, collected.finish),
             **_token_ids(collected, self._with_token_ids),
             "spindle": choice.statistics,
         }
 
-    def chunk(self, choice: Choice, piece: Piece, first: bool) -> dict[str, Any]:
+    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        if choice.parser is not None:
+            return self._parsed(choice, choice.parser, piece, first)
+        if not _shows(piece, self._with_token_ids):
+            return []
+        body = self._chunk(choice, piece, {"content": piece.text}, first)
+        return [_with_statistics({**body, "finish_reason": piece.finish}, choice, piece)]
+
+    def _parsed(
+        self, choice: Choice, parser: OutputParser, piece: Piece, first: bool
+    ) -> list[dict[str, Any]]:
+        """One chunk for each delta and one for the end, as in OpenAI's streams of calls. The first
+        has the piece's tokens."""
+        deltas = parser.push(piece.text, piece.token_ids)
+        if piece.finish is not None:
+            deltas += parser.finish()
+        added = delta_bodies(deltas)
+        if piece.finish is not None:
+            added.append({})
+        elif not added and _shows(replace(piece, text=""), self._with_token_ids):
+            added.append({"content": ""})
+        bare = replace(piece, tokens=(), token_ids=())
+        bodies = [
+            self._chunk(choice, bare if number else piece, delta, first and not number)
+            for number, delta in enumerate(added)
+        ]
+        if piece.finish is not None:
+            finish = {"finish_reason": finish_reason(choice, piece.finish)}
+            bodies[-1] = _with_statistics({**bodies[-1], **finish}, choice, piece)
+        return bodies
+
+    def _chunk(
+        self, choice: Choice, piece: Piece, delta: dict[str, Any], first: bool
+    ) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}
-        body = {
+        return {
             "index": choice.index,
-            "delta": {**role, "content": piece.text},
+            "delta": {**role, **delta},
             "logprobs": self._logprobs(piece.tokens),
-            "finish_reason": piece.finish,
+            "finish_reason": None,
             **_token_ids(piece, self._with_token_ids),
         }
-        return _with_statistics(body, choice, piece)
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
@@ -151,6 +194,20 @@ class ChatFormat:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         text, raw = self._tokens.spelling(token)
         return {"token": text, "logprob": _finite(logprob), "bytes": raw}
+
+
+def finish_reason(choice: Choice, finish: Finish | None) -> str | None:
+    """A named function is called without having been chosen, which OpenAI does not count as a
+    reason."""
+    parser = choice.parser
+    called = parser is not None and parser.calls > 0 and not parser.named
+    return "tool_calls" if called and finish == "stop" else finish
+
+
+def _shows(piece: Piece, with_token_ids: bool) -> bool:
+    """Whether a piece has anything for the client."""
+    shown = piece.text or piece.tokens or piece.finish
+    return bool(shown or (with_token_ids and piece.token_ids))
 
 
 def _token_ids(piece: Piece | CollectedChoice, requested: bool) -> dict[str, list[int]]:

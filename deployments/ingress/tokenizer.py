@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from deployments.ingress.chat_messages import TemplateMessage
 from engine.errors import InvalidRequest
 from engine.tokenizer import load_tokenizer
 
@@ -57,20 +58,37 @@ class Tokens:
         return await asyncio.to_thread(self.encode_blocking, text, add_special_tokens)
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Renders the messages with the checkpoint's chat template; its errors are reported as the
         client's."""
         try:
-            encoded = await asyncio.to_thread(
-                self._tokenizer.apply_chat_template,
-                list(messages),
-                add_generation_prompt=add_generation_prompt,
-                return_dict=True,
-            )
+            encoded = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt)
         except Exception as error:  # templates may raise anything
             raise InvalidRequest("messages", f"the chat template refused: {error}") from error
         return list(encoded["input_ids"])
+
+    def _render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+    ) -> Any:
+        given = list(tools) or None
+        if "developer" not in self._tokenizer.get_chat_template(tools=given):
+            # The role's older name, which all templates know.
+            messages = [
+                {**one, "role": "system"} if one["role"] == "developer" else one for one in messages
+            ]
+        return self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=given,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=True,
+        )
 
     def spelling(self, token: int) -> tuple[str, list[int] | None]:
         """One token's text and bytes, as listed among log-probabilities. Bytes that are not valid

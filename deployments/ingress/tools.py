@@ -29,6 +29,11 @@ class Tool(Fields):
     type: Literal["function"]
     function: Function
 
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """As the client wrote it, which is what templates show to the model."""
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+
 
 class NamedFunction(Fields):
     name: FunctionName
@@ -51,6 +56,20 @@ class ToolUse:
     choice: ToolChoice = "none"
     parallel: bool = True
 
+    @classmethod
+    def of(cls, tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool) -> "ToolUse":
+        """Raises InvalidRequest if the fields contradict each other."""
+        names = [tool.function.name for tool in tools]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise InvalidRequest("tools", f"two functions are called {name!r}; rename one")
+        use = cls(tools, choice or ("auto" if tools else "none"), parallel)
+        if use.must_call and not tools:
+            raise InvalidRequest("tool_choice", "needs a function in tools")
+        if use.named is not None and use.named not in names:
+            raise InvalidRequest("tool_choice", f"{use.named!r} is none of the functions in tools")
+        return use
+
     @property
     def named(self) -> str | None:
         """The one function that is called; None: no single one must be."""
@@ -63,20 +82,6 @@ class ToolUse:
     @property
     def must_call(self) -> bool:
         return self.choice == "required" or self.named is not None
-
-
-def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
-    """Raises InvalidRequest if the fields contradict each other."""
-    names = [tool.function.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise InvalidRequest("tools", f"two functions are called {name!r}; rename one")
-    use = ToolUse(tools, choice or ("auto" if tools else "none"), parallel)
-    if use.must_call and not tools:
-        raise InvalidRequest("tool_choice", "needs a function in tools")
-    if use.named is not None and use.named not in names:
-        raise InvalidRequest("tool_choice", f"{use.named!r} is none of the functions in tools")
-    return use
 
 
 def call_schema(use: ToolUse) -> Schema:

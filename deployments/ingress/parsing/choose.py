@@ -58,7 +58,7 @@ class OutputParsers:
     def make(self, use: ToolUse, prompt_ids: Sequence[int]) -> OutputParser | None:
         """None: the output is content only."""
         if use.named is not None:
-            return FormatParser([partial(named_call, name=use.named)])
+            return FormatParser([partial(named_call, name=use.named)], named=True)
         if use.must_call:
             return FormatParser([call_list], use.parallel)
         if not use.may_call and self._reasoning_parser is None:
@@ -66,14 +66,11 @@ class OutputParsers:
         if self._vllm is not None:
             return self._vllm.make(use, prompt_ids)
         calls = self._calls(use) if use.may_call else content
-        return FormatParser([*self._reasoning(prompt_ids), calls], use.parallel)
+        return FormatParser(
+            [*self._reasoning(prompt_ids), calls], use.parallel, self._tags_are_special(use)
+        )
 
-    def keeps_special(self, use: ToolUse) -> bool:
-        """Whether the text that is parsed must have special tokens, because tags are such."""
-        if use.must_call:
-            return False
-        if self._vllm is not None:
-            return self._vllm.keeps_special(use)
+    def _tags_are_special(self, use: ToolUse) -> bool:
         tags = ["<tool_call>"] if use.may_call and self._tool_parser == "hermes" else []
         tags += ["<think>"] if self._reasoning_parser is not None else []
         return any(self._tokens.spells_special(tag) for tag in tags)

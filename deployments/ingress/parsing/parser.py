@@ -49,6 +49,16 @@ class OutputParser(Protocol):
         """Tool calls that have begun so far."""
         ...
 
+    @property
+    def keeps_special(self) -> bool:
+        """Whether the text must have special tokens, because tags are such."""
+        ...
+
+    @property
+    def named(self) -> bool:
+        """Whether the client has named the function that is called."""
+        ...
+
     def push(self, text: str, token_ids: Sequence[int]) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
@@ -148,7 +158,15 @@ Format = Callable[[Deltas], Reader[str]]
 class FormatParser:
     """Parses with formats in sequence: what one leaves unused goes to the next."""
 
-    def __init__(self, formats: Sequence[Format], parallel: bool = True) -> None:
+    def __init__(
+        self,
+        formats: Sequence[Format],
+        parallel: bool = True,
+        keeps_special: bool = False,
+        named: bool = False,
+    ) -> None:
+        self.keeps_special = keeps_special
+        self.named = named
         self._deltas = Deltas(parallel)
         self._waiting = [make(self._deltas) for make in formats]
         self._running = self._next()

@@ -20,11 +20,15 @@ from deployments.ingress.tools import ToolUse
 class VllmParser:
     """Has the interface of `OutputParser`."""
 
+    named = False
+    """A named function is called by the grammar, without vLLM's parsers."""
+
     def __init__(self, parser: Any, request: Any, prompt_ids: Sequence[int]) -> None:
         self._parser = parser
         self._request = request
         self._prompt_ids = list(prompt_ids)
         self._started: set[int] = set()
+        self.keeps_special = not parser.adjust_request(request).skip_special_tokens
 
     @property
     def calls(self) -> int:
@@ -100,12 +104,6 @@ class VllmParsers:
     def make(self, use: ToolUse, prompt_ids: Sequence[int]) -> VllmParser:
         request = self._make_request(use)
         return VllmParser(self._parser(self._tokenizer, request.tools), request, prompt_ids)
-
-    def keeps_special(self, use: ToolUse) -> bool:
-        """Whether the parser needs special tokens in the text."""
-        request = self._make_request(use)
-        adjusted = self._parser(self._tokenizer, request.tools).adjust_request(request)
-        return not adjusted.skip_special_tokens
 
     def _make_request(self, use: ToolUse) -> Any:
         return self._request(

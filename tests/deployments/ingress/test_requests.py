@@ -34,7 +34,12 @@ CONFIG = make_config(
     limits={"max_batch": 4, "max_waiting": 4, "max_choices": 3},
 )
 COMPLETION = {"model": "target", "prompt": [5, 6, 7]}
+TOOL = {"type": "function", "function": {"name": "x"}}
 CHAT = {"model": "target", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def named(function: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function}}
 
 
 def choices(request: CompletionRequest | ChatRequest) -> list[StreamRequest]:
@@ -278,7 +283,15 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
+        ("messages", {"messages": [{"role": "user", "tool_call_id": "a", "content": "x"}]}),
+        ("messages", {"messages": [{"role": "assistant"}]}),
         ("tools", {"tools": [{"type": "function"}]}),
+        ("tools", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}),
+        ("tools", {"tools": [TOOL, TOOL]}),
+        ("tools", {"tools": [{**TOOL, "function": {"name": "no spaces"}}]}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tool_choice": "any", "tools": [TOOL]}),
+        ("tool_choice", {"tool_choice": named("y"), "tools": [TOOL]}),
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("modalities", {"modalities": ["audio"]}),
         ("store", {"store": True}),

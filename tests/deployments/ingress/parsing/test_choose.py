@@ -10,7 +10,7 @@ from cluster.zoo import TARGET, model_path
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
-from deployments.ingress.tools import Tool, ToolChoice, ToolUse, tool_use
+from deployments.ingress.tools import Tool, ToolChoice, ToolUse
 from engine.errors import InvalidRequest
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, summary
 
@@ -35,11 +35,11 @@ def parsers(tool_parser: str | None = None, reasoning_parser: str | None = None)
 
 
 def use(choice: object = "auto", parallel: bool = True) -> ToolUse:
-    return tool_use(TOOLS, TypeAdapter(ToolChoice).validate_python(choice), parallel)
+    return ToolUse.of(TOOLS, TypeAdapter(ToolChoice).validate_python(choice), parallel)
 
 
 def made(chosen: OutputParsers, wanted: ToolUse, prompt: str = "") -> OutputParser:
-    parser = chosen.make(wanted, tokens().encode_now(prompt))
+    parser = chosen.make(wanted, tokens().encode_blocking(prompt))
     assert parser is not None
     return parser
 

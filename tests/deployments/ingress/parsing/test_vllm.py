@@ -33,7 +33,7 @@ def loaded(calls: Sequence[tuple[str, str]]) -> list[tuple[str, object]]:
 def streamed(parser: OutputParser, pieces: Sequence[str]) -> tuple[str, str, list[tuple[str, str]]]:
     found = []
     for piece in pieces:
-        found += parser.push(piece, tokens().encode_now(piece, add_special_tokens=False))
+        found += parser.push(piece, tokens().encode_blocking(piece, add_special_tokens=False))
     return summary([*found, *parser.finish()])
 
 

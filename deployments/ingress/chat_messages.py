@@ -1,0 +1,91 @@
+"""The messages of a conversation, and what a chat template is given for them."""
+
+import json
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from deployments.ingress.fields import Fields, Text
+
+TemplateMessage = dict[str, Any]
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: Text
+
+
+class CalledFunction(Fields):
+    name: Text
+    arguments: Text = ""
+    """As the model wrote them: a JSON object, if it made no mistake."""
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """Templates expect an object, as vLLM passes it on; a text that is none stays a text."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(Fields):
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    """May be absent from an assistant's message with tool calls."""
+    name: Text | None = None
+    """Passed on to the template."""
+    tool_calls: list[ToolCall] | None = None
+    """The calls of an assistant's message."""
+    tool_call_id: Text | None = None
+    """The call that a tool's message answers."""
+    reasoning: Text | None = None
+    """The reasoning of an assistant's message, for templates that show it."""
+    reasoning_content: Text | None = None
+    """Another name of `reasoning`."""
+
+    # Fields that clients copy from an assistant's message into the next request.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_the_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls: a message of role {self.role} has none")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id: a message of role tool needs it, and no other has it")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: only an assistant's message with tool_calls may have none")
+        return self
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+    @property
+    def for_template(self) -> TemplateMessage:
+        message: TemplateMessage = {"role": self.role, "content": self.text}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": call.type, "function": call.function.for_template}
+                for call in self.tool_calls
+            ]
+        reasoning = self.reasoning if self.reasoning is not None else self.reasoning_content
+        if reasoning is not None:
+            message["reasoning"] = message["reasoning_content"] = reasoning
+        return message
