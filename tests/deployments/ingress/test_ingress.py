@@ -280,7 +280,9 @@ def test_all_choices_are_admitted_or_none() -> None:
         assert len(app.replicas.streams) == 1, "the choices that had room are cancelled"
         assert (await running).status_code == 200
 
-    run(test, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2})
+    run(
+        test, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2, "client_share": 1.0}
+    )
 
 
 def test_a_client_that_leaves_is_cancelled_at_once() -> None:
