@@ -154,6 +154,7 @@ class Answer:
         openings = [asyncio.create_task(one.failover_stream.open()) for one in self.choices]
         try:
             await asyncio.gather(*openings)
+            self._heartbeats.record_replicas(self.choices[0].failover_stream.replicas)
         except BaseException:
             for opening in openings:
                 opening.cancel()

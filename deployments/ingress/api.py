@@ -65,8 +65,8 @@ class Api:
         self._tokens = Tokens(config.target.path())
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
-        self._shares = Shares(config)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
+        self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None

@@ -14,6 +14,8 @@ from engine.sampling.params import SamplingParams
 from policies import ranges
 
 MAX_STOPS = 4
+MAX_PROMPTS = 2048
+"""As in OpenAI's API; admission is usually narrower."""
 
 
 def _encodable(text: str) -> str:
@@ -33,7 +35,10 @@ Milliseconds = Annotated[float, within(ranges.SLO_MS)]
 Alternatives = Annotated[int, within(ranges.LOGPROBS)]
 AtLeastOne = Annotated[int, within(ranges.SOME)]
 StopString = Annotated[str, Field(min_length=1)]
-Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
+# Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+_PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
+Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
 
 
 class Fields(BaseModel):
@@ -178,7 +183,7 @@ class TextPart(Fields):
 
 class Message(Fields):
     role: Literal["system", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
 
     # Fields that clients copy from an assistant's message into the next request.
     name: None = None
@@ -202,7 +207,7 @@ class TextFormat(Fields):
 class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: AtLeastOne | None = None
     """The older name of `max_completion_tokens`. If both are absent: as many as fit into the
     context."""
@@ -284,7 +289,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     """For a prompt only; a chat template adds its own."""
     add_generation_prompt: bool = True
@@ -300,4 +305,4 @@ class DetokenizeRequest(Fields):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

@@ -6,6 +6,7 @@ places, of which one client may hold three quarters, 60.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 from cluster.config import AppConfig
 from deployments.ingress.api_keys import Client
@@ -13,13 +14,13 @@ from deployments.ingress.errors import ApiError
 
 
 class Shares:
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, replicas: Callable[[], int]) -> None:
+        """`replicas`: how many there are at present."""
         limits = config.limits
         self._places_per_replica = limits.max_batch + limits.max_waiting
         self._client_share = limits.client_share
         self._most_replicas = config.scaling.max_replicas
-        self.replicas = config.scaling.min_replicas
-        """The number of replicas at present; kept up to date by Api."""
+        self._replicas = replicas
         self._held: Counter[str] = Counter()
 
     @property
@@ -31,7 +32,7 @@ class Shares:
         """Takes one place per choice; raises ApiError 429 if the client would exceed its share."""
         if client.share_of is None:
             return Held(self, "", 0)
-        share, held = self._share(max(1, self.replicas)), self._held[client.share_of]
+        share, held = self._share(self._replicas()), self._held[client.share_of]
         if held + choices > share:
             raise ApiError(
                 429,
@@ -42,7 +43,7 @@ class Shares:
         return Held(self, client.share_of, choices)
 
     def _share(self, replicas: int) -> int:
-        return max(1, int(self._client_share * self._places_per_replica * replicas))
+        return max(1, int(self._client_share * self._places_per_replica * max(1, replicas)))
 
     def give_back(self, client: str, choices: int) -> None:
         self._held[client] -= choices

@@ -42,7 +42,7 @@ CHAT = {"model": "target", "messages": [{"role": "user", "content": "Hello"}]}
 
 def choices(request: CompletionRequest | ChatRequest) -> list[StreamRequest]:
     admission = Admission(CONFIG, TOKENS, "ingress")
-    admission.check_size(request, CLIENT, LIMITS, Shares(CONFIG).largest_request)
+    admission.check_size(request, CLIENT, LIMITS, Shares(CONFIG, lambda: 1).largest_request)
     return asyncio.run(admission.choices(request, "x", CLIENT.tenant, LIMITS))
 
 
