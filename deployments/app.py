@@ -28,6 +28,8 @@ from engine.verifiers.vllm.environment import process_environment
 _SPARE_CALLS = 1000
 """Room in Serve's own request limits for heartbeats and for requests that the coordinator will
 refuse: admission (429) is the coordinator's decision, so Serve's limits must not act first."""
+_LARGE_MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
+"""Serve passes on 4 MiB by default; what a message may hold is bounded by `config.limits`."""
 _HEALTH_PERIOD_S = 2.0
 _DRAIN_PERIOD_S = 0.5
 
@@ -54,7 +56,11 @@ def _ingress(config: AppConfig) -> serve.Deployment:
         GrpcIngress,
         name="Ingress",
         num_replicas=1,
-        ray_actor_options={"num_cpus": OWN_CPUS, "resources": {HEAD_NODE: HEAD_SHARE}},
+        ray_actor_options={
+            "num_cpus": OWN_CPUS,
+            "resources": {HEAD_NODE: HEAD_SHARE},
+            "runtime_env": {"env_vars": _LARGE_MESSAGES},
+        },
         max_ongoing_requests=admitted * config.scaling.max_replicas + _SPARE_CALLS,
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
@@ -64,6 +70,7 @@ def _ingress(config: AppConfig) -> serve.Deployment:
 def _replica(config: AppConfig) -> serve.Deployment:
     placement = plan(config)
     environment = {
+        **_LARGE_MESSAGES,
         # The timers of uvloop, which Ray installs, have a resolution of one millisecond; many draft
         # steps are shorter.
         "RAY_USE_UVLOOP": "0",

@@ -6,7 +6,7 @@ between processes.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from actors.coordinator.stream import Overloaded, Statistics
 from engine.errors import InvalidRequest
@@ -36,6 +36,8 @@ class Routed(TypedDict):
     routed_to: str | None
     """The replica that the call was sent to, written by the request router: a replica that hangs
     would never report that it has the request."""
+    replicas: NotRequired[list[str]]
+    """All replicas that take calls at present, written by the request router."""
 
 
 class StreamRequest(Routed):

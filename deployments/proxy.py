@@ -1,5 +1,5 @@
 """Middlewares for Serve's HTTP proxies, installed by cluster/serve.env: bodies sent ahead, and
-backpressure.
+backpressure; and the bounds of their connections (deployments/connections.py).
 
 Body ahead: by default a proxy passes only the head of a request to the ingress, which then calls
 the proxy back for the body, and again to learn whether the client has disconnected: two calls
@@ -19,6 +19,8 @@ from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments import connections
+
 BODY = "spindle.body"
 """Key in a request's ASGI scope for its body, set if the body arrived in one piece."""
 REPORTS_WRITTEN = "spindle.reports_written"
@@ -31,6 +33,8 @@ _RECEIVE_DELAY_S = 0.2
 
 
 def middlewares() -> list[Middleware]:
+    """Called by Serve when a proxy starts, before its server."""
+    connections.install()
     return [Middleware(WrittenReports), Middleware(BodyAhead)]
 
 

@@ -26,7 +26,8 @@ IMBALANCE = 8
 """A replica with a matching prefix is chosen while it has at most this many streams more than the
 least loaded replica."""
 _ROUTED = ("stream", "describe")
-"""Methods whose argument is a `Routed`: `avoid` is read, and `routed_to` is written."""
+"""Methods whose argument is a `Routed`: `avoid` is read, `routed_to` and `replicas` are
+written."""
 
 
 class PrefixMemory:
@@ -171,18 +172,19 @@ class PrefixRouter(RequestRouter):
         """
         for pending in self._pending_requests_to_fulfill:
             if pending.metadata is request_metadata and not pending.future.done():
-                _record_choice(pending, replica)
+                self._record_choice(pending, replica)
                 self._record_queue_wait_time(pending)
                 pending.future.set_result(replica)
                 self._remove_pending_request_from_indices(pending)
                 return
 
-
-def _record_choice(pending: PendingRequest, replica: RunningReplica) -> None:
-    """Writes the chosen replica into the request, because a replica that hangs would never report
-    that it has the request."""
-    if pending.metadata.call_method in _ROUTED:
-        pending.args[0]["routed_to"] = replica.replica_id.unique_id
+    def _record_choice(self, pending: PendingRequest, replica: RunningReplica) -> None:
+        """Writes the chosen replica into the request, because a replica that hangs would never
+        report that it has the request; and all replicas, which only the router knows."""
+        if pending.metadata.call_method in _ROUTED:
+            running = self._replicas.keys() - self._draining.keys()
+            pending.args[0]["routed_to"] = replica.replica_id.unique_id
+            pending.args[0]["replicas"] = sorted(one.unique_id for one in running)
 
 
 def _two_random(replicas: list[RunningReplica]) -> list[RunningReplica]:

@@ -4,7 +4,7 @@ Imports nothing heavy, so that a config can be checked without a model or a clus
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -17,11 +17,12 @@ from cluster.config.crosschecks import (
     check_vocabulary,
     check_whole_context,
 )
-from cluster.config.keys import check_reference, differ
+from cluster.config.keys import check_reference, check_tenants, differ
 from cluster.config.models import DrafterConfig, TargetConfig, Threads
 from cluster.config.section import Section, problems
 from cluster.config.serving import (
     Choice,
+    GrpcConfig,
     LengthsConfig,
     LimitsConfig,
     PoliciesConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "Backend",
     "Choice",
     "DrafterConfig",
+    "GrpcConfig",
     "LengthsConfig",
     "LimitsConfig",
     "PoliciesConfig",
@@ -70,6 +72,15 @@ class AppConfig(Section):
     api_keys: dict[Name, Key] = Field(default_factory=dict, repr=False)
     """One API key per tenant; the schedule shares capacity fairly among tenants. `env:NAME` reads a
     key from the ingress's environment. Empty: no key is required."""
+    priority_for: tuple[Name, ...] = ()
+    """The tenants whose requests may set `priority`; `"*"`: every client, also without a key.
+    Requests of others that set it are refused."""
+    metrics_without_key: bool = False
+    """Whether `/metrics` is open to clients without an API key."""
+    grpc: GrpcConfig | None = None
+    """The gRPC interface; null: there is none."""
+    log_format: Literal["text", "json"] = "text"
+    """The format of the log files of ingress and replicas, with one line per request that ends."""
     threads: Threads = 1
     """Threads of the replica's process, in which inline models run."""
     growing_cluster: bool = False
@@ -85,6 +96,7 @@ class AppConfig(Section):
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
         differ("api_keys", self.api_keys)
+        check_tenants("priority_for", self.priority_for, self.api_keys)
         return self
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":

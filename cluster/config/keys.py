@@ -3,8 +3,10 @@ config, and config files are stored."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+EVERYONE = "*"
+"""Stands for all clients, with or without a key, where a config lists tenants."""
 _REFERENCE = "env:"
 
 
@@ -21,6 +23,15 @@ def differ(field: str, keys: Mapping[str, str]) -> None:
     owners = [name for name, key in keys.items() if key in twice]
     if owners:
         raise ValueError(f"{field}: {' and '.join(owners)} have the same key; give each its own")
+
+
+def check_tenants(field: str, tenants: Collection[str], keys: Mapping[str, str]) -> None:
+    unknown = [tenant for tenant in tenants if tenant not in keys and tenant != EVERYONE]
+    if unknown:
+        raise ValueError(
+            f'{field}: {unknown[0]!r} has no key in api_keys; name its tenants, or "{EVERYONE}" '
+            "for every client"
+        )
 
 
 def resolved(field: str, keys: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -120,6 +120,13 @@ class LimitsConfig(Section):
     """A request that has been paused for this long is cancelled."""
     max_choices: AtLeastOne = 16
     """The largest `n` of a request."""
+    client_share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """The largest share of the places at all replicas (`max_batch` and `max_waiting` of each) that
+    one client may hold at once: a tenant, or without keys an address. Beyond it the client is
+    answered with 429."""
+    full_logprobs: AtLeastOne = 1_000_000
+    """The most log-probabilities that a response without `stream` may have; a request that could
+    exceed it is refused."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
     """The largest body of an HTTP request; larger ones are answered with 413."""
     resubmits: Count = 2
@@ -147,6 +154,25 @@ class LimitsConfig(Section):
                 f"forward_tokens: {self.forward_tokens} leave no room for one token of each of "
                 f"max_batch = {self.max_batch} requests"
             )
+        return self
+
+
+class GrpcConfig(Section):
+    """The gRPC interface (docs/handles.md), which asks for the same keys as HTTP."""
+
+    host: str | None = None
+    """The address to listen on; null: that of HTTP."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 9000
+    """The port to listen on, at the node of the ingress."""
+    tls_certificate: str | None = None
+    """A PEM file on the head node, with the certificate chain of the server; null: no TLS."""
+    tls_key: str | None = None
+    """A PEM file on the head node, with the certificate's private key."""
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate, tls_key: give both or neither")
         return self
 
 

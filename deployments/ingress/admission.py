@@ -6,8 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 from cluster.config import AppConfig
+from deployments.ingress.api_keys import Client
 from deployments.ingress.errors import ApiError
-from deployments.ingress.requests import ChatRequest, GenerationRequest, SloTargets, sampling_params
+from deployments.ingress.requests import (
+    ChatRequest,
+    GenerationRequest,
+    SloTargets,
+    echoes,
+    sampling_params,
+)
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import SloFields, SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
@@ -25,19 +32,49 @@ class Admission:
         self._tokens = tokens
         self._ingress = ingress
 
+    def check_size(
+        self, request: GenerationRequest, client: Client, limits: TargetLimits, most_choices: int
+    ) -> int:
+        """The number of choices, after the checks that need no token of the prompts.
+        `most_choices`: how many of one request can ever be admitted. Raises ApiError or
+        InvalidRequest, naming the field."""
+        prompts, field = prompts_of(request), prompt_field(request)
+        if request.n > self._config.limits.max_choices:
+            raise InvalidRequest(
+                "n", f"at most {self._config.limits.max_choices} here, got {request.n}"
+            )
+        if not prompts:
+            raise InvalidRequest(field, "is empty; it needs at least one token")
+        choices = request.n * len(prompts)
+        if choices > most_choices:
+            raise InvalidRequest(
+                field,
+                f"{len(prompts)} prompts with n = {request.n} can never be admitted: one client "
+                f"may have {most_choices} choices at once",
+            )
+        most = self._tokens.most_characters(limits.max_context)
+        for prompt in prompts:
+            if isinstance(prompt, str) and len(prompt) > most:
+                raise _too_long(f"{len(prompt)} characters", field, limits, field)
+        if request.priority and not client.may_prioritize:
+            raise ApiError(
+                403, "priority: this client may not set it (priority_for in the config)", "priority"
+            )
+        return choices
+
     async def choices(
         self, request: GenerationRequest, identity: str, tenant: str, limits: TargetLimits
     ) -> list[StreamRequest]:
         """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
         field."""
-        prompts, field = await self._prompts(request)
-        self._check_number(request.n, len(prompts), field)
+        prompts, field = await self._encoded(request), prompt_field(request)
         slo = self._slo(request)
         speculation = self._speculation(request)
         choices: list[StreamRequest] = []
         for prompt_ids in prompts:
             params = _params(request, len(prompt_ids), limits, field)
             _check(prompt_ids, params, limits, field)
+            self._check_logprobs(request, len(prompts), len(prompt_ids), params)
             for seed in choice_seeds(request.seed, request.n):
                 choices.append(
                     {
@@ -58,28 +95,32 @@ class Admission:
                 )
         return choices
 
-    async def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], str]:
-        """The prompts as token ids, and the name of the request field that holds them."""
+    async def _encoded(self, request: GenerationRequest) -> list[list[int]]:
+        """The prompts as token ids."""
         if isinstance(request, ChatRequest):
             messages = [message.for_template for message in request.messages]
             tools = [tool.for_template for tool in request.tools]
-            return [await self._tokens.encode_chat(messages, tools)], "messages"
-        return [
-            await self._tokens.encode(prompt) if isinstance(prompt, str) else prompt
-            for prompt in request.prompts
-        ], "prompt"
+            return [await self._tokens.encode_chat(messages, tools)]
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        if texts:
+            return await self._tokens.encode_all(texts)
+        return [prompt for prompt in request.prompts if not isinstance(prompt, str)]
 
-    def _check_number(self, n: int, prompts: int, field: str) -> None:
-        config = self._config
-        if n > config.limits.max_choices:
-            raise InvalidRequest("n", f"at most {config.limits.max_choices} here, got {n}")
-        if not prompts:
-            raise InvalidRequest(field, "is empty; it needs at least one token")
-        room = config.limits.max_batch + config.limits.max_waiting
-        room *= config.scaling.max_replicas
-        if n * prompts > room:
+    def _check_logprobs(
+        self, request: GenerationRequest, prompts: int, prompt_len: int, params: SamplingParams
+    ) -> None:
+        """A full response is kept in memory until its end, and log-probabilities take most of
+        it."""
+        if params.logprobs is None or request.stream:
+            return
+        tokens = params.max_tokens + (prompt_len if echoes(request) else 0)
+        listed = prompts * request.n * tokens * (1 + params.logprobs)
+        most = self._config.limits.full_logprobs
+        if listed > most:
             raise InvalidRequest(
-                field, f"{prompts} prompts with n = {n} can never be admitted: {room} requests can"
+                "logprobs",
+                f"the response could have {listed} of them, at most {most} are returned at once; "
+                "lower n, the number of prompts, max_tokens or the alternatives, or set stream",
             )
 
     def _slo(self, request: GenerationRequest) -> SloFields:
@@ -106,6 +147,17 @@ class Admission:
         return {"enabled": True, "drafter": options.drafter, "max_depth": options.max_depth}
 
 
+def prompts_of(request: GenerationRequest) -> Sequence[str | list[int]]:
+    """The prompts before they are encoded; a chat is one, without what its template adds."""
+    if isinstance(request, ChatRequest):
+        return ["".join(message.for_template["content"] for message in request.messages)]
+    return request.prompts
+
+
+def prompt_field(request: GenerationRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
 def choice_seeds(seed: int | None, n: int) -> list[int]:
     """One seed per choice; a single choice uses the request's seed itself. A missing seed is drawn
     here, before anything is sent, so that every attempt uses the same one."""
@@ -127,18 +179,22 @@ def _params(
     # With max_tokens = 0 (echo only) one token is generated all the same, and not shown.
     max_tokens = room if request.token_limit is None else max(1, request.token_limit)
     if room < 1 or max_tokens > room:
-        raise ApiError(
-            413,
-            f"{field}: {prompt_len} tokens and max_tokens = {max(1, max_tokens)} exceed the "
-            f"{limits.max_context} that a request may have here",
-            field if room < 1 else request.token_limit_field,
-            "context_length_exceeded",
-        )
+        wanted = f"{prompt_len} tokens and max_tokens = {max(1, max_tokens)}"
+        raise _too_long(wanted, field, limits, field if room < 1 else request.token_limit_field)
     if isinstance(request, ChatRequest) and request.tool_use.must_call:
         raise InvalidRequest(
             "tool_choice", "only none and auto: this server cannot yet force a call"
         )
     return sampling_params(request, max_tokens)
+
+
+def _too_long(wanted: str, field: str, limits: TargetLimits, param: str) -> ApiError:
+    return ApiError(
+        413,
+        f"{field}: {wanted} exceed the {limits.max_context} tokens that a request may have here",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def _check(

@@ -9,6 +9,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import AnswerText, Echo
 from deployments.ingress.parsing.parser import OutputParser
+from deployments.ingress.shares import Held
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
@@ -133,12 +134,19 @@ class Answer:
     order in which they arrive."""
 
     def __init__(
-        self, name: str, choices: Sequence[Choice], prompt_tokens: int, heartbeats: HeartbeatSender
+        self,
+        name: str,
+        choices: Sequence[Choice],
+        prompt_tokens: int,
+        heartbeats: HeartbeatSender,
+        held: Held,
     ) -> None:
+        """`held`: the places that the choices hold, released at the end."""
         self.name = name
         self.choices = choices
         self.prompt_tokens = prompt_tokens
         self._heartbeats = heartbeats
+        self._held = held
         self._readers: list[asyncio.Task[None]] = []
         # Size 1, so that nothing accumulates here: a client that does not read blocks only its own
         # choices.
@@ -151,6 +159,7 @@ class Answer:
         openings = [asyncio.create_task(one.failover_stream.open()) for one in self.choices]
         try:
             await asyncio.gather(*openings)
+            self._heartbeats.record_replicas(self.choices[0].failover_stream.replicas)
         except BaseException:
             for opening in openings:
                 opening.cancel()
@@ -190,6 +199,7 @@ class Answer:
             reader.cancel()
         for choice in self.choices:
             self._end(choice)
+        self._held.release()
 
     @property
     def usage(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ from cluster.config import AppConfig
 from cluster.config.keys import resolved
 from deployments.ingress.admission import Admission
 from deployments.ingress.answer import Answer, Choice
-from deployments.ingress.api_keys import Keys
+from deployments.ingress.api_keys import Client, Keys, trusted
 from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
@@ -40,11 +40,13 @@ from deployments.ingress.responses import (
     ResponseFormat,
     model_body,
 )
+from deployments.ingress.shares import Held, Shares
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
+ANY_CALLER = trusted("")
 Body = dict[str, Any]
 _LOG = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class Api:
 
     def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
         self.config = config
-        self.keys = Keys(resolved("api_keys", config.api_keys, os.environ))
+        keys = resolved("api_keys", config.api_keys, os.environ)
+        self.keys = Keys(keys, config.priority_for)
         self.version = _version()
         # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
         # where the handle is made, possibly without the environment of cluster/serve.env, so it is
@@ -66,6 +69,7 @@ class Api:
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self._tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
+        self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
@@ -104,14 +108,27 @@ class Api:
             raise InvalidRequest("tokens", f"{unknown[0]} is outside the vocabulary")
         return {"prompt": self._tokens.decode(request.tokens)}
 
-    async def open(self, request: GenerationRequest, tenant: str) -> Answer:
+    async def open(self, request: GenerationRequest, client: Client) -> Answer:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
         answer."""
         self._check_model(request.model)
-        use = request.tool_use if isinstance(request, ChatRequest) else ToolUse()
-        self._parsers.check(use)
+        self._parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
+        most = self._shares.largest_request
+        held = self._shares.take(client, self._admission.check_size(request, client, limits, most))
+        try:
+            answer = await self._answer(request, client.tenant, limits, held)
+            await answer.open()
+        except BaseException:
+            held.release()
+            raise
+        return answer
+
+    async def _answer(
+        self, request: GenerationRequest, tenant: str, limits: TargetLimits, held: Held
+    ) -> Answer:
         name = uuid.uuid4().hex
+        use = _tool_use(request)
         streams = await self._admission.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in streams[:: request.n]]
         echoed = await self._echoes(prompts) if echoes(request) else [None] * len(prompts)
@@ -127,9 +144,7 @@ class Api:
             )
             for index, one in enumerate(streams)
         ]
-        answer = Answer(name, choices, sum(map(len, prompts)), self._heartbeats)
-        await answer.open()
-        return answer
+        return Answer(name, choices, sum(map(len, prompts)), self._heartbeats, held)
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
@@ -140,9 +155,13 @@ class Api:
         collected = {choice.index: CollectedChoice() for choice in answer.choices}
         async for choice, piece in answer.pieces():
             collected[choice.index].add(piece)
+        bodies = []
+        for choice in answer.choices:
+            bodies.append(form.full(choice, collected.pop(choice.index)))
+            await asyncio.sleep(0)  # many log-probabilities take long, and streams go on meanwhile
         return {
             **self._head(form.full_object, form.prefix, answer),
-            "choices": [form.full(choice, collected[choice.index]) for choice in answer.choices],
+            "choices": bodies,
             "usage": answer.usage,
         }
 
@@ -171,13 +190,13 @@ class Api:
         if request.include_usage:
             yield {**head, "choices": [], "usage": answer.usage}
 
-    async def generate(self, fields: Mapping[str, Any], tenant: str = "") -> Body:
-        """For callers by handle: errors are returned as bodies, nothing is raised."""
+    async def generate(self, fields: Mapping[str, Any], client: Client = ANY_CALLER) -> Body:
+        """For callers by handle or gRPC: errors are returned as bodies, nothing is raised."""
         try:
             request = parse(fields)
             if request.stream:
                 raise InvalidRequest("stream", "is for the streaming method")
-            with closing(await self.open(request, tenant)) as answer:
+            with closing(await self.open(request, client)) as answer:
                 return await self.full_response(request, answer)
         except (ApiError, InvalidRequest, ValidationError) as error:
             return ApiError.of(error).body()
@@ -186,14 +205,14 @@ class Api:
             return ApiError.internal().body()
 
     async def stream(
-        self, fields: Mapping[str, Any], tenant: str = ""
+        self, fields: Mapping[str, Any], client: Client = ANY_CALLER
     ) -> AsyncGenerator[Body, None]:
         """Like `generate`, but yields chunks."""
         try:
             request = parse({"stream": True, **fields})
             if not request.stream:
                 raise InvalidRequest("stream", "cannot be false for the streaming method")
-            with closing(await self.open(request, tenant)) as answer:
+            with closing(await self.open(request, client)) as answer:
                 async with aclosing(self.chunks(request, answer)) as chunks:
                     async for chunk in chunks:
                         yield chunk
@@ -232,3 +251,7 @@ def _version() -> str:
     """Read from pyproject.toml, because the project runs from its root without being installed."""
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
     return str(tomllib.loads(pyproject.read_text())["project"]["version"])
+
+
+def _tool_use(request: GenerationRequest) -> ToolUse:
+    return request.tool_use if isinstance(request, ChatRequest) else ToolUse()

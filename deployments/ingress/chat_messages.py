@@ -1,9 +1,9 @@
 """The messages of a conversation, and what a chat template is given for them."""
 
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from deployments.ingress.fields import Fields, Text
 
@@ -38,7 +38,7 @@ class ToolCall(Fields):
 
 class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     """May be absent from an assistant's message with tool calls."""
     name: Text | None = None
     """Passed on to the template."""

@@ -11,6 +11,7 @@ from engine.errors import InvalidRequest
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "internal_error",

@@ -68,6 +68,11 @@ class FailoverStream:
         the replica was given up."""
         return self._sent["routed_to"]
 
+    @property
+    def replicas(self) -> list[str] | None:
+        """All replicas when the request was sent last; None before that."""
+        return self._sent.get("replicas")
+
     async def open(self) -> None:
         """Returns when a replica has accepted the request; raises ApiError if it is refused."""
         try:

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.ingress.api_keys import Client
 from deployments.ingress.deployment import Ingress
 from deployments.ingress.errors import ApiError
 
@@ -29,8 +30,8 @@ class GrpcIngress(Ingress):
         self, request: StringValue, grpc_context: RayServegRPCContext
     ) -> StringValue:
         try:
-            tenant = self._tenant(grpc_context)
-            answer = await self.generate(_fields(request), tenant)
+            client = self._client(grpc_context)
+            answer = await self._api.generate(_fields(request), client)
         except ApiError as error:
             answer = error.body()
         return _to_message(answer, grpc_context)
@@ -39,16 +40,16 @@ class GrpcIngress(Ingress):
         self, request: StringValue, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[StringValue, None]:
         try:
-            tenant = self._tenant(grpc_context)
-            async with aclosing(self.stream(_fields(request), tenant)) as chunks:
+            client = self._client(grpc_context)
+            async with aclosing(self._api.stream(_fields(request), client)) as chunks:
                 async for chunk in chunks:
                     yield _to_message(chunk, grpc_context)
         except ApiError as error:
             yield _to_message(error.body(), grpc_context)
 
-    def _tenant(self, context: RayServegRPCContext) -> str:
+    def _client(self, context: RayServegRPCContext) -> Client:
         metadata = dict(context.invocation_metadata())
-        return self._api.keys.tenant(metadata.get("authorization", ""))
+        return self._api.keys.client(metadata.get("authorization", ""), context.peer())
 
 
 def _fields(request: StringValue) -> dict[str, Any]:

@@ -8,6 +8,7 @@ it.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextvars import Context
 
 from ray.serve.handle import DeploymentHandle
@@ -36,6 +37,8 @@ class HeartbeatSender:
         self.silent: set[str] = set()
         """Replicas that have not answered for `silent_replica_s`, until they answer or their call
         fails."""
+        self.replicas: frozenset[str] = frozenset()
+        """All replicas, as the request router last listed them."""
         self._failover_streams: dict[str, FailoverStream] = {}
         self._reported: dict[str, int] = {}
         self._left: dict[str, list[str]] = {}
@@ -61,6 +64,11 @@ class HeartbeatSender:
         if failover_stream.replica is not None and not failover_stream.finished:
             self._left.setdefault(failover_stream.replica, []).append(failover_stream.name)
             self._due.set()
+
+    def record_replicas(self, names: Collection[str] | None) -> None:
+        """None: the request router has not been reached."""
+        if names:
+            self.replicas = frozenset(names)
 
     def probe(self, replica: str) -> None:
         """Sends a heartbeat to a replica that has not answered a call; if it does not answer this

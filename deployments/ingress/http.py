@@ -12,9 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.ingress import json_text
 from deployments.ingress.answer import Answer
 from deployments.ingress.api import Api, Body
-from deployments.ingress.api_keys import Keys
+from deployments.ingress.api_keys import Client, Keys
 from deployments.ingress.backpressure import BackpressureWindow
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests import (
@@ -55,8 +56,8 @@ def make_http(api: Api) -> FastAPI:
         return await api.model(name)
 
     @http.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Body:
-        return await api.tokenize(body)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        return await _json(await api.tokenize(body))
 
     @http.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Body:
@@ -74,15 +75,18 @@ def make_http(api: Api) -> FastAPI:
 
 
 async def _respond(api: Api, body: GenerationRequest, request: Request) -> Response:
-    answer = await api.open(body, request.state.tenant)
+    answer = await api.open(body, request.state.client)
     if body.stream:
         return EventStream(answer, api.chunks(body, answer), BackpressureWindow(request.scope))
     try:
-        return JSONResponse(
-            await cancel_if_disconnected(request.receive, api.full_response(body, answer))
-        )
+        full = await cancel_if_disconnected(request.receive, api.full_response(body, answer))
     finally:
         answer.close()
+    return await _json(full)
+
+
+async def _json(body: Body) -> Response:
+    return Response(await json_text.encode(body), media_type="application/json")
 
 
 async def cancel_if_disconnected(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
@@ -161,7 +165,7 @@ class Gate:
             return
         request = Request(scope, receive)
         try:
-            request.state.tenant = self._tenant(request)
+            request.state.client = self._client(request)
             body = await self._body(request)
         except ApiError as error:
             await respond_with_error(request, error)(scope, receive, send)
@@ -172,10 +176,12 @@ class Gate:
         with suppress(ClientDisconnect):
             await self._app(scope, replay(replayed_body, receive), send)
 
-    def _tenant(self, request: Request) -> str:
+    def _client(self, request: Request) -> Client | None:
+        """None for paths that need no key."""
         if request.url.path in PATHS_WITHOUT_KEY:
-            return ""
-        return self._keys.tenant(request.headers.get("authorization", ""))
+            return None
+        address = "" if request.client is None else request.client.host
+        return self._keys.client(request.headers.get("authorization", ""), address)
 
     async def _body(self, request: Request) -> bytes:
         if BODY in request.scope:

@@ -45,6 +45,8 @@ class Readiness:
                     _LOG.warning("a replica cannot serve: %s", error)
                     problem = "no replica can serve now"
         finally:
+            for call_args in calls:
+                self._heartbeats.record_replicas(call_args.get("replicas"))
             for call, call_args in waiting.items():
                 call.cancel()
                 if call_args["routed_to"] is not None:

@@ -17,6 +17,8 @@ from engine.sampling.params import SamplingParams
 from policies import ranges
 
 MAX_STOPS = 4
+MAX_PROMPTS = 2048
+"""As in OpenAI's API; admission is usually narrower."""
 
 TokenId = Annotated[int, within(ranges.COUNT)]
 TokenKey = Annotated[TokenId, Field(strict=False)]
@@ -26,7 +28,10 @@ Milliseconds = Annotated[float, within(ranges.SLO_MS)]
 Alternatives = Annotated[int, within(ranges.LOGPROBS)]
 AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 StopString = Annotated[str, Field(min_length=1)]
-Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
+# Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+_PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
+Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
 
 
 class StreamOptions(Fields):
@@ -154,7 +159,7 @@ class TextFormat(Fields):
 class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: AtLeastOne | None = None
     """The older name of `max_completion_tokens`. If both are absent: as many as fit into the
     context."""
@@ -244,7 +249,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     tools: Tools = []
     """For messages only: functions that the template shows to the model."""
     add_special_tokens: bool = True
@@ -262,4 +267,4 @@ class DetokenizeRequest(Fields):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

@@ -129,7 +129,10 @@ class FunctionTool(Fields):
 
     @property
     def for_chat(self) -> dict[str, Any]:
-        return {"type": "function", "function": self.model_dump(exclude_unset=True, exclude={"type"})}
+        return {
+            "type": "function",
+            "function": self.model_dump(exclude_unset=True, exclude={"type"}),
+        }
 
 
 class NamedFunctionChoice(Fields):

@@ -3,9 +3,10 @@ tokens."""
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -16,6 +17,11 @@ from engine.tokenizer import load_tokenizer
 REPLACEMENT = "\ufffd"
 """The replacement character, to which invalid or incomplete UTF-8 decodes."""
 
+_LONG_TEXT = 65536
+"""Texts with more characters take longer than some 50 ms to encode."""
+
+T = TypeVar("T")
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
 
@@ -24,6 +30,8 @@ class Tokens:
     def __init__(self, checkpoint: Path) -> None:
         self._tokenizer = load_tokenizer(checkpoint)
         self._special = frozenset(self._tokenizer.all_special_ids)
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()))
+        self._long_text = asyncio.Semaphore(1)
         self._spellings: dict[int, tuple[str, list[int] | None]] = {}
 
     @property
@@ -53,9 +61,30 @@ class Tokens:
         """Encodes in the calling thread; takes half a second per megabyte."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
+    def most_characters(self, tokens: int) -> int:
+        """A text with more characters has more than so many tokens."""
+        return tokens * self._longest_token
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes in a thread, so that the event loop can go on serving streams."""
-        return await asyncio.to_thread(self.encode_blocking, text, add_special_tokens)
+        return (await self.encode_all([text], add_special_tokens))[0]
+
+    async def encode_all(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Encodes the texts together in a thread, so that the event loop can go on serving
+        streams."""
+
+        def encode() -> list[list[int]]:
+            encoded = self._tokenizer(list(texts), add_special_tokens=add_special_tokens)
+            return [list(ids) for ids in encoded["input_ids"]]
+
+        return await self._in_thread(sum(map(len, texts)), encode)
+
+    async def _in_thread(self, characters: int, encode: Callable[[], T]) -> T:
+        """Texts that take long are encoded one after the other, so that they leave cores to the
+        models and threads to short texts."""
+        async with self._long_text if characters > _LONG_TEXT else nullcontext():
+            return await asyncio.to_thread(encode)
 
     async def encode_chat(
         self,
@@ -65,11 +94,15 @@ class Tokens:
     ) -> list[int]:
         """Renders the messages with the checkpoint's chat template; its errors are reported as the
         client's."""
+        characters = sum(len(one["content"]) for one in messages)
+
+        def encode() -> list[int]:
+            return list(self._render(messages, tools, add_generation_prompt)["input_ids"])
+
         try:
-            encoded = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt)
+            return await self._in_thread(characters, encode)
         except Exception as error:  # templates may raise anything
             raise InvalidRequest("messages", f"the chat template refused: {error}") from error
-        return list(encoded["input_ids"])
 
     def _render(
         self,

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from ray._private.runtime_env.packaging import create_package
 
 from benchmarks.serving.app import ray_environment
 from deployments.app import build
+from deployments.connections import TIMEOUT
 from tests.deployments.serving import ARGS, PROMPT, eventually, expected_text
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,7 @@ PORT = 8123
 GRPC_PORT = 9123
 URL = f"http://127.0.0.1:{PORT}"
 UPLOAD_LIMIT_BYTES = 60 * 10**6
+CONNECTION_TIMEOUT_S = 5
 
 
 TOPOLOGIES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -85,7 +88,7 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     (application,) = config["applications"]
     application["args"] |= {
         "target": {"dtype": "float32", **target},
-        "limits": {"max_batch": 4, "max_waiting": 2},
+        "limits": {"max_batch": 4, "max_waiting": 2, "client_share": 1.0},
         "policies": ARGS["policies"],
     }
     path = log.with_name("cluster.yaml")
@@ -97,7 +100,9 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
             command,
             cwd=ROOT,
             # Of its own: else it joins whatever cluster runs here, and takes that one's place.
-            env=os.environ | ray_environment() | {"RAY_ADDRESS": "local"},
+            env=os.environ
+            | ray_environment()
+            | {"RAY_ADDRESS": "local", TIMEOUT: str(CONNECTION_TIMEOUT_S)},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -179,6 +184,39 @@ def test_hostile_requests_are_refused_and_harm_nothing(app: str) -> None:
         assert str(ROOT) not in answer.text
     assert requests.get(f"{app}/health", timeout=5).ok
     assert serving_replica() == before
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [["x"] * 500_000, [[5]] * 500_000, [1.5] * 500_000, ["x" * 8000] * 400, "x" * 4_000_000],
+    ids=["texts", "token ids", "wrong types", "long texts", "one text"],
+)
+def test_too_many_or_too_long_prompts_are_refused_at_once(app: str, prompt: Any) -> None:
+    """Encoding them would take from seconds to minutes."""
+    body = {"model": "target", "prompt": prompt, "max_tokens": 1}
+    answer = requests.post(f"{app}/v1/completions", json=body, timeout=10)
+    assert answer.status_code in (400, 413)
+    assert answer.json()["error"]["param"] == "prompt"
+
+
+def test_a_response_larger_than_serves_default_limit_arrives(app: str) -> None:
+    body = {"model": "target", "prompt": "a b c d " * 500_000}
+    answer = requests.post(f"{app}/tokenize", json=body, timeout=60)
+    assert len(answer.content) > 4 * 1024 * 1024
+    assert len(answer.json()["tokens"]) == answer.json()["count"]
+
+
+def test_slow_connections_are_closed(app: str) -> None:
+    """By the proxy; and others are served meanwhile."""
+    slow = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(40)]
+    for connection in slow:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+    assert ask(app, temperature=0, max_tokens=2).ok
+    for connection in slow:
+        connection.settimeout(10 * CONNECTION_TIMEOUT_S)
+        assert b"408" in connection.recv(4096)
+        assert connection.recv(4096) == b""
+        connection.close()
 
 
 def test_another_model_is_404(app: str) -> None:

@@ -10,6 +10,7 @@ from ray.exceptions import RayActorError
 from deployments import messages
 from deployments.ingress import failover as failover_module
 from deployments.ingress.api import Api
+from deployments.ingress.api_keys import trusted
 from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
@@ -91,7 +92,9 @@ def test_a_death_at_any_token_changes_nothing(fields: Fields) -> None:
         shortest = undisturbed["usage"]["completion_tokens"] // len(undisturbed["choices"])
         twice = ["3 9", "0 0", "5 5", "7 12"]
         deaths = [str(token) for token in range(shortest)] + twice
-        disturbed = await asyncio.gather(*(api.generate(request, death) for death in deaths))
+        disturbed = await asyncio.gather(
+            *(api.generate(request, trusted(death)) for death in deaths)
+        )
         same = [expected(choice) for choice in undisturbed["choices"]]
         for death, answer in zip(deaths, disturbed, strict=True):
             assert [without_statistics(choice) for choice in answer["choices"]] == same, death
@@ -115,7 +118,9 @@ def test_a_stop_string_is_found_across_the_cut() -> None:
         rounds = undisturbed["choices"][0]["spindle"]["rounds"]
         assert 0 < rounds <= last, "reported although the choice ended before the replica's stream"
         deaths = [str(token) for token in range(last)]
-        for answer in await asyncio.gather(*(api.generate(request, death) for death in deaths)):
+        for answer in await asyncio.gather(
+            *(api.generate(request, trusted(death)) for death in deaths)
+        ):
             assert without_statistics(answer["choices"][0]) == without_statistics(
                 undisturbed["choices"][0]
             )
@@ -128,7 +133,7 @@ def test_a_stop_string_is_found_across_the_cut() -> None:
 def test_a_stream_goes_on_without_a_gap_or_a_repeat(death: str) -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
         undisturbed = await api.generate(PLAIN)
-        chunks = [chunk async for chunk in api.stream(PLAIN, death)]
+        chunks = [chunk async for chunk in api.stream(PLAIN, trusted(death))]
         text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
         assert text == undisturbed["choices"][0]["text"]
         last = chunks[-1]["choices"][0]
@@ -141,7 +146,7 @@ def test_a_stream_goes_on_without_a_gap_or_a_repeat(death: str) -> None:
 def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed() -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
         request = {name: value for name, value in PLAIN.items() if name != "seed"}
-        await api.generate(request, "9")
+        await api.generate(request, trusted("9"))
         first, second = replicas.requests
         assert (second["prompt_ids"], second["seed"]) == (first["prompt_ids"], first["seed"])
         assert (first["attempt"], first["output_ids"]) == (0, [])
@@ -155,9 +160,9 @@ def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed() -> No
 def test_a_request_that_kills_every_replica_is_given_up(streamed: bool) -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
         if streamed:
-            last = [chunk async for chunk in api.stream(PLAIN, "5 5 5 5")][-1]
+            last = [chunk async for chunk in api.stream(PLAIN, trusted("5 5 5 5"))][-1]
         else:
-            last = await api.generate(PLAIN, "5 5 5 5")
+            last = await api.generate(PLAIN, trusted("5 5 5 5"))
         assert last["error"]["status"] == 503
         assert len(replicas.requests) == 3, "limits.resubmits is 2"
 
@@ -166,7 +171,7 @@ def test_a_request_that_kills_every_replica_is_given_up(streamed: bool) -> None:
 
 def test_a_client_that_goes_away_is_not_resubmitted() -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
-        chunks = api.stream({**PLAIN, "max_tokens": 400}, "300")
+        chunks = api.stream({**PLAIN, "max_tokens": 400}, trusted("300"))
         async for _ in chunks:
             break
         await chunks.aclose()

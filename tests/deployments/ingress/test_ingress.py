@@ -280,7 +280,96 @@ def test_all_choices_are_admitted_or_none() -> None:
         assert len(app.replicas.streams) == 1, "the choices that had room are cancelled"
         assert (await running).status_code == 200
 
-    run(test, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2})
+    run(test, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2, "client_share": 1.0})
+
+
+def test_no_client_takes_all_places() -> None:
+    """8 places, of which each tenant may hold 6."""
+
+    async def test(app: App) -> None:
+        def asked(tenant: str, **fields: Any) -> Any:
+            headers = {"Authorization": f"Bearer key of {tenant}"}
+            body = {**PROMPT, "max_tokens": 300, **fields}
+            return app.client.post("/v1/completions", json=body, headers=headers)
+
+        never = await asked("first", prompt=["x"] * 7)
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
+        greedy = asyncio.create_task(asked("first", n=6))
+        while len(app.replicas.streams) < 6:
+            await asyncio.sleep(0.001)
+        refused = await asked("first", max_tokens=1)
+        assert refused.status_code == 429
+        assert refused.headers["Retry-After"]
+        assert (await asked("second", n=2, max_tokens=1)).status_code == 200
+        assert (await greedy).status_code == 200
+        assert (await asked("first", n=6, max_tokens=1)).status_code == 200, "given back"
+        with pytest.raises(httpx.ReadTimeout):
+            await app.client.post(
+                "/v1/completions",
+                json={**PROMPT, "max_tokens": 400, "n": 6},
+                headers={"Authorization": "Bearer key of first"},
+                timeout=0.3,
+            )
+        await app.settled()
+        assert (await asked("first", n=6, max_tokens=1)).status_code == 200, "given back"
+
+    run(
+        test,
+        seconds=0.002,
+        limits={"max_batch": 2, "max_waiting": 6},
+        api_keys={"first": "key of first", "second": "key of second"},
+    )
+
+
+def test_without_keys_an_address_is_a_client() -> None:
+    async def test(app: App) -> None:
+        await app.ask(max_tokens=1)
+        assert app.replicas.requests[-1]["tenant"] == "127.0.0.1"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("key", "priority_for", "status"),
+    [
+        (None, [], 403),
+        (None, ["*"], 200),
+        ("first", [], 403),
+        ("first", ["first"], 200),
+        ("second", ["first"], 403),
+        ("second", ["*"], 200),
+    ],
+)
+def test_priority_is_for_those_that_the_config_names(
+    key: str | None, priority_for: list[str], status: int
+) -> None:
+    async def test(app: App) -> None:
+        headers = {"Authorization": f"Bearer key of {key}"} if key else {}
+        answers = [
+            await app.client.post(
+                "/v1/completions", json={**PROMPT, "priority": priority}, headers=headers
+            )
+            for priority in (0, 1)
+        ]
+        assert [answer.status_code for answer in answers] == [200, status]
+        if status == 403:
+            assert answers[1].json()["error"]["param"] == "priority"
+
+    keys = {"first": "key of first", "second": "key of second"}
+    run(test, api_keys=keys if key or "first" in priority_for else {}, priority_for=priority_for)
+
+
+def test_a_full_response_with_too_many_logprobs_is_refused_before_the_work() -> None:
+    async def test(app: App) -> None:
+        fields: dict[str, Any] = {"max_tokens": 100, "logprobs": 20, "n": 2}
+        refused = await app.ask(**fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+        assert not app.replicas.requests
+        assert (await app.ask(**{**fields, "n": 1})).status_code == 200
+        asked = {**PROMPT, **fields, "stream": True}
+        assert (await app.client.post("/v1/completions", json=asked)).status_code == 200
+
+    run(test, limits={"full_logprobs": 100 * 21})
 
 
 def test_a_client_that_leaves_is_cancelled_at_once() -> None:

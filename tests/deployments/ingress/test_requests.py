@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.admission import Admission, choice_seeds
+from deployments.ingress.api_keys import Client
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests import (
     ChatRequest,
@@ -18,6 +19,7 @@ from deployments.ingress.requests import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from deployments.ingress.shares import Shares
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import StreamRequest, sampling_params, slo
 from engine.errors import InvalidRequest
@@ -33,6 +35,7 @@ CONFIG = make_config(
     slo_classes={"fast": {"ttft_ms": 200, "tpot_ms": 20}},
     limits={"max_batch": 4, "max_waiting": 4, "max_choices": 3},
 )
+CLIENT = Client("tenant", "tenant", may_prioritize=True)
 COMPLETION = {"model": "target", "prompt": [5, 6, 7]}
 TOOL = {"type": "function", "function": {"name": "x"}}
 CHAT = {"model": "target", "messages": [{"role": "user", "content": "Hello"}]}
@@ -44,7 +47,8 @@ def named(function: str) -> dict[str, Any]:
 
 def choices(request: CompletionRequest | ChatRequest) -> list[StreamRequest]:
     admission = Admission(CONFIG, TOKENS, "ingress")
-    return asyncio.run(admission.choices(request, "x", "tenant", LIMITS))
+    admission.check_size(request, CLIENT, LIMITS, Shares(CONFIG, lambda: 1).largest_request)
+    return asyncio.run(admission.choices(request, "x", CLIENT.tenant, LIMITS))
 
 
 def completion(**fields: Any) -> list[StreamRequest]:

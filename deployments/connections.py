@@ -1,0 +1,159 @@
+"""Bounds on the HTTP connections of Serve's proxies, which deployments/proxy.py installs.
+
+uvicorn, which Serve runs, waits for ever for the rest of a request, for any size of head, and for
+clients that do not read. It takes its protocol's class from a table, so the bounds need no change
+of Serve; both are read from the environment (cluster/serve.env).
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn.config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+TIMEOUT = "SPINDLE_HTTP_TIMEOUT_S"
+HEAD_BYTES = "SPINDLE_HTTP_HEAD_BYTES"
+
+_REFUSAL = (
+    b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    timeout_s: float = 30.0
+    """The longest time for a request to arrive completely, and for a client to take nothing of its
+    answer."""
+    head_bytes: int = 65536
+    """The most bytes of a request's first line and headers."""
+
+
+def bounds(environment: Mapping[str, str]) -> Bounds:
+    """Raises ValueError naming the variable that is no positive number."""
+    default = Bounds()
+    return Bounds(
+        _positive(environment, TIMEOUT, default.timeout_s),
+        int(_positive(environment, HEAD_BYTES, default.head_bytes)),
+    )
+
+
+def _positive(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name}: {text!r} is no positive number")
+    return value
+
+
+def install() -> None:
+    """Has the servers that this process starts from now on bound their connections."""
+    bounds(os.environ)
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:BoundedConnection"
+
+
+class BoundedConnection(HttpToolsProtocol):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._bounds = bounds(os.environ)
+        self._reading = _Timer(self.loop, self._bounds.timeout_s, self._too_slow)
+        """Runs while a request is arriving."""
+        self._writing = _Timer(self.loop, self._bounds.timeout_s, self._unread)
+        """Runs while the client takes nothing of its answer."""
+        self._heads = 0
+        """Complete heads so far."""
+        self._head_bytes = 0
+        """Bytes of the head that is arriving."""
+        self._in_body = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._reading.start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reading.stop()
+        self._writing.stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        heads, in_body = self._heads, self._in_body
+        if not in_body:
+            self._reading.start()  # the next request of a connection that is kept alive
+        super().data_received(data)
+        if in_body or self._heads > heads:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > self._bounds.head_bytes:
+            at_most = f"the first line and headers have more than {self._bounds.head_bytes} bytes"
+            self._refuse(b"431 Request Header Fields Too Large", at_most)
+
+    def on_headers_complete(self) -> None:
+        self._heads += 1
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._reading.stop()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        self._writing.start()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._writing.stop()
+        super().resume_writing()
+
+    def _too_slow(self) -> None:
+        if self.flow.read_paused:  # the server itself has not read on
+            self._reading.start()
+            return
+        within = f"the request was not complete within {self._bounds.timeout_s:g} s"
+        self._refuse(b"408 Request Timeout", within)
+
+    def _unread(self) -> None:
+        self.transport.abort()
+
+    def _refuse(self, status: bytes, reason: str) -> None:
+        """Closes the connection, with a response where the client waits for one."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.response_complete and cycle.response_started
+        if (self._in_body or self._head_bytes) and not answering:
+            body = reason.encode()
+            self.transport.write(_REFUSAL % (status, len(body), body))
+        self.transport.close()
+
+
+class _Timer:
+    """Calls `late` if it is started and not stopped in time."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, late: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._late = late
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Does nothing while it runs."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._seconds, self._fire)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._late()

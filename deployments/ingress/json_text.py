@@ -1,0 +1,56 @@
+"""Large response bodies as JSON, written without holding up the event loop."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+_ITEMS = 64
+"""List items that are written at once."""
+_PAUSE_AFTER = 65536
+"""Characters between two pauses for the event loop."""
+
+
+async def encode(body: dict[str, Any]) -> bytes:
+    """The body as `json.dumps` writes it with its most compact separators."""
+    written: list[str] = []
+    unpaused = 0
+    for piece in _pieces(body):
+        written.append(piece)
+        unpaused += len(piece)
+        if unpaused > _PAUSE_AFTER:
+            unpaused = 0
+            await asyncio.sleep(0)
+    return "".join(written).encode()
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    match value:
+        case dict() if any(isinstance(inner, dict | list) for inner in value.values()):
+            for number, (name, inner) in enumerate(value.items()):
+                yield f"{',' if number else '{'}{_dumps(str(name))}:"
+                yield from _pieces(inner)
+            yield "}"
+        case list() if len(value) > _ITEMS or (value and isinstance(value[0], dict)):
+            yield from _list_pieces(value)
+        case _:
+            yield _dumps(value)
+
+
+def _list_pieces(values: list[Any]) -> Iterator[str]:
+    if isinstance(values[0], dict) and len(values) <= _ITEMS:
+        for number, value in enumerate(values):
+            yield "," if number else "["
+            yield from _pieces(value)
+    else:
+        remaining = iter(values)
+        begin = "["
+        while batch := list(islice(remaining, _ITEMS)):
+            yield begin + _dumps(batch)[1:-1]
+            begin = ","
+    yield "]"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
