@@ -41,7 +41,7 @@ class DraftJob:
                 self.start.seed,
                 position,
                 self.start.prompt_len,
-                committed[:position] if params.has_penalties else committed,
+                committed[:position] if params.reads_history else committed,
             )
             for position in range(first + 1, first + 1 + count)
         ]
@@ -131,10 +131,12 @@ class GrowingTrees:
 
     @cached_property
     def samples_raw_logits(self) -> bool:
-        """Whether no job has a penalty, bias or min_tokens, so kernels can sample logits as is."""
+        """Whether no job has a penalty, bias, min_tokens or forbidden tokens, so kernels can sample
+        logits as is."""
         return not any(
             job.start.params.has_penalties
             or job.start.params.logit_bias
+            or job.start.params.forbids_tokens
             or (job.start.params.min_tokens and job.start.params.stop_token_ids)
             for job in self.jobs
         )

@@ -8,6 +8,9 @@ from engine.errors import InvalidRequest
 from policies.ranges import (
     BIAS,
     LOGPROBS,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_STOP_TOKENS,
     SAMPLING_INTEGERS,
@@ -36,6 +39,11 @@ class SamplingParams:
     """Each of these ends the output, as its last token; the model's own are added at admission."""
     ignore_eos: bool = False
     """Do not add the model's own stop tokens."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that can be chosen; None: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output does not contain: after all tokens of one but the last, the
+    last one cannot be chosen."""
     logprobs: int | None = None
     """How many alternatives to report beside each chosen token's log-probability."""
     prompt_logprobs: int | None = None
@@ -49,6 +57,15 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def forbids_tokens(self) -> bool:
+        return self.allowed_token_ids is not None or bool(self.bad_words)
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it, beside the logits."""
+        return self.has_penalties or bool(self.bad_words)
 
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
@@ -65,6 +82,20 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
             raise InvalidRequest(name, f"must be in [0, {most}]: the vocabulary has no more")
     _validate_tokens("logit_bias", params.logit_bias, MAX_BIASES, vocab_size)
     _validate_tokens("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
+    if params.allowed_token_ids is not None:
+        if not params.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids", "is empty; name at least one token")
+        _validate_tokens(
+            "allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKENS, vocab_size
+        )
+    if len(params.bad_words) > MAX_BAD_WORDS:
+        raise InvalidRequest(
+            "bad_words", f"{len(params.bad_words)} token sequences; at most {MAX_BAD_WORDS}"
+        )
+    for word in params.bad_words:
+        if not word:
+            raise InvalidRequest("bad_words", "one of them has no token")
+        _validate_tokens("bad_words", word, MAX_BAD_WORD_TOKENS, vocab_size)
     for token, bias in params.logit_bias.items():
         if not (isinstance(bias, Real) and BIAS.holds(bias)):
             raise InvalidRequest("logit_bias", f"bias of token {token} must be in {BIAS}")
