@@ -42,6 +42,10 @@ PENALTY = Range(-2, 2)
 BIAS = Range(-100, 100)
 LOGPROBS = Range(0, 20)
 SEED = Range(0, 2**64 - 1)
+REQUEST_SEED = Range(-1, SEED.most)
+"""In requests -1 means none, as some clients send it."""
+DRAWN_SEED_BITS = 53
+"""A seed that the server draws is exact as a JSON number in every language."""
 PRIORITY = Range(-_INT32, _INT32)
 SLO_S = Range(1e-6, 86_400)
 """A microsecond to a day."""
@@ -49,6 +53,10 @@ SLO_MS = Range(1000 * SLO_S.least, 1000 * SLO_S.most)
 
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 65_536
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
+MAX_BAD_WORD_CHARACTERS = 256
 
 SAMPLING_INTEGERS: Mapping[str, Range] = {
     "top_k": TOP_K,

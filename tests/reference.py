@@ -32,6 +32,10 @@ def perturbed(
     """The scores log p + g, up to a constant, of all tokens behind `tokens`."""
     scores = logits.copy()
     position, output = len(tokens), tokens[prompt_len:]
+    if params.allowed_token_ids is not None:
+        scores[~np.isin(np.arange(len(scores)), params.allowed_token_ids)] = -np.inf
+    words, start = params.bad_words, len(output) + 1
+    scores[[word[-1] for word in words if output[start - len(word) :] == [*word[:-1]]]] = -np.inf
     for token, bias in params.logit_bias.items():
         scores[token] += bias
     if len(output) < params.min_tokens:
@@ -40,8 +44,7 @@ def perturbed(
         penalty = params.repetition_penalty
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
     for token in set(output):
-        scores[token] -= params.frequency_penalty * output.count(token)
-        scores[token] -= params.presence_penalty
+        scores[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
     if params.temperature == 0:
         return scores
     scores = scores / params.temperature
@@ -63,8 +66,7 @@ def softmax(scores: Scores) -> Scores:
 
 def gap(scores: Scores) -> float:
     """The difference between the two best scores; 0 is a tie."""
-    second, best = np.sort(scores)[-2:]
-    return float(best - second)
+    return float(np.diff(np.sort(scores)[-2:])[0])
 
 
 def generate(

@@ -46,7 +46,7 @@ class DraftJob:
                 self.start.seed,
                 position,
                 self.start.prompt_len,
-                committed[:position] if params.has_penalties else committed,
+                committed[:position] if params.reads_history else committed,
             )
             for position in range(first + 1, first + 1 + count)
         ]
@@ -136,12 +136,13 @@ class GrowingTrees:
 
     @cached_property
     def samples_raw_logits(self) -> bool:
-        """Whether no job has a grammar, penalty, bias or min_tokens, so kernels can sample logits
-        as is."""
+        """Whether no job has a grammar, penalty, bias, min_tokens or forbidden tokens, so kernels
+        can sample logits as is."""
         return not any(
             job.matcher is not None
             or job.start.params.has_penalties
             or job.start.params.logit_bias
+            or job.start.params.forbids_tokens
             or (job.start.params.min_tokens and job.start.params.stop_token_ids)
             for job in self.jobs
         )

@@ -1,9 +1,9 @@
 """Drafter-invariant sampling: a token is a function of logits, parameters, seed and position.
 
-Transforms are applied in vLLM's order: grammar, logit bias, min_tokens, penalties, temperature,
-min-p, top-k, top-p; then Gumbel noise and argmax, ties to the lowest id. Target and drafters apply
-the same ones, and a draft token is accepted exactly when it is the target's own
-(docs/architecture.md, "Drafter-invariant sampling").
+Transforms are applied in vLLM's order: grammar, allowed tokens and bad words, logit bias,
+min_tokens, penalties, temperature, min-p, top-k, top-p; then Gumbel noise and argmax, ties to the
+lowest id. Target and drafters apply the same ones, and a draft token is accepted exactly when it is
+the target's own (docs/architecture.md, "Drafter-invariant sampling").
 """
 
 from collections.abc import Sequence
@@ -113,9 +113,11 @@ def knobs_of(rows: Sequence[Row]) -> Knobs:
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """fp32 logits after grammar, bias, min_tokens and penalties; the argument is not changed."""
+    """fp32 logits after grammar, forbidden tokens, bias, min_tokens and penalties; the argument is
+    not changed."""
     adjusted = logits.float()
     bound = [(i, row) for i, row in enumerate(rows) if row.allowed is not None]
+    restricted = [(i, row) for i, row in enumerate(rows) if row.params.forbids_tokens]
     biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
     unstoppable = [
         (i, row)
@@ -125,10 +127,13 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         and row.params.grammar is None  # whose mask has seen to it
     ]
     penalised = [(i, row) for i, row in enumerate(rows) if row.params.has_penalties]
-    if (bound or biased or unstoppable or penalised) and adjusted is logits:
+    if (bound or restricted or biased or unstoppable or penalised) and adjusted is logits:
         adjusted = logits.clone()
     if bound:
         _allow_only(adjusted, bound)
+    if restricted:
+        _keep_allowed(adjusted, restricted)
+        _forbid_bad_words(adjusted, restricted)
     if biased:
         _add_bias(adjusted, biased)
     if unstoppable:
@@ -148,6 +153,38 @@ def _allow_only(logits: Tensor, rows: NumberedRows) -> None:
     forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
     at = torch.tensor([i for i, _ in rows], device=logits.device)
     logits[at] = logits[at].masked_fill(forbidden, -torch.inf)
+
+
+def _keep_allowed(logits: Tensor, rows: NumberedRows) -> None:
+    # The nodes of a tree share their parameters.
+    rows_of: dict[int, list[int]] = {}
+    lists = {id(row.params.allowed_token_ids): row.params.allowed_token_ids for _, row in rows}
+    for i, row in rows:
+        rows_of.setdefault(id(row.params.allowed_token_ids), []).append(i)
+    for key, allowed in lists.items():
+        if allowed is not None:
+            at = torch.tensor(rows_of[key], device=logits.device)
+            ids = torch.tensor(allowed, device=logits.device)
+            kept = logits[at[:, None], ids]
+            logits[at] = -torch.inf
+            logits[at[:, None], ids] = kept
+
+
+def _forbid_bad_words(logits: Tensor, rows: NumberedRows) -> None:
+    logits[_places(logits, [(i, _ends_of_bad_words(row)) for i, row in rows])] = -torch.inf
+
+
+def _ends_of_bad_words(row: Row) -> list[int]:
+    """The tokens that would complete a bad word after the row's output, as in vLLM."""
+    words = row.params.bad_words
+    longest = max(map(len, words), default=1) - 1
+    first = max(row.prompt_len, len(row.history) - longest)
+    output = (*row.history[first:], *row.path) if longest else ()
+    return [
+        word[-1]
+        for word in words
+        if len(word) <= len(output) + 1 and output[len(output) - len(word) + 1 :] == word[:-1]
+    ]
 
 
 def _add_bias(logits: Tensor, rows: NumberedRows) -> None:
@@ -203,5 +240,5 @@ def _places(logits: Tensor, tokens: Sequence[tuple[int, Sequence[int]]]) -> tupl
     """Index tensors of (row, tokens) pairs."""
     row_ids = [i for i, ids in tokens for _ in ids]
     token_ids = [token for _, ids in tokens for token in ids]
-    places = torch.tensor([row_ids, token_ids], device=logits.device)
+    places = torch.tensor([row_ids, token_ids], dtype=torch.long, device=logits.device)
     return places[0], places[1]

@@ -48,6 +48,8 @@ SAMPLING = {
         frequency_penalty=0.2,
         logit_bias={100: 3.0, 7: -5.0},
         min_tokens=6,
+        allowed_token_ids=tuple(range(1500)),
+        bad_words=((27,), *((token, token) for token in range(100, 400))),
     ),
 }
 SHAPES = {"chain": (4, 1), "tree": (3, 3)}

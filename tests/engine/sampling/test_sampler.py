@@ -63,6 +63,12 @@ PARAMS = st.builds(
     min_tokens=st.sampled_from([0, 5, 6, 12]),
     max_tokens=st.just(100),
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+    allowed_token_ids=st.none() | st.lists(st.integers(0, VOCAB - 1), min_size=20).map(tuple),
+    bad_words=st.lists(
+        # The last tokens of `OUTPUT`, and tokens of paths.
+        st.lists(st.sampled_from([8, 299, 1, 2]), min_size=1, max_size=3).map(tuple),
+        max_size=3,
+    ).map(tuple),
 )
 ENDS = st.builds(
     SamplingParams,
@@ -78,7 +84,7 @@ ENDS = st.builds(
     stop_token_ids=st.just(tuple(range(1, VOCAB))),
 )
 """At and near the ends of the ranges; with min_tokens one token is left."""
-PATHS = st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple)
+PATHS = st.lists(st.integers(0, VOCAB - 1) | st.sampled_from([8, 299, 1, 2]), max_size=4).map(tuple)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
