@@ -15,7 +15,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from cluster import hub
-from cluster.llama_gguf import convert
+from cluster.gguf_conversion import convert
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.sources import checkpoint_folder, is_on_hub
 

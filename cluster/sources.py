@@ -69,7 +69,7 @@ def parameters_of(model: str) -> int | None:
     """The number of weights, without converting or fetching any; None if no header says it."""
     known = parameters(header_folder(model))
     if known is None and _is_gguf(model):
-        from cluster.llama_gguf import parameters_in
+        from cluster.gguf_conversion import parameters_in
 
         return parameters_in(Path(model))
     if known is None and is_on_hub(model):
@@ -98,7 +98,7 @@ def _gguf_headers(file: Path) -> Path:
         raise ValueError(f"{file}: there is no such file")
     folder = cache_dir() / "gguf" / f"{file.stem}-{_digest(file)}"
     if not folder.is_dir():
-        from cluster.llama_gguf import write_headers  # few configs need it
+        from cluster.gguf_conversion import write_headers  # few configs need it
 
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -124,7 +124,7 @@ def _digest(file: Path) -> str:
 
 def _write_gguf_weights(file: Path, folder: Path) -> None:
     if not (folder / _WEIGHTS).is_file():
-        from cluster.llama_gguf import write_weights
+        from cluster.gguf_conversion import write_weights
 
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             write_weights(file, Path(scratch) / _WEIGHTS)

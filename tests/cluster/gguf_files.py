@@ -1,14 +1,23 @@
-"""A small Llama with its tokenizer, and the GGUF file that llama.cpp would write of it."""
+"""Small models with a tokenizer, and the GGUF files that llama.cpp would write of them."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType, dequantize, quantize
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXTS = ["Hello, wörld", "  two  spaces\n\tand 12345 x²", "<|im_start|>user\nhi<|im_end|>"]
@@ -18,6 +27,8 @@ NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "input_layernorm": "attn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -30,11 +41,36 @@ NAMES = {
 }
 
 
-def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
+
+
+PRE_TOKENIZERS = {
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    ),
+    # Of the tokenizer.json files of Qwen2.5 and Llama 3.
+    "qwen2": _split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "llama-bpe": _split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+def tokenizer(splitting: str = "smollm") -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    if splitting == "qwen2":
+        made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = PRE_TOKENIZERS[splitting]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
@@ -43,27 +79,40 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def model(vocab: int) -> LlamaForCausalLM:
+CLASSES: dict[str, tuple[type[Any], type[Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def model(vocab: int, kind: str = "llama") -> PreTrainedModel:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config_class, model_class = CLASSES[kind]
+    config = config_class(
         vocab_size=vocab,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=32 if kind == "qwen3" else 16,
         max_position_embeddings=128,
         rope_parameters={"rope_type": "default", "rope_theta": 5e4},
         tie_word_embeddings=True,
     )
-    return LlamaForCausalLM(config).eval()
+    made = model_class(config).eval()
+    for name, weight in made.state_dict().items():
+        if name.endswith("bias") or "norm" in name:  # which are all 0 or 1 at first
+            weight.copy_(torch.rand(weight.shape))
+    return made
 
 
-def as_llama_cpp(name: str, weight: Tensor) -> tuple[str, np.ndarray]:
-    """Its names, and rotated pairs side by side (convert_hf_to_gguf.py, `permute`)."""
+def as_llama_cpp(kind: str, name: str, weight: Tensor) -> tuple[str, np.ndarray]:
+    """Its names, and of Llamas rotated pairs side by side (convert_hf_to_gguf.py, `permute`)."""
     array = weight.numpy()
     for part, heads in HEADS.items():
-        if part in name:
+        if part in name and kind == "llama":
             rows, columns = array.shape
             halves = array.reshape(heads, 2, rows // heads // 2, columns)
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)
@@ -72,10 +121,20 @@ def as_llama_cpp(name: str, weight: Tensor) -> tuple[str, np.ndarray]:
     return name, array
 
 
-def write(file: Path, of: LlamaForCausalLM, tokens: Tokenizer, architecture: str = "llama") -> None:
-    """Rounds the model's large weights to what the file can hold of them."""
-    writer = GGUFWriter(file, architecture)
+def write(
+    file: Path,
+    of: PreTrainedModel,
+    tokens: Tokenizer,
+    architecture: str | None = None,
+    splitting: str = "smollm",
+) -> None:
+    """Rounds the model's large weights to what the file can hold of them. `architecture`: another
+    name than the model's own."""
     config = of.config
+    kind = config.model_type
+    writer = GGUFWriter(file, architecture or kind)
+    if kind == "qwen3":
+        writer.add_key_length(config.head_dim)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -87,10 +146,10 @@ def write(file: Path, of: LlamaForCausalLM, tokens: Tokenizer, architecture: str
     vocab = tokens.get_vocab()
     ordered = sorted(vocab, key=lambda token: vocab[token])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(splitting)
     writer.add_token_list(ordered)
-    kinds = [TokenType.CONTROL if one in SPECIAL else TokenType.NORMAL for one in ordered]
-    writer.add_token_types(kinds)
+    types = [TokenType.CONTROL if one in SPECIAL else TokenType.NORMAL for one in ordered]
+    writer.add_token_types(types)
     merges = json.loads(tokens.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_unk_token_id(0)
@@ -101,26 +160,26 @@ def write(file: Path, of: LlamaForCausalLM, tokens: Tokenizer, architecture: str
     for name, weight in of.state_dict().items():
         if name == "lm_head.weight":  # tied
             continue
-        its, array = as_llama_cpp(name, weight)
-        kind = GGMLQuantizationType.F32
+        its, array = as_llama_cpp(kind, name, weight)
+        numbers = GGMLQuantizationType.F32
         if array.ndim == 2:
-            kind = GGMLQuantizationType.Q8_0 if "embd" in its else GGMLQuantizationType.Q4_1
-            stored = quantize(array, kind)
-            kept = dequantize(stored, kind)
+            numbers = GGMLQuantizationType.Q8_0 if "embd" in its else GGMLQuantizationType.Q4_1
+            stored = quantize(array, numbers)
+            kept = dequantize(stored, numbers)
             # Quantisation rounds within a row, so rows may be put back in their order.
             with torch.no_grad():
-                weight.copy_(as_transformers(name, torch.from_numpy(kept)))
+                weight.copy_(as_transformers(kind, name, torch.from_numpy(kept)))
             array = stored
-        writer.add_tensor(its, array, raw_dtype=kind)
+        writer.add_tensor(its, array, raw_dtype=numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def as_transformers(name: str, weight: Tensor) -> Tensor:
+def as_transformers(kind: str, name: str, weight: Tensor) -> Tensor:
     for part, heads in HEADS.items():
-        if part in name:
+        if part in name and kind == "llama":
             pairs = weight.unflatten(0, (heads, -1, 2))
             return pairs.transpose(1, 2).reshape(weight.shape)
     return weight

@@ -6,17 +6,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.llama_gguf import UnsupportedGguf, convert
+from cluster.gguf_conversion import UnsupportedGguf, convert
 from cluster.smollm2 import smollm2_path
 from engine.tokenizer import load_tokenizer
 from tests.cluster.gguf_files import TEXTS, model, tokenizer, write
 from tests.smollm2 import needs_smollm2
 
 
-def test_weights_and_tokens_are_those_of_the_model(tmp_path: Path) -> None:
-    tokens = tokenizer()
-    original = model(tokens.get_vocab_size())
-    write(tmp_path / "model.gguf", original, tokens)
+@pytest.mark.parametrize(
+    ("kind", "splitting"),
+    [("llama", "smollm"), ("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2")],
+)
+def test_weights_and_tokens_are_those_of_the_model(
+    kind: str, splitting: str, tmp_path: Path
+) -> None:
+    tokens = tokenizer(splitting)
+    original = model(tokens.get_vocab_size(), kind)
+    write(tmp_path / "model.gguf", original, tokens, splitting=splitting)
     convert(tmp_path / "model.gguf", tmp_path / "read")
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "read")
     assert read.dtype == torch.float32
@@ -27,9 +33,10 @@ def test_weights_and_tokens_are_those_of_the_model(tmp_path: Path) -> None:
         assert torch.equal(read(ids).logits, original(ids).logits)
     assert read.generation_config.eos_token_id == 2
     known = AutoTokenizer.from_pretrained(tmp_path / "read")
+    first = [1] if splitting == "llama-bpe" else []  # such files begin texts with a token
     for text in TEXTS:
-        assert known(text)["input_ids"] == tokens.encode(text).ids
-        assert known.decode(known(text)["input_ids"]) == text
+        assert known(text)["input_ids"] == first + tokens.encode(text).ids
+        assert known.decode(known(text)["input_ids"][len(first) :]) == text
     chat = known.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert chat == "<|im_start|>hi<|im_end|>"
     assert known.eos_token == "<|im_end|>"
@@ -38,7 +45,9 @@ def test_weights_and_tokens_are_those_of_the_model(tmp_path: Path) -> None:
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     tokens = tokenizer()
     write(tmp_path / "m.gguf", model(tokens.get_vocab_size()), tokens, architecture="gemma")
-    with pytest.raises(UnsupportedGguf, match=r"general.architecture is gemma; only llama"):
+    with pytest.raises(
+        UnsupportedGguf, match=r"general.architecture is gemma; only llama, qwen2, qwen3"
+    ):
         convert(tmp_path / "m.gguf", tmp_path / "read")
     assert not (tmp_path / "read").exists()
 
