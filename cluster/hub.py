@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -50,6 +51,7 @@ def fetch(model: str) -> Path:
     return _fetch(model, [*_HEADERS, *_WEIGHTS])
 
 
+@cache
 def parameters_on_the_hub(model: str) -> int | None:
     """The number of weights, from the headers of files that need not be fetched; None if the hub
     cannot be reached."""

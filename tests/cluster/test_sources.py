@@ -173,6 +173,10 @@ def test_a_check_fetches_headers_and_a_start_the_weights(served: list[str]) -> N
     assert served == fetched
 
 
+def test_a_check_counts_weights_that_are_only_on_the_hub(served: list[str]) -> None:
+    assert parameters_of("org/model") == parameters(model_path("target"))
+
+
 def test_fetch_brings_all_files_of_a_model(
     served: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
