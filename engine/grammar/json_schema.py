@@ -95,7 +95,7 @@ def check_schema(schema: Any, source: str) -> None:
         if problem is not None:
             raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
         if isinstance(one, dict):
-            length = one.get("maxLength", one.get("minLength", 0))
+            length = one["maxLength"] if "maxLength" in one else one.get("minLength", 0)
             repeated += length + repetitions(str(one.get("pattern", "")))
     if repeated > MAX_REPETITIONS:
         raise InvalidRequest(

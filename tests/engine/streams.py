@@ -157,6 +157,10 @@ class CountingVerifier:
     def verifies_trees(self) -> bool:
         return self._verifier.verifies_trees
 
+    @property
+    def follows_grammars(self) -> bool:
+        return self._verifier.follows_grammars
+
     def verify(
         self, orders: Sequence[VerifyOrder]
     ) -> Sequence[Verdict | Missing | NoRoom | Failed]:

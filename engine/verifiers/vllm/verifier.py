@@ -155,8 +155,8 @@ class VllmVerifier:
         # vLLM, whose prefix cache has most of its tokens.
         self._close(request)
         known = _Known(f"{request}#{next(self._opened)}", len(tokens))
-        asked = order.prompt_logprobs_from is not None
-        top_n = held.start.params.prompt_logprobs if asked else None
+        requested = order.prompt_logprobs_from is not None
+        top_n = held.start.params.prompt_logprobs if requested else None
         self._engine.open(known.name, tokens, SamplerInput(held.start), top_n)
         self._known[request] = known
         return known.name
@@ -177,8 +177,8 @@ class VllmVerifier:
         if outcome.finished:
             del self._known[prefix.request]
         # vLLM returns all of them at the end of the prefill.
-        asked = order.prompt_logprobs_from
-        told = () if asked is None else outcome.prompt[asked - 1 :]
+        first = order.prompt_logprobs_from
+        prompt_logprobs = () if first is None else outcome.prompt[first - 1 :]
         return Verdict(
             prefix.request,
             prefix.attempt,
@@ -187,7 +187,7 @@ class VllmVerifier:
             tokens=outcome.tokens,
             pending=outcome.pending,
             logprobs=outcome.reported,
-            prompt_logprobs=told,
+            prompt_logprobs=prompt_logprobs,
         )
 
 

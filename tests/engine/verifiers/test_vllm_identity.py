@@ -47,6 +47,7 @@ class Halves:
         self.max_context = verifier.max_context
         self.stop_token_ids = verifier.stop_token_ids
         self.verifies_trees = verifier.verifies_trees
+        self.follows_grammars = verifier.follows_grammars
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         answers: list[Verdict | Missing | NoRoom | Failed | None] = [None] * len(orders)
