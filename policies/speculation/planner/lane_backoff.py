@@ -1,13 +1,10 @@
 """Leaves lanes on which no request drafts out of the next rounds, which saves planning them."""
 
 from policies.protocols import LaneBatch
-from policies.rows import Rows
 
 _LONGEST = 12
 """The most rounds that a lane is left out, because its drafter's unread tokens accumulate
 meanwhile."""
-_NEW_SHARE = 0.25
-"""A lane is considered again at once if at least this share of its requests is new."""
 
 
 class LaneBackoff:
@@ -17,13 +14,10 @@ class LaneBackoff:
         self._rounds: dict[str, int] = {}
         self._left: dict[str, int] = {}
 
-    def considers(self, batch: LaneBatch, known: Rows) -> bool:
+    def considers(self, batch: LaneBatch) -> bool:
         if batch.lane is None or not batch.requests:
             return False
         if self._left.get(batch.lane, 0) == 0 or any(one.slo.tpot_s for one in batch.requests):
-            return True
-        new = sum(known.get(one.name) is None for one in batch.requests)
-        if new >= _NEW_SHARE * len(batch.requests):
             return True
         self._left[batch.lane] -= 1
         return False

@@ -27,10 +27,6 @@ _FAST = 1.3
 """Speed relative to plain decoding from which on a request weighs 1."""
 _ROUNDS_BEFORE = 8.0
 """Prior in plain rounds, so that a new request counts as neither slow nor fast."""
-_OWN_OVERHEAD = 0.25
-"""Weight of a round's own measured overhead against the usual one, because single measurements
-scatter by more than a request may lose. They are clamped to at most half of a forward, beyond which
-lies a pause of the process, and to at least that of a round without any wait."""
 _REPAID = 0.05
 """The part of a debt that one round must repay; small, so that one bad round does not stop all
 drafts."""
@@ -89,12 +85,12 @@ class NoHarmAccounts:
         self._open[rows, 1:] = (drafts_share, wait_s, overhead_s, 1.0)
 
     def close_round(
-        self, rows: Ints, seconds: Floats, verify_s: Floats, prompts_s: Floats, drafting_s: float
+        self, rows: Ints, verify_s: Floats, prompts_s: Floats, drafting_s: float
     ) -> None:
-        """Updates the accounts after a round that took `seconds` for each request: `verify_s` of
-        these in the verification, of which `prompts_s` for prompts, and `drafting_s` for drafting,
-        including that for other requests. A round without `open_round` counts as plain."""
-        _close(rows, seconds, verify_s, prompts_s, drafting_s, self._fade, self.accounts)
+        """Updates the accounts after a round whose verification took `verify_s` for each request,
+        of which `prompts_s` for prompts, and whose drafting took `drafting_s`, including that for
+        other requests. A round without `open_round` counts as plain."""
+        _close(rows, verify_s, prompts_s, drafting_s, self._fade, self.accounts)
 
 
 # Rows are accessed in compiled code, because numpy takes over 1 µs to read or write rows of one
@@ -104,24 +100,22 @@ class NoHarmAccounts:
 @njit(cache=True)
 def _close(
     rows: Ints,
-    seconds: Floats,
     verify_s: Floats,
     prompts_s: Floats,
     drafting_s: float,
     fade: float,
     accounts: Accounts,
 ) -> None:
-    """Prompts are left out: new requests arrive as others end, so the faster all requests decode,
-    the more prompts a round has, and the relative cost of drafts would look smaller."""
+    """Waits and overhead are the usual ones, because single measurements scatter by more than a
+    request may lose. Prompts are left out: new requests arrive as others end, so the faster all
+    requests decode, the more prompts a round has, and the relative cost of drafts would look
+    smaller."""
     for number, row in enumerate(rows):
         gain, drafts_share, wait_s, overhead_s, drafts = accounts.open[row]
         accounts.open[row] = 0.0
         plain = 1.0
         if drafts:
             forward_s = verify_s[number] - prompts_s[number]
-            own_s = seconds[number] - verify_s[number] - wait_s - drafting_s
-            own_s = min(max(own_s, -wait_s), 0.5 * forward_s)
-            overhead_s += _OWN_OVERHEAD * (own_s - overhead_s)
             took_s = wait_s + forward_s + drafting_s + overhead_s
             plain_s = wait_s + forward_s - drafts_share * verify_s[number]
             # A lower bound on plain_s, for clocks that are too coarse for the round.

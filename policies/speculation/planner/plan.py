@@ -10,9 +10,9 @@ from numba import njit
 from policies.cost import FREE
 from policies.estimates.acceptance import PairEstimates, Tables, estimates_of, level_accepted
 from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
-from policies.protocols import LaneBatch, Mask, RoundContext
+from policies.protocols import LaneBatch, RoundContext
 from policies.speculation.forest import Floats, Ints
-from policies.speculation.planner.best_prefix import Requests, no_caps
+from policies.speculation.planner.best_prefix import Requests
 from policies.speculation.planner.confidence_scale import ScaleTables, scales_of
 from policies.speculation.planner.draft_depths import Depths, best_depths
 from policies.speculation.planner.draft_widths import best_widths, sibling_shares
@@ -94,8 +94,6 @@ class Plan(NamedTuple):
     """The most levels that each pair may draft."""
     width: Ints
     """Width of each lane's beam."""
-    blocked: Mask
-    """For each lane: drafts would pay, but a cap forbids all drafts of this round."""
     plain_s: float
     """Time of the round if no request drafts."""
     requests: Requests
@@ -149,21 +147,8 @@ def plan_round(
     )
     requests = _requests(rows, progress, context, pairs, accounts, plain_s, settings)
     depths = best_depths(fair, pairs, lanes.costs, width, requests, costs)
-    blocked = np.zeros(len(width), np.bool_)
-    if depths.depth.max() == 0:
-        free = Requests(
-            requests.context,
-            requests.weight,
-            requests.need,
-            requests.token_s,
-            no_caps(len(rows)),
-            no_caps(len(rows)),
-            requests.expected,
-            requests.min_gain,
-        )
-        blocked = best_depths(fair, pairs, lanes.costs, width, free, costs).nodes > 0.0
     outlook = _outlook(pairs, depths.gain, len(width), len(rows))
-    return Plan(depths, pairs.deepest, width, blocked, plain_s, requests, outlook)
+    return Plan(depths, pairs.deepest, width, plain_s, requests, outlook)
 
 
 @njit(cache=True)

@@ -84,7 +84,7 @@ class Planner:
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        drafting = [batch for batch in batches if self._backoff.considers(batch, self._rows)]
+        drafting = [batch for batch in batches if self._backoff.considers(batch)]
         if not drafting:
             return [DraftPlan.plain(batch) for batch in batches]
         by_name = {one.name: one for batch in batches for one in batch.requests}
@@ -132,8 +132,7 @@ class Planner:
                 plans[name] = _draft_plan(
                     depth, rule if name in context.draft else None, rule.width
                 )
-        for name, blocked in zip(lane_names, plan.blocked.tolist(), strict=True):
-            if name not in plans and not blocked:
+            else:
                 self._backoff.leave_out(name)
         if plans:
             self._no_harm.open_round(rows, 0.0, 0.0, context.waiting_s, context.handling_s)
@@ -205,7 +204,6 @@ class Planner:
             self._scale.observe(rows, np.array([float(one.accepted) for one in known]))
             self._no_harm.close_round(
                 rows,
-                np.array([one.seconds for one in known]),
                 np.array([one.verify_s for one in known]),
                 np.array([one.prompts_s for one in known]),
                 max(one.draft_s for one in outcomes),

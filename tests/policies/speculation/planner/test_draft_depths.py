@@ -82,18 +82,6 @@ def test_a_cap_that_another_lanes_drafts_would_lift_is_kept() -> None:
     )
 
 
-def test_a_lane_that_only_a_cap_forbids_is_considered_in_the_next_round() -> None:
-    """A lane whose drafts do not pay is left out; here they would pay, but for a request that has
-    left in the next round."""
-    params = PlannerParams(explore=0.0, max_width=1, window=1)
-    slow, planner = round_context(draft_s=1e-3), Planner(params)
-    [held, _] = planner.plan(
-        [LaneBatch("a", [view("r0")]), LaneBatch(None, [view("r1")])], slow, 1.0
-    )
-    assert not drafts(held)
-    assert drafts(plan_alone(planner, [view("r0")], "a", slow, 1.1))
-
-
 @pytest.mark.parametrize(("left", "begins"), [(1000, True), (3, False)])
 def test_catching_up_is_charged_to_the_rounds_to_come(left: int, begins: bool) -> None:
     """300 tokens are read in 15 ms, once, in rounds of 10."""
