@@ -39,9 +39,7 @@ def outputs(grammars: Grammars, tokenizer: Any, grammar: OutputGrammar) -> list[
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_every_output_is_valid_by_its_schema(
-    name: str, grammars: Grammars, tokenizer: Any
-) -> None:
+def test_every_output_is_valid_by_its_schema(name: str, grammars: Grammars, tokenizer: Any) -> None:
     schema = FOLLOWED[name]
     validator = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -83,7 +81,8 @@ def test_every_choice_can_be_made_and_no_other(grammars: Grammars, tokenizer: An
 def test_outputs_are_of_their_ebnf_grammar(grammars: Grammars, tokenizer: Any) -> None:
     grammar = OutputGrammar("grammar", 'root ::= "(" root ")" | "x"')
     for text in outputs(grammars, tokenizer, grammar):
-        assert re.fullmatch(r"\(*x\)*", text) and text.count("(") == text.count(")")
+        assert re.fullmatch(r"\(*x\)*", text)
+        assert text.count("(") == text.count(")")
 
 
 @pytest.mark.parametrize(

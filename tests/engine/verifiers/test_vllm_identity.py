@@ -25,7 +25,7 @@ from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
 FACTORS = {
-    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "mixed"),
+    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "schema", "mixed"),
     "drafter": (*DRAFTERS, "none"),
     "turns": ("whole", "halves"),
     "batch": ("3", "1", "8", "17"),
@@ -47,6 +47,7 @@ class Halves:
         self.max_context = verifier.max_context
         self.stop_token_ids = verifier.stop_token_ids
         self.verifies_trees = verifier.verifies_trees
+        self.follows_grammars = verifier.follows_grammars
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         answers: list[Verdict | Missing | NoRoom | Failed | None] = [None] * len(orders)
