@@ -1,12 +1,14 @@
 """The comparison of streams with the reference: equal except for excused near-ties (grade F)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from engine.sampling.params import SamplingParams
 from tests import reference
+from tests.engine.grammar.oracle import allowed_by
 
 NEAR_TIE = 1e-4
 TOKENS_PER_EXCUSE = 20_000
@@ -32,7 +34,7 @@ class Identity:
         logits = reference.forward(self.model, tokens)
         for position in range(len(prompt), len(tokens)):
             before = tokens[:position]
-            scores = reference.perturbed(logits[position - 1], before, len(prompt), params, seed)
+            scores = _scores(logits[position - 1], before, len(prompt), params, seed)
             self.tokens += 1
             if tokens[position] != scores.argmax():
                 self._excuse(before, len(prompt), tokens[position], params, seed)
@@ -45,9 +47,8 @@ class Identity:
         self, before: list[int], prompt_len: int, token: int, params: SamplingParams, seed: int
     ) -> None:
         """Excuses a token whose score is within NEAR_TIE of the best one."""
-        scores = reference.perturbed(
-            reference.forward(self.model, before)[-1], before, prompt_len, params, seed
-        )
+        logits = reference.forward(self.model, before)[-1]
+        scores = _scores(logits, before, prompt_len, params, seed)
         expected = int(scores.argmax())
         shortfall = scores[expected] - scores[token]
         assert shortfall < NEAR_TIE, (
@@ -62,3 +63,18 @@ class Identity:
         assert self.excused * TOKENS_PER_EXCUSE <= self.tokens, (
             f"{self.excused} near-ties excused in {self.tokens} tokens"
         )
+
+
+def _scores(
+    logits: reference.Scores,
+    before: list[int],
+    prompt_len: int,
+    params: SamplingParams,
+    seed: int,
+) -> reference.Scores:
+    """The reference's scores of all tokens behind `before`; of a grammar, those that it allows."""
+    if params.grammar is not None:
+        allowed = allowed_by(params)(before[prompt_len:])
+        logits = np.where(allowed, logits, -np.inf)
+        params = replace(params, min_tokens=0)  # which the grammar's oracle has seen to
+    return reference.perturbed(logits, before, prompt_len, params, seed)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from engine.grammar.json_rewrite import followable
 from engine.grammar.spec import OutputGrammar, check_grammar
 from engine.tokenizer import has_tokenizer
 
@@ -101,7 +102,9 @@ def _compile(
 ) -> "xgrammar.CompiledGrammar":
     match grammar.kind:
         case "json_object" | "json_schema":
-            return compiler.compile_json_schema(grammar.schema, max_whitespace_cnt=MAX_WHITESPACE)
+            return compiler.compile_json_schema(
+                followable(grammar.schema), max_whitespace_cnt=MAX_WHITESPACE
+            )
         case "regex":
             return compiler.compile_regex(grammar.text)
         case "choice":

@@ -12,9 +12,11 @@ from typing import Any
 
 from engine.errors import InvalidRequest
 
-MAX_REPETITIONS = 1000
-"""Of all bounds of lengths and repetitions together: each is a state, which takes up to 15 ms to
+MAX_REPETITIONS = 512
+"""Of all bounded lengths and repetitions together: each is a state, which takes up to 7 ms to
 compile."""
+_MOST_STATES = 128
+"""Of one repetition: xgrammar counts longer ones without a state for each."""
 MAX_PROPERTIES = 256
 """Of one object; the time to compile grows with the square of those that are optional."""
 
@@ -68,8 +70,6 @@ FORMATS = (
     "hostname",
     "ipv4",
     "ipv6",
-    "json-pointer",
-    "relative-json-pointer",
     "time",
     "uri",
     "uri-reference",
@@ -82,30 +82,34 @@ Schema = Mapping[str, Any]
 
 
 def repetitions(pattern: str) -> int:
-    """The sum of all bounded repetitions of a regular expression or a grammar."""
-    return sum(int(most or least) for least, most in _REPETITION.findall(pattern))
+    """What all bounded repetitions of a regular expression or a grammar add up to."""
+    bounds = [int(most or least) for least, most in _REPETITION.findall(pattern)]
+    return sum(min(bound, _MOST_STATES) for bound in bounds)
 
 
 def check_schema(schema: Any, source: str) -> None:
     """Raises InvalidRequest for a schema that could not be followed exactly. `source`: the client's
     field."""
     repeated = 0
-    for path, one in _subschemas(schema, ""):
-        problem = _problem(one, schema)
+    for path, one in subschemas(schema):
+        names = path.endswith("/propertyNames") and isinstance(one, dict)
+        problem = _problem({"type": "string", **one} if names else one, schema)
         if problem is not None:
             raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
         if isinstance(one, dict):
             length = one["maxLength"] if "maxLength" in one else one.get("minLength", 0)
-            repeated += length + repetitions(str(one.get("pattern", "")))
+            repeated += min(length, _MOST_STATES) + repetitions(str(one.get("pattern", "")))
     if repeated > MAX_REPETITIONS:
         raise InvalidRequest(
             source,
-            f"lengths and repetitions of texts add up to {repeated}, at most {MAX_REPETITIONS} can "
-            "be compiled in time; lower maxLength, or leave it out",
+            f"lengths and repetitions of texts add up to {repeated} (one counts for at most "
+            f"{_MOST_STATES}), and {MAX_REPETITIONS} can be compiled in time; lower or leave out "
+            "some maxLength",
         )
 
 
-def _subschemas(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
+def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The schema itself and all within it, each with its path."""
     yield path, schema
     if not isinstance(schema, dict):
         return
@@ -113,15 +117,15 @@ def _subschemas(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
         members = schema.get(keyword)
         if isinstance(members, dict):
             for name, one in members.items():
-                yield from _subschemas(one, f"{path}/{keyword}/{name}")
+                yield from subschemas(one, f"{path}/{keyword}/{name}")
     for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
         branches = schema.get(keyword)
         if isinstance(branches, list):
             for number, one in enumerate(branches):
-                yield from _subschemas(one, f"{path}/{keyword}/{number}")
+                yield from subschemas(one, f"{path}/{keyword}/{number}")
     for keyword in ("items", "additionalProperties", "propertyNames"):
         if isinstance(schema.get(keyword), dict):
-            yield from _subschemas(schema[keyword], f"{path}/{keyword}")
+            yield from subschemas(schema[keyword], f"{path}/{keyword}")
 
 
 def _problem(schema: Any, root: Any) -> str | None:
@@ -218,8 +222,12 @@ def _problem_of_strings(schema: Schema) -> str | None:
 
 
 def _problem_of_objects(schema: Schema) -> str | None:
-    if len(schema.get("properties", ())) > MAX_PROPERTIES:
+    properties = schema.get("properties", {})
+    if len(properties) > MAX_PROPERTIES:
         return f"has more than {MAX_PROPERTIES} properties"
+    for name in schema.get("required", ()):
+        if name not in properties:
+            return f"required property {str(name)[:100]!r} is not among properties; declare it"
     patterned = [one for one in ("patternProperties", "propertyNames") if one in schema]
     if not patterned:
         return None

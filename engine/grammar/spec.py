@@ -59,7 +59,7 @@ def check_grammar(grammar: OutputGrammar) -> None:
                 raise grammar.invalid("is empty; give a pattern that some text matches")
             if repetitions(grammar.text) > MAX_REPETITIONS:
                 raise grammar.invalid(
-                    f"repeats more than {MAX_REPETITIONS} times in all; use * or +, or lower bounds"
+                    f"repetitions like {{1,9}} add up to more than {MAX_REPETITIONS}; use * or +"
                 )
         case "json_object":
             pass

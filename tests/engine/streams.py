@@ -16,6 +16,7 @@ from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.drafters.tiny import TinyRunner
 from engine.generate import DraftPlan, Generation
+from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel
 from engine.protocol import (
     Commit,
@@ -28,11 +29,22 @@ from engine.protocol import (
     VerifyOrder,
 )
 from engine.sampling.params import SamplingParams
+from tests.engine.grammar.oracle import grammars
 from tests.identity import Identity
 from tests.pairwise import Case
 
 END = 4
 MAX_BATCH = 20
+_ANIMAL = """{
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 100},
+        "kind": {"enum": ["mammal", "bird", "fish"]},
+        "food": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3}
+    },
+    "required": ["name", "legs", "kind"]
+}"""
 DRAFTERS = ("tiny", "small", *LOOKUPS)
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),
@@ -50,6 +62,14 @@ SAMPLING = {
         min_tokens=6,
         allowed_token_ids=tuple(range(1500)),
         bad_words=((27,), *((token, token) for token in range(100, 400))),
+    ),
+    "schema": SamplingParams(
+        temperature=0.9, top_p=0.95, min_tokens=6, grammar=OutputGrammar("json_schema", _ANIMAL)
+    ),
+    "pattern": SamplingParams(
+        temperature=0,
+        repetition_penalty=1.3,
+        grammar=OutputGrammar("regex", "([a-z ]{2,12}, ){3}[a-z]{3,}[.]"),
     ),
 }
 SHAPES = {"chain": (4, 1), "tree": (3, 3)}
@@ -87,9 +107,9 @@ def make_drafters() -> list[Drafter]:
     # A pool too small for a batch of 17, so that drafters run out of memory too.
     eager = PackedRunner(PackedModel(small, kv_tokens=2048))
     return [
-        ModelDrafter("tiny", tiny, target_vocab_size=vocab_size),
-        ModelDrafter("small", eager, target_vocab_size=vocab_size, chunk=64),
-        *(drafter_kind(kind).maker()(kind) for kind in LOOKUPS),
+        ModelDrafter("tiny", tiny, target_vocab_size=vocab_size, grammars=grammars()),
+        ModelDrafter("small", eager, target_vocab_size=vocab_size, chunk=64, grammars=grammars()),
+        *(drafter_kind(kind).maker()(kind, grammars=grammars()) for kind in LOOKUPS),
     ]
 
 

@@ -21,6 +21,7 @@ from engine.model import PackedModel, Segment
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
 from engine.verifiers.native import NativeVerifier
+from tests.engine.grammar.oracle import grammars
 from tests.engine.streams import (
     AMPLE,
     DRAFTERS,
@@ -35,7 +36,7 @@ from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
 FACTORS = {
-    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "mixed"),
+    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "schema", "mixed"),
     "drafter": (*DRAFTERS, "none"),
     "shape": ("chain", "tree"),
     "layout": ("packed", "decomposed", "padded"),
@@ -63,7 +64,7 @@ def target(layout: LayoutName, kv_tokens: int) -> PackedModel:
 def serve_native(case: Case, seen: Counter[str]) -> dict[str, Request]:
     layout: LayoutName = case["layout"]  # type: ignore[assignment]  # one of FACTORS
     model = target(layout, TIGHT if case["memory"] == "tight" else AMPLE)
-    verifier = NativeVerifier(model)
+    verifier = NativeVerifier(model, grammars())
 
     def after_round(name: str) -> None:
         if case["memory"] == "swapped" and name in model.kv:

@@ -13,6 +13,7 @@ from engine.protocol import Verifier
 from engine.verifiers.native import NativeVerifier
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from engine.verifiers.vllm.verifier import VllmVerifier
+from tests.engine.grammar.oracle import grammars
 
 Backend = Literal["native", "vllm"]
 AMPLE, TIGHT = 8192, 320
@@ -35,7 +36,7 @@ def host(backend: Backend, kv_tokens: int) -> Host:
     model = PackedModel.load(
         model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=kv_tokens
     )
-    return Host(NativeVerifier(model), lambda: model.kv.used_blocks)
+    return Host(NativeVerifier(model, grammars()), lambda: model.kv.used_blocks)
 
 
 @cache

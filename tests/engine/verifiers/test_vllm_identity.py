@@ -25,7 +25,7 @@ from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
 FACTORS = {
-    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "mixed"),
+    "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "schema", "mixed"),
     "drafter": (*DRAFTERS, "none"),
     "turns": ("whole", "halves"),
     "batch": ("3", "1", "8", "17"),
