@@ -166,7 +166,9 @@ class Group:
             )
         return _HOST.options(
             name=f"spindle:{self.name}:{label}",
-            num_cpus=spec.cpus,
+            # A bundle holds the CPUs itself, and a killed process that hangs would keep them from
+            # the one that takes its place for five seconds.
+            num_cpus=spec.cpus if self.placement_group is None else 0,
             num_gpus=gpus,
             max_restarts=0,
             max_task_retries=0,
