@@ -1,4 +1,5 @@
-"""How long a round waits for a drafter before it goes on without it."""
+"""How long a round waits for a drafter before it goes on without it, and how long any host may take
+before it counts as lost."""
 
 _FACTOR = 3.0
 """A call may take this many times as long as one of its size usually takes."""
@@ -6,6 +7,33 @@ _SHARE = 0.05
 """The fraction of the time that rounds may wait in vain for one lane, in the long run."""
 _SAVED_WAITS = 2
 """Vain waits, of the shortest length, that may follow one another."""
+
+
+_STALL_FACTOR = 4.0
+"""A host counts as lost when it takes so many times what the slowest of the last calls would."""
+_FIRST_SLOWNESS = 5.0
+"""How many times slower than predicted calls may be before there has been one."""
+_SLOWNESS_MEMORY = 0.99
+"""What a slow call counts for after each further one."""
+_SHORT_S = 0.1
+"""Of calls that are predicted to be shorter, transport and handling take the most."""
+
+
+class Slowness:
+    """By how much a host's calls exceed what its cost model predicts, on a shared machine several
+    times; so a host can be given up soon on a machine that keeps its pace."""
+
+    def __init__(self) -> None:
+        self._slowest = _FIRST_SLOWNESS
+
+    def allowed_s(self, predicted_s: float) -> float:
+        """How long a call may take before its host counts as lost."""
+        return _STALL_FACTOR * self._slowest * predicted_s
+
+    def observe(self, predicted_s: float, seconds: float) -> None:
+        """A call was answered after so long."""
+        slowness = seconds / max(predicted_s, _SHORT_S)
+        self._slowest = max(1.0, slowness, _SLOWNESS_MEMORY * self._slowest)
 
 
 class Patience:

@@ -23,7 +23,7 @@ from actors.hosts.inline import DirectDrafter, ThreadDrafter, ThreadVerifier
 from actors.hosts.loading import make_lookup
 from actors.hosts.protocol import VerifierHost
 from actors.hosts.remote import RemoteDrafter, RemoteVerifier
-from actors.hosts.spawn import Group
+from actors.hosts.spawn import Group, VerifierLauncher
 from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from actors.hosts.supervision import Supervised
 from actors.hosts.tokenizer_check import check_tokenizers
@@ -76,9 +76,10 @@ async def start_fleet(
     the time that measuring one model may take. Raises HostLost or the error of a model
     (UnsupportedModel, IncompatibleDrafter, ...), after closing all hosts."""
     await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
-    verifier = _verifier(target, group, limits)
+    closers: list[Callable[[], None]] = []
+    verifier = _verifier(target, group, limits, closers)
     models = _models(target, drafters, group, limits)
-    closers = [verifier.close, *(model.host.close for model in models)]
+    closers += [verifier.close, *(model.host.close for model in models)]
     try:
         await _start(target, verifier, models, progress)
         progress(_MEASURING + (f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""))
@@ -115,15 +116,17 @@ class _Model(NamedTuple):
 
 
 def _verifier(
-    spec: TargetSpec, group: Group | None, limits: Limits
+    spec: TargetSpec, group: Group | None, limits: Limits, closers: list[Callable[[], None]]
 ) -> RemoteVerifier | ThreadVerifier:
+    """Adds to `closers` what is to be closed besides the host."""
     if spec.placement == "inline":
         return ThreadVerifier(spec)
-    launch = partial(_required(group).launch_verifier, spec, limits.recovery_s)
+    launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
+    closers.append(launcher.close)
     return RemoteVerifier(
         Supervised(
             "the verifier",
-            launch,
+            launcher.launch,
             stalled_s=limits.stalled_host_s,
             recovery_s=limits.recovery_s,
             gives_up=True,

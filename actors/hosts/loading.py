@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+import engine.lean_imports  # noqa: F401  # before whatever imports models of transformers
 from actors.hosts.protocol import KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config.backends import BACKENDS

@@ -3,8 +3,10 @@
 Each batch of orders is one call to the worker (actors/hosts/workers.py).
 """
 
+import asyncio
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +18,23 @@ from engine.draft_profile import draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel
+from policies.patience import Slowness
 from policies.protocols import StepRule
-
-_MARGIN = 20
-"""A host counts as stalled after so many times what its cost model predicts."""
 
 
 class _RemoteHost:
     def __init__(self, host: Supervised) -> None:
         self._host = host
+        self._slowness = Slowness()
+
+    async def _order(self, method: str, *arguments: object, predicted_s: float) -> Any:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        answer = await self._host.order(
+            method, *arguments, expected_s=self._slowness.allowed_s(predicted_s)
+        )
+        self._slowness.observe(predicted_s, clock() - begun)
+        return answer
 
     async def forget(self, requests: Collection[str]) -> None:
         await self._host.call("forget", requests)
@@ -56,8 +66,8 @@ class RemoteDrafter(_RemoteHost):
         self, orders: Sequence[DraftOrder], rule: StepRule | None
     ) -> list[Draft | Missing | NoRoom | Failed]:
         seconds = 0.0 if self.cost is None else draft_call_s(self.cost, orders)
-        answers: list[Draft | Missing | NoRoom | Failed] = await self._host.order(
-            "draft", orders, rule, expected_s=_MARGIN * seconds
+        answers: list[Draft | Missing | NoRoom | Failed] = await self._order(
+            "draft", orders, rule, predicted_s=seconds
         )
         return answers
 
@@ -82,15 +92,15 @@ class RemoteVerifier(_RemoteHost):
     async def verify(
         self, orders: Sequence[VerifyOrder]
     ) -> list[Verdict | Missing | NoRoom | Failed]:
-        answers: list[Verdict | Missing | NoRoom | Failed] = await self._host.order(
-            "verify", orders, expected_s=_MARGIN * self._seconds(orders)
+        answers: list[Verdict | Missing | NoRoom | Failed] = await self._order(
+            "verify", orders, predicted_s=self._seconds(orders)
         )
         return answers
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         seconds = self._cost.predict(len(prompt), len(prompt)) if self._cost else 0.0
-        logits: NDArray[np.float32] = await self._host.order(
-            "score", prompt, token_ids, expected_s=_MARGIN * seconds
+        logits: NDArray[np.float32] = await self._order(
+            "score", prompt, token_ids, predicted_s=seconds
         )
         return logits
 

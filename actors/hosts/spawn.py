@@ -7,7 +7,6 @@ with the process that created them.
 """
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,9 @@ from engine.verifiers.vllm.environment import process_environment
 
 _ANYWHERE = -1
 """Ray's index for any bundle of the placement group."""
+STANDBY_AFTER_S = 20.0
+"""A standby is started so long after what it would replace, when this has been measured: imports
+would disturb the measurement."""
 
 
 class Host:
@@ -46,13 +48,6 @@ class Host:
         """Runs on the actor's main thread until the coordinator disconnects or kills the actor."""
         self._listener.serve(self._worker)
 
-    def meeting_point(self) -> str:
-        """An address on this node at which ranks can connect to each other. The start fails if its
-        port is taken in the meantime."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
-
 
 _HOST = ray.remote(Host)
 """Wrapped only once: Ray sends a class to the cluster when its first actor is created."""
@@ -64,17 +59,26 @@ class Actors:
 
     def __init__(self, handles: Sequence[ActorHandle]) -> None:
         self._handles = handles
+        self._node = ""
+        """The address of the first one's node."""
         self._channels: list[RpcChannel] = []
         self._watchers: list[asyncio.Task[None]] = []
 
     async def call(self, method: str, *arguments: object) -> Any:
         return await self._channels[0].call(method, *arguments)
 
+    async def start(self) -> None:
+        """Returns when the processes have imported everything and take calls."""
+        try:
+            await self._connect()
+        except BaseException:
+            self.kill()
+            raise
+
     async def load(self, timeout_s: float = 0.0) -> None:
         """`timeout_s`: how long ranks wait for each other."""
         try:
             if len(self._handles) == 1:
-                await self._connect()
                 await self.call("load")
             else:
                 await self._load_ranks(timeout_s)
@@ -88,16 +92,17 @@ class Actors:
         self._end(HostLost("it was killed"))
 
     async def _connect(self) -> None:
-        addresses = [_result(handle.address.remote()) for handle in self._handles]
-        for handle, address in zip(self._handles, await asyncio.gather(*addresses), strict=True):
+        asked = [_result(handle.address.remote()) for handle in self._handles]
+        addresses: list[Address] = await asyncio.gather(*asked)
+        self._node = addresses[0].host
+        for handle, address in zip(self._handles, addresses, strict=True):
             serving = handle.serve.remote()
             channel = await connect(address)
             self._channels.append(channel)
             self._watchers.append(asyncio.create_task(_watch(serving, channel)))
 
     async def _load_ranks(self, timeout_s: float) -> None:
-        meeting_point = await _result(self._handles[0].meeting_point.remote())
-        await self._connect()
+        meeting_point = f"tcp://{self._node}:{await self.call('free_port')}"
         ranks = len(self._handles)
         places = [Place(rank, ranks, meeting_point, timeout_s) for rank in range(ranks)]
         following = [
@@ -139,11 +144,12 @@ class Group:
         actors = Actors(
             [actor_class.remote(spec.threads, DrafterWorker, spec, lane, target_vocab_size)]
         )
+        await actors.start()
         await actors.load()
         return actors
 
-    async def launch_verifier(self, spec: TargetSpec, timeout_s: float, life: int) -> Actors:
-        """`timeout_s`: how long ranks wait for each other. `life`: of the incarnation."""
+    async def start_verifier(self, spec: TargetSpec, life: int) -> Actors:
+        """The processes, which load nothing yet. `life`: of the incarnation."""
         bundles = spec.bundles or (_ANYWHERE,) * spec.actors
         gpus = spec.gpus * spec.tensor_parallel / spec.actors
         handles = []
@@ -153,7 +159,7 @@ class Group:
             worker = FollowerWorker if rank else VerifierWorker
             handles.append(actor_class.remote(spec.threads, worker, spec))
         actors = Actors(handles)
-        await actors.load(timeout_s)
+        await actors.start()
         return actors
 
     def _options(
@@ -166,13 +172,56 @@ class Group:
             )
         return _HOST.options(
             name=f"spindle:{self.name}:{label}",
-            num_cpus=spec.cpus,
+            # A bundle holds the CPUs itself, and a killed process that hangs would keep them from
+            # the one that takes its place for five seconds.
+            num_cpus=spec.cpus if self.placement_group is None else 0,
             num_gpus=gpus,
             max_restarts=0,
             max_task_retries=0,
             runtime_env={"env_vars": _environment(spec)},
             **placed,
         )
+
+
+class VerifierLauncher:
+    """Starts the incarnations of a target. With `spec.standby`, the processes of the next one are
+    started beforehand: after a loss the model has to be loaded, but nothing to be imported."""
+
+    def __init__(self, group: Group, spec: TargetSpec, timeout_s: float) -> None:
+        """`timeout_s`: how long ranks wait for each other."""
+        self._group = group
+        self._spec = spec
+        self._timeout_s = timeout_s
+        self._standby: asyncio.Task[Actors] | None = None
+        self._due: asyncio.TimerHandle | None = None
+        """When the standby is to be started."""
+
+    async def launch(self, life: int) -> Actors:
+        """`life`: of the incarnation."""
+        if self._due is not None:
+            self._due.cancel()
+        standby, self._standby = self._standby, None
+        actors = await (standby or self._group.start_verifier(self._spec, life))
+        await actors.load(self._timeout_s)
+        if self._spec.standby:
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_later(STANDBY_AFTER_S, self._start_standby, life + 1)
+        return actors
+
+    def _start_standby(self, life: int) -> None:
+        self._standby = asyncio.create_task(self._group.start_verifier(self._spec, life))
+
+    def close(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        if self._standby is not None:
+            self._standby.cancel()
+            self._standby.add_done_callback(_kill)
+
+
+def _kill(standby: "asyncio.Task[Actors]") -> None:
+    if not standby.cancelled() and standby.exception() is None:
+        standby.result().kill()
 
 
 def _environment(spec: DrafterSpec | TargetSpec) -> dict[str, str]:

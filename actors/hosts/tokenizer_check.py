@@ -11,11 +11,14 @@ from engine.tokenizer import has_tokenizer, load_tokenizer
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
     """Raises IncompatibleDrafter. The config check has compared all that it can without loading
     tokenizers (cluster/checkpoints.py)."""
+    checkpoints = {drafter.name: drafter.checkpoint for drafter in drafters if drafter.checkpoint}
+    if not checkpoints:
+        return
     tokens = _tokens(target)
-    for drafter in drafters:
-        own = None if drafter.checkpoint is None else _tokens(drafter.checkpoint)
+    for name, checkpoint in checkpoints.items():
+        own = _tokens(checkpoint)
         if tokens is not None and own is not None:
-            check_tokenizer(drafter.name, own, tokens)
+            check_tokenizer(name, own, tokens)
 
 
 def _tokens(checkpoint: Path) -> Mapping[str, int] | None:

@@ -5,6 +5,7 @@ threads. The model is loaded by a call after construction, so that a bad checkpo
 that call and not a dead actor.
 """
 
+import socket
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -113,6 +114,14 @@ class VerifierWorker:
         for start in _starts():
             self._verifier.verify([VerifyOrder(_prefix(start), DraftTree.chain([0]), chunk=64)])
             self._verifier.forget([_WARM_UP])
+
+    def free_port(self) -> int:
+        """A port at which ranks can meet on this node. Their start fails if it is taken in the
+        meantime."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+            return port
 
     def limits(self) -> TargetLimits:
         return self._loaded.limits

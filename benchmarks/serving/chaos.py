@@ -3,7 +3,8 @@
 `python -m benchmarks.serving.chaos [--rounds 10] [--faults NAME ...] [--json FILE]`.
 
 24 concurrent streams, first undisturbed; then the same requests while one part is killed: a
-drafter, the verifier, a tensor-parallel rank, the router, a replica, a replica's node; or while a
+drafter, the verifier, a tensor-parallel rank, the router, one replica of two or the only one, a
+replica's node; or while a
 drafter or the verifier hangs. Every stream must end complete and equal to the undisturbed one. With
 `--backend vllm` the target is on vLLM, whose ranks cannot be killed alone. Names:
 chaos/FAULT/identical_share (excused near-ties included), chaos/FAULT/excused_share,

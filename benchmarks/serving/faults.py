@@ -40,6 +40,8 @@ FAULTS = (
     Fault("replica", REPLICA),
     Fault("node", REPLICA, node=True),
     Fault("tp_rank", re.compile(r"^spindle:.*:verifier/rank1:"), ranks=2),
+    # Where there is one replica only, streams wait for its successor.
+    Fault("only_replica", REPLICA, ranks=2),
 )
 
 

@@ -126,8 +126,8 @@ class PoisonedReplica(Replica):
 
 
 class PoisonedIngress(GrpcIngress):
-    def __init__(self, config: AppConfig, replica: Any) -> None:
-        super().__init__(config, replica)
+    async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]
+        await super().__init__(config, replica)  # type: ignore[misc]
         tokens = self._api._tokens
         encode = tokens.encode_blocking
 

@@ -141,8 +141,8 @@ class LimitsConfig(Section):
     """A round goes on without a drafter that takes longer than this and 3 times as long as
     usual; the drafter is used again when it has answered."""
     stalled_host_s: Seconds = 5.0
-    """A drafter or verifier counts as lost if a call takes longer than this and 20 times as long as
-    predicted."""
+    """A drafter or verifier counts as lost if a call takes longer than this and 4 times as long as
+    calls of its size have lately taken."""
     recovery_s: Seconds = 120.0
     """A replica whose verifier has not recovered after this long fails, and is replaced; and how
     long a request waits for a replica that takes it. So it must exceed what a restart takes."""

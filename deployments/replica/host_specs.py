@@ -46,6 +46,7 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         backend=target.backend,
         engine_args=target.engine_args,
         tensor_parallel=target.tensor_parallel,
+        standby=target.standby,
         placement=target.placement,
         gpus=target.gpus,
         cpus=target.cpus,

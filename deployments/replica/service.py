@@ -26,7 +26,9 @@ from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
 
 _WARM_UP = "spindle:warm-up"
 _WARM_UP_PROMPT = [1] * 32
-_WARM_UP_TOKENS = 24
+_WARM_UP_TOKENS = 12
+"""More than an idle drafter needs to read ahead (actors/coordinator/catch_up.py); with a larger
+model each takes a tenth of a second of the start."""
 
 log = logging.getLogger(__name__)
 

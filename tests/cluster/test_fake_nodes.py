@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.hosts.spawn import Actors, Group
+from actors.hosts.spawn import Actors, Group, VerifierLauncher
 from cluster.check import main
 from cluster.config import AppConfig
 from cluster.nodes import ray_nodes
@@ -114,7 +114,7 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
     async def begin(actors: Group) -> None:
         async with asyncio.timeout(90):
             begun = await asyncio.gather(
-                actors.launch_verifier(target, timeout_s=30, life=0),
+                VerifierLauncher(actors, target, timeout_s=30).launch(0),
                 actors.launch_drafter(drafter, 0, target_vocab_size=2048, life=0),
                 return_exceptions=True,
             )

@@ -1,6 +1,8 @@
 """How long rounds wait for a drafter."""
 
-from policies.patience import Patience
+import pytest
+
+from policies.patience import Patience, Slowness
 
 
 def test_a_call_may_take_a_multiple_of_what_is_usual_and_never_less_than_the_limit() -> None:
@@ -26,3 +28,20 @@ def test_a_lane_that_is_always_late_takes_a_twentieth_of_the_time() -> None:
         else:
             now += 0.1
     assert 0.03 < waited_s / now < 0.07
+
+
+def test_a_host_may_take_a_multiple_of_what_calls_have_lately_taken() -> None:
+    slowness = Slowness()
+    assert slowness.allowed_s(predicted_s=1.0) == 20.0, "before any call"
+    for _ in range(300):
+        slowness.observe(predicted_s=0.2, seconds=0.2)
+    assert slowness.allowed_s(predicted_s=1.0) == 4.0
+    slowness.observe(predicted_s=0.2, seconds=0.6)
+    assert slowness.allowed_s(predicted_s=1.0) == pytest.approx(12.0), "the machine is slower now"
+
+
+def test_the_handling_of_short_calls_is_no_sign_of_a_slow_host() -> None:
+    slowness = Slowness()
+    for _ in range(300):
+        slowness.observe(predicted_s=0.001, seconds=0.02)
+    assert slowness.allowed_s(predicted_s=1.0) == 4.0

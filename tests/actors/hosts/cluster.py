@@ -31,14 +31,16 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def processes(replica: str) -> dict[str, int]:
-    """The living actors of one replica: a lane, verifier or verifier/rank1 and its process."""
+def processes(replica: str, life: int | None = None) -> dict[str, int]:
+    """The living actors of one replica, of this life or any: a lane, verifier or verifier/rank1
+    and its process."""
     prefix = f"spindle:{replica}:"
-    return {
-        actor["Name"].removeprefix(prefix).rsplit(":", 1)[0]: actor["Pid"]
+    living = [
+        (*actor["Name"].removeprefix(prefix).rsplit(":", 1), actor["Pid"])
         for actor in state.actors().values()
         if actor["Name"].startswith(prefix) and actor["State"] == "ALIVE"
-    }
+    ]
+    return {host: pid for host, own, pid in living if life is None or own == str(life)}
 
 
 def runs(pid: int) -> bool:

@@ -289,27 +289,31 @@ def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
     loop.run(main())
 
 
-def test_a_killed_rank_ends_all_ranks_and_all_are_replaced(
-    loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
+def test_a_killed_rank_ends_all_ranks_and_the_standbys_take_their_places(
+    loop: asyncio.Runner,
+    profiles: Path,
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("actors.hosts.spawn.STANDBY_AFTER_S", 0.0)
+
     async def main() -> None:
-        target = replace(TARGET_SPEC, tensor_parallel=2)
+        target = replace(TARGET_SPEC, tensor_parallel=2, standby=True)
         served = Served(await start_fleet(target, [LOOKUP], profiles, Group("ranks"), LIMITS))
-        first = processes("ranks")
+        first = processes("ranks", life=0)
+        await until(lambda: len(processes("ranks", life=1)) == 2)
+        standby = processes("ranks", life=1)
         reading = Reading(served, "ranks")
         await reading.midway()
         os.kill(first["verifier/rank1"], signal.SIGKILL)
         assert await reading.whole() == plain
         assert len(served.seen(VerifierUp)) == 1
-        second = processes("ranks")
-        assert {"spindle:ranks:verifier:1", "spindle:ranks:verifier/rank1:1"} <= set(
-            ray.util.list_named_actors()
-        )
-        assert not set(first.values()) & set(second.values())
+        assert processes("ranks", life=1) == standby
         kv = await served.coordinator.kv_state()
         assert kv.free + kv.cached + kv.used == kv.total
         await served.close()
-        await until(lambda: not any(map(runs, [*first.values(), *second.values()])))
+        await until(lambda: not processes("ranks"))
+        assert not any(map(runs, [*first.values(), *standby.values()]))
 
     loop.run(main())
 
