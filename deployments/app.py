@@ -18,7 +18,7 @@ from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import ray_nodes
 from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, plan
-from deployments.ingress.grpc import GrpcIngress
+from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
@@ -53,7 +53,7 @@ def _check_resources(config: AppConfig) -> None:
 def _ingress(config: AppConfig) -> serve.Deployment:
     admitted = config.limits.max_batch + config.limits.max_waiting
     return serve.deployment(
-        GrpcIngress,
+        Ingress,
         name="Ingress",
         num_replicas=1,
         ray_actor_options={

@@ -76,7 +76,7 @@ class Replica:
         service.use(config.policies)
         if rank.rank == 0 and self._announcing is None:
             loop = asyncio.get_running_loop()
-            self._announcing = loop.create_task(announce(config.served_name))
+            self._announcing = loop.create_task(announce(config))
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         """Serves one request; closing the generator cancels it."""

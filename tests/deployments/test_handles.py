@@ -28,6 +28,7 @@ from tests.deployments.serving import (
 
 ROOT = Path(__file__).parents[2]
 PORT = 8136
+GRPC_PORT = 9136
 KEY = "a key of a tenant"
 FIELDS: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24}
 SEED = 2**63 + 5
@@ -55,13 +56,15 @@ def _app() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY_OF_TENANT", KEY)  # the ingress's: Ray's processes inherit it
         with cluster(PORT):
-            deploy({**ARGS, "api_keys": {"tenant": "env:KEY_OF_TENANT"}})
+            deploy(
+                {**ARGS, "grpc": {"port": PORT + 1000}, "api_keys": {"tenant": "env:KEY_OF_TENANT"}}
+            )
             yield
 
 
 @pytest.fixture(scope="module")
 def channel() -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{PORT + 1000}") as opened:
+    with grpc.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as opened:
         yield opened
 
 
@@ -137,27 +140,6 @@ def test_grpc_answers_as_http_and_keeps_all_bits_of_a_seed(channel: grpc.Channel
     assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
-@pytest.mark.parametrize(
-    ("fields", "key", "code", "names"),
-    [
-        ({**FIELDS, "top_p": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
-        ({**FIELDS, "best_of": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "best_of"),
-        ({**FIELDS, "model": "gpt"}, KEY, grpc.StatusCode.NOT_FOUND, "gpt"),
-        ("{", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
-        (FIELDS, "no key", grpc.StatusCode.UNAUTHENTICATED, "API key"),
-    ],
-)
-def test_errors_are_grpc_statuses_that_name_the_field(
-    channel: grpc.Channel, kind: str, fields: Any, key: str, code: grpc.StatusCode, names: str
-) -> None:
-    method = "Generate" if kind == "unary_unary" else "Stream"
-    with pytest.raises(grpc.RpcError) as raised:
-        list(call(channel, kind, method, fields, key) or [])
-    assert raised.value.code() is code
-    assert names in raised.value.details()
-
-
 def test_32_concurrent_callers_get_the_oracles_text(channel: grpc.Channel) -> None:
     spindle = serve.get_app_handle("spindle")
 
@@ -192,16 +174,8 @@ def test_a_caller_by_handle_that_goes_away_frees_its_kv() -> None:
 
 
 def test_a_caller_by_grpc_that_goes_away_frees_its_kv(channel: grpc.Channel) -> None:
-    """Of 32 cancellations Serve 2.60's gRPC proxy lost 2 (docs/api.md): then the request runs to
-    its end. Three in a row are no accident."""
-    for last in (False, False, True):
+    for _ in range(8):
         stream = call(channel, "unary_stream", "Stream", ENDLESS)
         next(iter(stream))
         stream.cancel()
-        try:
-            eventually(is_idle, "KV of a caller that went away is free", within_s=2)
-            return
-        except AssertionError:
-            if last:
-                raise
-            eventually(is_idle, "the stream that went on has ended", within_s=60)
+    eventually(is_idle, "KV of callers that went away is free", within_s=5)
