@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
+from deployments.logs import forward_to_serve
 from deployments.start_report import serve_details
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Ingress:
         # needs none.
         from deployments.ingress.api import Api
 
+        forward_to_serve()
         self._config = config
         self._api = Api(config, replica)
         self._grpc: GrpcServer | None = None

@@ -149,9 +149,13 @@ class GrpcServer:
         answer: Callable[[Body, Client], Awaitable[Any]],
     ) -> Any:
         """What `answer` returns for the request's fields; an ApiError ends the call."""
+        tenant = ""
         try:
-            return await answer(self._fields(request), self._client(context))
+            client = self._client(context)
+            tenant = client.tenant
+            return await answer(self._fields(request), client)
         except ApiError as error:
+            self._api.log.refused(error, tenant)
             await _abort(context, error)
 
     def _client(self, context: grpc.aio.ServicerContext) -> Client:
@@ -174,7 +178,9 @@ class GrpcServer:
 async def _text(body: Body) -> str:
     """The body as JSON; raises its error as ApiError."""
     if (error := body.get("error")) is not None:
-        raise ApiError(error["status"], error["message"])
+        failure = ApiError(error["status"], error["message"])
+        failure.logged = True
+        raise failure
     return (await json_text.encode(body)).decode()
 
 
