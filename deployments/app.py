@@ -18,7 +18,7 @@ from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import ray_nodes
 from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, plan
-from deployments.ingress.grpc import GrpcIngress
+from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
@@ -53,7 +53,7 @@ def _check_resources(config: AppConfig) -> None:
 def _ingress(config: AppConfig) -> serve.Deployment:
     admitted = config.limits.max_batch + config.limits.max_waiting
     return serve.deployment(
-        GrpcIngress,
+        Ingress,
         name="Ingress",
         num_replicas=1,
         ray_actor_options={
@@ -62,9 +62,16 @@ def _ingress(config: AppConfig) -> serve.Deployment:
             "runtime_env": {"env_vars": _LARGE_MESSAGES},
         },
         max_ongoing_requests=admitted * config.scaling.max_replicas + _SPARE_CALLS,
+        logging_config=_logging(config),
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
     )
+
+
+def _logging(config: AppConfig) -> LoggingConfig:
+    """Without Serve's access log: at the ingress Spindle's own line per request says more, and at
+    replicas one line per heartbeat would hide all others."""
+    return LoggingConfig(enable_access_log=False, encoding=config.log_format.upper())
 
 
 def _replica(config: AppConfig) -> serve.Deployment:
@@ -92,8 +99,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
         deployment_actors=[router_config(OWN_CPUS)],
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        # One access-log line per heartbeat would hide all other lines.
-        logging_config=LoggingConfig(enable_access_log=False),
+        logging_config=_logging(config),
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,

@@ -74,6 +74,12 @@ class Heartbeat(TypedDict):
     cancellation."""
 
 
+class Named(TypedDict):
+    """The argument of a call to one certain replica."""
+
+    replica: str
+
+
 class Accepted(TypedDict):
     kind: Literal["accepted"]
     replica: str

@@ -1,11 +1,10 @@
-"""Every metric that Spindle exports through Ray, declared only here (docs/metrics.md).
+"""Every metric that Spindle exports, declared only here (docs/metrics.md).
 
-Ray prefixes each name with `ray_spindle_` and appends `_total` to counters.
+`/metrics` prefixes each name with `spindle_`, Ray with `ray_spindle_`; both append `_total` to
+counters.
 """
 
-from collections.abc import Mapping
-
-from ray.util.metrics import Counter, Gauge, Histogram
+from collections.abc import Iterable, Mapping
 
 from actors.coordinator.events import (
     CaughtUp,
@@ -19,6 +18,7 @@ from actors.coordinator.events import (
     VerifierUp,
 )
 from deployments.replica.autoscaling_signals import met_slo, tpot_s
+from deployments.series import Counter, Family, Gauge, Histogram
 from policies.request import RoundOutcome
 
 VERIFIER = "verifier"
@@ -55,11 +55,57 @@ GAUGES: Mapping[str, str] = {
 }
 
 
+INGRESS_COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "responses": (
+        "Requests that have ended at the ingress, by HTTP status, over gRPC and handles as well; "
+        "499: the client left",
+        ("status",),
+    ),
+    "resubmissions": ("Choices that went to another replica after the loss of theirs", ()),
+    "replicas_started": ("Replicas that have begun to take calls", ()),
+    "replicas_left": ("Replicas that take no calls any more: lost, replaced or scaled down", ()),
+}
+_STATUSES = (200, 400, 401, 403, 404, 413, 429, 499, 500, 503)
+_OUTCOMES = ("stop", "length", "cancelled", "failed")
+
+
 def exported_names() -> set[str]:
     """The metric names that Prometheus stores."""
-    counters = {f"{name}_total" for name in COUNTERS}
+    counters = {f"{name}_total" for name in (*COUNTERS, *INGRESS_COUNTERS)}
     histograms = {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")}
     return {f"ray_spindle_{name}" for name in counters | histograms | set(GAUGES)}
+
+
+class IngressMetrics:
+    """The metrics of the ingress."""
+
+    def __init__(self) -> None:
+        self._counters = {
+            name: Counter(name, text, labels, {})
+            for name, (text, labels) in INGRESS_COUNTERS.items()
+        }
+        for status in _STATUSES:
+            self._counters["responses"].start(status=str(status))
+        for name, (_, labels) in INGRESS_COUNTERS.items():
+            if not labels:
+                self._counters[name].start()
+        self._replicas: frozenset[str] = frozenset()
+
+    def responded(self, status: int) -> None:
+        self._counters["responses"].add(status=str(status))
+
+    def resubmitted(self, choices: int) -> None:
+        self._counters["resubmissions"].add(choices)
+
+    def show_replicas(self, names: frozenset[str]) -> None:
+        if not names:  # not known yet
+            return
+        self._counters["replicas_started"].add(len(names - self._replicas))
+        self._counters["replicas_left"].add(len(self._replicas - names))
+        self._replicas = names
+
+    def families(self) -> list[Family]:
+        return [counter.family() for counter in self._counters.values()]
 
 
 class Metrics:
@@ -69,21 +115,33 @@ class Metrics:
         """`drafters`: drafter name by lane."""
         self._drafters = drafters
         self._lane_free_since: dict[str, float] = {}
-        replica_tag = {"replica": replica}
+        own = {"replica": replica}
         self._counters = {
-            name: Counter(f"spindle_{name}", text, ("replica", *tags)).set_default_tags(replica_tag)
-            for name, (text, tags) in COUNTERS.items()
+            name: Counter(name, text, labels, own) for name, (text, labels) in COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(f"spindle_{name}", text, bounds, ("replica",)).set_default_tags(
-                replica_tag
-            )
-            for name, (text, bounds) in HISTOGRAMS.items()
+            name: Histogram(name, text, bounds, own) for name, (text, bounds) in HISTOGRAMS.items()
         }
-        self._gauges = {
-            name: Gauge(f"spindle_{name}", text, ("replica",)).set_default_tags(replica_tag)
-            for name, text in GAUGES.items()
+        self._gauges = {name: Gauge(name, text, own) for name, text in GAUGES.items()}
+        self._start_counters()
+
+    def _start_counters(self) -> None:
+        values: dict[tuple[str, ...], Iterable[str]] = {
+            ("drafter",): {*self._drafters.values(), LOOKUPS},
+            ("host",): [*self._drafters, VERIFIER],
+            ("outcome",): _OUTCOMES,
+            ("kept",): ("yes", "no"),
         }
+        for name, (_, labels) in COUNTERS.items():
+            if not labels:
+                self._counters[name].start()
+            for value in values.get(labels, ()):
+                self._counters[name].start(**{labels[0]: value})
+
+    def families(self) -> list[Family]:
+        counters = [counter.family() for counter in self._counters.values()]
+        histograms = [histogram.family() for histogram in self._histograms.values()]
+        return counters + histograms + [gauge.family() for gauge in self._gauges.values()]
 
     def set_load(self, running: float, waiting: float) -> None:
         self._gauges["running"].set(running)
@@ -157,5 +215,4 @@ class Metrics:
                 self._histograms[name].observe(seconds)
 
     def _count(self, name: str, amount: float = 1, **tags: str) -> None:
-        if amount > 0:  # Ray raises an error for an increment of 0
-            self._counters[name].inc(amount, tags)
+        self._counters[name].add(amount, **tags)

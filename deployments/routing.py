@@ -25,6 +25,8 @@ BLOCKS_PER_REPLICA = 4096
 IMBALANCE = 8
 """A replica with a matching prefix is chosen while it has at most this many streams more than the
 least loaded replica."""
+_NAMED = ("heartbeat", "metrics")
+"""Methods whose argument names the replica that they are for."""
 _ROUTED = ("stream", "describe")
 """Methods whose argument is a `Routed`: `avoid` is read, `routed_to` and `replicas` are
 written."""
@@ -89,7 +91,7 @@ class PrefixRouter(RequestRouter):
         # If this stays False, Serve retries in a busy loop.
         pending_request.routing_context.should_backoff = True
         method = pending_request.metadata.call_method
-        if method == "heartbeat":
+        if method in _NAMED:
             name = pending_request.args[0]["replica"]
             named = [one for one in candidate_replicas if one.replica_id.unique_id == name]
             # If the named replica is gone, any other one (draining ones included) receives the

@@ -7,6 +7,8 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeInstanceDetails
 
+from cluster.config import AppConfig
+
 _POLL_S = 0.5
 _ANY_ADDRESS = ("0.0.0.0", "::")
 """Addresses that a server can listen on but a client cannot call."""
@@ -22,25 +24,29 @@ def print_line(line: str) -> None:
     print(line, flush=True)
 
 
-async def announce(model: str) -> None:
+async def announce(config: AppConfig) -> None:
     """Prints the application's addresses once Serve reports it as running."""
     app = serve.get_replica_context().app_name
-    details = await asyncio.to_thread(_details)
+    details = await asyncio.to_thread(serve_details)
     while details.applications[app].status != "RUNNING":
         await asyncio.sleep(_POLL_S)
-        details = await asyncio.to_thread(_details)
-    http, grpc = details.http_options, details.grpc_options
-    host = "localhost" if http.host in _ANY_ADDRESS else http.host
-    url = f"http://{host}:{http.port}"
+        details = await asyncio.to_thread(serve_details)
+    http, grpc = details.http_options, config.grpc
+    url = f"http://{_callable(http.host)}:{http.port}"
     print_line(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
-    if grpc.grpc_servicer_functions:
-        print_line(f"gRPC at {host}:{grpc.port}; handles: serve.get_app_handle({app!r})")
-    example = {"url": url, "model": model, "question": _QUESTION}
+    if grpc is not None:
+        print_line(f"gRPC at {_callable(grpc.host or http.host)}:{grpc.port}")
+    print_line(f"Handles: serve.get_app_handle({app!r})")
+    example = {"url": url, "model": config.served_name, "question": _QUESTION}
     print_line(f"Try: {_CURL.format(**example, options=_OPTIONS)}")
     plain = _CURL.format(**example, options=_OPTIONS + ', "speculation": "off"')
     print_line(f"The same without speculation, to compare: {plain}")
 
 
-def _details() -> ServeInstanceDetails:
+def _callable(host: str) -> str:
+    return "localhost" if host in _ANY_ADDRESS else host
+
+
+def serve_details() -> ServeInstanceDetails:
     # Serve has no public API for its ports from inside the cluster.
     return ServeInstanceDetails(**_get_global_client().get_serve_details())

@@ -24,7 +24,7 @@ from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read, read_all, session
 from cluster.config import AppConfig
 from deployments import app as product
-from deployments.ingress.grpc import GrpcIngress
+from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from engine.attention.context import AttentionBatch
 from engine.model import PackedModel, Segment
@@ -125,7 +125,7 @@ class PoisonedReplica(Replica):
             return await super()._start()
 
 
-class PoisonedIngress(GrpcIngress):
+class PoisonedIngress(Ingress):
     async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]
         await super().__init__(config, replica)  # type: ignore[misc]
         tokens = self._api._tokens
@@ -156,7 +156,7 @@ def _raising_layout(_batch: AttentionBatch) -> Any:
 def build_poisoned(args: Mapping[str, Any]) -> Application:
     with (
         patch.object(product, "Replica", PoisonedReplica),
-        patch.object(product, "GrpcIngress", PoisonedIngress),
+        patch.object(product, "Ingress", PoisonedIngress),
     ):
         return product.build(args)
 

@@ -2,14 +2,13 @@
 ingress."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import AnswerText, Echo
 from deployments.ingress.parsing.parser import OutputParser
-from deployments.ingress.shares import Held
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
@@ -57,6 +56,7 @@ class Choice:
         self.failover_stream = failover_stream
         self.produced = 0
         """Output tokens so far, without those after a stop string."""
+        self.finish: Finish | None = None
         min_tokens = failover_stream.request["params"]["min_tokens"]
         self._echo = echo
         self._echo_only = echo_only
@@ -90,6 +90,7 @@ class Choice:
                 produced=self.produced,
                 finish=added.finish,
             )
+            self.finish = piece.finish
             yield piece if echo is None else _with_echo(echo, commit["prompt_logprobs"], piece)
             if added.finish is not None:
                 return
@@ -139,14 +140,17 @@ class Answer:
         choices: Sequence[Choice],
         prompt_tokens: int,
         heartbeats: HeartbeatSender,
-        held: Held,
+        on_close: Callable[["Answer"], None],
     ) -> None:
-        """`held`: the places that the choices hold, released at the end."""
+        """`on_close` is called once, when the answer is closed."""
         self.name = name
         self.choices = choices
         self.prompt_tokens = prompt_tokens
         self._heartbeats = heartbeats
-        self._held = held
+        self._on_close = on_close
+        self._closed = False
+        self.error: BaseException | None = None
+        """What ended the answer before its end."""
         self._readers: list[asyncio.Task[None]] = []
         # Size 1, so that nothing accumulates here: a client that does not read blocks only its own
         # choices.
@@ -160,7 +164,8 @@ class Answer:
         try:
             await asyncio.gather(*openings)
             self._heartbeats.record_replicas(self.choices[0].failover_stream.replicas)
-        except BaseException:
+        except BaseException as error:
+            self.error = error
             for opening in openings:
                 opening.cancel()
             await asyncio.gather(*openings, return_exceptions=True)
@@ -175,6 +180,7 @@ class Answer:
         while unfinished:
             choice, piece = await self._queue.get()
             if isinstance(piece, _ChoiceFailed):
+                self.error = piece.error
                 raise piece.error
             yield choice, piece
             self._heartbeats.record_written(choice.failover_stream, piece.produced)
@@ -199,7 +205,9 @@ class Answer:
             reader.cancel()
         for choice in self.choices:
             self._end(choice)
-        self._held.release()
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
 
     @property
     def usage(self) -> dict[str, int]:

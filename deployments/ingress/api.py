@@ -6,8 +6,9 @@ import os
 import time
 import tomllib
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from deployments.ingress.api_keys import Client, Keys, trusted
 from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
+from deployments.ingress.metrics_text import prometheus_text
 from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.readiness import Readiness
+from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import (
     ChatRequest,
     CompletionRequest,
@@ -40,12 +43,16 @@ from deployments.ingress.responses import (
     ResponseFormat,
     model_body,
 )
-from deployments.ingress.shares import Held, Shares
+from deployments.ingress.shares import Shares
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
+from deployments.metrics import IngressMetrics
+from deployments.series import Family
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
+_METRICS_S = 2.0
+"""How long `/metrics` waits for a replica."""
 ANY_CALLER = trusted("")
 Body = dict[str, Any]
 _LOG = logging.getLogger(__name__)
@@ -63,7 +70,10 @@ class Api:
         # where the handle is made, possibly without the environment of cluster/serve.env, so it is
         # set again here.
         replicas = replicas.options(_by_reference=False)
+        self._replicas = replicas
         self._streaming = replicas.options(stream=True)
+        self.metrics = IngressMetrics()
+        self.log = RequestLog(self.metrics, config.served_name)
         self._tokens = Tokens(config.target.header_path())
         self._parsers = OutputParsers(config.target, self._tokens)
         ingress = uuid.uuid4().hex
@@ -81,6 +91,25 @@ class Api:
         """Returns the target's limits; raises ApiError 503 while no replica can serve."""
         self._limits = await self._readiness.check()
         return self._limits
+
+    async def metrics_text(self) -> bytes:
+        """The series of this ingress and of all replicas that answer in time."""
+        with suppress(ApiError):  # finds out which replicas there are
+            await self.ready()
+        self.metrics.show_replicas(self._heartbeats.replicas)
+        calls = [self._families(name) for name in sorted(self._heartbeats.replicas)]
+        of_replicas = await asyncio.gather(*calls)
+        return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
+
+    async def _families(self, replica: str) -> list[Family]:
+        call = self._replicas.metrics.remote({"replica": replica})
+        try:
+            async with asyncio.timeout(_METRICS_S):
+                families: list[Family] = await call
+        except Exception as error:  # the replica is lost, or slow
+            _LOG.warning("%s sends no metrics: %s", replica, error)
+            return []
+        return families
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
@@ -116,16 +145,26 @@ class Api:
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         held = self._shares.take(client, self._admission.check_size(request, client, limits, most))
+
+        def on_close(answer: Answer) -> None:
+            held.release()
+            self.metrics.show_replicas(self._heartbeats.replicas)
+            self.log.ended(answer, client.tenant)
+
         try:
-            answer = await self._answer(request, client.tenant, limits, held)
-            await answer.open()
+            answer = await self._answer(request, client.tenant, limits, on_close)
         except BaseException:
             held.release()
             raise
+        await answer.open()
         return answer
 
     async def _answer(
-        self, request: GenerationRequest, tenant: str, limits: TargetLimits, held: Held
+        self,
+        request: GenerationRequest,
+        tenant: str,
+        limits: TargetLimits,
+        on_close: Callable[[Answer], None],
     ) -> Answer:
         name = uuid.uuid4().hex
         use = _tool_use(request)
@@ -144,7 +183,7 @@ class Api:
             )
             for index, one in enumerate(streams)
         ]
-        return Answer(name, choices, sum(map(len, prompts)), self._heartbeats, held)
+        return Answer(name, choices, sum(map(len, prompts)), self._heartbeats, on_close)
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
@@ -199,10 +238,10 @@ class Api:
             with closing(await self.open(request, client)) as answer:
                 return await self.full_response(request, answer)
         except (ApiError, InvalidRequest, ValidationError) as error:
-            return ApiError.of(error).body()
+            return self._refused(error, client)
         except Exception:
             _LOG.exception("a request fails")
-            return ApiError.internal().body()
+            return self._refused(ApiError.internal(), client)
 
     async def stream(
         self, fields: Mapping[str, Any], client: Client = ANY_CALLER
@@ -217,10 +256,15 @@ class Api:
                     async for chunk in chunks:
                         yield chunk
         except (ApiError, InvalidRequest, ValidationError) as error:
-            yield ApiError.of(error).body()
+            yield self._refused(error, client)
         except Exception:
             _LOG.exception("a request fails")
-            yield ApiError.internal().body()
+            yield self._refused(ApiError.internal(), client)
+
+    def _refused(self, error: Exception, client: Client) -> Body:
+        refusal = ApiError.of(error)
+        self.log.refused(refusal, client.tenant)
+        return refusal.body()
 
     def _check_model(self, name: str | None) -> None:
         served = self.config.served_name

@@ -1,14 +1,20 @@
-"""The Ingress deployment: the API over HTTP and by handle. It keeps running when replicas are
+"""The Ingress deployment: the API over HTTP, gRPC and by handle. It keeps running when replicas are
 lost."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
+from deployments.logs import forward_to_serve
+from deployments.start_report import serve_details
+
+if TYPE_CHECKING:
+    from deployments.ingress.grpc import GrpcServer
 
 
 @serve.ingress()
@@ -18,7 +24,26 @@ class Ingress:
         # needs none.
         from deployments.ingress.api import Api
 
+        forward_to_serve()
+        self._config = config
         self._api = Api(config, replica)
+        self._grpc: GrpcServer | None = None
+        self._starting = asyncio.get_running_loop().create_task(self._start_grpc())
+
+    async def _start_grpc(self) -> None:
+        if self._config.grpc is None:
+            return
+        from deployments.ingress.grpc import GrpcServer
+
+        self._grpc = GrpcServer(self._api, self._config.grpc)
+        details = await asyncio.to_thread(serve_details)
+        await self._grpc.start(details.http_options.host)
+
+    async def __del__(self) -> None:
+        """Called by Serve when this ingress stops, after its calls over HTTP and by handle."""
+        self._starting.cancel()
+        if self._grpc is not None:
+            await self._grpc.stop(self._config.scaling.drain_s)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor."""

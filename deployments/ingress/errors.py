@@ -31,6 +31,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
+        self.logged = False
+        """Whether the log has the request's line already."""
 
     @classmethod
     def of(cls, error: Exception) -> "ApiError":

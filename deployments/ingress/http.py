@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +18,8 @@ from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client, Keys
 from deployments.ingress.backpressure import BackpressureWindow
 from deployments.ingress.errors import ApiError
+from deployments.ingress.metrics_text import CONTENT_TYPE
+from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import (
     ChatRequest,
     CompletionRequest,
@@ -28,12 +30,17 @@ from deployments.ingress.requests import (
 from deployments.proxy import BODY, delay_receive, replay
 from engine.errors import InvalidRequest
 
-PATHS_WITHOUT_KEY = ("/health", "/version")
+PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/version")
 
 
 def make_http(api: Api) -> FastAPI:
     http = FastAPI(title="Spindle", version=api.version)
-    http.add_middleware(Gate, keys=api.keys, max_body_bytes=api.config.limits.max_body_bytes)
+    http.state.request_log = api.log
+    open_paths = PATHS_WITHOUT_KEY
+    if api.config.metrics_without_key:
+        open_paths = (*open_paths, "/metrics")
+    limit = api.config.limits.max_body_bytes
+    http.add_middleware(Gate, keys=api.keys, max_body_bytes=limit, open_paths=open_paths)
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
         http.add_exception_handler(kind, respond_with_error)
     http.add_exception_handler(Exception, respond_with_defect)
@@ -42,6 +49,10 @@ def make_http(api: Api) -> FastAPI:
     async def health() -> Body:
         await api.ready()
         return {"status": "ok"}
+
+    @http.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
 
     @http.get("/version")
     async def version() -> Body:
@@ -140,22 +151,35 @@ async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, Non
     yield "data: [DONE]\n\n"
 
 
-def respond_with_error(_request: Request, error: Exception) -> JSONResponse:
+def respond_with_error(request: Request, error: Exception) -> JSONResponse:
     refusal = ApiError.of(error)
+    _log_refusal(request, refusal)
     return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 
 
-def respond_with_defect(_request: Request, _error: Exception) -> JSONResponse:
+def _log_refusal(request: Request, refusal: ApiError) -> None:
+    if request.url.path not in PATHS_WITHOUT_KEY:  # probes ask every second
+        log: RequestLog = request.app.state.request_log
+        client: Client | None = getattr(request.state, "client", None)
+        log.refused(refusal, "" if client is None else client.tenant)
+
+
+def respond_with_defect(request: Request, _error: Exception) -> JSONResponse:
     """Starlette raises the error again after this response, so that it is logged."""
     defect = ApiError.internal()
+    _log_refusal(request, defect)
     return JSONResponse(defect.body(), defect.status)
 
 
 class Gate:
     """Checks API key and body size before anything is parsed."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, max_body_bytes: int, open_paths: Collection[str]
+    ) -> None:
+        """`open_paths`: those that need no key."""
         self._app = app
+        self._open_paths = open_paths
         self._keys = keys
         self._max_body_bytes = max_body_bytes
 
@@ -178,7 +202,7 @@ class Gate:
 
     def _client(self, request: Request) -> Client | None:
         """None for paths that need no key."""
-        if request.url.path in PATHS_WITHOUT_KEY:
+        if request.url.path in self._open_paths:
             return None
         address = "" if request.client is None else request.client.host
         return self._keys.client(request.headers.get("authorization", ""), address)

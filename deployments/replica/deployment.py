@@ -14,11 +14,14 @@ from actors.coordinator.events import Event, Verified
 from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stream
 from cluster.config import AppConfig
 from deployments import messages
-from deployments.messages import Heartbeat, Message, Refused, Routed, StreamRequest
+from deployments.logs import forward_to_serve
+from deployments.messages import Heartbeat, Message, Named, Refused, Routed, StreamRequest
 from deployments.metrics import Metrics
 from deployments.replica.autoscaling_signals import AutoscalingSignals
+from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.router_actor import exchange
+from deployments.series import Family
 from deployments.start_report import announce, print_line
 from engine.errors import InvalidRequest, SpindleError
 
@@ -32,6 +35,7 @@ class Replica:
     """One replica. Serve considers it ready when `reconfigure` has returned for the first time."""
 
     def __init__(self, config: AppConfig) -> None:
+        forward_to_serve()
         self._config = config
         self._name = serve.get_replica_context().replica_id.unique_id
         self._streams: dict[str, Stream] = {}
@@ -76,7 +80,7 @@ class Replica:
         service.use(config.policies)
         if rank.rank == 0 and self._announcing is None:
             loop = asyncio.get_running_loop()
-            self._announcing = loop.create_task(announce(config.served_name))
+            self._announcing = loop.create_task(announce(config))
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         """Serves one request; closing the generator cancels it."""
@@ -158,6 +162,10 @@ class Replica:
             },
         }
 
+    async def metrics(self, named: Named) -> list[Family]:
+        """Its series, for `/metrics`; none if the call was for a replica that is gone."""
+        return self._metrics.families() if named["replica"] == self._name else []
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
         return self._load()
@@ -220,6 +228,7 @@ class Replica:
 
     def _observe(self, event: Event) -> None:
         self._metrics.observe(event)
+        log_event(event)
         self._signals.observe(event)
         if isinstance(event, Verified):
             self._export_load()

@@ -51,11 +51,7 @@ def cluster(port: int, **options: Any) -> Iterator[None]:
     with environment({**ray_environment(), "RAY_metrics_report_interval_ms": "500"}):
         start_ray(logging_level="warning", **options)
     try:
-        grpc = {
-            "port": port + 1000,
-            "grpc_servicer_functions": ["deployments.grpc_service:add_to_server"],
-        }
-        serve.start(http_options={"port": port}, grpc_options=grpc)
+        serve.start(http_options={"port": port})
         yield
     finally:
         serve.shutdown()

@@ -84,9 +84,9 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     file, target = TOPOLOGIES[request.param]
     config = yaml.safe_load((ROOT / file).read_text())
     config["http_options"]["port"] = PORT
-    config["grpc_options"]["port"] = GRPC_PORT
     (application,) = config["applications"]
     application["args"] |= {
+        "grpc": {"port": GRPC_PORT},
         "target": {"dtype": "float32", **target},
         "limits": {"max_batch": 4, "max_waiting": 2, "client_share": 1.0},
         "policies": ARGS["policies"],

@@ -28,6 +28,7 @@ from tests.deployments.serving import (
 
 ROOT = Path(__file__).parents[2]
 PORT = 8136
+GRPC_PORT = 9136
 KEY = "a key of a tenant"
 FIELDS: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24}
 SEED = 2**63 + 5
@@ -55,13 +56,15 @@ def _app() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY_OF_TENANT", KEY)  # the ingress's: Ray's processes inherit it
         with cluster(PORT):
-            deploy({**ARGS, "api_keys": {"tenant": "env:KEY_OF_TENANT"}})
+            deploy(
+                {**ARGS, "grpc": {"port": PORT + 1000}, "api_keys": {"tenant": "env:KEY_OF_TENANT"}}
+            )
             yield
 
 
 @pytest.fixture(scope="module")
 def channel() -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{PORT + 1000}") as opened:
+    with grpc.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as opened:
         yield opened
 
 
@@ -107,11 +110,38 @@ def test_a_process_without_our_code_calls_whole_and_in_chunks(tmp_path: Path) ->
     assert refused["error"]["status"] == 400
 
 
+def documented(contains: str) -> str:
+    """The Python text of docs/handles.md that contains this."""
+    page = (ROOT / "docs" / "handles.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (block,) = [block for block in blocks if contains in block]
+    return str(block)
+
+
+def test_the_docs_own_text_runs_in_a_fresh_process_with_another_home(tmp_path: Path) -> None:
+    """With the two variables that the page names, of which this cluster needs the first because
+    others may run on the same machine."""
+    script = tmp_path / "documented.py"
+    script.write_text(documented("ray.init("))
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            "RAY_AUTH_TOKEN_PATH": str(Path.home() / ".ray" / "auth_token"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip(), "the stream's text"
+
+
 def test_the_example_service_of_the_docs_runs(tmp_path: Path) -> None:
-    documented = (ROOT / "docs" / "handles.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", documented, re.DOTALL)
-    (service,) = [block for block in blocks if "Counting.bind()" in block]
-    (tmp_path / "service.py").write_text(service)
+    (tmp_path / "service.py").write_text(documented("Counting.bind()"))
     code = """
 import ray
 from ray import serve
@@ -135,27 +165,6 @@ def test_grpc_answers_as_http_and_keeps_all_bits_of_a_seed(channel: grpc.Channel
     chunks = [json.loads(one.value) for one in call(channel, "unary_stream", "Stream", asked)]
     assert text(chunks) == expected_text(1.0, SEED, 24)
     assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
-
-
-@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
-@pytest.mark.parametrize(
-    ("fields", "key", "code", "names"),
-    [
-        ({**FIELDS, "top_p": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
-        ({**FIELDS, "best_of": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "best_of"),
-        ({**FIELDS, "model": "gpt"}, KEY, grpc.StatusCode.NOT_FOUND, "gpt"),
-        ("{", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
-        (FIELDS, "no key", grpc.StatusCode.UNAUTHENTICATED, "API key"),
-    ],
-)
-def test_errors_are_grpc_statuses_that_name_the_field(
-    channel: grpc.Channel, kind: str, fields: Any, key: str, code: grpc.StatusCode, names: str
-) -> None:
-    method = "Generate" if kind == "unary_unary" else "Stream"
-    with pytest.raises(grpc.RpcError) as raised:
-        list(call(channel, kind, method, fields, key) or [])
-    assert raised.value.code() is code
-    assert names in raised.value.details()
 
 
 def test_32_concurrent_callers_get_the_oracles_text(channel: grpc.Channel) -> None:
@@ -192,16 +201,8 @@ def test_a_caller_by_handle_that_goes_away_frees_its_kv() -> None:
 
 
 def test_a_caller_by_grpc_that_goes_away_frees_its_kv(channel: grpc.Channel) -> None:
-    """Of 32 cancellations Serve 2.60's gRPC proxy lost 2 (docs/api.md): then the request runs to
-    its end. Three in a row are no accident."""
-    for last in (False, False, True):
+    for _ in range(8):
         stream = call(channel, "unary_stream", "Stream", ENDLESS)
         next(iter(stream))
         stream.cancel()
-        try:
-            eventually(is_idle, "KV of a caller that went away is free", within_s=2)
-            return
-        except AssertionError:
-            if last:
-                raise
-            eventually(is_idle, "the stream that went on has ended", within_s=60)
+    eventually(is_idle, "KV of callers that went away is free", within_s=5)

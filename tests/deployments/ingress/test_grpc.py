@@ -1,0 +1,224 @@
+"""The gRPC server of the ingress over real channels: statuses, keys, sizes, TLS, health."""
+
+import asyncio
+import json
+import shlex
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.config import GrpcConfig
+from deployments.ingress.grpc import GrpcServer
+from tests.deployments.local import LocalReplicas, Method, local_api, make_config
+
+FIELDS: dict[str, Any] = {"model": "target", "prompt": "1, 2, 3,", "max_tokens": 8, "seed": 1}
+KEY = "a key of a tenant"
+BODY_BYTES = 4096
+HOST = "127.0.0.1"
+
+Test = Callable[[grpc.aio.Channel, LocalReplicas], Awaitable[None]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def served(config: GrpcConfig, http_host: str = HOST) -> AsyncIterator[LocalReplicas]:
+    limits = {"max_body_bytes": BODY_BYTES}
+    app = make_config(api_keys={"tenant": KEY}, limits=limits)
+    async with local_api(app, seconds=0.001) as (api, replicas):
+        server = GrpcServer(api, config)
+        await server.start(http_host)
+        try:
+            yield replicas
+        finally:
+            await server.stop(0.0)
+
+
+def run(test: Test) -> None:
+    async def inside() -> None:
+        config = GrpcConfig(port=free_port())
+        async with (
+            served(config) as replicas,
+            grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel,
+        ):
+            await test(channel, replicas)
+
+    asyncio.run(inside())
+
+
+def call(channel: Any, method: str, fields: Any, key: str = KEY) -> Any:
+    kind = channel.unary_unary if method == "Generate" else channel.unary_stream
+    caller = kind(
+        f"/spindle.Spindle/{method}", StringValue.SerializeToString, StringValue.FromString
+    )
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    return caller(
+        StringValue(value=text), timeout=30, metadata=[("authorization", f"Bearer {key}")]
+    )
+
+
+async def text_of(stream: Any) -> str:
+    chunks = [json.loads(message.value) async for message in stream]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+def test_streams_have_the_text_of_full_responses() -> None:
+    async def test(channel: grpc.aio.Channel, replicas: LocalReplicas) -> None:
+        full = json.loads((await call(channel, "Generate", FIELDS)).value)
+        assert await text_of(call(channel, "Stream", FIELDS)) == full["choices"][0]["text"]
+        assert full["choices"][0]["spindle"]["seed"] == 1
+        assert replicas.requests[-1]["tenant"] == "tenant"
+
+    run(test)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Stream"])
+@pytest.mark.parametrize(
+    ("fields", "key", "code", "named"),
+    [
+        ({**FIELDS, "top_p": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+        ({**FIELDS, "best_of": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "best_of"),
+        ({**FIELDS, "prompt": ["x"] * 500}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+        ({**FIELDS, "priority": 1}, KEY, grpc.StatusCode.PERMISSION_DENIED, "priority"),
+        ({**FIELDS, "model": "gpt"}, KEY, grpc.StatusCode.NOT_FOUND, "gpt"),
+        ("{", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
+        ("[" * 4000, KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
+        ("[]", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
+        ('{"a":' * 700 + "1" + "}" * 700, KEY, grpc.StatusCode.INVALID_ARGUMENT, ""),
+        ("x" * 2 * BODY_BYTES, KEY, grpc.StatusCode.INVALID_ARGUMENT, str(BODY_BYTES)),
+        ("x" * 5 * BODY_BYTES, KEY, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger"),
+        (FIELDS, "no key", grpc.StatusCode.UNAUTHENTICATED, "API key"),
+    ],
+)
+def test_errors_are_grpc_statuses_that_name_the_field(
+    method: str, fields: Any, key: str, code: grpc.StatusCode, named: str
+) -> None:
+    async def test(channel: grpc.aio.Channel, _replicas: LocalReplicas) -> None:
+        answer = call(channel, method, fields, key)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await (answer if method == "Generate" else text_of(answer))
+        assert raised.value.code() is code
+        assert named.lower() in raised.value.details().lower()
+        assert await text_of(call(channel, "Stream", FIELDS))
+
+    run(test)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Stream"])
+def test_a_cancelled_call_is_cancelled_at_its_replica(method: str) -> None:
+    async def test(channel: grpc.aio.Channel, replicas: LocalReplicas) -> None:
+        for _ in range(8):
+            answer = call(channel, method, {**FIELDS, "max_tokens": 400})
+            waiting = asyncio.ensure_future(answer if method == "Generate" else text_of(answer))
+            while not replicas.streams:
+                await asyncio.sleep(0.001)
+            answer.cancel()
+            await asyncio.wait([waiting])
+            async with asyncio.timeout(5):
+                while replicas.streams:
+                    await asyncio.sleep(0.01)
+
+    run(test)
+
+
+def test_health_needs_no_key_and_tells_whether_a_replica_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(*_: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    async def reports(service: str, status: int) -> None:
+        config = GrpcConfig(port=free_port())
+        async with (
+            served(config),
+            grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel,
+        ):
+            stub = health_pb2_grpc.HealthStub(channel)
+            watching = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
+            async for reply in watching:
+                if reply.status == status:
+                    return
+                assert reply.status != health_pb2.HealthCheckResponse.SERVING
+
+    for service in ("", "spindle.Spindle"):
+        asyncio.run(reports(service, health_pb2.HealthCheckResponse.SERVING))
+    monkeypatch.setattr(LocalReplicas, "describe", Method(unreachable))
+    asyncio.run(reports("", health_pb2.HealthCheckResponse.NOT_SERVING))
+
+
+def test_it_listens_where_http_does_and_nowhere_else() -> None:
+    async def reachable(host: str, port: int) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def test() -> None:
+        config = GrpcConfig(port=free_port())
+        async with served(config, "127.0.0.2"):
+            assert await reachable("127.0.0.2", config.port)
+            assert not await reachable(HOST, config.port)
+        async with served(config.model_copy(update={"host": HOST}), "127.0.0.2"):
+            assert await reachable(HOST, config.port)
+            assert not await reachable("127.0.0.2", config.port)
+
+    asyncio.run(test())
+
+
+def test_it_waits_for_its_port() -> None:
+    """Which the ingress before it has until it has drained."""
+
+    async def test() -> None:
+        config = GrpcConfig(port=free_port())
+        async with local_api() as (api, _), served(config):
+            second = GrpcServer(api, config)
+            starting = asyncio.create_task(second.start(HOST))
+            await asyncio.sleep(0.1)
+            assert not starting.done()
+        async with asyncio.timeout(10):
+            await starting
+        await second.stop(0.0)
+
+    asyncio.run(test())
+
+
+def test_tls_with_the_certificate_of_the_config(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subprocess.run(
+        shlex.split(
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
+            "-subj /CN=localhost -addext subjectAltName=DNS:localhost "
+            f"-keyout {key} -out {certificate}"
+        ),
+        check=True,
+        capture_output=True,
+    )
+
+    async def test() -> None:
+        config = GrpcConfig(port=free_port(), tls_certificate=str(certificate), tls_key=str(key))
+        target = f"localhost:{config.port}"
+        trust = grpc.ssl_channel_credentials(certificate.read_bytes())
+        async with served(config):
+            async with grpc.aio.secure_channel(target, trust) as channel:
+                assert await text_of(call(channel, "Stream", FIELDS))
+            async with grpc.aio.insecure_channel(target) as channel:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await call(channel, "Generate", FIELDS)
+
+    asyncio.run(test())

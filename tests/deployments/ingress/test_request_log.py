@@ -1,0 +1,191 @@
+"""Each request that ends has one line in the log and one count, with what operators search for."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.ingress.api import Api
+from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
+from deployments.series import Family
+from tests.deployments.local import LocalReplicas, Method, local_api, make_config, serving
+
+FIELDS: dict[str, Any] = {"model": "target", "prompt": "1, 2, 3,", "max_tokens": 20, "seed": 1}
+Test = Callable[[httpx.AsyncClient, LocalReplicas, Api], Awaitable[None]]
+
+
+def run(test: Test, dies: Any = lambda _: None, **sections: Any) -> None:
+    async def inside() -> None:
+        async with (
+            local_api(make_config(**sections), dies, seconds=0.002) as (api, replicas),
+            serving(api) as url,
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+        ):
+            await test(client, replicas, api)
+
+    asyncio.run(inside())
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of all lines so far."""
+    return [vars(record)["spindle"] for record in caplog.records if "spindle" in vars(record)]
+
+
+@pytest.fixture(autouse=True)
+def _at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "deployments")
+
+
+def counts(text: str, family: str, label: str) -> dict[str, float]:
+    """Values above 0, by label."""
+    (found,) = [one for one in text_string_to_metric_families(text) if one.name == family]
+    return {one.labels[label]: one.value for one in found.samples if one.value}
+
+
+def test_a_request_that_ends_has_one_line_with_its_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(client: httpx.AsyncClient, _replicas: LocalReplicas, _api: Api) -> None:
+        body = (
+            await client.post("/v1/completions", json={**FIELDS, "n": 2, "ignore_eos": True})
+        ).json()
+        (line,) = lines(caplog)
+        assert line["request"] in body["id"]
+        assert (line["tenant"], line["model"], line["status"]) == ("127.0.0.1", "target", 200)
+        assert (line["outcome"], line["reason"]) == ("length", "")
+        assert (line["output_tokens"], line["choices"], line["attempts"]) == (40, 2, 1)
+        assert line["prompt_tokens"] == body["usage"]["prompt_tokens"]
+        spindle = [choice["spindle"] for choice in body["choices"]]
+        assert line["drafted"] == sum(one["drafted"] for one in spindle)
+        assert line["drafters"]["near"] == sum(one["rounds_by_lane"]["near"] for one in spindle)
+        assert line["ttft_s"] == pytest.approx(min(one["ttft_s"] for one in spindle), abs=1e-5)
+        assert line["tpot_s"] == pytest.approx(max(one["tpot_s"] for one in spindle), abs=1e-5)
+        text = caplog.records[-1].getMessage()
+        assert f"request={line['request']} tenant='127.0.0.1'" in text
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_in_the_log_with_the_requests_id(
+    caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    async def test(client: httpx.AsyncClient, replicas: LocalReplicas, _api: Api) -> None:
+        asked = {**FIELDS, "max_tokens": 400, "stream": stream}
+        request = client.build_request("POST", "/v1/completions", json=asked)
+        answering = asyncio.create_task(client.send(request, stream=True))
+        while not replicas.streams:
+            await asyncio.sleep(0.001)
+        if stream:
+            await (await answering).aclose()
+        else:
+            answering.cancel()
+        async with asyncio.timeout(5):
+            while not lines(caplog):
+                await asyncio.sleep(0.01)
+        (line,) = lines(caplog)
+        assert (line["outcome"], line["status"]) == ("cancelled", 499)
+        assert replicas.requests[0]["name"].startswith(line["request"])
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "key", "status", "reason"),
+    [
+        ("/v1/completions", {**FIELDS, "top_p": 2}, "key", 400, "top_p"),
+        ("/v1/completions", {**FIELDS, "model": "gpt"}, "key", 404, "gpt"),
+        ("/v1/completions", {**FIELDS, "prompt": "x" * 5000}, "key", 413, "bytes"),
+        ("/v1/completions", {**FIELDS, "n": 9}, "key", 400, "n"),
+        ("/v1/completions", FIELDS, "wrong", 401, "API key"),
+        ("/nowhere", FIELDS, "key", 404, "Not Found"),
+    ],
+)
+def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    fields: dict[str, Any],
+    key: str,
+    status: int,
+    reason: str,
+) -> None:
+    async def test(client: httpx.AsyncClient, _replicas: LocalReplicas, _api: Api) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        assert (await client.post(path, json=fields, headers=headers)).status_code == status
+        (line,) = lines(caplog)
+        assert (line["status"], line["outcome"]) == (status, "refused")
+        assert reason in line["reason"]
+        assert line["tenant"] == ("" if key == "wrong" else "tenant")
+        assert (await client.get("/metrics")).status_code == 401
+        text = (await client.get("/metrics", headers={"Authorization": "Bearer key"})).text
+        assert counts(text, "spindle_responses", "status") == (
+            {"401": 2} if status == 401 else {str(status): 1, "401": 1}
+        )
+
+    limits = {"max_body_bytes": 4096, "max_choices": 8}
+    run(test, api_keys={"tenant": "key"}, limits=limits)
+
+
+def test_over_handles_and_grpc_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(_client: httpx.AsyncClient, _replicas: LocalReplicas, api: Api) -> None:
+        await api.generate({**FIELDS, "top_p": 2})
+        await api.generate(FIELDS)
+        [_ async for _ in api.stream(FIELDS)]
+        assert [line["status"] for line in lines(caplog)] == [400, 200, 200]
+
+    run(test)
+
+
+def test_losses_of_replicas_are_in_line_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: httpx.AsyncClient, _replicas: LocalReplicas, api: Api) -> None:
+        assert (await client.post("/v1/completions", json=FIELDS)).status_code == 503
+        (line,) = lines(caplog)
+        assert (line["status"], line["outcome"], line["attempts"]) == (503, "failed", 2)
+        assert "lost" in line["reason"]
+        api.metrics.show_replicas(frozenset({"a", "b"}))
+        api.metrics.show_replicas(frozenset({"b", "c", "d"}))
+        text = (await client.get("/metrics")).text
+        assert "spindle_resubmissions_total 1.0" in text
+        assert "spindle_replicas_started_total 4.0" in text
+        assert "spindle_replicas_left_total 1.0" in text
+
+    run(test, dies=lambda _: 3, limits={"resubmits": 1})
+
+
+def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["one", "two", "lost"]
+    of_replicas = {name: Metrics(name, {"lane": "near"}) for name in names}
+
+    async def describe(call_args: Any) -> dict[str, int]:
+        call_args["replicas"] = names
+        return {"max_context": 512, "vocab_size": 2048}
+
+    async def metrics(named: Any) -> list[Family]:
+        if named["replica"] == "lost":
+            raise RuntimeError("the actor died")
+        return of_replicas[named["replica"]].families()
+
+    monkeypatch.setattr(LocalReplicas, "describe", Method(describe))
+    monkeypatch.setattr(LocalReplicas, "metrics", Method(metrics), raising=False)
+
+    async def test(client: httpx.AsyncClient, _replicas: LocalReplicas, _api: Api) -> None:
+        answer = await client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "spindle_replicas_started_total 3.0" in answer.text
+        families = {one.name: one for one in text_string_to_metric_families(answer.text)}
+        for name in (*COUNTERS, *HISTOGRAMS, *GAUGES):
+            samples = families[f"spindle_{name}"].samples
+            assert {one.labels["replica"] for one in samples} == {"one", "two"}
+            assert {one.value for one in samples} == {0.0}, name
+        of_replicas["one"]._histograms["ttft_seconds"].observe(0.015)
+        text = (await client.get("/metrics")).text
+        assert 'spindle_ttft_seconds_bucket{le="0.01",replica="one"} 0.0' in text
+        assert 'spindle_ttft_seconds_bucket{le="0.02",replica="one"} 1.0' in text
+        assert 'spindle_ttft_seconds_bucket{le="+Inf",replica="one"} 1.0' in text
+        assert 'spindle_ttft_seconds_sum{replica="one"} 0.015' in text
+
+    run(test, api_keys={"tenant": "key"}, metrics_without_key=True)
