@@ -64,10 +64,10 @@ class Api:
         # set again here.
         replicas = replicas.options(_by_reference=False)
         self._streaming = replicas.options(stream=True)
-        self._tokens = Tokens(config.target.header_path())
-        self._parsers = OutputParsers(config.target, self._tokens)
+        self.tokens = Tokens(config.target.header_path())
+        self._parsers = OutputParsers(config.target, self.tokens)
         ingress = uuid.uuid4().hex
-        self._admission = Admission(config, self._tokens, ingress)
+        self._admission = Admission(config, self.tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
@@ -96,17 +96,17 @@ class Api:
         if request.messages is not None:
             messages = [message.for_template for message in request.messages]
             tools = [tool.for_template for tool in request.tools]
-            ids = await self._tokens.encode_chat(messages, tools, request.add_generation_prompt)
+            ids = await self.tokens.encode_chat(messages, tools, request.add_generation_prompt)
         else:
-            ids = await self._tokens.encode(request.prompt or "", request.add_special_tokens)
+            ids = await self.tokens.encode(request.prompt or "", request.add_special_tokens)
         return {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
 
     async def detokenize(self, request: DetokenizeRequest) -> Body:
         self._check_model(request.model)
-        unknown = [token for token in request.tokens if token >= len(self._tokens)]
+        unknown = [token for token in request.tokens if token >= len(self.tokens)]
         if unknown:
             raise InvalidRequest("tokens", f"{unknown[0]} is outside the vocabulary")
-        return {"prompt": self._tokens.decode(request.tokens)}
+        return {"prompt": self.tokens.decode(request.tokens)}
 
     async def open(self, request: GenerationRequest, client: Client) -> Answer:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
@@ -137,7 +137,7 @@ class Api:
                 index,
                 FailoverStream(one, self._streaming, self._heartbeats.silent, self.config.limits),
                 request.stops,
-                self._tokens,
+                self.tokens,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
                 parser=self._parsers.make(use, one["prompt_ids"]),
@@ -148,7 +148,7 @@ class Api:
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
-        return await asyncio.to_thread(lambda: [echo(self._tokens, one) for one in prompts])
+        return await asyncio.to_thread(lambda: [echo(self.tokens, one) for one in prompts])
 
     async def full_response(self, request: GenerationRequest, answer: Answer) -> Body:
         form = self._format(request)
@@ -230,7 +230,7 @@ class Api:
 
     def _format(self, request: GenerationRequest) -> ResponseFormat:
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-        return form(self._tokens, request.alternatives is not None, request.return_token_ids)
+        return form(self.tokens, request.alternatives is not None, request.return_token_ids)
 
     def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
         return {

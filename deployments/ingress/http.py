@@ -25,6 +25,8 @@ from deployments.ingress.requests import (
     GenerationRequest,
     TokenizeRequest,
 )
+from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.responses_api.service import ResponsesApi
 from deployments.proxy import BODY, delay_receive, replay
 from engine.errors import InvalidRequest
 
@@ -32,6 +34,7 @@ PATHS_WITHOUT_KEY = ("/health", "/version")
 
 
 def make_http(api: Api) -> FastAPI:
+    responses = ResponsesApi(api)
     http = FastAPI(title="Spindle", version=api.version)
     http.add_middleware(Gate, keys=api.keys, max_body_bytes=api.config.limits.max_body_bytes)
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
@@ -71,15 +74,30 @@ def make_http(api: Api) -> FastAPI:
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await _respond(api, body, request)
 
+    @http.post("/v1/responses")
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        answer = await responses.open(body, request.state.client)
+        if body.stream:
+            events = named_events(responses.events(body, answer))
+            return EventStream(answer, events, BackpressureWindow(request.scope))
+        return await _respond_whole(answer, responses.full_response(body, answer), request)
+
     return http
 
 
 async def _respond(api: Api, body: GenerationRequest, request: Request) -> Response:
     answer = await api.open(body, request.state.client)
     if body.stream:
-        return EventStream(answer, api.chunks(body, answer), BackpressureWindow(request.scope))
+        events = data_events(api.chunks(body, answer))
+        return EventStream(answer, events, BackpressureWindow(request.scope))
+    return await _respond_whole(answer, api.full_response(body, answer), request)
+
+
+async def _respond_whole(
+    answer: Answer, response: Coroutine[None, None, Body], request: Request
+) -> Response:
     try:
-        full = await cancel_if_disconnected(request.receive, api.full_response(body, answer))
+        full = await cancel_if_disconnected(request.receive, response)
     finally:
         answer.close()
     return await _json(full)
@@ -118,9 +136,9 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self, answer: Answer, chunks: AsyncGenerator[Body, None], window: BackpressureWindow
+        self, answer: Answer, events: AsyncGenerator[str, None], window: BackpressureWindow
     ) -> None:
-        super().__init__(window.limited(_events(chunks)))
+        super().__init__(window.limited(events))
         self._answer = answer
         self._window = window
 
@@ -134,10 +152,17 @@ class EventStream(StreamingResponse):
             self._answer.close()
 
 
-async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    """Chunks of completions and chats as server-sent events."""
     async for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
+
+
+async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    """Events of a response, which have their types as names, as server-sent events."""
+    async for event in events:
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
 def respond_with_error(_request: Request, error: Exception) -> JSONResponse:
