@@ -65,7 +65,7 @@ class Api:
         replicas = replicas.options(_by_reference=False)
         self._streaming = replicas.options(stream=True)
         self.tokens = Tokens(config.target.header_path())
-        self._parsers = OutputParsers(config.target, self.tokens)
+        self.parsers = OutputParsers(config.target, self.tokens)
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self.tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
@@ -112,7 +112,7 @@ class Api:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
         answer."""
         self._check_model(request.model)
-        self._parsers.check(_tool_use(request))
+        self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         held = self._shares.take(client, self._admission.check_size(request, client, limits, most))
@@ -140,7 +140,7 @@ class Api:
                 self.tokens,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
-                parser=self._parsers.make(use, one["prompt_ids"]),
+                parser=self.parsers.make(use, one["prompt_ids"]),
             )
             for index, one in enumerate(streams)
         ]

@@ -29,7 +29,13 @@ class ResponsesApi:
     async def open(self, request: ResponsesRequest, client: Client) -> Answer:
         """Raises ApiError. The caller must close the answer."""
         try:
-            return await self._api.open(request.chat(), client)
+            chat = request.chat()
+            if request.wants_logprobs and self._api.parsers.parses(chat.tool_use):
+                raise InvalidRequest(
+                    "top_logprobs",
+                    "not for outputs that are parsed for calls or reasoning; chats have them",
+                )
+            return await self._api.open(chat, client)
         except (ApiError, InvalidRequest, ValidationError) as error:
             raise _renamed(ApiError.of(error)) from None
 
