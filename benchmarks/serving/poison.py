@@ -107,7 +107,7 @@ class PoisonedDrafter(DrafterWorker):
                 raise Poison
             return draft(orders, *rule)
 
-        self._drafter.draft = poisoned_draft  # type: ignore[assignment, method-assign]
+        self._drafter.draft = poisoned_draft  # type: ignore[method-assign]
 
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
@@ -128,7 +128,7 @@ class PoisonedReplica(Replica):
 class PoisonedIngress(GrpcIngress):
     def __init__(self, config: AppConfig, replica: Any) -> None:
         super().__init__(config, replica)
-        tokens = self._api._tokens
+        tokens = self._api.tokens
         encode = tokens.encode_blocking
 
         def poisoned_encode(text: str, *options: Any) -> list[int]:
@@ -136,7 +136,7 @@ class PoisonedIngress(GrpcIngress):
                 raise Poison
             return encode(text, *options)
 
-        tokens.encode_blocking = poisoned_encode  # type: ignore[assignment, method-assign]
+        tokens.encode_blocking = poisoned_encode  # type: ignore[method-assign]
 
 
 def _poisoned_choose(logits: Any, rows: Sequence[Row]) -> list[int]:
