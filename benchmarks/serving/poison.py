@@ -107,7 +107,7 @@ class PoisonedDrafter(DrafterWorker):
                 raise Poison
             return draft(orders, *rule)
 
-        self._drafter.draft = poisoned_draft  # type: ignore[method-assign]
+        self._drafter.draft = poisoned_draft  # type: ignore[assignment, method-assign]
 
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
@@ -136,7 +136,7 @@ class PoisonedIngress(GrpcIngress):
                 raise Poison
             return encode(text, *options)
 
-        tokens.encode_blocking = poisoned_encode  # type: ignore[method-assign]
+        tokens.encode_blocking = poisoned_encode  # type: ignore[assignment, method-assign]
 
 
 def _poisoned_choose(logits: Any, rows: Sequence[Row]) -> list[int]:

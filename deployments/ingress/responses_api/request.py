@@ -3,20 +3,41 @@
 Nothing is stored: the whole conversation comes with each request.
 """
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from cluster.config.section import within
-from deployments.ingress.fields import Fields, Text
-from deployments.ingress.requests import Alternatives, AtLeastOne, ChatRequest, SharedFields
+from deployments.ingress.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests import ChatRequest, SharedFields
 from deployments.ingress.responses_api.items import Items, messages_of
-from deployments.ingress.tools import FunctionName, Schema
+from deployments.ingress.tools import MAX_TOOLS, FunctionName, Schema
+from deployments.ingress.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
 from policies import ranges
 
 LOGPROBS = "message.output_text.logprobs"
-_WAY_OUT = "send the items of the conversation so far in input"
+_NOT_STORED = Unsupported(
+    "responses are not stored here; send the items of the conversation so far in input"
+)
+_LENGTH = Unsupported("is not a field here; use max_output_tokens")
+_FORM = Unsupported("is not a field here; use text.format")
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    **{name: one for name, one in SHARED.items() if name != "max_output_tokens"},
+    "previous_response_id": _NOT_STORED,
+    "conversation": _NOT_STORED,
+    "background": Unsupported("responses are not stored here; use stream", (False,)),
+    "truncation": Unsupported("shorten the input yourself", ("disabled",)),
+    "prompt": Unsupported("there are no stored prompts; use instructions and input"),
+    "messages": Unsupported("is for /v1/chat/completions; use input"),
+    "max_tokens": _LENGTH,
+    "max_completion_tokens": _LENGTH,
+    "response_format": _FORM,
+    "structured_outputs": _FORM,
+    "logprobs": Unsupported(f"is not a field here; use include with {LOGPROBS}", (False,)),
+}
+"""What would change the response and cannot be honoured."""
 
 
 class FunctionTool(Fields):
@@ -74,55 +95,48 @@ class TextFormat(Fields):
 
 class TextOptions(Fields):
     format: TextFormat = TextFormat()
-    verbosity: Literal["medium"] = "medium"
-
-
-class ReasoningOptions(Fields):
-    effort: Literal["none"] | None = None
-    summary: None = None
+    """`text`, `json_object`, or `json_schema` with a schema."""
 
 
 class ResponsesRequest(SharedFields):
     """POST /v1/responses."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = UNSUPPORTED
 
     input: Items
     """A text, or the conversation's items."""
     instructions: Text | None = None
     """A system message before the input."""
     n: Literal[1] = 1
+    """A response is one answer."""
     max_output_tokens: AtLeastOne | None = None
     """Absent: as many as fit into the context."""
-    tools: list[FunctionTool] = []
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
+    """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionChoice | None = None
+    """`auto` (the default where there are tools), `none`, `required`, or one function."""
     parallel_tool_calls: bool = True
+    """False: the answer has at most one call."""
     text: TextOptions = TextOptions()
     """The output's form."""
     include: list[Text] = []
-    """`message.output_text.logprobs`; others name what does not occur here."""
+    """`message.output_text.logprobs`; what others name does not occur here."""
     top_logprobs: Alternatives | None = None
-    metadata: Annotated[dict[str, Text], Field(max_length=16)] = {}
-    """Returned with the response."""
-    store: bool = False
-    """Nothing is stored, whatever it says; the response says `store: false`."""
+    """How many alternatives to list beside each token's log-probability."""
     max_tool_calls: Annotated[int, within(ranges.COUNT)] | None = None
-    """Limits only tools that run at the server, of which there are none."""
-    reasoning: ReasoningOptions = ReasoningOptions()
-    truncation: Literal["disabled"] = "disabled"
-    background: Literal[False] = False
-    service_tier: Literal["auto", "default"] = "auto"
-    previous_response_id: Text | None = None
-    """Refused, because nothing is stored."""
-    conversation: Any = None
-    """Refused, because nothing is stored."""
-    prompt: None = None
+    """Limits tools that run at the server, of which there are none."""
     return_token_ids: Literal[False] = False
+    """Chats have them."""
 
-    @model_validator(mode="after")
-    def _nothing_is_stored(self) -> Self:
-        for field in ("previous_response_id", "conversation"):
-            if getattr(self, field) is not None:
-                raise InvalidRequest(field, f"responses are not stored here; {_WAY_OUT}")
-        return self
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        others = [one for one in self.include if one != LOGPROBS]
+        strict = any(tool.strict for tool in self.tools) and not self.chat().tool_use.must_call
+        return (
+            *super().without_effect,
+            *(["include"] if others else []),
+            *(["tools.strict"] if strict else []),
+        )
 
     @property
     def wants_logprobs(self) -> bool:
@@ -160,20 +174,20 @@ class ResponsesRequest(SharedFields):
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
-            "metadata": self.metadata,
+            "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": self.reasoning.model_dump(),
+            "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "background": False,
             "store": False,
             "temperature": self.temperature,
-            "text": {"format": self.text.format.echoed, "verbosity": self.text.verbosity},
+            "text": {"format": self.text.format.echoed},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in self.tools],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": self.top_p,
-            "truncation": self.truncation,
+            "truncation": "disabled",
             "user": self.user,
         }
 

@@ -26,8 +26,11 @@ class ResponsesApi:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    async def open(self, request: ResponsesRequest, client: Client) -> Answer:
-        """Raises ApiError. The caller must close the answer."""
+    async def open(
+        self, request: ResponsesRequest, client: Client, request_id: str | None = None
+    ) -> Answer:
+        """Raises ApiError. The caller must close the answer. `request_id`: the client's name for
+        the request."""
         try:
             chat = request.chat()
             if request.wants_logprobs and self._api.parsers.parses(chat.tool_use):
@@ -35,7 +38,7 @@ class ResponsesApi:
                     "top_logprobs",
                     "not for outputs that are parsed for calls or reasoning; chats have them",
                 )
-            return await self._api.open(chat, client)
+            return await self._api.open(chat, client, request_id)
         except (ApiError, InvalidRequest, ValidationError) as error:
             raise _renamed(ApiError.of(error)) from None
 
@@ -76,7 +79,7 @@ class ResponsesApi:
     def _events(self, request: ResponsesRequest, answer: Answer) -> ResponseEvents:
         return ResponseEvents(
             {
-                "id": f"resp_{answer.name}",
+                "id": f"resp_{answer.public_id}",
                 "object": "response",
                 "created_at": int(time.time()),
                 "model": self._api.config.served_name,
