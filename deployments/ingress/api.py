@@ -77,10 +77,10 @@ class Api:
         self._streaming = replicas.options(stream=True)
         self.metrics = IngressMetrics()
         self.log = RequestLog(self.metrics, config.served_name)
-        self._tokens = Tokens(config.target.header_path())
-        self._parsers = OutputParsers(config.target, self._tokens)
+        self.tokens = Tokens(config.target.header_path())
+        self.parsers = OutputParsers(config.target, self.tokens)
         ingress = uuid.uuid4().hex
-        self._admission = Admission(config, self._tokens, ingress)
+        self._admission = Admission(config, self.tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
@@ -132,7 +132,7 @@ class Api:
         refused."""
         names = ignored_fields(request)
         if isinstance(request, TemplateFields):
-            used = self._tokens.used_variables(request.chat_template_kwargs)
+            used = self.tokens.used_variables(request.chat_template_kwargs)
             unused = request.chat_template_kwargs.keys() - used.keys()
             names += [f"chat_template_kwargs.{name}" for name in sorted(unused)]
         self._ignored.check(names, strict)
@@ -144,7 +144,7 @@ class Api:
         if request.messages is not None:
             messages = [message.for_template for message in request.messages]
             tools = [tool.for_template for tool in request.tools]
-            ids = await self._tokens.encode_chat(
+            ids = await self.tokens.encode_chat(
                 messages,
                 tools,
                 request.generation_prompt,
@@ -152,18 +152,18 @@ class Api:
                 request.chat_template_kwargs,
             )
         else:
-            ids = await self._tokens.encode(request.prompt or "", request.add_special_tokens)
+            ids = await self.tokens.encode(request.prompt or "", request.add_special_tokens)
         body = {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
         if request.return_token_strs:
-            body["token_strs"] = self._tokens.vocabulary_entries(ids)
+            body["token_strs"] = self.tokens.vocabulary_entries(ids)
         return body
 
     async def detokenize(self, request: DetokenizeRequest) -> Body:
         self._check_model(request.model)
-        unknown = [token for token in request.tokens if token >= len(self._tokens)]
+        unknown = [token for token in request.tokens if token >= len(self.tokens)]
         if unknown:
             raise InvalidRequest("tokens", f"{unknown[0]} is outside the vocabulary")
-        return {"prompt": self._tokens.decode(request.tokens)}
+        return {"prompt": self.tokens.decode(request.tokens)}
 
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
@@ -171,7 +171,7 @@ class Api:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
         answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
-        self._parsers.check(_tool_use(request))
+        self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         held = self._shares.take(client, self._admission.check_size(request, client, limits, most))
@@ -215,11 +215,11 @@ class Api:
                 index,
                 FailoverStream(one, self._streaming, self._heartbeats.silent, self.config.limits),
                 stop,
-                self._tokens,
+                self.tokens,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
                 special=not request.skip_special_tokens,
-                parser=self._parsers.make(use, one["prompt_ids"]),
+                parser=self.parsers.make(use, one["prompt_ids"]),
             )
             for index, one in enumerate(streams)
         ]
@@ -228,7 +228,7 @@ class Api:
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
-        return await asyncio.to_thread(lambda: [echo(self._tokens, one) for one in prompts])
+        return await asyncio.to_thread(lambda: [echo(self.tokens, one) for one in prompts])
 
     async def full_response(self, request: GenerationRequest, answer: Answer) -> Body:
         form = self._format(request)
@@ -324,7 +324,7 @@ class Api:
 
     def _format(self, request: GenerationRequest) -> ResponseFormat:
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-        return form(self._tokens, request.alternatives is not None, request.return_token_ids)
+        return form(self.tokens, request.alternatives is not None, request.return_token_ids)
 
     def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
         return {
