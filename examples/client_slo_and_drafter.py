@@ -3,8 +3,8 @@
     python examples/client_slo_and_drafter.py [--url http://127.0.0.1:8000] [--drafter suffix]
 
 Sends the same question three times: served for an SLO, drafted for by one named drafter, and
-without speculation. Prints each answer and how it was made (docs/api.md). A third field, priority, is
-for the tenants that `priority_for` in the config names.
+without speculation. Prints each answer and how it was made (docs/api.md). A third field, priority,
+is for the tenants that `priority_for` in the config names.
 """
 
 import argparse
