@@ -95,7 +95,7 @@ def _sums(statistics: list[dict[str, Any]]) -> dict[str, Any]:
         "drafted": sum(one["drafted"] for one in statistics),
         "accepted": sum(one["accepted"] for one in statistics),
         "drafters": drafters,
-        "replicas": sorted({str(one["replica"]) for one in statistics}),
+        "replicas": sorted({one["replica"] for one in statistics} - {None}),
     }
 
 
