@@ -104,7 +104,7 @@ def _plain(value: object) -> str:
         case dict():
             return ",".join(f"{name}:{count}" for name, count in value.items()) or "-"
         case list():
-            return ",".join(map(str, value))
+            return ",".join(map(str, value)) or "-"
         case "" | None:
             return "-"
         case str() if not value.isalnum():
