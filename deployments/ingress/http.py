@@ -33,6 +33,8 @@ from engine.errors import InvalidRequest
 
 PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
 _REQUEST_ID_HEADER = "X-Request-Id"
+_MOST_DIGITS = 18
+"""Of a `content-length` that is read as a number."""
 
 
 def make_http(api: Api) -> FastAPI:
@@ -284,17 +286,20 @@ class Gate:
         return self._keys.client(request.headers.get("authorization", ""), address)
 
     async def _body(self, request: Request) -> bytes:
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal():
+            self._check_size(int(announced[:_MOST_DIGITS]))
         if BODY in request.scope:
             delay_receive(request.receive)
             body: bytes = request.scope[BODY]
-            self._check_size(body)
+            self._check_size(len(body))
             return body
         body = b""
         async for part in request.stream():
             body += part
-            self._check_size(body)
+            self._check_size(len(body))
         return body
 
-    def _check_size(self, body: bytes) -> None:
-        if len(body) > self._max_body_bytes:
+    def _check_size(self, size: int) -> None:
+        if size > self._max_body_bytes:
             raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")
