@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from actors.coordinator.stream import Overloaded, Statistics
 from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar
 from engine.protocol import Commit, Finish, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from policies.request import Slo
@@ -144,6 +145,8 @@ ends a stream at any time."""
 def sampling_params(request: StreamRequest) -> SamplingParams:
     fields = dict(request["params"])
     fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
+    if fields.get("grammar") is not None:
+        fields["grammar"] = OutputGrammar(**fields["grammar"])
     return SamplingParams(seed=request["seed"], **fields)
 
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from cluster.config import AppConfig
@@ -169,7 +169,13 @@ def params_fields(params: SamplingParams) -> dict[str, Any]:
     """All parameters except the seed, as built-in types."""
     named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
     stops = list(params.stop_token_ids)
-    return {**named, "logit_bias": dict(params.logit_bias), "stop_token_ids": stops}
+    grammar = None if params.grammar is None else asdict(params.grammar)
+    return {
+        **named,
+        "logit_bias": dict(params.logit_bias),
+        "stop_token_ids": stops,
+        "grammar": grammar,
+    }
 
 
 def _params(

@@ -11,6 +11,11 @@ from pydantic import Field, model_validator
 from cluster.config.section import within
 from deployments.ingress.chat_messages import Message
 from deployments.ingress.fields import Fields, Text
+from deployments.ingress.structured_outputs import (
+    ResponseFormat,
+    StructuredOutputs,
+    output_grammar,
+)
 from deployments.ingress.tools import ToolChoice, Tools, ToolUse
 from engine.errors import InvalidRequest
 from engine.sampling.params import SamplingParams
@@ -77,6 +82,8 @@ class SharedFields(Fields):
     min_tokens: Annotated[int, within(ranges.COUNT)] = 0
     stop_token_ids: Annotated[list[TokenId], Field(max_length=ranges.MAX_STOP_TOKENS)] = []
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output: JSON, a regular expression, a choice or a grammar."""
     return_token_ids: bool = False
     """Return the token ids of each choice, or of each of its chunks."""
 
@@ -152,10 +159,6 @@ class CompletionRequest(SharedFields):
         return self.logprobs
 
 
-class TextFormat(Fields):
-    type: Literal["text"]
-
-
 class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
@@ -170,6 +173,8 @@ class ChatRequest(SharedFields):
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
 
@@ -180,7 +185,6 @@ class ChatRequest(SharedFields):
     modalities: list[Literal["text"]] = ["text"]
     prediction: None = None
     reasoning_effort: Literal["none"] = "none"
-    response_format: TextFormat | None = None
     service_tier: Literal["auto", "default"] = "auto"
     store: Literal[False] = False
     verbosity: Literal["medium"] = "medium"
@@ -191,6 +195,7 @@ class ChatRequest(SharedFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
         ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        output_grammar(self.response_format, self.structured_outputs)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")
@@ -241,6 +246,10 @@ def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingPara
         ignore_eos=request.ignore_eos,
         logprobs=request.alternatives,
         prompt_logprobs=request.alternatives if echoes(request) else None,
+        grammar=output_grammar(
+            request.response_format if isinstance(request, ChatRequest) else None,
+            request.structured_outputs,
+        ),
     )
 
 
