@@ -87,7 +87,7 @@ class Accepted(TypedDict):
 
 class Refused(TypedDict):
     kind: Literal["refused"]
-    status: Literal[400, 413, 429, 503]
+    status: Literal[400, 429, 503]
     message: str
     param: str | None
 
@@ -150,6 +150,9 @@ ends a stream at any time."""
 def sampling_params(request: StreamRequest) -> SamplingParams:
     fields = dict(request["params"])
     fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
+    if (allowed := fields.get("allowed_token_ids")) is not None:
+        fields["allowed_token_ids"] = tuple(allowed)
+    fields["bad_words"] = tuple(map(tuple, fields.get("bad_words", ())))
     return SamplingParams(seed=request["seed"], **fields)
 
 
@@ -198,7 +201,7 @@ def summed(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatisti
     }
 
 
-def refused(status: Literal[400, 413, 429], error: InvalidRequest | Overloaded) -> Refused:
+def refused(status: Literal[400, 429], error: InvalidRequest | Overloaded) -> Refused:
     param = error.field if isinstance(error, InvalidRequest) else None
     return {"kind": "refused", "status": status, "message": str(error), "param": param}
 

@@ -81,6 +81,12 @@ class AppConfig(Section):
     """The gRPC interface; null: there is none."""
     log_format: Literal["text", "json"] = "text"
     """The format of the log files of ingress and replicas, with one line per request that ends."""
+    strict_fields: bool = False
+    """Refuse requests with fields that have no effect, which are otherwise named in the response's
+    header `x-spindle-ignored`."""
+    cors_origins: tuple[Name, ...] = ()
+    """The origins whose pages may call the API from a browser, such as `https://app.example`; `*`:
+    every one. Empty: none."""
     threads: Threads = 1
     """Threads of the replica's process, in which inline models run."""
     growing_cluster: bool = False

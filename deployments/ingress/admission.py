@@ -1,5 +1,6 @@
 """Turns a client's request into one StreamRequest per choice, as sent to a replica."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import fields
@@ -8,19 +9,17 @@ from typing import Any
 from cluster.config import AppConfig
 from deployments.ingress.api_keys import Client
 from deployments.ingress.errors import ApiError
-from deployments.ingress.requests import (
-    ChatRequest,
-    GenerationRequest,
-    SloTargets,
-    echoes,
-    sampling_params,
-)
+from deployments.ingress.fields import SloTargets
+from deployments.ingress.problems import quoted
+from deployments.ingress.requests import ChatRequest, GenerationRequest, echoes
+from deployments.ingress.sampling import sampling_params, tokens_of_bad_words
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import SloFields, SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.sampling.seeds import splitmix64
+from policies.ranges import DRAWN_SEED_BITS
 
 
 class Admission:
@@ -53,9 +52,13 @@ class Admission:
                 f"may have {most_choices} choices at once",
             )
         most = self._tokens.most_characters(limits.max_context)
-        for prompt in prompts:
+        for prompt in prompts if request.truncate_prompt_tokens is None else ():
             if isinstance(prompt, str) and len(prompt) > most:
-                raise _too_long(f"{len(prompt)} characters", field, limits, field)
+                raise _too_long(
+                    field,
+                    f"this model's maximum context length is {limits.max_context} tokens, which "
+                    f"{len(prompt)} characters exceed; shorten the prompt",
+                )
         if request.priority and not client.may_prioritize:
             raise ApiError(
                 403, "priority: this client may not set it (priority_for in the config)", "priority"
@@ -68,14 +71,21 @@ class Admission:
         """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
         field."""
         prompts, field = await self._encoded(request), prompt_field(request)
+        if isinstance(request, ChatRequest) and request.tool_use.must_call:
+            raise InvalidRequest(
+                "tool_choice", "only none and auto: this server cannot yet force a call"
+            )
         slo = self._slo(request)
         speculation = self._speculation(request)
+        bad_words = await asyncio.to_thread(tokens_of_bad_words, self._tokens, request.bad_words)
         choices: list[StreamRequest] = []
-        for prompt_ids in prompts:
-            params = _params(request, len(prompt_ids), limits, field)
+        for given_ids in prompts:
+            prompt_ids = truncated(given_ids, request, limits)
+            max_tokens = _max_tokens(request, len(prompt_ids), limits, field)
+            params = sampling_params(request, max_tokens, bad_words)
             _check(prompt_ids, params, limits, field)
             self._check_logprobs(request, len(prompts), len(prompt_ids), params)
-            for seed in choice_seeds(request.seed, request.n):
+            for seed in choice_seeds(request.given_seed, request.n):
                 choices.append(
                     {
                         "name": f"{identity}-{len(choices)}",
@@ -86,7 +96,8 @@ class Admission:
                         "seed": seed,
                         "params": params_fields(params),
                         "slo": slo,
-                        "priority": request.priority,
+                        # Inside, requests of higher priority run first.
+                        "priority": -request.priority,
                         "tenant": tenant,
                         "speculation": speculation,
                         "avoid": [],
@@ -100,10 +111,17 @@ class Admission:
         if isinstance(request, ChatRequest):
             messages = [message.for_template for message in request.messages]
             tools = [tool.for_template for tool in request.tools]
-            return [await self._tokens.encode_chat(messages, tools)]
+            encoded = await self._tokens.encode_chat(
+                messages,
+                tools,
+                request.generation_prompt,
+                request.continue_final_message,
+                request.chat_template_kwargs,
+            )
+            return [encoded]
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if texts:
-            return await self._tokens.encode_all(texts)
+            return await self._tokens.encode_all(texts, request.add_special_tokens)
         return [prompt for prompt in request.prompts if not isinstance(prompt, str)]
 
     def _check_logprobs(
@@ -128,7 +146,7 @@ class Admission:
         if isinstance(slo, str):
             classes = self._config.slo_classes
             if slo not in classes:
-                raise InvalidRequest("slo", f"{slo!r} is none of {_names(classes)}")
+                raise InvalidRequest("slo", f"{quoted(slo)} is none of {_names(classes)}")
             named = classes[slo]
             slo = SloTargets(ttft_ms=named.ttft_ms, tpot_ms=named.tpot_ms)
         elif slo is None:
@@ -142,7 +160,8 @@ class Admission:
         names = [drafter.name for drafter in self._config.drafters]
         if options.drafter is not None and options.drafter not in names:
             raise InvalidRequest(
-                "speculation", f"{options.drafter!r} is neither 'off' nor one of {_names(names)}"
+                "speculation",
+                f"{quoted(options.drafter)} is neither 'off' nor one of {_names(names)}",
             )
         return {"enabled": True, "drafter": options.drafter, "max_depth": options.max_depth}
 
@@ -159,42 +178,66 @@ def prompt_field(request: GenerationRequest) -> str:
 
 
 def choice_seeds(seed: int | None, n: int) -> list[int]:
-    """One seed per choice; a single choice uses the request's seed itself. A missing seed is drawn
-    here, before anything is sent, so that every attempt uses the same one."""
-    base = secrets.randbits(64) if seed is None else seed
-    return [base] if n == 1 else [splitmix64(base, index) for index in range(n)]
+    """One seed per choice; a single choice uses the request's seed itself. Missing seeds are drawn
+    here, before anything is sent, so that every attempt uses the same ones."""
+    if seed is None:
+        return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(n)]
+    return [seed] if n == 1 else [splitmix64(seed, index) for index in range(n)]
 
 
 def params_fields(params: SamplingParams) -> dict[str, Any]:
     """All parameters except the seed, as built-in types."""
     named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
-    stops = list(params.stop_token_ids)
-    return {**named, "logit_bias": dict(params.logit_bias), "stop_token_ids": stops}
+    allowed = params.allowed_token_ids
+    return {
+        **named,
+        "logit_bias": dict(params.logit_bias),
+        "stop_token_ids": list(params.stop_token_ids),
+        "allowed_token_ids": None if allowed is None else list(allowed),
+        "bad_words": [list(word) for word in params.bad_words],
+    }
 
 
-def _params(
-    request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
-) -> SamplingParams:
-    room = limits.max_context - prompt_len
-    # With max_tokens = 0 (echo only) one token is generated all the same, and not shown.
-    max_tokens = room if request.token_limit is None else max(1, request.token_limit)
-    if room < 1 or max_tokens > room:
-        wanted = f"{prompt_len} tokens and max_tokens = {max(1, max_tokens)}"
-        raise _too_long(wanted, field, limits, field if room < 1 else request.token_limit_field)
-    if isinstance(request, ChatRequest) and request.tool_use.must_call:
+def truncated(prompt_ids: list[int], request: GenerationRequest, limits: TargetLimits) -> list[int]:
+    """The part of the prompt that `truncate_prompt_tokens` keeps, as in vLLM."""
+    kept = request.truncate_prompt_tokens
+    if kept is None:
+        return prompt_ids
+    if kept > limits.max_context:
         raise InvalidRequest(
-            "tool_choice", "only none and auto: this server cannot yet force a call"
+            "truncate_prompt_tokens", f"must be at most {limits.max_context}, the model's context"
         )
-    return sampling_params(request, max_tokens)
+    if kept == -1:
+        kept = limits.max_context - 1
+    return prompt_ids[-kept:] if request.truncation_side == "left" else prompt_ids[:kept]
 
 
-def _too_long(wanted: str, field: str, limits: TargetLimits, param: str) -> ApiError:
-    return ApiError(
-        413,
-        f"{field}: {wanted} exceed the {limits.max_context} tokens that a request may have here",
-        param,
-        "context_length_exceeded",
-    )
+def _max_tokens(
+    request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
+) -> int:
+    """As in vLLM: what the context has no room for is left out, but more than the whole context is
+    refused."""
+    context, wanted = limits.max_context, request.token_limit
+    room = context - prompt_len
+    if room < 1:
+        raise _too_long(
+            field,
+            f"this model's maximum context length is {context} tokens, and the prompt has "
+            f"{prompt_len}; shorten it to at most {context - 1} to leave room for output, or set "
+            "truncate_prompt_tokens",
+        )
+    if wanted is not None and wanted > context:
+        raise _too_long(
+            request.token_limit_field,
+            f"this model's maximum context length is {context} tokens, and {wanted} are asked for "
+            f"beside a prompt of {prompt_len}; ask for at most {room}",
+        )
+    # With max_tokens = 0 (echo only) one token is generated all the same, and not shown.
+    return room if wanted is None else min(max(1, wanted), room)
+
+
+def _too_long(field: str, problem: str) -> ApiError:
+    return ApiError(400, f"{field}: {problem}", field, "context_length_exceeded")
 
 
 def _check(

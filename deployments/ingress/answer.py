@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.output_text import AnswerText, Echo
+from deployments.ingress.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
@@ -36,6 +36,8 @@ class Piece:
     produced: int
     """Output tokens of the choice up to and including this piece."""
     finish: Finish | None
+    stop_reason: str | int | None = None
+    """The stop string or requested stop token that has ended the choice."""
 
 
 class Choice:
@@ -43,13 +45,15 @@ class Choice:
         self,
         index: int,
         failover_stream: FailoverStream,
-        stops: Sequence[str],
+        stop: StopRule,
         tokens: Tokens,
         echo: Echo | None = None,
         echo_only: bool = False,
+        special: bool = False,
         parser: OutputParser | None = None,
     ) -> None:
         """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it.
+        `special`: the text has special tokens.
         `parser`: finds calls and reasoning in the text; None: there are none."""
         self.index = index
         self.parser = parser
@@ -57,12 +61,11 @@ class Choice:
         self.produced = 0
         """Output tokens so far, without those after a stop string."""
         self.finish: Finish | None = None
-        min_tokens = failover_stream.request["params"]["min_tokens"]
         self._echo = echo
         self._echo_only = echo_only
         start_offset = 0 if echo is None else len(echo.text)
-        special = parser is not None and parser.keeps_special
-        self._text = AnswerText(tokens, stops, min_tokens, start_offset, special)
+        special = special or (parser is not None and parser.keeps_special)
+        self._text = AnswerText(tokens, stop, start_offset, special)
         self._clock = asyncio.get_running_loop().time
         self._arrived = self._clock()
         self._first: float | None = None
@@ -89,11 +92,17 @@ class Choice:
                 ),
                 produced=self.produced,
                 finish=added.finish,
+                stop_reason=added.stop_reason,
             )
             self.finish = piece.finish
             yield piece if echo is None else _with_echo(echo, commit["prompt_logprobs"], piece)
             if added.finish is not None:
                 return
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Of this choice so far, with its prompt."""
+        return usage(len(self.failover_stream.request["prompt_ids"]), self.produced)
 
     @property
     def statistics(self) -> dict[str, object]:
@@ -141,9 +150,12 @@ class Answer:
         prompt_tokens: int,
         heartbeats: HeartbeatSender,
         on_close: Callable[["Answer"], None],
+        public_id: str | None = None,
     ) -> None:
-        """`on_close` is called once, when the answer is closed."""
+        """`on_close` is called once, when the answer is closed. `public_id`: what the response's id
+        has; default: the name."""
         self.name = name
+        self.public_id = public_id or name
         self.choices = choices
         self.prompt_tokens = prompt_tokens
         self._heartbeats = heartbeats
@@ -211,9 +223,12 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
-        completion = sum(choice.produced for choice in self.choices)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self.prompt_tokens + completion,
-        }
+        return usage(self.prompt_tokens, sum(choice.produced for choice in self.choices))
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

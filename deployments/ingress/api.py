@@ -22,18 +22,20 @@ from deployments.ingress.answer import Answer, Choice
 from deployments.ingress.api_keys import Client, Keys, trusted
 from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
+from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
+from deployments.ingress.ignored import HEADER, IgnoredFields, ignored_fields, shown
 from deployments.ingress.metrics_text import prometheus_text
-from deployments.ingress.output_text import Echo, echo
+from deployments.ingress.output_text import Echo, StopRule, echo
 from deployments.ingress.parsing.choose import OutputParsers
+from deployments.ingress.problems import quoted
 from deployments.ingress.readiness import Readiness
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     GenerationRequest,
-    TokenizeRequest,
+    TemplateFields,
     echoes,
 )
 from deployments.ingress.responses import (
@@ -44,6 +46,7 @@ from deployments.ingress.responses import (
     model_body,
 )
 from deployments.ingress.shares import Shares
+from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
 from deployments.metrics import IngressMetrics
@@ -81,6 +84,7 @@ class Api:
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
+        self._ignored = IgnoredFields(config.strict_fields)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -119,16 +123,40 @@ class Api:
         limits = self._limits or await self.ready()
         return model_body(name, self._created, limits.max_context)
 
+    def load(self) -> Body:
+        """As in vLLM: the choices that are being served through this ingress."""
+        return {"server_load": self._heartbeats.streams}
+
+    def ignored(self, request: Fields, strict: bool = False) -> list[str]:
+        """The names of the request's fields that have no effect; raises ApiError if they are
+        refused."""
+        names = ignored_fields(request)
+        if isinstance(request, TemplateFields):
+            used = self._tokens.used_variables(request.chat_template_kwargs)
+            unused = request.chat_template_kwargs.keys() - used.keys()
+            names += [f"chat_template_kwargs.{name}" for name in sorted(unused)]
+        self._ignored.check(names, strict)
+        return names
+
     async def tokenize(self, request: TokenizeRequest) -> Body:
         self._check_model(request.model)
         limits = self._limits or await self.ready()
         if request.messages is not None:
             messages = [message.for_template for message in request.messages]
             tools = [tool.for_template for tool in request.tools]
-            ids = await self._tokens.encode_chat(messages, tools, request.add_generation_prompt)
+            ids = await self._tokens.encode_chat(
+                messages,
+                tools,
+                request.generation_prompt,
+                request.continue_final_message,
+                request.chat_template_kwargs,
+            )
         else:
             ids = await self._tokens.encode(request.prompt or "", request.add_special_tokens)
-        return {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
+        body = {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
+        if request.return_token_strs:
+            body["token_strs"] = self._tokens.vocabulary_entries(ids)
+        return body
 
     async def detokenize(self, request: DetokenizeRequest) -> Body:
         self._check_model(request.model)
@@ -137,9 +165,11 @@ class Api:
             raise InvalidRequest("tokens", f"{unknown[0]} is outside the vocabulary")
         return {"prompt": self._tokens.decode(request.tokens)}
 
-    async def open(self, request: GenerationRequest, client: Client) -> Answer:
+    async def open(
+        self, request: GenerationRequest, client: Client, request_id: str | None = None
+    ) -> Answer:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
-        answer."""
+        answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
         self._parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
@@ -152,7 +182,8 @@ class Api:
             self.log.ended(answer, client.tenant)
 
         try:
-            answer = await self._answer(request, client.tenant, limits, on_close)
+            public_id = request_id or request.request_id
+            answer = await self._answer(request, client.tenant, limits, on_close, public_id)
         except BaseException:
             held.release()
             raise
@@ -165,25 +196,35 @@ class Api:
         tenant: str,
         limits: TargetLimits,
         on_close: Callable[[Answer], None],
+        public_id: str | None,
     ) -> Answer:
-        name = uuid.uuid4().hex
+        # A client may use the same id again.
+        name = "-".join([*([public_id] if public_id else []), uuid.uuid4().hex])
         use = _tool_use(request)
         streams = await self._admission.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in streams[:: request.n]]
         echoed = await self._echoes(prompts) if echoes(request) else [None] * len(prompts)
+        stop = StopRule(
+            request.stops,
+            request.stop_token_ids,
+            request.min_tokens,
+            request.include_stop_str_in_output,
+        )
         choices = [
             Choice(
                 index,
                 FailoverStream(one, self._streaming, self._heartbeats.silent, self.config.limits),
-                request.stops,
+                stop,
                 self._tokens,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
+                special=not request.skip_special_tokens,
                 parser=self._parsers.make(use, one["prompt_ids"]),
             )
             for index, one in enumerate(streams)
         ]
-        return Answer(name, choices, sum(map(len, prompts)), self._heartbeats, on_close)
+        prompt_tokens = sum(map(len, prompts))
+        return Answer(name, choices, prompt_tokens, self._heartbeats, on_close, public_id)
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
@@ -218,7 +259,8 @@ class Api:
             async for choice, piece in answer.pieces():
                 for chunk in form.chunks(choice, piece, first=choice.index not in started):
                     started.add(choice.index)
-                    yield {**head, "choices": [chunk]}
+                    usage = {"usage": choice.usage} if request.continuous_usage else {}
+                    yield {**head, "choices": [chunk], **usage}
         except ApiError as error:
             yield error.body()
             return
@@ -235,8 +277,9 @@ class Api:
             request = parse(fields)
             if request.stream:
                 raise InvalidRequest("stream", "is for the streaming method")
+            ignored = self._ignored_part(request)
             with closing(await self.open(request, client)) as answer:
-                return await self.full_response(request, answer)
+                return {**await self.full_response(request, answer), **ignored}
         except (ApiError, InvalidRequest, ValidationError) as error:
             return self._refused(error, client)
         except Exception:
@@ -251,10 +294,12 @@ class Api:
             request = parse({"stream": True, **fields})
             if not request.stream:
                 raise InvalidRequest("stream", "cannot be false for the streaming method")
+            ignored = self._ignored_part(request)
             with closing(await self.open(request, client)) as answer:
                 async with aclosing(self.chunks(request, answer)) as chunks:
                     async for chunk in chunks:
-                        yield chunk
+                        yield {**chunk, **ignored}
+                        ignored = {}
         except (ApiError, InvalidRequest, ValidationError) as error:
             yield self._refused(error, client)
         except Exception:
@@ -266,10 +311,15 @@ class Api:
         self.log.refused(refusal, client.tenant)
         return refusal.body()
 
+    def _ignored_part(self, request: GenerationRequest) -> Body:
+        """For callers without headers."""
+        names = self.ignored(request)
+        return {HEADER: shown(names)} if names else {}
+
     def _check_model(self, name: str | None) -> None:
         served = self.config.served_name
-        if name not in (None, served):
-            message = f"model: {name!r} is not served here, {served!r} is"
+        if name is not None and name != served:
+            message = f"model: {quoted(name)} is not served here, {served!r} is"
             raise ApiError(404, message, "model", "model_not_found")
 
     def _format(self, request: GenerationRequest) -> ResponseFormat:
@@ -278,7 +328,7 @@ class Api:
 
     def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
         return {
-            "id": f"{prefix}-{answer.name}",
+            "id": f"{prefix}-{answer.public_id}",
             "object": kind,
             "created": int(time.time()),
             "model": self.config.served_name,

@@ -1,13 +1,26 @@
 """The messages of a conversation, and what a chat template is given for them."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from deployments.ingress.fields import Fields, Text
+from deployments.ingress.unsupported import MESSAGE, Unsupported
 
 TemplateMessage = dict[str, Any]
+
+_MEDIA = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "videos",
+    "file": "files",
+}
+"""The content parts beside text that OpenAI's API and vLLM have."""
 
 
 class TextPart(Fields):
@@ -37,7 +50,10 @@ class ToolCall(Fields):
 
 
 class Message(Fields):
+    unsupported: ClassVar[Mapping[str, Unsupported]] = MESSAGE
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """`developer` is rendered as `system` unless the chat template knows it."""
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     """May be absent from an assistant's message with tool calls."""
     name: Text | None = None
@@ -50,12 +66,17 @@ class Message(Fields):
     """The reasoning of an assistant's message, for templates that show it."""
     reasoning_content: Text | None = None
     """Another name of `reasoning`."""
+    annotations: list[Any] | None = None
+    """Copied by clients from an answer; without effect."""
 
-    # Fields that clients copy from an assistant's message into the next request.
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, content: object) -> object:
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in _MEDIA:
+                raise ValueError(f"{_MEDIA[kind]} are not supported by this model; send text")
+        return content
 
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> Self:

@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from deployments.ingress.problems import first_problem
 from engine.errors import InvalidRequest
 
 _TYPES = {
@@ -45,7 +46,7 @@ class ApiError(Exception):
             case RequestValidationError():
                 return cls._of_validation(error.errors(), skip=1)  # `body` comes first
             case ValidationError():
-                return cls._of_validation(error.errors(include_url=False, include_context=False))
+                return cls._of_validation(error.errors(include_url=False, include_input=False))
             case HTTPException():
                 return cls(error.status_code, str(error.detail))
         raise error
@@ -59,15 +60,9 @@ class ApiError(Exception):
 
     @classmethod
     def _of_validation(cls, errors: Sequence[Any], skip: int = 0) -> "ApiError":
-        """Built from the first of pydantic's errors: `param` is the field of the request, and the
-        message has the full path."""
-        first = errors[0]
-        path = first["loc"][skip:]
-        where = ".".join(map(str, path)) or "body"
-        # For a body that is not JSON, pydantic's path is the offset of the syntax error, not a
-        # field name.
-        param = path[0] if path and isinstance(path[0], str) else None
-        return cls(400, f"{where}: {first['msg']}", param)
+        """`param` is the field of the request, and the message has the full path."""
+        field, message = first_problem(errors, skip)
+        return cls(400, message, field)
 
     def body(self) -> dict[str, Any]:
         """The error body. `status` is Spindle's addition, for callers by handle, which receive no

@@ -1,8 +1,17 @@
-"""The base of all objects in a client's request."""
+"""The base class of everything that clients send, and the types of single fields."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from cluster.config.section import within
+from deployments.ingress.unsupported import Unsupported, check_supported
+from policies import ranges
+
+MAX_STOPS = 4
+MAX_PROMPTS = 2048
+"""As in OpenAI's API; admission is usually narrower."""
 
 
 def _encodable(text: str) -> str:
@@ -14,20 +23,93 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+TokenId = Annotated[int, within(ranges.COUNT)]
+TokenKey = Annotated[TokenId, Field(strict=False)]
+Bias = Annotated[float, within(ranges.BIAS)]
+Penalty = Annotated[float, within(ranges.PENALTY)]
+Milliseconds = Annotated[float, within(ranges.SLO_MS)]
+Alternatives = Annotated[int, within(ranges.LOGPROBS)]
+AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
+StopString = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
+BadWord = Annotated[
+    str,
+    Field(min_length=1, max_length=ranges.MAX_BAD_WORD_CHARACTERS),
+    AfterValidator(_encodable),
+]
+REQUEST_ID = r"^[!-~]{1,128}$"
+RequestId = Annotated[str, Field(pattern=REQUEST_ID)]
+# Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+_PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
+Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
 
 
 class Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    """Unknown fields are kept, so that they can be named to the client
+    (deployments/ingress/ignored.py)."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    """Names that are refused although they are no fields here, as they would change the text."""
+
+    passes_unknown_on: ClassVar[bool] = False
+    """Unknown fields have an effect: a chat template sees them."""
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, given: object) -> object:
-        """A null counts as absent, as in OpenAI's API. Unknown fields are kept, and then
-        refused."""
+    def _check_given(cls, given: object) -> object:
+        """A null counts as absent, as in OpenAI's API. An unsupported field is a
+        validation error."""
         if not isinstance(given, dict):
             return given
-        return {
+        known = {
             name: value
             for name, value in given.items()
-            if value is not None or name not in cls.model_fields
+            if value is not None or (name not in cls.model_fields and name not in cls.unsupported)
         }
+        return check_supported(known, cls.unsupported, cls.model_fields)
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Known fields whose values ask for something that does not happen."""
+        return ()
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    """Send one more event at the end of the stream, with the usage and without choices."""
+    continuous_usage_stats: bool = False
+    """Send the usage so far with every event."""
+    include_obfuscation: bool = False
+    """Without effect: events are not padded."""
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        return ("include_obfuscation",) if self.include_obfuscation else ()
+
+
+class SloTargets(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+    ttft_ms: Milliseconds | None = None
+    """Time to the first token, from arrival."""
+    tpot_ms: Milliseconds | None = None
+    """Mean time per output token after the first."""
+
+
+class SpeculationOptions(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+    off: bool = False
+    """No speculation: the target decodes alone."""
+    drafter: str | None = None
+    """Only this drafter drafts; absent: the selection policy chooses."""
+    max_depth: AtLeastOne | None = None
+    """Maximum draft depth."""

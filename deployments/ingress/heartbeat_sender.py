@@ -50,6 +50,11 @@ class HeartbeatSender:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), context=self._context)
 
+    @property
+    def streams(self) -> int:
+        """How many streams the ingress has."""
+        return len(self._failover_streams)
+
     def close(self) -> None:
         self._task.cancel()
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Collection, Coroutine
+import re
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
 from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,19 +20,17 @@ from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client, Keys
 from deployments.ingress.backpressure import BackpressureWindow
 from deployments.ingress.errors import ApiError
+from deployments.ingress.fields import REQUEST_ID, Fields
+from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
 from deployments.ingress.metrics_text import CONTENT_TYPE
 from deployments.ingress.request_log import RequestLog
-from deployments.ingress.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerationRequest,
-    TokenizeRequest,
-)
+from deployments.ingress.requests import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.proxy import BODY, delay_receive, replay
 from engine.errors import InvalidRequest
 
-PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/version")
+PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
+_REQUEST_ID_HEADER = "X-Request-Id"
 
 
 def make_http(api: Api) -> FastAPI:
@@ -41,63 +41,106 @@ def make_http(api: Api) -> FastAPI:
         open_paths = (*open_paths, "/metrics")
     limit = api.config.limits.max_body_bytes
     http.add_middleware(Gate, keys=api.keys, max_body_bytes=limit, open_paths=open_paths)
+    if api.config.cors_origins:
+        # Outside of Gate: a browser asks without a key whether it may send one.
+        http.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(api.config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, _REQUEST_ID_HEADER, "Retry-After"],
+        )
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
         http.add_exception_handler(kind, respond_with_error)
     http.add_exception_handler(Exception, respond_with_defect)
 
     @http.get("/health")
+    @http.get("/ping")
+    @http.post("/ping")
     async def health() -> Body:
+        """200 when any replica would serve at once, else 503."""
         await api.ready()
         return {"status": "ok"}
 
     @http.get("/metrics")
     async def metrics() -> Response:
+        """Spindle's metrics as Prometheus reads them."""
         return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
+
+    @http.get("/load")
+    async def load() -> Body:
+        """The choices that are being served."""
+        return api.load()
 
     @http.get("/version")
     async def version() -> Body:
+        """Spindle's version."""
         return {"version": api.version}
 
     @http.get("/v1/models")
     async def models() -> Body:
+        """The one model."""
         return await api.models()
 
     @http.get("/v1/models/{name:path}")
     async def model(name: str) -> Body:
+        """The model of this name."""
         return await api.model(name)
 
     @http.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Response:
-        return await _json(await api.tokenize(body))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """Encodes a text or messages."""
+        headers = _ignored(api, body, request)
+        return await _json(await api.tokenize(body), headers)
 
     @http.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Body:
-        return await api.detokenize(body)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """Decodes tokens."""
+        headers = _ignored(api, body, request)
+        return JSONResponse(await api.detokenize(body), headers=headers)
 
     @http.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
+        """Continues prompts."""
         return await _respond(api, body, request)
 
     @http.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answers a conversation."""
         return await _respond(api, body, request)
 
     return http
 
 
 async def _respond(api: Api, body: GenerationRequest, request: Request) -> Response:
-    answer = await api.open(body, request.state.client)
+    headers = _ignored(api, body, request)
+    answer = await api.open(body, request.state.client, _request_id(request))
     if body.stream:
-        return EventStream(answer, api.chunks(body, answer), BackpressureWindow(request.scope))
+        window = BackpressureWindow(request.scope)
+        return EventStream(answer, api.chunks(body, answer), window, headers)
     try:
         full = await cancel_if_disconnected(request.receive, api.full_response(body, answer))
     finally:
         answer.close()
-    return await _json(full)
+    return await _json(full, headers)
 
 
-async def _json(body: Body) -> Response:
-    return Response(await json_text.encode(body), media_type="application/json")
+async def _json(body: Body, headers: Mapping[str, str]) -> Response:
+    return Response(await json_text.encode(body), headers=headers, media_type="application/json")
+
+
+def _ignored(api: Api, body: Fields, request: Request) -> dict[str, str]:
+    """A header that names what has no effect; raises ApiError if the client refuses that."""
+    names = api.ignored(body, request.headers.get(STRICT_HEADER) == "1")
+    if _REQUEST_ID_HEADER in request.headers and _request_id(request) is None:
+        names = [*names, _REQUEST_ID_HEADER]
+    return {HEADER: shown(names)} if names else {}
+
+
+def _request_id(request: Request) -> str | None:
+    """None if there is none, or none that a response's id can have."""
+    given = request.headers.get(_REQUEST_ID_HEADER, "")
+    return given if re.fullmatch(REQUEST_ID, given) else None
 
 
 async def cancel_if_disconnected(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
@@ -129,9 +172,13 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self, answer: Answer, chunks: AsyncGenerator[Body, None], window: BackpressureWindow
+        self,
+        answer: Answer,
+        chunks: AsyncGenerator[Body, None],
+        window: BackpressureWindow,
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(window.limited(_events(chunks)))
+        super().__init__(window.limited(_events(chunks)), headers=headers)
         self._answer = answer
         self._window = window
 

@@ -87,16 +87,18 @@ class StopStrings:
         self._stops = stops
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that can be returned now, and whether a stop string has been found."""
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that can be returned now, and the stop string behind it if one has been
+        found."""
         text = self._held + text
-        positions = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if positions:
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return text[: min(positions)], True
+            at, stop = min(found, key=lambda one: one[0])
+            return text[:at], stop
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], False
+        return text[: len(text) - kept], None
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -110,6 +112,18 @@ def _overlap(text: str, stop: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRule:
+    """What ends an output, beside its length and the model's own stop tokens."""
+
+    strings: Sequence[str] = ()
+    token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    """Strings are not searched before the token after so many."""
+    included: bool = False
+    """The text ends with what has stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextPiece:
     """The text that one verdict's tokens add to an answer."""
 
@@ -119,6 +133,8 @@ class TextPiece:
     offsets: tuple[int, ...]
     """Index in the answer's text at which each of these tokens begins."""
     finish: Finish | None
+    stop_reason: str | int | None = None
+    """The stop string, or the token among the rule's, that has ended the output."""
 
 
 class AnswerText:
@@ -127,16 +143,15 @@ class AnswerText:
     def __init__(
         self,
         tokens: Tokens,
-        stops: Sequence[str],
-        min_tokens: int,
+        rule: StopRule,
         start_offset: int = 0,
         special: bool = False,
     ) -> None:
         """`start_offset`: characters that precede the output (an echoed prompt), counted in
         offsets. `special`: also decode special tokens."""
         self._detokenizer = Detokenizer(tokens, special)
-        self._stops = StopStrings(stops)
-        self._min_tokens = min_tokens
+        self._stops = StopStrings(rule.strings)
+        self._rule = rule
         self._tokens = 0
         self._length = start_offset
         """Characters so far, including those held back."""
@@ -147,20 +162,24 @@ class AnswerText:
         for position, token in enumerate(token_ids, 1):
             self._tokens += 1
             offsets.append(self._length)
-            # The stop token that ends an output is not part of its text.
             ends = finish == "stop" and position == len(token_ids)
-            text, stopped = self._step("" if ends else self._detokenizer.push(token))
+            hidden = ends and not self._rule.included
+            text, stop = self._step("" if hidden else self._detokenizer.push(token))
             added.append(text)
-            if stopped:
-                return TextPiece("".join(added), position, tuple(offsets), "stop")
+            if stop is not None:
+                added.append(stop if self._rule.included else "")
+                return TextPiece("".join(added), position, tuple(offsets), "stop", stop)
         if finish is not None:
             added += [self._stops.flush(), self._detokenizer.flush()]
-        return TextPiece("".join(added), len(token_ids), tuple(offsets), finish)
+        reason = token_ids[-1] if finish == "stop" and token_ids else None
+        if reason not in self._rule.token_ids:
+            reason = None
+        return TextPiece("".join(added), len(token_ids), tuple(offsets), finish, reason)
 
-    def _step(self, text: str) -> tuple[str, bool]:
+    def _step(self, text: str) -> tuple[str, str | None]:
         self._length += len(text)
-        if self._tokens <= self._min_tokens:
-            return text, False
+        if self._tokens <= self._rule.min_tokens:
+            return text, None
         return self._stops.push(text)
 
 

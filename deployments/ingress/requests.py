@@ -1,97 +1,126 @@
-"""The fields of a client's request: OpenAI's two completion APIs and Spindle's extensions, typed.
+"""The fields of a client's request: OpenAI's two completion APIs, vLLM's and Spindle's extensions,
+typed. docs/api.md has the table."""
 
-A field that no class here names is refused. OpenAI's fields that are not supported are accepted
-with their default value only (docs/api.md has the table).
-"""
-
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from cluster.config.section import within
 from deployments.ingress.chat_messages import Message
-from deployments.ingress.fields import Fields, Text
+from deployments.ingress.fields import (
+    MAX_STOPS,
+    Alternatives,
+    AtLeastOne,
+    BadWord,
+    Bias,
+    Fields,
+    Penalty,
+    Prompt,
+    RequestId,
+    SloTargets,
+    SpeculationOptions,
+    StopString,
+    StreamOptions,
+    Text,
+    TokenId,
+    TokenKey,
+)
 from deployments.ingress.tools import ToolChoice, Tools, ToolUse
+from deployments.ingress.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
-from engine.sampling.params import SamplingParams
 from policies import ranges
 
-MAX_STOPS = 4
-MAX_PROMPTS = 2048
-"""As in OpenAI's API; admission is usually narrower."""
-
-TokenId = Annotated[int, within(ranges.COUNT)]
-TokenKey = Annotated[TokenId, Field(strict=False)]
-Bias = Annotated[float, within(ranges.BIAS)]
-Penalty = Annotated[float, within(ranges.PENALTY)]
-Milliseconds = Annotated[float, within(ranges.SLO_MS)]
-Alternatives = Annotated[int, within(ranges.LOGPROBS)]
-AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
-StopString = Annotated[str, Field(min_length=1)]
-# Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-_PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
-Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
-
-
-class StreamOptions(Fields):
-    include_usage: bool = False
-    """Send one more event at the end of the stream, with the usage and without choices."""
-
-
-class SloTargets(Fields):
-    ttft_ms: Milliseconds | None = None
-    """Time to the first token, from arrival."""
-    tpot_ms: Milliseconds | None = None
-    """Mean time per output token after the first."""
-
-
-class SpeculationOptions(Fields):
-    drafter: str | None = None
-    """Only this drafter drafts; absent: the selection policy chooses."""
-    max_depth: AtLeastOne | None = None
-    """Maximum draft depth."""
+_SERVICE_TIERS = ("auto", "default")
 
 
 class SharedFields(Fields):
     """The fields that both completion APIs have."""
 
+    unsupported: ClassVar[Mapping[str, Unsupported]] = SHARED
+
     model: str
+    """The served model's name (`GET /v1/models`)."""
     n: AtLeastOne = 1
+    """Answers per prompt; all are admitted, or none."""
     temperature: Annotated[float, within(ranges.TEMPERATURE)] = 1.0
+    """0: greedy."""
     top_p: Annotated[float, within(ranges.TOP_P)] = 1.0
+    """Only the most probable tokens with this total probability."""
     presence_penalty: Penalty = 0.0
+    """Lowers the logits of tokens that the output has."""
     frequency_penalty: Penalty = 0.0
+    """Lowers the logits of tokens by how often the output has them."""
     logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=ranges.MAX_BIASES)] = {}
+    """Added to the logits of tokens, by their ids."""
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
-    seed: Annotated[int, within(ranges.SEED)] | None = None
+    """Strings before which the output ends."""
+    seed: Annotated[int, within(ranges.REQUEST_SEED)] | None = None
+    """The output is a function of prompt, seed and fields. Absent or -1: drawn, and returned with
+    each choice."""
     stream: bool = False
+    """Answer with server-sent events."""
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    """Accepted for the client's own records; nothing depends on it."""
+    """What the events of a stream have."""
+    user: Text | None = None
+    """For your own records, as are `metadata`, `safety_identifier` and `prompt_cache_key`."""
+    metadata: dict[str, Any] | None = None
+    """Without effect."""
+    safety_identifier: Text | None = None
+    """Without effect."""
+    prompt_cache_key: Text | None = None
+    """Without effect: prompts with the same beginning find each other."""
+    store: bool = False
+    """Nothing is stored: true has no effect."""
+    service_tier: str = "auto"
+    """There is one tier: other names have no effect."""
 
     # vLLM's extensions, by its names.
     top_k: Annotated[int, within(ranges.TOP_K)] = 0
+    """Only so many most probable tokens; 0 or -1: all."""
     min_p: Annotated[float, within(ranges.MIN_P)] = 0.0
+    """Only tokens with this share of the most probable one's probability."""
     repetition_penalty: Annotated[float, within(ranges.REPETITION_PENALTY)] = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output."""
     min_tokens: Annotated[int, within(ranges.COUNT)] = 0
+    """Before so many tokens the output does not end."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=ranges.MAX_STOP_TOKENS)] = []
+    """Tokens that end the output, beside the model's own."""
     ignore_eos: bool = False
+    """Do not end at the model's own stop tokens."""
+    include_stop_str_in_output: bool = False
+    """The text ends with the stop string or stop token instead of before it."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=ranges.MAX_ALLOWED_TOKENS)] | None
+    ) = None
+    """The only tokens that the output has."""
+    bad_words: Annotated[list[BadWord], Field(max_length=ranges.MAX_BAD_WORDS)] = []
+    """Words whose tokens, alone or after a space, the output does not have in a row."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=ranges.COUNT.most)] | None = None
+    """Keep only so many tokens of the prompt; -1: as many as fit beside one token of output."""
+    truncation_side: Literal["left", "right"] = "left"
+    """The side of the prompt that is cut off: `left` keeps its end."""
     return_token_ids: bool = False
     """Return the token ids of each choice, or of each of its chunks."""
+    request_id: RequestId | None = None
+    """The answer's id has it; the header `X-Request-Id` takes precedence."""
 
     # Spindle's extensions.
     slo: str | SloTargets | None = None
     """The request's SLO; a string names one of the config's classes."""
     priority: Annotated[int, within(ranges.PRIORITY)] = 0
-    """Requests of higher priority run first."""
+    """Requests with a lower value run earlier, as in vLLM."""
     speculation: str | SpeculationOptions | None = None
     """`off`, a drafter's name, or an object with a drafter and a depth bound."""
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
+    def _check_shared(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "needs stream to be true")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens", "must be -1 or at least 1")
         return self
 
     @property
@@ -99,8 +128,16 @@ class SharedFields(Fields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def given_seed(self) -> int | None:
+        return None if self.seed == -1 else self.seed
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def speculation_options(self) -> SpeculationOptions | None:
@@ -109,21 +146,29 @@ class SharedFields(Fields):
             return None
         if isinstance(self.speculation, str):
             return SpeculationOptions(drafter=self.speculation)
-        return self.speculation or SpeculationOptions()
+        options = self.speculation or SpeculationOptions()
+        return None if options.off else options
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        tier = self.service_tier not in _SERVICE_TIERS
+        return (*(["store"] if self.store else []), *(["service_tier"] if tier else []))
 
 
 class CompletionRequest(SharedFields):
     """POST /v1/completions."""
 
     prompt: Prompt
+    """Text, token ids, or a list of either."""
     max_tokens: Annotated[int, within(ranges.COUNT)] = 16
-    """0 returns only the prompt, and requires `echo`."""
+    """The most output tokens; what the context has no room for is left out. 0 returns only the
+    prompt, and requires `echo`."""
     logprobs: Alternatives | None = None
+    """How many alternatives to list beside each token's log-probability."""
     echo: bool = False
     """Each choice begins with its prompt, and `logprobs` covers the prompt too."""
-
-    best_of: Literal[1] = 1
-    suffix: None = None
+    add_special_tokens: bool = True
+    """Encode a prompt's text with the special tokens that the tokenizer adds."""
 
     @model_validator(mode="after")
     def _check_zero_max_tokens(self) -> Self:
@@ -152,39 +197,57 @@ class CompletionRequest(SharedFields):
         return self.logprobs
 
 
+class TemplateFields(Fields):
+    """How messages are rendered."""
+
+    add_generation_prompt: bool | None = None
+    """Begin the model's answer after the messages; by default unless the final one is continued."""
+    continue_final_message: bool = False
+    """The model continues the last message instead of answering it."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables for the checkpoint's chat template; those that it does not use have no effect."""
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message", "excludes add_generation_prompt; give only one of them"
+            )
+        return self
+
+    @property
+    def generation_prompt(self) -> bool:
+        given = self.add_generation_prompt
+        return not self.continue_final_message if given is None else given
+
+
 class TextFormat(Fields):
     type: Literal["text"]
 
 
-class ChatRequest(SharedFields):
+class ChatRequest(TemplateFields, SharedFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    """The conversation so far; it goes through the checkpoint's chat template."""
     max_tokens: AtLeastOne | None = None
     """The older name of `max_completion_tokens`. If both are absent: as many as fit into the
     context."""
     max_completion_tokens: AtLeastOne | None = None
+    """The most output tokens; what the context has no room for is left out."""
     logprobs: bool = False
+    """Return the log-probability of each output token."""
     top_logprobs: Alternatives | None = None
+    """How many alternatives to list beside each."""
+
     tools: Tools = []
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """`auto` (the default where there are tools), `none`, `required`, or one function."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
-
-    audio: None = None
-    function_call: Literal["none", "auto"] = "none"
-    functions: Annotated[list[Any], Field(max_length=0)] = []
-    metadata: Annotated[dict[str, str], Field(max_length=0)] = {}
-    modalities: list[Literal["text"]] = ["text"]
-    prediction: None = None
-    reasoning_effort: Literal["none"] = "none"
     response_format: TextFormat | None = None
-    service_tier: Literal["auto", "default"] = "auto"
-    store: Literal[False] = False
-    verbosity: Literal["medium"] = "medium"
-    web_search_options: None = None
+    """The form of the output."""
 
     @model_validator(mode="after")
     def _check_limits_and_logprobs(self) -> Self:
@@ -222,49 +285,3 @@ log-probabilities)."""
 
 def echoes(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and request.echo
-
-
-def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
-    """All sampling parameters except the seed, which differs by choice."""
-    return SamplingParams(
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        logit_bias=request.logit_bias,
-        max_tokens=max_tokens,
-        min_tokens=request.min_tokens,
-        stop_token_ids=tuple(request.stop_token_ids),
-        ignore_eos=request.ignore_eos,
-        logprobs=request.alternatives,
-        prompt_logprobs=request.alternatives if echoes(request) else None,
-    )
-
-
-class TokenizeRequest(Fields):
-    """POST /tokenize: a prompt, or messages rendered by the chat template."""
-
-    model: str | None = None
-    prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
-    tools: Tools = []
-    """For messages only: functions that the template shows to the model."""
-    add_special_tokens: bool = True
-    """For a prompt only; a chat template adds its own."""
-    add_generation_prompt: bool = True
-
-    @model_validator(mode="after")
-    def _check_exactly_one_prompt(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("prompt", "give either prompt or messages")
-        return self
-
-
-class DetokenizeRequest(Fields):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: TokenIds

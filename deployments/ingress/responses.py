@@ -23,12 +23,14 @@ class CollectedChoice:
     token_ids: list[int] = field(default_factory=list)
     tokens: list[OutputToken] = field(default_factory=list)
     finish: Finish | None = None
+    stop_reason: str | int | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.token_ids += piece.token_ids
         self.tokens += piece.tokens
         self.finish = piece.finish
+        self.stop_reason = piece.stop_reason
 
 
 class ResponseFormat(Protocol):
@@ -68,6 +70,7 @@ class CompletionFormat:
             "text": collected.text,
             "logprobs": self._logprobs(collected.tokens),
             "finish_reason": collected.finish,
+            "stop_reason": collected.stop_reason,
             **_token_ids(collected, self._with_token_ids),
             "spindle": choice.statistics,
         }
@@ -129,6 +132,7 @@ class ChatFormat:
             "message": message_of(deltas),
             "logprobs": self._logprobs(collected.tokens),
             "finish_reason": finish_reason(choice, collected.finish),
+            "stop_reason": collected.stop_reason,
             **_token_ids(collected, self._with_token_ids),
             "spindle": choice.statistics,
         }
@@ -215,7 +219,9 @@ def _token_ids(piece: Piece | CollectedChoice, requested: bool) -> dict[str, lis
 
 
 def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict[str, Any]:
-    return body if piece.finish is None else {**body, "spindle": choice.statistics}
+    if piece.finish is None:
+        return body
+    return {**body, "stop_reason": piece.stop_reason, "spindle": choice.statistics}
 
 
 def _finite(logprob: float) -> float:

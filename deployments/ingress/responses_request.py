@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from cluster.config.section import within
-from deployments.ingress.fields import Fields, Text
-from deployments.ingress.requests import Alternatives, AtLeastOne, ChatRequest, SharedFields
+from deployments.ingress.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests import ChatRequest, SharedFields
 from deployments.ingress.tools import FunctionName, Schema
 from engine.errors import InvalidRequest
 from policies import ranges

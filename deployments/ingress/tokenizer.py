@@ -2,12 +2,14 @@
 tokens."""
 
 import asyncio
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from deployments.ingress.chat_messages import TemplateMessage
@@ -21,6 +23,11 @@ _LONG_TEXT = 65536
 """Texts with more characters take longer than some 50 ms to encode."""
 
 T = TypeVar("T")
+_RESERVED = frozenset(
+    ("messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+)
+"""Names that are no variables of a chat template."""
+_MAX_ERROR = 100
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -91,24 +98,44 @@ class Tokens:
         messages: Sequence[TemplateMessage],
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Renders the messages with the checkpoint's chat template; its errors are reported as the
         client's."""
+        options = {
+            **self.used_variables(variables or {}),
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
         characters = sum(len(one["content"]) for one in messages)
 
         def encode() -> list[int]:
-            return list(self._render(messages, tools, add_generation_prompt)["input_ids"])
+            return list(self._render(messages, tools, options)["input_ids"])
 
         try:
             return await self._in_thread(characters, encode)
         except Exception as error:  # templates may raise anything
-            raise InvalidRequest("messages", f"the chat template refused: {error}") from error
+            problem = str(error)[:_MAX_ERROR]
+            raise InvalidRequest("messages", f"the chat template refused: {problem}") from error
+
+    def used_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the variables that the chat template uses; raises InvalidRequest for a name that
+        cannot be one."""
+        for name in variables:
+            if name in _RESERVED:
+                raise InvalidRequest("chat_template_kwargs", f"{name} cannot be set there")
+        return {name: value for name, value in variables.items() if self._template_has(name)}
+
+    def _template_has(self, word: str) -> bool:
+        template = self._tokenizer.chat_template
+        return re.search(rf"\b{re.escape(word)}\b", str(template)) is not None
 
     def _render(
         self,
         messages: Sequence[TemplateMessage],
         tools: Sequence[dict[str, Any]],
-        add_generation_prompt: bool,
+        options: Mapping[str, Any],
     ) -> Any:
         given = list(tools) or None
         if "developer" not in self._tokenizer.get_chat_template(tools=given):
@@ -117,11 +144,12 @@ class Tokens:
                 {**one, "role": "system"} if one["role"] == "developer" else one for one in messages
             ]
         return self._tokenizer.apply_chat_template(
-            list(messages),
-            tools=given,
-            add_generation_prompt=add_generation_prompt,
-            return_dict=True,
+            list(messages), tools=given, return_dict=True, **options
         )
+
+    def vocabulary_entries(self, tokens: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them."""
+        return [str(one) for one in self._tokenizer.convert_ids_to_tokens(list(tokens))]
 
     def spelling(self, token: int) -> tuple[str, list[int] | None]:
         """One token's text and bytes, as listed among log-probabilities. Bytes that are not valid

@@ -15,6 +15,8 @@ Schema = dict[str, Any]
 
 
 class Function(Fields):
+    passes_unknown_on = True
+
     name: FunctionName
     description: Text | None = None
     """When and how to call it."""
@@ -26,6 +28,8 @@ class Function(Fields):
 
 
 class Tool(Fields):
+    passes_unknown_on = True
+
     type: Literal["function"]
     function: Function
 

@@ -216,10 +216,7 @@ class Replica:
         if not isinstance(error, InvalidRequest):
             _LOG.warning("request %s is not served: %s", request["name"], error)
             return messages.cannot_serve()
-        wanted = len(request["prompt_ids"]) + request["params"].get("max_tokens", 1)
-        too_long = wanted > self._service.limits.max_context
-        length_field = error.field in ("prompt", "max_tokens")
-        return messages.refused(413 if too_long and length_field else 400, error)
+        return messages.refused(400, error)
 
     def _cancel_without_ingress(self, name: str) -> None:
         """Cancels a stream whose ingress has sent no heartbeat for too long."""

@@ -78,7 +78,7 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
     for name, limits in SAMPLING_REALS.items():
         check_number(name, getattr(params, name), limits)
     if params.min_tokens > params.max_tokens:
-        raise InvalidRequest("min_tokens", "must be between 0 and max_tokens")
+        raise InvalidRequest("min_tokens", f"must be at most max_tokens = {params.max_tokens}")
     most = min(int(LOGPROBS.most), vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > most:

@@ -185,14 +185,13 @@ def test_a_key_is_required_and_names_the_tenant(monkeypatch: pytest.MonkeyPatch)
         (b"", 400, None),
         (b'{"prompt": "x"}', 400, "model"),
         (b'{"model": "other", "prompt": "x"}', 404, "model"),
-        (b'{"model": "target", "prompt": "x", "frob\xc3\xa9": 1}', 400, "frobé"),
-        (b'{"model": "target", "prompt": "x", "\\ud800": 1}', 400, None),
+        (b'{"model": "target", "prompt": "x", "grammar": 1}', 400, "grammar"),
         (b'{"model": "\\ud800", "prompt": "x"}', 404, "model"),
         (b'{"model": "target", "prompt": "\\ud800"}', 400, "prompt"),
         (b'{"model": "target", "prompt": "x", "seed": 1e999}', 400, "seed"),
         (b'{"model": "target", "prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, None),
         (b"[" * 100_000, 400, None),
-        (b'{"model": "target", "prompt": "x", "max_tokens": 100000}', 413, "max_tokens"),
+        (b'{"model": "target", "prompt": "x", "max_tokens": 100000}', 400, "max_tokens"),
         (b'{"model": "target", "prompt": "' + b"x" * 4096 + b'"}', 413, None),
     ],
 )
@@ -461,9 +460,9 @@ def test_nothing_is_raised_over_a_handle() -> None:
         for fields, status in (
             ({}, 400),
             ({**PROMPT, "model": "other"}, 404),
-            ({**PROMPT, "max_tokens": 10**6}, 413),
+            ({**PROMPT, "max_tokens": 10**6}, 400),
             ({**PROMPT, "stream": True}, 400),
-            ({**CHAT, "frobnicate": 1}, 400),
+            ({**CHAT, "grammar": 1}, 400),
         ):
             body = await api.generate(fields)
             assert body["error"]["status"] == status

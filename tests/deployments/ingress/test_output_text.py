@@ -1,6 +1,7 @@
 """Text from tokens: whole characters, the same text however the tokens arrive, stops cut off."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from cluster.zoo import TARGET, model_path
-from deployments.ingress.output_text import AnswerText, Detokenizer, TextPiece
+from deployments.ingress.output_text import AnswerText, Detokenizer, StopRule, TextPiece
 from deployments.ingress.tokenizer import Tokens
 from engine.protocol import Finish
 
@@ -103,7 +104,7 @@ def answer_in_cuts(
     min_tokens: int = 0,
 ) -> tuple[str, int, list[int], Finish | None]:
     """Text, number of tokens, offsets and finish when verdicts end at `cuts`."""
-    answer = AnswerText(ZOO, stops, min_tokens)
+    answer = AnswerText(ZOO, StopRule(stops, min_tokens=min_tokens))
     ends = [*sorted(set(cuts or []) & set(range(1, len(ids)))), len(ids)]
     text, tokens, start = "", 0, 0
     offsets: list[int] = []
@@ -149,7 +150,7 @@ def test_nothing_depends_on_how_the_tokens_are_cut_into_verdicts(
 
 def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
     ids = ZOO.encode_blocking("one two three four")
-    answer = AnswerText(ZOO, ["two thr"], 0)
+    answer = AnswerText(ZOO, StopRule(["two thr"]))
     pieces = [answer.take([token], None) for token in ids]
     shown = [piece.text for piece in pieces]
     ended = next(i for i, piece in enumerate(pieces) if piece.finish)
@@ -172,6 +173,20 @@ def test_the_token_that_ends_the_output_adds_no_text() -> None:
     text, tokens, _, finish = answer_in_cuts(ids, [], finish="stop")
     assert text == ZOO.decode(ids[:-1])
     assert (tokens, finish) == (len(ids), "stop")
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_what_has_stopped_the_output_is_named_and_can_be_included(included: bool) -> None:
+    ids = ZOO.encode_blocking("one two three")
+    end = ids[-1]
+    rule = StopRule(["w", "tw"], token_ids=[end], included=included)
+    by_string = AnswerText(ZOO, rule).take(ids, "length")
+    assert (by_string.text, by_string.stop_reason) == ("one tw" if included else "one ", "tw")
+    by_token = AnswerText(ZOO, replace(rule, strings=[])).take(ids, "stop")
+    assert by_token.text == ("one two three" if included else ZOO.decode(ids[:-1]))
+    assert by_token.stop_reason == end
+    of_the_model = AnswerText(ZOO, StopRule()).take(ids, "stop")
+    assert (of_the_model.finish, of_the_model.stop_reason) == ("stop", None)
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:

@@ -13,14 +13,11 @@ from cluster.zoo import TARGET, model_path
 from deployments.ingress.admission import Admission, choice_seeds
 from deployments.ingress.api_keys import Client
 from deployments.ingress.errors import ApiError
-from deployments.ingress.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from deployments.ingress.requests import ChatRequest, CompletionRequest
 from deployments.ingress.shares import Shares
+from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.unsupported import SHARED
 from deployments.messages import StreamRequest, sampling_params, slo
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
@@ -86,6 +83,10 @@ def test_every_sampling_field_reaches_the_engine(ask: Any) -> None:
     (sent,) = ask(**SAMPLING, seed=2**64 - 1)
     wanted = {**SAMPLING, "logit_bias": {7: -3.5}, "stop_token_ids": (11,)}
     assert sampling_params(sent) == SamplingParams(**wanted, seed=2**64 - 1)
+    words = [TOKENS.encode_blocking(text) for text in ("table", " table")]
+    (sent,) = ask(allowed_token_ids=[9, 7, 9], bad_words=["table", " table"])
+    assert sampling_params(sent).allowed_token_ids == (7, 9)
+    assert sampling_params(sent).bad_words == tuple(map(tuple, words))
     assert json.loads(json.dumps(sent)) is not None, "built-ins only"
 
 
@@ -159,7 +160,8 @@ def test_a_missing_seed_is_drawn_for_each_prompt() -> None:
     assert choice_seeds(None, 1) != choice_seeds(None, 1)
     seeds = [one["seed"] for one in completion(prompt=[[5], [5]])]
     assert len(set(seeds)) == 2, "equal prompts without a seed differ"
-    assert all(0 <= seed < 2**64 for seed in seeds)
+    seeds += [one["seed"] for one in completion(seed=-1, n=3)]
+    assert all(0 <= seed < 2**53 for seed in seeds), "JavaScript's numbers are exact up to there"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,7 @@ def test_a_missing_seed_is_drawn_for_each_prompt() -> None:
         ("off", {"enabled": False, "drafter": None, "max_depth": None}),
         ("near", {"enabled": True, "drafter": "near", "max_depth": None}),
         ({"max_depth": 2}, {"enabled": True, "drafter": None, "max_depth": 2}),
+        ({"off": True}, {"enabled": False, "drafter": None, "max_depth": None}),
         ({"drafter": "near", "max_depth": 2}, {"enabled": True, "drafter": "near", "max_depth": 2}),
     ],
 )
@@ -186,13 +189,12 @@ def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float |
 
 
 def test_priority_and_tenant_are_sent() -> None:
+    """Of lower value is earlier, as in vLLM; inside, the higher value is."""
     (sent,) = completion(priority=-3)
-    assert (sent["priority"], sent["tenant"], sent["ingress"]) == (-3, "tenant", "ingress")
+    assert (sent["priority"], sent["tenant"], sent["ingress"]) == (3, "tenant", "ingress")
 
 
 SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
-    ("frobnicate", {"frobnicate": 1}),
-    ("frobnicate", {"frobnicate": None}),
     ("model", {"model": 5}),
     ("temperature", {"temperature": -1}),
     ("temperature", {"temperature": float("nan")}),
@@ -214,11 +216,10 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("stop", {"stop": ""}),
     ("n", {"n": 0}),
     ("n", {"n": 4}),
-    ("seed", {"seed": -1}),
+    ("seed", {"seed": -2}),
     ("seed", {"seed": 2**64}),
     ("stream", {"stream": "yes"}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
-    ("stream_options", {"stream": True, "stream_options": {"other": True}}),
     ("slo", {"slo": "slow"}),
     ("slo", {"slo": {"ttft_ms": 0}}),
     ("slo", {"slo": {"ttft": 5}}),
@@ -237,6 +238,22 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": 2**63}),
     ("logit_bias", {"logit_bias": {str(token): 1 for token in range(1025)}}),
     ("stop_token_ids", {"stop_token_ids": [5] * 1025}),
+    ("allowed_token_ids", {"allowed_token_ids": []}),
+    ("allowed_token_ids", {"allowed_token_ids": [9999]}),
+    ("bad_words", {"bad_words": [""]}),
+    ("bad_words", {"bad_words": ["x" * 257]}),
+    ("bad_words", {"bad_words": ["x"] * 1025}),
+    ("bad_words", {"bad_words": ["5"], "allowed_token_ids": TOKENS.encode_blocking("5")}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 101}),
+    ("truncation_side", {"truncation_side": "middle"}),
+    ("request_id", {"request_id": "with space"}),
+    ("use_beam_search", {"use_beam_search": True}),
+    ("guided_json", {"guided_json": {}}),
+    ("max_new_tokens", {"max_new_tokens": 5}),
+    ("typical_p", {"typical_p": 0.5}),
+    ("reasoning_effort", {"reasoning_effort": "high"}),
 ]
 
 
@@ -298,8 +315,15 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("tool_choice", {"tool_choice": named("y"), "tools": [TOOL]}),
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("modalities", {"modalities": ["audio"]}),
-        ("store", {"store": True}),
-        ("reasoning_effort", {"reasoning_effort": "high"}),
+        ("messages", {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "x", "audio": {"id": "x"}}]}),
+        (
+            "continue_final_message",
+            {"continue_final_message": True, "add_generation_prompt": True},
+        ),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"tokenize": False}}),
+        ("chat_template", {"chat_template": "x"}),
+        ("echo", {"echo": True}),
     ],
 )
 def test_a_chats_own_refusals(field: str, fields: dict[str, Any]) -> None:
@@ -317,10 +341,13 @@ def test_openais_fields_are_accepted_at_their_defaults() -> None:
         response_format={"type": "text"},
         modalities=["text"],
         store=False,
-        metadata={},
+        metadata={"session": "x"},
         service_tier="auto",
+        prompt_cache_key="x",
+        safety_identifier="x",
         max_tokens=5,
         max_completion_tokens=5,
+        typical_p=1.0,
     )
 
 
@@ -328,8 +355,8 @@ def test_openais_fields_are_accepted_at_their_defaults() -> None:
     ("kind", "fields", "param"),
     [
         (CompletionRequest, {**COMPLETION, "prompt": [5] * 100}, "prompt"),
-        (CompletionRequest, {**COMPLETION, "max_tokens": 98}, "max_tokens"),
-        (ChatRequest, {**CHAT, "max_completion_tokens": 98}, "max_completion_tokens"),
+        (CompletionRequest, {**COMPLETION, "max_tokens": 101}, "max_tokens"),
+        (ChatRequest, {**CHAT, "max_completion_tokens": 101}, "max_completion_tokens"),
         (
             ChatRequest,
             {**CHAT, "messages": [{"role": "user", "content": "word " * 120}]},
@@ -337,9 +364,52 @@ def test_openais_fields_are_accepted_at_their_defaults() -> None:
         ),
     ],
 )
-def test_what_exceeds_the_context_is_413(kind: Kind, fields: dict[str, Any], param: str) -> None:
+def test_what_exceeds_the_context_is_refused_as_openai_does(
+    kind: Kind, fields: dict[str, Any], param: str
+) -> None:
     error = refusal(kind, fields)
-    assert (error.status, error.param, error.code) == (413, param, "context_length_exceeded")
+    assert (error.status, error.param, error.code) == (400, param, "context_length_exceeded")
+    assert "maximum context length is 100 tokens" in error.message
+
+
+def test_max_tokens_that_the_context_has_no_room_for_are_left_out() -> None:
+    assert completion(max_tokens=100)[0]["params"]["max_tokens"] == 97
+    (sent,) = chat(max_tokens=100)
+    assert sent["params"]["max_tokens"] == 100 - len(sent["prompt_ids"])
+    fields = {**COMPLETION, "max_tokens": 100, "min_tokens": 98}
+    assert refusal(CompletionRequest, fields).param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 2}, [6, 7]),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, [5, 6]),
+        ({"truncate_prompt_tokens": 50}, [5, 6, 7]),
+        ({"truncate_prompt_tokens": -1}, [5, 6, 7]),
+    ],
+)
+def test_a_prompt_is_truncated(fields: dict[str, Any], kept: list[int]) -> None:
+    assert completion(**fields)[0]["prompt_ids"] == kept
+    long = completion(prompt=[*range(5, 105)], truncate_prompt_tokens=-1)[0]
+    assert long["prompt_ids"] == [*range(6, 105)]
+    assert long["params"]["max_tokens"] == 1
+
+
+def test_messages_are_rendered_as_the_fields_say() -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief.", "name": "me"},
+        {"role": "assistant", "content": "Hel"},
+    ]
+    begin = "<|system|>Be brief.<|end|><|assistant|>Hel"
+    for fields, text in (
+        ({}, f"{begin}<|end|><|assistant|>"),
+        ({"add_generation_prompt": False}, f"{begin}<|end|>"),
+        ({"continue_final_message": True}, begin),
+        ({"chat_template_kwargs": {"unused": 1}}, f"{begin}<|end|><|assistant|>"),
+    ):
+        (sent,) = chat(messages=messages, **fields)
+        assert TOKENS.decode(sent["prompt_ids"]) == text
 
 
 def test_tokenize_takes_a_prompt_or_messages() -> None:
@@ -352,11 +422,19 @@ def test_tokenize_takes_a_prompt_or_messages() -> None:
 
 def test_the_documented_fields_are_those_that_exist() -> None:
     documented: dict[type, set[str]] = {CompletionRequest: set(), ChatRequest: set()}
-    table = (Path(__file__).parents[3] / "docs" / "api.md").read_text().partition("## Fields")[2]
-    for row in re.findall(r"^\| (`.*?)\n", table.partition("##")[0], re.MULTILINE):
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    table = page.partition("## Fields")[2].partition("##")[0]
+    for row in re.findall(r"^\| (`.*?)\n", table, re.MULTILINE):
         names, of_completions, of_chat = row.split("|")[:3]
         for kind, present in ((CompletionRequest, of_completions), (ChatRequest, of_chat)):
             if present.strip():
                 documented[kind] |= set(re.findall(r"`(\w+)`", names))
     for kind in (CompletionRequest, ChatRequest):
         assert documented[kind] == set(kind.model_fields)
+    refused = page.partition("### Fields that are refused")[2].partition("\n#")[0]
+    names = {
+        name
+        for row in re.findall(r"^\| (`.*?)\|", refused, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert names == set(SHARED)

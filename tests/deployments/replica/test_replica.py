@@ -131,8 +131,8 @@ def test_a_pinned_drafter_drafts_alone_and_speculation_can_be_off() -> None:
         (400, "temperature", {"params": {"temperature": -1}}),
         (400, "prompt", {"prompt_ids": []}),
         (400, "max_tokens", {"params": {"max_tokens": 0}}),
-        (413, "max_tokens", {"params": {"max_tokens": 2048}}),
-        (413, "prompt", {"prompt_ids": [5] * 2048}),
+        (400, "max_tokens", {"params": {"max_tokens": 2048}}),
+        (400, "prompt", {"prompt_ids": [5] * 2048}),
         (
             400,
             "speculation.drafter",

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.errors import ApiError
-from deployments.ingress.requests import CompletionRequest, sampling_params
+from deployments.ingress.requests import CompletionRequest
+from deployments.ingress.sampling import sampling_params
 from engine.drafters.ngram import NgramDrafter
 from engine.errors import InvalidRequest
 from engine.generate import Rejected, generate
@@ -104,7 +105,8 @@ def test_the_api_refuses_what_the_engine_would(changed: dict[str, Any]) -> None:
     if refusal is not None:
         assert (refusal.status, refusal.param in fields) == (400, True)
         return
-    params = replace(sampling_params(request, max(1, request.max_tokens)), seed=request.seed or 0)
+    params = sampling_params(request, max(1, request.max_tokens))
+    params = replace(params, seed=request.given_seed or 0)
     check(params, {"max_tokens", "min_tokens"})
 
 

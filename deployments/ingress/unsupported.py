@@ -1,0 +1,111 @@
+"""Fields of other servers that would change the text and cannot be honoured: they are refused, with
+the way out, unless their value asks for nothing."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from pydantic_core import PydanticCustomError
+
+UNSUPPORTED = "unsupported"
+
+
+class Unsupported(NamedTuple):
+    problem: str
+    """What is told to the client, after the field's name."""
+    neutral: tuple[object, ...] = ()
+    """The values that ask for nothing; they are accepted."""
+
+
+_GRAMMAR = "is not a field here; use response_format or structured_outputs"
+_LENGTH = "is not a field here; use max_tokens"
+_ADAPTER = "adapters (LoRA) are not served; leave it out"
+_SAMPLER = "this sampling method is not supported; use temperature, top_k, top_p or min_p"
+
+SHARED: Mapping[str, Unsupported] = {
+    "best_of": Unsupported("only 1 is supported; use n for several choices", (1,)),
+    "suffix": Unsupported("text after the output is not supported", ("",)),
+    "use_beam_search": Unsupported("beam search is not supported", (False,)),
+    "num_beams": Unsupported("beam search is not supported", (1,)),
+    "length_penalty": Unsupported("belongs to beam search, which is not supported", (1,)),
+    "early_stopping": Unsupported("belongs to beam search, which is not supported", (False,)),
+    "logits_processors": Unsupported("code of clients is not run", ([],)),
+    "logit_processors": Unsupported("code of clients is not run", ([],)),
+    "vllm_xargs": Unsupported("extensions of vLLM's are not run", ({},)),
+    "prompt_embeds": Unsupported("embeddings as a prompt are not supported; send text or tokens"),
+    "prompt_logprobs": Unsupported("use echo with logprobs in /v1/completions"),
+    "logprob_token_ids": Unsupported("chosen tokens cannot be scored; use logprobs", ([],)),
+    "cache_salt": Unsupported("all prompts share one prefix cache; leave it out"),
+    "thinking_token_budget": Unsupported("is not supported; use max_tokens", (-1,)),
+    "repetition_detection": Unsupported("is not supported; use frequency_penalty"),
+    "no_repeat_ngram_size": Unsupported("is not supported; use frequency_penalty", (0,)),
+    "watermarking": Unsupported("outputs have no watermark", (False,)),
+    "repeat_penalty": Unsupported("is not a field here; use repetition_penalty", (1,)),
+    "do_sample": Unsupported("is not a field here; use temperature", (True,)),
+    "stop_sequences": Unsupported("is not a field here; use stop", ([],)),
+    "reasoning_effort": Unsupported(
+        "use chat_template_kwargs, if the model's chat template knows it", ("none",)
+    ),
+    "verbosity": Unsupported("only 'medium' is supported; ask for it in the prompt", ("medium",)),
+    "audio": Unsupported("only text is generated"),
+    "modalities": Unsupported("only ['text'] is supported", (["text"],)),
+    "web_search_options": Unsupported("there is no search"),
+    "functions": Unsupported("is not a field here; use tools", ([],)),
+    "function_call": Unsupported("is not a field here; use tool_choice", ("none", "auto")),
+    "documents": Unsupported("put them into the messages", ([],)),
+    "chat_template": Unsupported("the checkpoint's own is used; see chat_template_kwargs"),
+    "add_special_tokens": Unsupported("the chat template adds them", (False,)),
+    "echo": Unsupported("is for /v1/completions", (False,)),
+    "prompt": Unsupported("is for /v1/completions; use messages"),
+    "messages": Unsupported("is for /v1/chat/completions; use prompt"),
+    "max_completion_tokens": Unsupported(_LENGTH),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_output_tokens", "max_length", "n_predict", "num_predict"),
+        Unsupported(_LENGTH),
+    ),
+    **dict.fromkeys(
+        (
+            *(f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")),
+            *("regex", "ebnf", "grammar", "json_schema"),
+        ),
+        Unsupported(_GRAMMAR),
+    ),
+    "structured_outputs": Unsupported("is not supported by this API"),
+    "response_format": Unsupported("is not supported by this API", ({"type": "text"},)),
+    "guided_json_object": Unsupported(_GRAMMAR, (False,)),
+    **dict.fromkeys(("typical_p", "tfs", "tfs_z"), Unsupported(_SAMPLER, (1,))),
+    **dict.fromkeys(
+        (
+            *("top_a", "epsilon_cutoff", "eta_cutoff", "mirostat", "mirostat_mode"),
+            *("dry_multiplier", "xtc_probability", "dynatemp_range", "smoothing_factor"),
+            "penalty_alpha",
+        ),
+        Unsupported(_SAMPLER, (0,)),
+    ),
+    **dict.fromkeys(
+        ("lora", "loras", "lora_path", "lora_request", "adapter_id"), Unsupported(_ADAPTER)
+    ),
+}
+"""By the names that OpenAI's API, vLLM, SGLang, llama.cpp and text-generation-inference use."""
+
+MESSAGE: Mapping[str, Unsupported] = {
+    "refusal": Unsupported("a refusal is no part of a prompt; send it as content"),
+    "audio": Unsupported("only text is read"),
+    "function_call": Unsupported("is not a field here; use tool_calls"),
+    "prefix": Unsupported("is not a field here; use continue_final_message", (False,)),
+}
+"""In a chat's messages."""
+
+
+def check_supported(
+    given: Mapping[str, Any], unsupported: Mapping[str, Unsupported], fields: Collection[str]
+) -> dict[str, Any]:
+    """What is given without unsupported names of neutral value; raises a validation error of type
+    `unsupported` for one of another value."""
+    kept = {}
+    for name, value in given.items():
+        if name in fields or name not in unsupported:
+            kept[name] = value
+        elif value not in unsupported[name].neutral:
+            problem = unsupported[name].problem
+            raise PydanticCustomError(UNSUPPORTED, "{problem}", {"field": name, "problem": problem})
+    return kept
