@@ -161,12 +161,12 @@ def ask(path: str, fields: dict[str, Any], strict: str = "0", **sections: Any) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_names_fields_without_effect_in_a_header(stream: bool) -> None:
-    fields = {**COMPLETION, "max_tokens": 2, "stream": stream, "line\r\nbreak": 1, "é\ud800": 1}
+    fields = {**COMPLETION, "max_tokens": 2, "stream": stream, "line\r\nbreak": 1, "é": 1}
     many = {f"unknown_{number}": 1 for number in range(100)}
     answer = ask("/v1/completions", {**fields, **many})
     assert answer.status_code == 200
     names = answer.headers[HEADER].split(", ")
-    assert names[:3] == ["line??break", "??", "unknown_0"]
+    assert names[:3] == ["line??break", "?", "unknown_0"]
     assert names[-1] == "and 86 more"
     assert HEADER not in ask("/v1/completions", {**COMPLETION, "max_tokens": 2}).headers
 

@@ -186,6 +186,7 @@ def test_a_key_is_required_and_names_the_tenant(monkeypatch: pytest.MonkeyPatch)
         (b'{"prompt": "x"}', 400, "model"),
         (b'{"model": "other", "prompt": "x"}', 404, "model"),
         (b'{"model": "target", "prompt": "x", "grammar": 1}', 400, "grammar"),
+        (b'{"model": "target", "prompt": "x", "\\ud800": 1}', 400, None),
         (b'{"model": "\\ud800", "prompt": "x"}', 404, "model"),
         (b'{"model": "target", "prompt": "\\ud800"}', 400, "prompt"),
         (b'{"model": "target", "prompt": "x", "seed": 1e999}', 400, "seed"),
