@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from deployments.ingress.output_text import StopRule
 from deployments.ingress.requests import GenerationRequest, echoes
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
@@ -30,6 +31,15 @@ def sampling_params(
         bad_words=tuple(bad_words),
         logprobs=request.alternatives,
         prompt_logprobs=request.alternatives if echoes(request) else None,
+    )
+
+
+def stop_rule(request: GenerationRequest) -> StopRule:
+    return StopRule(
+        request.stops,
+        request.stop_token_ids,
+        request.min_tokens,
+        request.include_stop_str_in_output,
     )
 
 

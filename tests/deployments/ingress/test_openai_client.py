@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import openai
 import pytest
@@ -92,6 +93,7 @@ def test_a_chat_goes_through_the_template(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_streamed_completion_with_usage(client: OpenAI, continuous: bool) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": continuous}
     chunks = list(
         client.completions.create(
             model="target",
@@ -100,7 +102,7 @@ def test_streamed_completion_with_usage(client: OpenAI, continuous: bool) -> Non
             temperature=1,
             seed=5,
             stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": continuous},  # type: ignore[typeddict-unknown-key]  # vLLM's
+            stream_options=options,
         )
     )
     *parts, last = chunks

@@ -15,11 +15,15 @@ def choice_of(body: dict[str, Any]) -> dict[str, Any]:
 
 def test_forbidden_tokens_are_not_chosen_with_and_without_speculation() -> None:
     async def test(app: App) -> None:
-        fields = {"max_tokens": 40, "return_token_ids": True, "temperature": 0.2}
+        fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True, "temperature": 0.2}
         plain = choice_of((await app.ask(**fields)).json())["token_ids"]
         allowed = sorted({*plain, *range(50, 90)} - {plain[3]})
         word = next(ZOO.decode([token]) for token in plain if ZOO.decode([token]).strip().isalpha())
-        restricted = {**fields, "allowed_token_ids": allowed, "bad_words": [word.strip()]}
+        restricted: dict[str, Any] = {
+            **fields,
+            "allowed_token_ids": allowed,
+            "bad_words": [word.strip()],
+        }
         answers = [
             choice_of((await app.ask(**restricted, speculation=speculation)).json())
             for speculation in ("near", "off")
@@ -37,13 +41,13 @@ def test_forbidden_tokens_are_not_chosen_with_and_without_speculation() -> None:
 
 def test_the_reason_of_a_stop_whole_and_streamed() -> None:
     async def test(app: App) -> None:
-        fields = {"max_tokens": 40, "return_token_ids": True}
+        fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True}
         plain = choice_of((await app.ask(**fields)).json())
         assert (plain["finish_reason"], plain["stop_reason"]) == ("length", None)
         token, stop = plain["token_ids"][9], plain["text"][8:12]
         by_token = choice_of((await app.ask(**fields, stop_token_ids=[token])).json())
         assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token)
-        included = {**fields, "stop": [stop], "include_stop_str_in_output": True}
+        included: dict[str, Any] = {**fields, "stop": [stop], "include_stop_str_in_output": True}
         by_string = choice_of((await app.ask(**included)).json())
         assert by_string["stop_reason"] == stop
         assert by_string["text"] == plain["text"][: plain["text"].index(stop) + len(stop)]
@@ -136,7 +140,11 @@ def test_browsers_are_let_in_from_named_origins_only() -> None:
 def test_special_tokens_are_left_in_the_text_where_that_is_wanted() -> None:
     async def test(app: App) -> None:
         end = ZOO.encode_blocking("<|end|>")[0]
-        fields = {"max_tokens": 3, "allowed_token_ids": [end, 60], "logit_bias": {str(end): 50}}
+        fields: dict[str, Any] = {
+            "max_tokens": 3,
+            "allowed_token_ids": [end, 60],
+            "logit_bias": {str(end): 50},
+        }
         hidden = choice_of((await app.ask(**fields)).json())
         shown = choice_of((await app.ask(**fields, skip_special_tokens=False)).json())
         assert (hidden["text"], shown["text"]) == ("", "<|end|>" * 3)
