@@ -28,7 +28,7 @@ index that has it in PIP_EXTRA_INDEX_URL, then run make again.
 # Their CUDA builds break imports beside a CPU torch; nothing here needs them.
 LEFT_OUT := torchvision|torchaudio|torchcodec
 
-.PHONY: model serve test test-fast lint bench clean
+.PHONY: model serve test test-failed test-fast lint bench clean
 
 $(INSTALLED): constraints-$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -54,8 +54,15 @@ serve: $(INSTALLED) model
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): some 20 s until Spindle is ready.'
 	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
 
+# Two processes, one of which runs what needs clusters (tests/conftest.py).
+SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: $(INSTALLED) model
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest $(SHARED)
+
+# What failed in the last run, alone.
+test-failed: $(INSTALLED) model
+	$(RUN)/python -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none
 
 # A verdict in a minute: what needs neither Ray nor vLLM nor a model of its own.
 test-fast: $(INSTALLED)

@@ -128,7 +128,7 @@ class PoisonedReplica(Replica):
 class PoisonedIngress(Ingress):
     async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]
         await super().__init__(config, replica)  # type: ignore[misc]
-        tokens = self._api._tokens
+        tokens = self._api.tokens
         encode = tokens.encode_blocking
 
         def poisoned_encode(text: str, *options: Any) -> list[int]:

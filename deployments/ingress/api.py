@@ -72,14 +72,14 @@ class Api:
         self._streaming = replicas.options(stream=True)
         self.metrics = IngressMetrics()
         self.log = RequestLog(self.metrics, config.served_name)
-        self._tokens = Tokens(config.target.header_path())
-        self._parsers = OutputParsers(config.target, self._tokens)
+        self.tokens = Tokens(config.target.header_path())
+        self.parsers = OutputParsers(config.target, self.tokens)
         ingress = uuid.uuid4().hex
-        self._admission = Admission(config, self._tokens, ingress)
+        self._admission = Admission(config, self.tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
-        self._ignored = IgnoredFields(config.strict_fields, self._tokens)
+        self._ignored = IgnoredFields(config.strict_fields, self.tokens)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -130,11 +130,11 @@ class Api:
     async def tokenize(self, request: TokenizeRequest) -> Body:
         self._check_model(request.model)
         limits = self._limits or await self.ready()
-        return await tokenize(self._tokens, request, limits.max_context)
+        return await tokenize(self.tokens, request, limits.max_context)
 
     async def detokenize(self, request: DetokenizeRequest) -> Body:
         self._check_model(request.model)
-        return detokenize(self._tokens, request)
+        return detokenize(self.tokens, request)
 
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
@@ -142,7 +142,7 @@ class Api:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
         answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
-        self._parsers.check(_tool_use(request))
+        self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         held = self._shares.take(client, self._admission.check_size(request, client, limits, most))
@@ -181,11 +181,11 @@ class Api:
                 index,
                 FailoverStream(one, self._streaming, self._heartbeats.silent, self.config.limits),
                 stop,
-                self._tokens,
+                self.tokens,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
                 special=not request.skip_special_tokens,
-                parser=self._parsers.make(use, one["prompt_ids"]),
+                parser=self.parsers.make(use, one["prompt_ids"]),
             )
             for index, one in enumerate(streams)
         ]
@@ -194,7 +194,7 @@ class Api:
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
-        return await asyncio.to_thread(lambda: [echo(self._tokens, one) for one in prompts])
+        return await asyncio.to_thread(lambda: [echo(self.tokens, one) for one in prompts])
 
     async def full_response(self, request: GenerationRequest, answer: Answer) -> Body:
         form = self._format(request)
@@ -290,7 +290,7 @@ class Api:
 
     def _format(self, request: GenerationRequest) -> ResponseFormat:
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-        return form(self._tokens, request.alternatives is not None, request.return_token_ids)
+        return form(self.tokens, request.alternatives is not None, request.return_token_ids)
 
     def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
         return {

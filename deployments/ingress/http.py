@@ -25,6 +25,8 @@ from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
 from deployments.ingress.metrics_text import CONTENT_TYPE
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.responses_api.service import ResponsesApi
 from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.proxy import BODY, delay_receive, replay
 from engine.errors import InvalidRequest
@@ -34,6 +36,7 @@ _REQUEST_ID_HEADER = "X-Request-Id"
 
 
 def make_http(api: Api) -> FastAPI:
+    responses = ResponsesApi(api)
     http = FastAPI(title="Spindle", version=api.version)
     http.state.request_log = api.log
     open_paths = PATHS_WITHOUT_KEY
@@ -109,6 +112,17 @@ def make_http(api: Api) -> FastAPI:
         """Answers a conversation."""
         return await _respond(api, body, request)
 
+    @http.post("/v1/responses")
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        """Answers a conversation, given and answered as items."""
+        headers = _ignored(api, body, request)
+        answer = await responses.open(body, request.state.client, _request_id(request))
+        if body.stream:
+            events = named_events(responses.events(body, answer))
+            return EventStream(answer, events, BackpressureWindow(request.scope), headers)
+        response = responses.full_response(body, answer)
+        return await _respond_whole(answer, response, request, headers)
+
     return http
 
 
@@ -116,10 +130,19 @@ async def _respond(api: Api, body: GenerationRequest, request: Request) -> Respo
     headers = _ignored(api, body, request)
     answer = await api.open(body, request.state.client, _request_id(request))
     if body.stream:
-        window = BackpressureWindow(request.scope)
-        return EventStream(answer, api.chunks(body, answer), window, headers)
+        events = data_events(api.chunks(body, answer))
+        return EventStream(answer, events, BackpressureWindow(request.scope), headers)
+    return await _respond_whole(answer, api.full_response(body, answer), request, headers)
+
+
+async def _respond_whole(
+    answer: Answer,
+    response: Coroutine[None, None, Body],
+    request: Request,
+    headers: Mapping[str, str],
+) -> Response:
     try:
-        full = await cancel_if_disconnected(request.receive, api.full_response(body, answer))
+        full = await cancel_if_disconnected(request.receive, response)
     finally:
         answer.close()
     return await _json(full, headers)
@@ -174,11 +197,11 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         answer: Answer,
-        chunks: AsyncGenerator[Body, None],
+        events: AsyncGenerator[str, None],
         window: BackpressureWindow,
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(window.limited(_events(chunks)), headers=headers)
+        super().__init__(window.limited(events), headers=headers)
         self._answer = answer
         self._window = window
 
@@ -192,10 +215,17 @@ class EventStream(StreamingResponse):
             self._answer.close()
 
 
-async def _events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    """Chunks of completions and chats as server-sent events."""
     async for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
+
+
+async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    """Events of a response, which have their types as names, as server-sent events."""
+    async for event in events:
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
 def respond_with_error(request: Request, error: Exception) -> JSONResponse:

@@ -183,21 +183,24 @@ class ChatFormat:
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
             return None
-        content = [
-            {
-                **self._entry(one.token, one.logprob["logprob"]),
-                "top_logprobs": [
-                    self._entry(int(other), value) for other, value in one.logprob["top"]
-                ],
-            }
-            for one in tokens
-            if one.logprob is not None  # None only in an echo, which chats do not have
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": list_logprobs(self._tokens, tokens), "refusal": None}
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text, raw = self._tokens.spelling(token)
+
+def list_logprobs(tokens: Tokens, listed: Sequence[OutputToken]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities and alternatives, as in chats and responses."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, raw = tokens.spelling(token)
         return {"token": text, "logprob": _finite(logprob), "bytes": raw}
+
+    return [
+        {
+            **entry(one.token, one.logprob["logprob"]),
+            "top_logprobs": [entry(int(other), value) for other, value in one.logprob["top"]],
+        }
+        for one in listed
+        if one.logprob is not None  # None only in an echo, which chats do not have
+    ]
 
 
 def finish_reason(choice: Choice, finish: Finish | None) -> str | None:

@@ -119,7 +119,7 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         yield URL
     finally:
         server.send_signal(signal.SIGINT)  # `serve run` takes its own Ray down with it
-        server.wait(60)
+        server.wait(120)
 
 
 def ask(app: str, **fields: Any) -> requests.Response:

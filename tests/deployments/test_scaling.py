@@ -129,3 +129,5 @@ def test_serve_adds_a_replica_while_requests_wait(monkeypatch: pytest.MonkeyPatc
         assert [next(stream)["kind"] for stream in held] == ["accepted"] * 6
 
         eventually(lambda: sum(replica_states().values()) == 2, "a second replica", within_s=60)
+        for stream in held:  # else the replica drains for as long as they may take
+            stream.cancel()

@@ -55,13 +55,17 @@ class OutputParsers:
                 "function work without it",
             )
 
+    def parses(self, use: ToolUse) -> bool:
+        """Whether outputs may be more than content."""
+        return use.may_call or self._reasoning_parser is not None
+
     def make(self, use: ToolUse, prompt_ids: Sequence[int]) -> OutputParser | None:
         """None: the output is content only."""
         if use.named is not None:
             return FormatParser([partial(named_call, name=use.named)], named=True)
         if use.must_call:
             return FormatParser([call_list], use.parallel)
-        if not use.may_call and self._reasoning_parser is None:
+        if not self.parses(use):
             return None
         if self._vllm is not None:
             return self._vllm.make(use, prompt_ids)

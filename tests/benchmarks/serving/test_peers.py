@@ -30,8 +30,9 @@ MAX_TOKENS = 12
 def test_vllm_serves_and_its_processes_end_with_the_contender(
     kind: type[VllmLoop] | type[ServedVllm],
 ) -> None:
-    """Slow, for vLLM compiles the model. Numba among our packages once kept vLLM from starting."""
-    checkpoint = str(model_path(TARGET))
+    """Slow, for vLLM compiles the model: so it is the smallest. Numba among our packages once kept
+    vLLM from starting."""
+    checkpoint = str(model_path("tiny"))
     with closing(Contender(PLAIN, partial(kind, checkpoint, None, "float32"))) as plain:
         assert plain.failure is None
         (process,) = multiprocessing.active_children()

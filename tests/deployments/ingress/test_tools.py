@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from transformers import AutoTokenizer
 
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.answer import Choice, OutputToken, Piece
@@ -23,15 +22,8 @@ from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse, call_schema
 from engine.protocol import Finish
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
+from tests.deployments.ingress.scripted import TEMPLATE, with_tool_template
 
-TEMPLATE = """
-{%- if tools %}<|tools|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
-{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-{%- set function = call.function %}[{{ function.name }} {{ function.arguments | tojson }}]
-{%- endfor %}{% if message.tool_call_id %}@{{ message.tool_call_id }}{% endif %}
-{%- if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}
-{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 WEATHER = {
     "type": "function",
     "function": {
@@ -53,13 +45,6 @@ NOW = {"type": "function", "function": {"name": "now"}}
 def chat(**fields: Any) -> ChatRequest:
     messages = [{"role": "user", "content": "Weather?"}]
     return ChatRequest.model_validate({"model": "target", "messages": messages, **fields})
-
-
-def tokens_with(template: str, path: Path) -> Tokens:
-    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(path)
-    return Tokens(path)
 
 
 async def rendered(tokens: Tokens, request: ChatRequest) -> str:
@@ -99,7 +84,7 @@ def test_the_template_gets_tools_calls_and_results(knows: str, role: str, tmp_pa
             },
         ],
     )
-    prompt = asyncio.run(rendered(tokens_with(knows + TEMPLATE, tmp_path), request))
+    prompt = asyncio.run(rendered(Tokens(with_tool_template(tmp_path, knows + TEMPLATE)), request))
     assert prompt == (
         '<|tools|>{"type": "function", "function": {"name": "now"}}'
         f"<|{role}|>Be brief.<|user|>Weather?"

@@ -19,6 +19,7 @@ from tests.deployments.serving import (
     eventually,
     expected_ids,
     heartbeat_of,
+    is_idle,
     read_to_end,
     replicas,
     request,
@@ -66,15 +67,6 @@ def endless(name: str) -> DeploymentResponseGenerator:
 
 def state() -> dict[str, Any]:
     return replicas().state.remote().result(timeout_s=10)
-
-
-def is_idle() -> bool:
-    now = state()
-    kv = now["kv_blocks"]
-    return (
-        now["running"] == now["waiting"] == kv["used"] == 0
-        and kv["free"] + kv["cached"] == kv["total"]
-    )
 
 
 def test_a_stream_is_accepted_and_commits_the_oracles_tokens_with_statistics() -> None:

@@ -3,7 +3,6 @@ differ."""
 
 import asyncio
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -17,50 +16,29 @@ from openai.types.chat import ChatCompletionMessageParam
 from engine.sampling.params import SamplingParams
 from engine.sampling.seeds import splitmix64
 from tests import reference
+from tests.deployments.served.application import ADMITTED, KEYS
 from tests.deployments.serving import (
-    ARGS,
     PROMPT,
-    VLLM_LOADS_S,
-    VLLM_TARGET,
-    cluster,
-    deploy,
     eventually,
     expected_ids,
     expected_text,
+    is_idle,
     oracle,
-    replicas,
     tokenizer,
 )
 
-PORT = 8161
-KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
-ADMITTED = 64
-TARGETS = {"native": ARGS["target"], "vllm": VLLM_TARGET}
-LIMITS = {"max_batch": 8, "max_waiting": ADMITTED - 8, "max_choices": 4}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 7."}]
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
-    args = {**ARGS, "target": TARGETS[request.param], "api_keys": KEYS, "limits": LIMITS}
-    with cluster(PORT):
-        deploy(args, within_s=VLLM_LOADS_S)
-        yield OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key=KEYS["alpha"], max_retries=0)
+@pytest.fixture
+def client(app: str) -> OpenAI:
+    return OpenAI(base_url=f"{app}/v1", api_key=KEYS["alpha"], max_retries=0)
 
 
 def complete(client: OpenAI, **fields: object) -> openai.types.Completion:
     asked = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, **fields}
     answer: openai.types.Completion = client.completions.create(**asked)  # type: ignore[call-overload]  # fields vary
     return answer
-
-
-def is_idle() -> bool:
-    state = replicas().state.remote().result(timeout_s=10)
-    kv = state["kv_blocks"]
-    return (
-        state["running"] == state["waiting"] == kv["used"] == 0
-        and kv["free"] + kv["cached"] == kv["total"]
-    )
 
 
 def test_models(client: OpenAI) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +16,29 @@ import pytest
 import requests
 from ray import serve
 
-from benchmarks.serving.streams import ReceivedStream, read, read_all, session
+from benchmarks.serving.streams import ReceivedStream, read, session
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
+from tests.deployments.served.application import APPLICATIONS, KEYS, METRICS_PORT, URL
 from tests.deployments.serving import (
-    ARGS,
     PROMPT,
     VLLM_LOADS_S,
-    VLLM_TARGET,
-    cluster,
     deploy,
     eventually,
+    is_idle,
     oracle,
     replicas,
     tokenizer,
 )
 from tests.identity import Identity
 
-PORT, METRICS_PORT = 8151, 8251
-URL = f"http://127.0.0.1:{PORT}"
-ARGS = {
-    **ARGS,
-    "target": VLLM_TARGET,
-    "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
-    "limits": {"recovery_s": 120},
-}
+pytestmark = [
+    pytest.mark.parametrize("app", ["vllm"], indirect=True),
+    pytest.mark.usefixtures("app"),
+]
+ARGS = APPLICATIONS["vllm"]
+AUTHORIZED = {"Authorization": f"Bearer {KEYS['alpha']}"}
 ELSEWHERE: Mapping[str, Mapping[str, Any]] = {
     "in the replica's own process": {"placement": "inline"},
     "on two ranks": {"tensor_parallel": 2},
@@ -61,17 +58,6 @@ OPTIONS: Sequence[Mapping[str, Any]] = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _app() -> Iterator[None]:
-    with cluster(
-        PORT,
-        _metrics_export_port=METRICS_PORT,
-    ):
-        deploy(ARGS, within_s=VLLM_LOADS_S)
-        yield
-        eventually(kv_is_free, "KV of requests that have left is freed")
-
-
 def bodies(max_tokens: int) -> list[dict[str, Any]]:
     """Eight of them: all prompts, all options."""
     return [
@@ -89,8 +75,30 @@ def bodies(max_tokens: int) -> list[dict[str, Any]]:
 
 def ask(**fields: Any) -> dict[str, Any]:
     body = {"model": "target", "prompt": PROMPT, "max_tokens": 40, **fields}
-    answer: dict[str, Any] = requests.post(f"{URL}/v1/completions", json=body, timeout=60).json()
+    url = f"{URL}/v1/completions"
+    answer: dict[str, Any] = requests.post(url, json=body, headers=AUTHORIZED, timeout=60).json()
     return answer
+
+
+def read_all(
+    asked: Sequence[Mapping[str, Any]],
+    progress: Callable[[list[ReceivedStream]], None] = lambda _streams: None,
+) -> list[ReceivedStream]:
+    """All concurrently; `progress` gets all streams after each event of any."""
+    received = [ReceivedStream() for _ in asked]
+
+    async def run() -> None:
+        async with session(240) as client:
+            client.headers.update(AUTHORIZED)
+            await asyncio.gather(
+                *(
+                    read(client, URL, body, one, lambda: progress(received))
+                    for body, one in zip(asked, received, strict=True)
+                )
+            )
+
+    asyncio.run(run())
+    return received
 
 
 def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
@@ -107,23 +115,16 @@ def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]
     identity.finish()
 
 
-def kv_is_free() -> bool:
-    state = replicas().state.remote().result(timeout_s=10)
-    kv = state["kv_blocks"]
-    assert kv["free"] + kv["used"] + kv["cached"] == kv["total"], "blocks have been lost"
-    return kv["used"] == 0 and state["running"] == state["waiting"] == 0
-
-
 def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None:
     asked = bodies(max_tokens=32)
-    received = asyncio.run(read_all(URL, asked, timeout_s=120))
+    received = read_all(asked)
     check(received, asked)
     statistics = [one.statistics for one in received if one.statistics is not None]
     assert len(statistics) == len(received)
     assert sum(one["accepted"] for one in statistics) > len(received)
     assert sum(one["rounds"] for one in statistics) < sum(len(one.token_ids) for one in received)
     assert all("tiny" in one["rounds_by_lane"] for one in statistics)
-    eventually(kv_is_free, "nothing runs")
+    eventually(is_idle, "nothing runs")
 
 
 def test_the_text_is_the_same_without_speculation() -> None:
@@ -138,27 +139,21 @@ def test_the_text_is_the_same_without_speculation() -> None:
 @pytest.mark.parametrize("part", ["verifier", "tiny"])
 def test_a_killed_part_comes_back_and_streams_are_unchanged(part: str) -> None:
     asked = bodies(max_tokens=96)
-    received = [ReceivedStream() for _ in asked]
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)[part]
     killed: list[int] = []
 
-    def strike() -> None:
+    def strike(received: list[ReceivedStream]) -> None:
         tokens = sum(len(one.token_ids) for one in received)
         if not killed and tokens > 8 * len(received):
             killed.append(sum(not one.complete for one in received))
             os.kill(victim, signal.SIGKILL)
 
-    async def run() -> None:
-        async with session(240) as client:
-            streams = zip(asked, received, strict=True)
-            await asyncio.gather(*(read(client, URL, body, one, strike) for body, one in streams))
-
-    asyncio.run(run())
+    received = read_all(asked, strike)
     assert killed == [len(received)], "the fault came too late"
     check(received, asked)
     eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
-    eventually(kv_is_free, "nothing runs")
+    eventually(is_idle, "nothing runs")
 
 
 def test_intels_openmp_is_loaded_before_anything_else() -> None:
@@ -191,7 +186,7 @@ def test_elsewhere_eight_streams_are_the_oracles_as_well(where: str) -> None:
     serve.delete("spindle")
     deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=VLLM_LOADS_S)
     asked = bodies(max_tokens=32)
-    received = asyncio.run(read_all(URL, asked, timeout_s=120))
+    received = read_all(asked)
     check(received, asked)
     assert sum(one.statistics["accepted"] for one in received if one.statistics) > len(received)
-    eventually(kv_is_free, "nothing runs")
+    eventually(is_idle, "nothing runs")

@@ -5,9 +5,10 @@ reads answers in its own way.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,13 @@ from schemathesis import Case
 from schemathesis.core.result import Ok
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.serving.app import running
 from cluster.zoo import TARGET, model_path
-from tests.deployments.serving import VLLM_TARGET
+from tests.deployments.served.application import KEYS
 
-PORT = 8131
+KEY = KEYS["beta"]
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 SERVED_ERRORS = 500
 """Statuses from here on are errors of the server."""
-TARGETS = {"native": {"dtype": "float32", "placement": "inline"}, "vllm": VLLM_TARGET}
-CONFIG = {
-    "drafters": [{"name": "tiny", "model": "zoo/tiny", "placement": "inline"}],
-    "limits": {"max_batch": 8, "max_waiting": 32},
-}
 VLLM_BENCH = """
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main
@@ -41,17 +37,12 @@ main(parser.parse_args())
 """
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def app(request: pytest.FixtureRequest) -> Iterator[str]:
-    with running({**CONFIG, "target": TARGETS[request.param]}, PORT) as running_app:
-        yield running_app.url
-
-
 def test_no_request_makes_the_server_fail(app: str) -> None:
     """Whatever fits the app's own OpenAPI document. (Schemathesis's own pytest plugin does not
     know this pytest.)"""
     paths = set()
-    for found in schemathesis.openapi.from_url(f"{app}/openapi.json").get_all_operations():
+    document = schemathesis.openapi.from_url(f"{app}/openapi.json", headers=AUTHORIZED)
+    for found in document.get_all_operations():
         assert isinstance(found, Ok), found
         operation = found.ok()
         paths.add(operation.path)
@@ -64,7 +55,7 @@ def test_no_request_makes_the_server_fail(app: str) -> None:
                 body["model"] = TARGET  # beyond the 404
                 limit = "max_completion_tokens"
                 body[limit if limit in body else "max_tokens"] = 8  # time, not coverage
-            answer = case.call(timeout=60)
+            answer = case.call(headers=AUTHORIZED, timeout=60)
             assert answer.status_code < SERVED_ERRORS, answer.text
 
         attack()
@@ -89,6 +80,7 @@ def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     ran = subprocess.run(
         [sys.executable, "-c", VLLM_BENCH, *flags, "--ignore-eos", "--save-result"],
+        env=os.environ | {"OPENAI_API_KEY": KEY},
         capture_output=True,
         text=True,
         timeout=240,
@@ -153,7 +145,12 @@ def lm_eval(
         capture_output=True,
         text=True,
         timeout=240,
-        env={"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)},
+        env={
+            "HF_DATASETS_OFFLINE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(folder),
+            "OPENAI_API_KEY": KEY,
+        },
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     scores, answers = json.loads(ran.stdout.splitlines()[-1])
@@ -171,7 +168,8 @@ def test_lm_eval_scores_the_endpoints_answers(app: str, tmp_path: Path) -> None:
             "max_tokens": 48,
             "temperature": 0,
         }
-        answer = requests.post(f"{app}/v1/completions", json=body, timeout=60).json()
+        answered = requests.post(f"{app}/v1/completions", json=body, headers=AUTHORIZED, timeout=60)
+        answer = answered.json()
         rows.append({"prompt": prompt, "answer": answer["choices"][0]["text"]})
     scores, _ = lm_eval(app, tmp_path, GENERATING, rows)
     assert scores["exact_match,none"] == 1.0

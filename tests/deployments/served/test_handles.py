@@ -16,20 +16,15 @@ import ray
 from google.protobuf.wrappers_pb2 import StringValue
 from ray import serve
 
-from tests.deployments.serving import (
-    ARGS,
-    PROMPT,
-    cluster,
-    deploy,
-    eventually,
-    expected_text,
-    replicas,
-)
+from tests.deployments.served.application import GRPC_PORT
+from tests.deployments.served.application import KEY_FROM_ENVIRONMENT as KEY
+from tests.deployments.serving import PROMPT, eventually, expected_text, is_idle
 
-ROOT = Path(__file__).parents[2]
-PORT = 8136
-GRPC_PORT = 9136
-KEY = "a key of a tenant"
+pytestmark = [
+    pytest.mark.parametrize("app", ["native"], indirect=True),
+    pytest.mark.usefixtures("app"),
+]
+ROOT = Path(__file__).parents[3]
 FIELDS: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24}
 SEED = 2**63 + 5
 """More than a double can represent."""
@@ -49,17 +44,6 @@ chunks = list(spindle.options(stream=True).stream.remote(asked))
 refused = spindle.generate.remote({**asked, "temperature": -1}).result(timeout_s=60)
 print("RESULT", json.dumps([answer, chunks, refused]))
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _app() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KEY_OF_TENANT", KEY)  # the ingress's: Ray's processes inherit it
-        with cluster(PORT):
-            deploy(
-                {**ARGS, "grpc": {"port": PORT + 1000}, "api_keys": {"tenant": "env:KEY_OF_TENANT"}}
-            )
-            yield
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +167,6 @@ def test_32_concurrent_callers_get_the_oracles_text(channel: grpc.Channel) -> No
     with ThreadPoolExecutor(32) as pool:
         output = list(pool.map(ask, range(32)))
     assert output == [expected_text(1.0, number % 4, 24) for number in range(32)]
-
-
-def is_idle() -> bool:
-    state = replicas().state.remote().result(timeout_s=10)
-    return bool(state["running"] == state["kv_blocks"]["used"] == 0)
 
 
 ENDLESS = {**FIELDS, "max_tokens": 1900, "ignore_eos": True}

@@ -1,0 +1,155 @@
+"""The items of a conversation in the Responses API, and the chat's messages that they stand for."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from deployments.ingress.fields import Fields, Text
+
+
+class TextItem(Fields):
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+    # Copied by clients from an output.
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+def _text_items(given: object) -> object:
+    return [{"type": "input_text", "text": given}] if isinstance(given, str) else given
+
+
+Texts = Annotated[
+    list[TextItem], BeforeValidator(_text_items, json_schema_input_type=Text | list[TextItem])
+]
+
+
+class MessageItem(Fields):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+
+    # Copied by clients from an output.
+    id: Text | None = None
+    status: Text | None = None
+    phase: Text | None = None
+
+
+class FunctionCallItem(Fields):
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+
+    # Copied by clients from an output.
+    id: Text | None = None
+    status: Text | None = None
+
+
+class FunctionOutputItem(Fields):
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Texts
+
+    # Copied by clients from an output.
+    id: Text | None = None
+    status: Text | None = None
+
+
+class ReasoningText(Fields):
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+class ReasoningItem(Fields):
+    type: Literal["reasoning"]
+    content: list[ReasoningText] = []
+    summary: list[ReasoningText] = []
+    """Instead of a content that the server did not reveal."""
+
+    # Copied by clients from an output.
+    id: Text | None = None
+    status: Text | None = None
+    encrypted_content: None = None
+
+
+def _kind_of_item(item: object) -> object:
+    """A message may leave its type out."""
+    if isinstance(item, dict):
+        return item.get("type") or "message"
+    return getattr(item, "type", None)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="item_type",
+        custom_error_message="type: only message, function_call, function_call_output and "
+        "reasoning are supported",
+    ),
+]
+
+
+def _items(given: object) -> object:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+Items = Annotated[
+    list[Item],
+    Field(min_length=1),
+    BeforeValidator(_items, json_schema_input_type=Text | list[Item]),
+]
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:
+    """The items as messages: adjacent ones of the assistant are one."""
+    if instructions is not None:
+        yield {"role": "system", "content": instructions}
+    for by_assistant, run in groupby(items, _is_of_assistant):
+        if by_assistant:
+            yield _turn(list(run))
+        else:
+            yield from map(_message, run)
+
+
+def _is_of_assistant(item: Item) -> bool:
+    if isinstance(item, MessageItem):
+        return item.role == "assistant"
+    return not isinstance(item, FunctionOutputItem)
+
+
+def _turn(items: Sequence[Item]) -> dict[str, Any]:
+    """The assistant's message of its reasoning, text and calls."""
+    turn: dict[str, Any] = {"role": "assistant", "content": ""}
+    for item in items:
+        match item:
+            case ReasoningItem():
+                parts = item.content or item.summary
+                turn["reasoning"] = turn.get("reasoning", "") + _text(parts)
+            case MessageItem():
+                turn["content"] += _text(item.content)
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                turn.setdefault("tool_calls", []).append(call)
+    return turn
+
+
+def _message(item: Item) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            return {"role": item.role, "content": _text(item.content)}
+        case FunctionOutputItem():
+            return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    raise TypeError(f"{type(item).__name__} is no message by itself")
+
+
+def _text(parts: Sequence[TextItem] | Sequence[ReasoningText]) -> str:
+    return "".join(part.text for part in parts)

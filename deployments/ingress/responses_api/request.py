@@ -1,0 +1,201 @@
+"""OpenAI's Responses API: its request, and the chat that it is served as.
+
+Nothing is stored: the whole conversation comes with each request.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cluster.config.section import within
+from deployments.ingress.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests import ChatRequest, SharedFields
+from deployments.ingress.responses_api.items import Items, messages_of
+from deployments.ingress.tools import MAX_TOOLS, FunctionName, Schema
+from deployments.ingress.unsupported import SHARED, Unsupported
+from engine.errors import InvalidRequest
+from policies import ranges
+
+LOGPROBS = "message.output_text.logprobs"
+_NOT_STORED = Unsupported(
+    "responses are not stored here; send the items of the conversation so far in input"
+)
+_LENGTH = Unsupported("is not a field here; use max_output_tokens")
+_FORM = Unsupported("is not a field here; use text.format")
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    **{name: one for name, one in SHARED.items() if name != "max_output_tokens"},
+    "previous_response_id": _NOT_STORED,
+    "conversation": _NOT_STORED,
+    "background": Unsupported("responses are not stored here; use stream", (False,)),
+    "truncation": Unsupported("shorten the input yourself", ("disabled",)),
+    "prompt": Unsupported("there are no stored prompts; use instructions and input"),
+    "messages": Unsupported("is for /v1/chat/completions; use input"),
+    "max_tokens": _LENGTH,
+    "max_completion_tokens": _LENGTH,
+    "response_format": _FORM,
+    "structured_outputs": _FORM,
+    "logprobs": Unsupported(f"is not a field here; use include with {LOGPROBS}", (False,)),
+}
+"""What would change the response and cannot be honoured."""
+
+
+class FunctionTool(Fields):
+    """A function, as the Responses API describes it."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Text | None = None
+    parameters: Schema | None = None
+    strict: bool = False
+
+    @property
+    def for_chat(self) -> dict[str, Any]:
+        return {
+            "type": "function",
+            "function": self.model_dump(exclude_unset=True, exclude={"type"}),
+        }
+
+
+class NamedFunctionChoice(Fields):
+    type: Literal["function"]
+    name: FunctionName
+
+    @property
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class TextFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Text | None = None
+    description: Text | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool = False
+
+    @model_validator(mode="after")
+    def _a_schema_for_json_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise InvalidRequest("text", "format.schema belongs to type json_schema")
+        return self
+
+    @property
+    def echoed(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return self.model_dump(by_alias=True)
+
+    @property
+    def for_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        named = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "json_schema", "json_schema": {**named, "schema": self.schema_}}
+
+
+class TextOptions(Fields):
+    format: TextFormat = TextFormat()
+    """`text`, `json_object`, or `json_schema` with a schema."""
+
+
+class ResponsesRequest(SharedFields):
+    """POST /v1/responses."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = UNSUPPORTED
+
+    input: Items
+    """A text, or the conversation's items."""
+    instructions: Text | None = None
+    """A system message before the input."""
+    n: Literal[1] = 1
+    """A response is one answer."""
+    max_output_tokens: AtLeastOne | None = None
+    """Absent: as many as fit into the context."""
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionChoice | None = None
+    """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    parallel_tool_calls: bool = True
+    """False: the answer has at most one call."""
+    text: TextOptions = TextOptions()
+    """The output's form."""
+    include: list[Text] = []
+    """`message.output_text.logprobs`; what others name does not occur here."""
+    top_logprobs: Alternatives | None = None
+    """How many alternatives to list beside each token's log-probability."""
+    max_tool_calls: Annotated[int, within(ranges.COUNT)] | None = None
+    """Limits tools that run at the server, of which there are none."""
+    return_token_ids: Literal[False] = False
+    """Chats have them."""
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        others = [one for one in self.include if one != LOGPROBS]
+        strict = any(tool.strict for tool in self.tools) and not self.chat().tool_use.must_call
+        return (
+            *super().without_effect,
+            *(["include"] if others else []),
+            *(["tools.strict"] if strict else []),
+        )
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in self.include or self.top_logprobs is not None
+
+    def chat(self) -> ChatRequest:
+        """The same request as a chat. Errors name the chat's fields (RENAMED)."""
+        given = {
+            name: getattr(self, name)
+            for name in SharedFields.model_fields
+            if name in self.model_fields_set
+        }
+        choice = self.tool_choice
+        return ChatRequest.model_validate(
+            {
+                **given,
+                "messages": list(messages_of(self.instructions, self.input)),
+                "max_completion_tokens": self.max_output_tokens,
+                "logprobs": self.wants_logprobs,
+                "top_logprobs": self.top_logprobs,
+                "tools": [tool.for_chat for tool in self.tools],
+                "tool_choice": (
+                    choice.for_chat if isinstance(choice, NamedFunctionChoice) else choice
+                ),
+                "parallel_tool_calls": self.parallel_tool_calls,
+                "response_format": self.text.format.for_chat,
+            }
+        )
+
+    @property
+    def echoed(self) -> dict[str, Any]:
+        """What the response repeats of the request."""
+        choice = self.tool_choice or ("auto" if self.tools else "none")
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "background": False,
+            "store": False,
+            "temperature": self.temperature,
+            "text": {"format": self.text.format.echoed},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump() for tool in self.tools],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": self.top_p,
+            "truncation": "disabled",
+            "user": self.user,
+        }
+
+
+RENAMED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+}
+"""A chat's fields by their names in this API."""

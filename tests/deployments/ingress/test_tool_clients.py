@@ -1,0 +1,356 @@
+"""OpenAI's own client with tools and with the Responses API: it must notice nothing."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.lib._tools import pydantic_function_tool
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.responses import (
+    FunctionToolParam,
+    ResponseInputParam,
+    ResponseStreamEvent,
+)
+from pydantic import BaseModel, TypeAdapter
+
+from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
+from tests.deployments.ingress.scripted import ScriptedReplicas, scripted, with_tool_template
+
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Weather?"}]
+PARAMETERS: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+}
+TOOLS: list[ChatCompletionToolParam] = [
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
+    for name in ("get_weather", "search")
+]
+FUNCTIONS: list[FunctionToolParam] = [
+    {"type": "function", "name": name, "parameters": PARAMETERS, "strict": None}
+    for name in ("get_weather", "search")
+]
+TWO_CALLS = CALLS[1][1]
+REASONED = f"<think>\nHm.\n</think>\n\n{TWO_CALLS}"
+Test = Callable[[AsyncOpenAI, ScriptedReplicas], Awaitable[None]]
+
+
+class Weather(BaseModel):
+    """The weather of the next days."""
+
+    city: str
+    days: int
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_tool_template(tmp_path_factory.mktemp("tools"))
+
+
+def run(checkpoint: Path, text: str, test: Test, **target: Any) -> None:
+    async def inside() -> None:
+        options = {"tool_parser": "hermes", **target}
+        async with scripted(checkpoint, text, **options) as (client, replicas):
+            await test(client, replicas)
+
+    asyncio.run(inside())
+
+
+def test_a_chat_calls_tools_and_reads_their_results(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        answer = await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
+        assert replicas.prompt.startswith('<|tools|>{"type": "function"')
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see."
+        assert choice.message.tool_calls is not None
+        first, second = choice.message.tool_calls
+        assert first.type == second.type == "function"
+        assert (first.function.name, first.function.arguments) == PARIS
+        assert second.function.name == "search"
+        results: list[ChatCompletionMessageParam] = [
+            {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
+            for call in (first, second)
+        ]
+        replicas.text = "It is sunny."
+        message: Any = choice.message
+        answer = await client.chat.completions.create(
+            model="target", messages=[*ASK, message, *results], tools=TOOLS
+        )
+        assert answer.choices[0].message.content == "It is sunny."
+        assert answer.choices[0].finish_reason == "stop"
+        assert f"<|tool|>Sunny.@{second.id}" in replicas.prompt
+        assert f"[get_weather {PARIS[1]}]" in replicas.prompt
+
+    run(checkpoint, TWO_CALLS, test)
+
+
+@pytest.mark.parametrize("text", [TWO_CALLS, REASONED, "No call."])
+def test_a_streamed_chat_is_the_whole_one(checkpoint: Path, text: str) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        whole = await client.chat.completions.create(
+            model="target", messages=ASK, tools=TOOLS, n=2, seed=1
+        )
+        async with client.chat.completions.stream(
+            model="target",
+            messages=ASK,
+            tools=TOOLS,
+            n=2,
+            seed=1,
+            stream_options={"include_usage": True},
+        ) as stream:
+            done = [
+                (event.name, event.arguments)
+                async for event in stream
+                if event.type == "tool_calls.function.arguments.done"
+            ]
+            read = await stream.get_final_completion()
+        assert read.usage == whole.usage
+        expected = [] if text == "No call." else 2 * [PARIS[0], "search"]
+        assert sorted(name for name, _ in done) == sorted(expected)
+        for ours, streamed in zip(whole.choices, read.choices, strict=True):
+            assert streamed.finish_reason == ours.finish_reason
+            assert streamed.message.content == ours.message.content
+            assert getattr(streamed.message, "reasoning", "") == getattr(
+                ours.message, "reasoning", ""
+            )
+            calls = [
+                [
+                    (call.function.name, call.function.arguments)
+                    for call in message.tool_calls or []
+                    if call.type == "function"
+                ]
+                for message in (streamed.message, ours.message)
+            ]
+            assert calls[0] == calls[1]
+            assert len(calls[0]) == len(expected) // 2
+
+    run(checkpoint, text, test, reasoning_parser="qwen3")
+
+
+def test_a_cut_call_says_length(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        answer = await client.chat.completions.create(
+            model="target", messages=ASK, tools=TOOLS, max_completion_tokens=30
+        )
+        choice = answer.choices[0]
+        assert choice.finish_reason == "length"
+        assert choice.message.tool_calls is not None
+        assert choice.message.tool_calls[0].type == "function"
+        assert PARIS[1].startswith(choice.message.tool_calls[0].function.arguments)
+
+    run(checkpoint, TWO_CALLS.removeprefix("Let me see.\n\n"), test)
+
+
+def test_calls_are_parsed_into_pydantic_objects(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        tool = pydantic_function_tool(Weather, name="get_weather")
+        answer = await client.chat.completions.parse(model="target", messages=ASK, tools=[tool])
+        calls = answer.choices[0].message.tool_calls
+        assert calls is not None
+        assert calls[0].function.parsed_arguments == Weather(city="Paris", days=3)
+
+    run(checkpoint, CALLS[0][1], test)
+
+
+def test_none_forbids_calls_and_auto_needs_a_parser(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        answer = await client.chat.completions.create(
+            model="target", messages=ASK, tools=TOOLS, tool_choice="none"
+        )
+        assert answer.choices[0].message.content == TWO_CALLS
+        assert answer.choices[0].message.tool_calls is None
+        with pytest.raises(openai.BadRequestError, match=r"target\.tool_parser"):
+            await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
+
+    run(checkpoint, TWO_CALLS, test, tool_parser=None)
+
+
+def types(events: Sequence[ResponseStreamEvent]) -> list[str]:
+    """The events' types, repeated ones once."""
+    return [
+        event.type for at, event in enumerate(events) if not at or event.type != events[at - 1].type
+    ]
+
+
+async def raw_events(client: AsyncOpenAI, **fields: Any) -> list[ResponseStreamEvent]:
+    """The events as they are sent, each exactly of its type in OpenAI's package."""
+    adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+    async with client.responses.with_streaming_response.create(
+        model="target", stream=True, **fields
+    ) as response:
+        lines = [line async for line in response.iter_lines() if line]
+    names = [line.removeprefix("event: ") for line in lines[::2]]
+    events = [adapter.validate_json(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert [event.type for event in events] == names
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    return events
+
+
+LIFE = ["response.created", "response.in_progress"]
+TEXT = [
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+THOUGHT = [kind.replace("output_text", "reasoning_text") for kind in TEXT]
+CALL = [
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.output_item.done",
+]
+
+
+def test_the_events_of_a_response(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        fields = {"input": "Weather?", "tools": FUNCTIONS}
+        events = await raw_events(client, **fields)
+        assert types(events) == [*LIFE, *THOUGHT, *TEXT, *CALL, *CALL, "response.completed"]
+        replicas.text = "It is sunny."
+        assert types(await raw_events(client, **fields)) == [*LIFE, *TEXT, "response.completed"]
+        cut = await raw_events(client, **fields, max_output_tokens=2)
+        assert types(cut) == [*LIFE, *TEXT, "response.incomplete"]
+        assert cut[-1].type == "response.incomplete"
+        details = cut[-1].response.incomplete_details
+        assert details is not None
+        assert details.reason == "max_output_tokens"
+
+    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
+
+
+def test_a_streamed_response_is_the_whole_one(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        whole = await client.responses.create(
+            model="target",
+            input="Weather?",
+            instructions="Be brief.",
+            tools=FUNCTIONS,
+            metadata={"a": "b"},
+        )
+        assert replicas.prompt.endswith("<|system|>Be brief.<|user|>Weather?<|assistant|>")
+        assert whole.status == "completed"
+        assert whole.store is False  # type: ignore[attr-defined]  # not in the package's type
+        assert whole.metadata == {"a": "b"}
+        assert whole.output_text == "Let me see."
+        assert [item.type for item in whole.output] == [
+            "reasoning", "message", "function_call", "function_call"
+        ]  # fmt: skip
+        async with client.responses.stream(
+            model="target",
+            input="Weather?",
+            instructions="Be brief.",
+            tools=FUNCTIONS,
+        ) as stream:
+            snapshots = [
+                event.snapshot
+                async for event in stream
+                if event.type == "response.output_text.delta"
+            ]
+            read = await stream.get_final_response()
+        assert snapshots[-1] == "Let me see."
+        assert len(snapshots) > 1
+        assert read.usage == whole.usage
+        assert read.usage is not None
+        assert 0 < read.usage.output_tokens_details.reasoning_tokens < read.usage.output_tokens
+        for ours, streamed in zip(whole.output, read.output, strict=True):
+            left, right = ours.to_dict(), streamed.to_dict()
+            for body in (left, right):
+                for name in ("id", "call_id", "parsed_arguments"):
+                    body.pop(name, None)
+                for part in body.get("content", []):  # type: ignore[attr-defined]
+                    part.pop("parsed", None)
+            assert left == right
+
+    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
+
+
+def test_the_items_of_a_response_are_the_next_input(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        first = await client.responses.create(model="target", input="Weather?", tools=FUNCTIONS)
+        outputs: Any = first.output
+        calls = [item for item in first.output if item.type == "function_call"]
+        results: Any = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+            for call in calls
+        ]
+        items: ResponseInputParam = [
+            {"role": "user", "content": "Weather?"}, *outputs, *results
+        ]  # fmt: skip
+        replicas.text = "It is sunny."
+        second = await client.responses.create(model="target", input=items, tools=FUNCTIONS)
+        assert second.output_text == "It is sunny."
+        read = "".join(f"<|tool|>Sunny.@{call.call_id}" for call in calls)
+        written = "".join(
+            f"[{call.name} {json.dumps(json.loads(call.arguments), ensure_ascii=False)}]"
+            for call in calls
+        )
+        turn = f"<|assistant|>Let me see.{written}(Hm.)"
+        assert replicas.prompt.endswith(f"<|user|>Weather?{turn}{read}<|assistant|>")
+
+    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
+
+
+def test_log_probabilities_of_a_response(checkpoint: Path) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        fields: dict[str, Any] = {
+            "input": "Weather?",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+        }
+        whole = await client.responses.create(model="target", **fields)
+        events = await raw_events(client, **fields)
+        message = whole.output[0]
+        assert message.type == "message"
+        assert message.content[0].type == "output_text"
+        listed = message.content[0].logprobs
+        assert listed is not None
+        assert "".join(one.token for one in listed).startswith("It is sunny.")
+        streamed = [
+            one.token
+            for event in events
+            if event.type == "response.output_text.delta"
+            for one in event.logprobs
+        ]
+        assert streamed == [one.token for one in listed][: len(streamed)]
+        assert "".join(streamed).startswith("It is sunny.")
+
+    run(checkpoint, "It is sunny.", test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored here; send"),
+        ({"conversation": "conv_1"}, "conversation", "not stored here; send"),
+        ({"background": True}, "background", "background"),
+        ({"input": []}, "input", "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input", r"input\.0: type: only"),
+        ({"input": "word " * 600}, "input", "input"),
+        ({"max_output_tokens": 5000}, "max_output_tokens", "5000"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools.0"),
+        ({"tools": FUNCTIONS[:1] * 2}, "tools", "two functions"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "format.schema"),
+        ({"truncation": "auto"}, "truncation", "truncation"),
+        ({"top_logprobs": 1, "tools": FUNCTIONS}, "top_logprobs", "parsed"),
+    ],
+)
+def test_what_a_response_cannot_have_is_refused_by_name(
+    checkpoint: Path, fields: dict[str, Any], param: str, message: str
+) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        with pytest.raises(openai.APIStatusError, match=message) as refused:
+            await client.responses.create(**{"model": "target", "input": "x", **fields})
+        assert refused.value.status_code in (400, 413)
+        assert refused.value.param == param
+        assert not replicas.requests
+
+    run(checkpoint, "", test)

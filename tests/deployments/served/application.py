@@ -1,0 +1,33 @@
+"""What the application of these modules is on each backend."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.deployments.serving import ARGS, VLLM_TARGET
+
+PORT, GRPC_PORT, METRICS_PORT = 8161, 9161, 8251
+URL = f"http://127.0.0.1:{PORT}"
+KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
+KEY_FROM_ENVIRONMENT = "a key of a tenant"
+ADMITTED = 64
+ALIKE: Mapping[str, Any] = {
+    **ARGS,
+    "api_keys": {**KEYS, "tenant": "env:KEY_OF_TENANT"},
+    "grpc": {"port": GRPC_PORT},
+    "limits": {
+        "max_batch": 8,
+        "max_waiting": ADMITTED - 8,
+        "max_choices": 4,
+        # vLLM takes longer to come back than a request may wait by default.
+        "recovery_s": 120,
+    },
+}
+APPLICATIONS: Mapping[str, Mapping[str, Any]] = {
+    "native": ALIKE,
+    "vllm": {
+        **ALIKE,
+        "target": VLLM_TARGET,
+        # In a process of its own, which a test kills.
+        "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
+    },
+}
