@@ -23,7 +23,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
-from deployments.ingress.metrics_text import prometheus_text
+from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.problems import quoted
@@ -44,13 +44,10 @@ from deployments.ingress.tokenization import detokenize, tokenize
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
 from deployments.metrics import IngressMetrics
-from deployments.series import Family
 from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
-_METRICS_S = 2.0
-"""How long `/metrics` waits for a replica."""
 ANY_CALLER = trusted("")
 Body = dict[str, Any]
 _LOG = logging.getLogger(__name__)
@@ -96,19 +93,9 @@ class Api:
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
         self.metrics.show_replicas(self._heartbeats.replicas)
-        calls = [self._families(name) for name in sorted(self._heartbeats.replicas)]
+        calls = [families_of(self._replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
-
-    async def _families(self, replica: str) -> list[Family]:
-        call = self._replicas.metrics.remote({"replica": replica})
-        try:
-            async with asyncio.timeout(_METRICS_S):
-                families: list[Family] = await call
-        except Exception as error:  # the replica is lost, or slow
-            _LOG.warning("%s sends no metrics: %s", replica, error)
-            return []
-        return families
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
