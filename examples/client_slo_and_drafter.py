@@ -1,4 +1,4 @@
-"""The official OpenAI client with two of Spindle's extra fields: slo and speculation.
+"""The official OpenAI client with Spindle's extra fields slo and speculation.
 
     python examples/client_slo_and_drafter.py [--url http://127.0.0.1:8000] [--drafter suffix]
 

@@ -289,3 +289,9 @@ log-probabilities)."""
 
 def echoes(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and request.echo
+
+
+def parse(fields: Mapping[str, Any]) -> GenerationRequest:
+    """A request with `messages` is a chat, any other a completion."""
+    kind = ChatRequest if "messages" in fields else CompletionRequest
+    return kind.model_validate(dict(fields))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from deployments.ingress.output_text import StopRule
 from deployments.ingress.requests import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.structured_outputs import output_grammar
 from deployments.ingress.tokenizer import Tokens
@@ -35,6 +36,15 @@ def sampling_params(
             request.response_format if isinstance(request, ChatRequest) else None,
             request.structured_outputs,
         ),
+    )
+
+
+def stop_rule(request: GenerationRequest) -> StopRule:
+    return StopRule(
+        request.stops,
+        request.stop_token_ids,
+        request.min_tokens,
+        request.include_stop_str_in_output,
     )
 
 
