@@ -2,11 +2,13 @@
 `structured_outputs`."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from deployments.ingress.fields import Fields, Text
+from deployments.ingress.unsupported import STRUCTURED_OUTPUTS, Unsupported
 from engine.errors import InvalidRequest
 from engine.grammar.spec import MAX_CHOICES, OutputGrammar
 
@@ -53,6 +55,8 @@ ResponseFormat = Annotated[
 
 class StructuredOutputs(Fields):
     """Exactly one of its fields."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = STRUCTURED_OUTPUTS
 
     json_schema: Annotated[dict[str, Any] | Text | None, Field(alias="json")] = None
     json_object: Literal[True] | None = None

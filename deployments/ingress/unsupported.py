@@ -69,7 +69,9 @@ SHARED: Mapping[str, Unsupported] = {
         ),
         Unsupported(_GRAMMAR),
     ),
-    "response_format": Unsupported("is not supported by this API", ({"type": "text"},)),
+    "response_format": Unsupported(
+        "is for /v1/chat/completions; use structured_outputs", ({"type": "text"},)
+    ),
     "guided_json_object": Unsupported(_GRAMMAR, (False,)),
     **dict.fromkeys(("typical_p", "tfs", "tfs_z"), Unsupported(_SAMPLER, (1,))),
     **dict.fromkeys(
@@ -93,6 +95,16 @@ MESSAGE: Mapping[str, Unsupported] = {
     "prefix": Unsupported("is not a field here; use continue_final_message", (False,)),
 }
 """In a chat's messages."""
+
+STRUCTURED_OUTPUTS: Mapping[str, Unsupported] = {
+    "structural_tag": Unsupported("is not supported; use grammar"),
+    "whitespace_pattern": Unsupported("is not supported; use grammar"),
+    "disable_any_whitespace": Unsupported("is not supported; use grammar", (False,)),
+    "disable_additional_properties": Unsupported(
+        "is not supported; set additionalProperties in the schema", (False,)
+    ),
+}
+"""In vLLM's structured_outputs."""
 
 
 def check_supported(

@@ -106,6 +106,11 @@ def test_any_field_is_served_within_the_engines_ranges_or_refused_by_name(
             {"speculation": MARK * 200},
             f"speculation: '{MARK * 97}...'",
         ),
+        (
+            CompletionRequest,
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern: is not supported; use grammar",
+        ),
         (ChatRequest, {"messages": []}, "messages: at least 1 item"),
         (ChatRequest, {"top_logprobs": 2}, "top_logprobs: needs logprobs to be true"),
         (

@@ -1,9 +1,13 @@
 """What clients of vLLM's server expect beside OpenAI's API, over HTTP in this process."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.ingress.tokenizer import Tokens
+from tests.deployments.ingress.scripted import with_tool_template
 from tests.deployments.ingress.test_ingress import PROMPT, App, events, run
 from tests.deployments.ingress.test_output_text import ZOO
 
@@ -150,3 +154,14 @@ def test_special_tokens_are_left_in_the_text_where_that_is_wanted() -> None:
         assert (hidden["text"], shown["text"]) == ("", "<|end|>" * 3)
 
     run(test)
+
+
+def test_a_template_is_given_the_variables_that_it_uses(tmp_path: Path) -> None:
+    template = "{% if thinking %}Think. {% endif %}{{ messages[0].content }}"
+    tokens = Tokens(with_tool_template(tmp_path, template))
+    messages = [{"role": "user", "content": "Hello"}]
+    variables = {"thinking": True, "think": 1}
+    assert tokens.used_variables(variables) == {"thinking": True}
+    for given, text in ((variables, "Think. Hello"), ({}, "Hello")):
+        ids = asyncio.run(tokens.encode_chat(messages, variables=given))
+        assert tokens.decode(ids) == text
