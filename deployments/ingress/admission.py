@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from cluster.config import AppConfig
@@ -195,6 +195,7 @@ def params_fields(params: SamplingParams) -> dict[str, Any]:
         "stop_token_ids": list(params.stop_token_ids),
         "allowed_token_ids": None if allowed is None else list(allowed),
         "bad_words": [list(word) for word in params.bad_words],
+        "grammar": None if params.grammar is None else asdict(params.grammar),
     }
 
 

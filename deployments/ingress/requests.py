@@ -26,6 +26,11 @@ from deployments.ingress.fields import (
     TokenId,
     TokenKey,
 )
+from deployments.ingress.structured_outputs import (
+    ResponseFormat,
+    StructuredOutputs,
+    output_grammar,
+)
 from deployments.ingress.tools import ToolChoice, Tools, ToolUse
 from deployments.ingress.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
@@ -102,6 +107,8 @@ class SharedFields(Fields):
     """Keep only so many tokens of the prompt; -1: as many as fit beside one token of output."""
     truncation_side: Literal["left", "right"] = "left"
     """The side of the prompt that is cut off: `left` keeps its end."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output: JSON, a regular expression, a choice or a grammar."""
     return_token_ids: bool = False
     """Return the token ids of each choice, or of each of its chunks."""
     request_id: RequestId | None = None
@@ -165,13 +172,16 @@ class CompletionRequest(SharedFields):
     prompt, and requires `echo`."""
     logprobs: Alternatives | None = None
     """How many alternatives to list beside each token's log-probability."""
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
     echo: bool = False
     """Each choice begins with its prompt, and `logprobs` covers the prompt too."""
     add_special_tokens: bool = True
     """Encode a prompt's text with the special tokens that the tokenizer adds."""
 
     @model_validator(mode="after")
-    def _check_zero_max_tokens(self) -> Self:
+    def _check_zero_max_tokens_and_form(self) -> Self:
+        output_grammar(self.response_format, self.structured_outputs)
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "0 needs echo to be true")
         return self
@@ -221,10 +231,6 @@ class TemplateFields(Fields):
         return not self.continue_final_message if given is None else given
 
 
-class TextFormat(Fields):
-    type: Literal["text"]
-
-
 class ChatRequest(TemplateFields, SharedFields):
     """POST /v1/chat/completions."""
 
@@ -244,16 +250,17 @@ class ChatRequest(TemplateFields, SharedFields):
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
-    response_format: TextFormat | None = None
-    """The form of the output."""
 
     @model_validator(mode="after")
     def _check_limits_and_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
         ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        output_grammar(self.response_format, self.structured_outputs)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from deployments.ingress.requests import GenerationRequest, echoes
+from deployments.ingress.structured_outputs import output_grammar
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
 from engine.sampling.params import SamplingParams
@@ -30,6 +31,7 @@ def sampling_params(
         bad_words=tuple(bad_words),
         logprobs=request.alternatives,
         prompt_logprobs=request.alternatives if echoes(request) else None,
+        grammar=output_grammar(request.response_format, request.structured_outputs),
     )
 
 

@@ -2,10 +2,14 @@
 differ."""
 
 import asyncio
+import json
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 import torch
@@ -25,6 +29,20 @@ from tests.deployments.serving import (
     tokenizer,
 )
 
+ANIMAL: dict[str, Any] = {
+    "name": "animal",
+    "schema": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "legs": {"type": "integer", "minimum": 0, "maximum": 100},
+            "kind": {"enum": ["mammal", "bird", "fish"]},
+        },
+        "required": ["name", "legs", "kind"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 7."}]
 
 
@@ -65,6 +83,75 @@ def test_a_chat_goes_through_the_template(client: OpenAI) -> None:
     assert answer.object == "chat.completion"
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content == expected_text(1.0, 5, 24)
+
+
+def test_outputs_keep_to_their_form_with_and_without_speculation(client: OpenAI) -> None:
+    """Sampled, streamed or not, by either of the two fields; `stop` says that the form is whole."""
+    forms: list[tuple[dict[str, object], re.Pattern[str] | None]] = [
+        ({"response_format": {"type": "json_schema", "json_schema": ANIMAL}}, None),
+        ({"structured_outputs": {"json": json.dumps(ANIMAL["schema"])}}, None),
+        ({"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, re.compile("[a-z]{3}-[0-9]{2}")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, re.compile("yes|no")),
+        ({"structured_outputs": {"grammar": 'root ::= "a" root | "b"'}}, re.compile("a*b")),
+    ]
+    for form, pattern in forms:
+        texts = []
+        for fields in ({}, {"speculation": "off"}, {"stream": True}):
+            answer = client.chat.completions.create(
+                model="target",
+                messages=MESSAGES,
+                max_tokens=200,
+                temperature=1,
+                seed=3,
+                extra_body={**form, **fields},
+            )
+            chunks = list(answer) if "stream" in fields else [answer]
+            choices = [choice for chunk in chunks for choice in chunk.choices]
+            assert choices[-1].finish_reason == "stop"
+            texts.append("".join(_content(choice) for choice in choices))
+        assert texts[0] == texts[1] == texts[2]
+        if pattern is None:
+            jsonschema.validate(json.loads(texts[0]), ANIMAL["schema"])
+        else:
+            assert pattern.fullmatch(texts[0])
+
+
+def _content(choice: Any) -> str:
+    """Of a whole answer or a piece of a streamed one."""
+    holder = choice.delta if hasattr(choice, "delta") else choice.message
+    return holder.content or ""
+
+
+def test_a_json_object_is_one(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="target",
+        messages=MESSAGES,
+        max_tokens=200,
+        temperature=0,
+        response_format={"type": "json_object"},
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    else:
+        assert (answer.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("form", "problem"),
+    [
+        ({"regex": "("}, "cannot be compiled: .*parenthesis is not closed"),
+        ({"grammar": "root ::= x"}, '"x" is not defined'),
+        ({"json": {"not": {}}}, "not cannot be enforced"),
+        ({"json": "{"}, "is not JSON"),
+        ({"choice": []}, "at least 1"),
+    ],
+)
+def test_a_form_that_cannot_be_kept_to_is_refused(
+    form: dict[str, object], problem: str, client: OpenAI
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=problem) as refusal:
+        complete(client, extra_body={"structured_outputs": form})
+    assert str(refusal.value.param).startswith("structured_outputs")
 
 
 def test_streamed_completion_with_usage(client: OpenAI) -> None:
