@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import openai
 import pytest
 import torch

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import numpy as np
 import pytest
 
