@@ -172,13 +172,16 @@ class CompletionRequest(SharedFields):
     prompt, and requires `echo`."""
     logprobs: Alternatives | None = None
     """How many alternatives to list beside each token's log-probability."""
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
     echo: bool = False
     """Each choice begins with its prompt, and `logprobs` covers the prompt too."""
     add_special_tokens: bool = True
     """Encode a prompt's text with the special tokens that the tokenizer adds."""
 
     @model_validator(mode="after")
-    def _check_zero_max_tokens(self) -> Self:
+    def _check_zero_max_tokens_and_form(self) -> Self:
+        output_grammar(self.response_format, self.structured_outputs)
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "0 needs echo to be true")
         return self

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from deployments.ingress.output_text import StopRule
-from deployments.ingress.requests import ChatRequest, GenerationRequest, echoes
+from deployments.ingress.requests import GenerationRequest, echoes
 from deployments.ingress.structured_outputs import output_grammar
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
@@ -32,10 +32,7 @@ def sampling_params(
         bad_words=tuple(bad_words),
         logprobs=request.alternatives,
         prompt_logprobs=request.alternatives if echoes(request) else None,
-        grammar=output_grammar(
-            request.response_format if isinstance(request, ChatRequest) else None,
-            request.structured_outputs,
-        ),
+        grammar=output_grammar(request.response_format, request.structured_outputs),
     )
 
 
