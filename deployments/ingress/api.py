@@ -45,6 +45,7 @@ from deployments.ingress.responses import (
     ResponseFormat,
     model_body,
 )
+from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.shares import Shares
 from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.tokenizer import Tokens
@@ -135,6 +136,10 @@ class Api:
             used = self.tokens.used_variables(request.chat_template_kwargs)
             unused = request.chat_template_kwargs.keys() - used.keys()
             names += [f"chat_template_kwargs.{name}" for name in sorted(unused)]
+        if isinstance(request, ChatRequest | ResponsesRequest):
+            use = request.tool_use
+            if use.may_call and not use.must_call and not self.tokens.shows_tools:
+                names.append("tools")
         self._ignored.check(names, strict)
         return names
 

@@ -273,6 +273,12 @@ class ChatRequest(TemplateFields, SharedFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def without_effect(self) -> tuple[str, ...]:
+        strict = any(tool.function.strict for tool in self.tools)
+        unchecked = strict and not self.tool_use.must_call
+        return (*super().without_effect, *(["tools.function.strict"] if unchecked else []))
+
+    @property
     def tool_use(self) -> ToolUse:
         return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
