@@ -64,11 +64,15 @@ test: $(INSTALLED) model
 test-failed: $(INSTALLED) model
 	$(RUN)/python -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none
 
-# A verdict in a minute: what needs neither Ray nor vLLM nor a model of its own.
+# A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.
+FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/scheduling \
+  policies/selection policies/speculation/planner/test_policy.py cluster/test_config.py \
+  cluster/test_check.py actors/coordinator/test_loop.py engine/kv engine/drafters \
+  engine/sampling/test_sampler.py engine/test_generate.py deployments/ingress/test_requests.py \
+  deployments/ingress/test_ingress.py
+
 test-fast: $(INSTALLED)
-	$(RUN)/python -m pytest -x tests/test_docs.py tests/policies/test_recorded.py tests/policies/scheduling \
-	  tests/policies/selection tests/cluster/test_config.py tests/cluster/test_check.py \
-	  tests/actors/coordinator/test_loop.py tests/engine/kv tests/engine/drafters tests/deployments/ingress/test_requests.py
+	$(RUN)/python -m pytest -x -n 2 --dist loadfile $(addprefix tests/,$(FAST))
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from actors.coordinator.stream import Overloaded, Statistics
 from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar
 from engine.protocol import Commit, Finish, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from policies.request import Slo
@@ -153,6 +154,8 @@ def sampling_params(request: StreamRequest) -> SamplingParams:
     if (allowed := fields.get("allowed_token_ids")) is not None:
         fields["allowed_token_ids"] = tuple(allowed)
     fields["bad_words"] = tuple(map(tuple, fields.get("bad_words", ())))
+    if fields.get("grammar") is not None:
+        fields["grammar"] = OutputGrammar(**fields["grammar"])
     return SamplingParams(seed=request["seed"], **fields)
 
 

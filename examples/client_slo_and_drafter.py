@@ -1,9 +1,10 @@
-"""The official OpenAI client with Spindle's three extra fields: slo, priority and speculation.
+"""The official OpenAI client with Spindle's extra fields slo and speculation.
 
     python examples/client_slo_and_drafter.py [--url http://127.0.0.1:8000] [--drafter suffix]
 
 Sends the same question three times: served for an SLO, drafted for by one named drafter, and
-without speculation. Prints each answer and how it was made (docs/api.md).
+without speculation. Prints each answer and how it was made (docs/api.md). A third field, priority,
+is for the tenants that `priority_for` in the config names.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     client = OpenAI(base_url=f"{chosen.url}/v1", api_key="none")
     for title, extra in (
-        ("for an SLO", {"slo": {"ttft_ms": 2000, "tpot_ms": 100}, "priority": 1}),
+        ("for an SLO", {"slo": {"ttft_ms": 2000, "tpot_ms": 100}}),
         (f"drafted by {chosen.drafter}", {"speculation": {"drafter": chosen.drafter}}),
         ("plain", {"speculation": "off"}),
     ):

@@ -33,8 +33,6 @@ class LaneState:
     late: bool = False
     """Busy for longer than rounds wait: they go on without it until it answers."""
     down: bool = False
-    check: asyncio.TimerHandle | None = None
-    """Of the present call, whether it is late."""
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,21 +136,22 @@ class Lanes:
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
+        timer: asyncio.TimerHandle | None = None
 
         def check() -> None:
-            state.check = None
+            nonlocal timer
             now = loop.time()
             usual_s = self._estimates.usual_draft_s(state.name, orders)
             left_s = begun + state.patience.wait_s(usual_s) - now
             if left_s > 0.0:
-                state.check = loop.call_later(left_s, check)
+                timer = loop.call_later(left_s, check)
                 return
             _LOG.warning("%s has not answered for %.1f s: rounds go on", state.name, now - begun)
             state.late = True
             state.patience.waited_in_vain(now - begun, now)
             on_late()
 
-        state.check = loop.call_later(self._slow_s, check)
+        timer = loop.call_later(self._slow_s, check)
         try:
             answers = await state.lane.host.draft(orders, rule)
         except HostLost as error:
@@ -160,8 +159,7 @@ class Lanes:
             self.lose(state, error)
             return None
         finally:
-            if state.check is not None:
-                state.check.cancel()
+            timer.cancel()
         state.busy = state.late = False
         return answers
 

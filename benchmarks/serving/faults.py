@@ -72,6 +72,8 @@ class Setting:
             args["target"]["engine_args"] = {"enforce_eager": True}
         # The default policies might not draft at all for so small a target.
         args["policies"] = {"selection": {"name": "lbss"}, "speculation": {"name": "fixed"}}
+        # Room for all streams and a few more requests on one replica.
+        args["limits"] = {"max_batch": 32}
         args["scaling"] = {"min_replicas": self.replicas, "max_replicas": self.replicas}
         return args
 

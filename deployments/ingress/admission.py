@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from cluster.config import AppConfig
@@ -71,10 +71,6 @@ class Admission:
         """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
         field."""
         prompts, field = await self._encoded(request), prompt_field(request)
-        if isinstance(request, ChatRequest) and request.tool_use.must_call:
-            raise InvalidRequest(
-                "tool_choice", "only none and auto: this server cannot yet force a call"
-            )
         slo = self._slo(request)
         speculation = self._speculation(request)
         bad_words = await asyncio.to_thread(tokens_of_bad_words, self._tokens, request.bad_words)
@@ -195,6 +191,7 @@ def params_fields(params: SamplingParams) -> dict[str, Any]:
         "stop_token_ids": list(params.stop_token_ids),
         "allowed_token_ids": None if allowed is None else list(allowed),
         "bad_words": [list(word) for word in params.bad_words],
+        "grammar": None if params.grammar is None else asdict(params.grammar),
     }
 
 

@@ -4,12 +4,10 @@ import asyncio
 import logging
 import os
 import time
-import tomllib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,20 +22,14 @@ from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.ignored import HEADER, IgnoredFields, ignored_fields, shown
-from deployments.ingress.metrics_text import prometheus_text
-from deployments.ingress.output_text import Echo, StopRule, echo
+from deployments.ingress.ignored import HEADER, IgnoredFields, shown
+from deployments.ingress.metrics_text import families_of, prometheus_text
+from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.problems import quoted
 from deployments.ingress.readiness import Readiness
 from deployments.ingress.request_log import RequestLog
-from deployments.ingress.requests import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    TemplateFields,
-    echoes,
-)
+from deployments.ingress.requests import ChatRequest, GenerationRequest, echoes, parse
 from deployments.ingress.responses import (
     ChatFormat,
     CollectedChoice,
@@ -45,18 +37,17 @@ from deployments.ingress.responses import (
     ResponseFormat,
     model_body,
 )
-from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.sampling import stop_rule
 from deployments.ingress.shares import Shares
 from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.tokenization import detokenize, tokenize
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
 from deployments.metrics import IngressMetrics
-from deployments.series import Family
+from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
-_METRICS_S = 2.0
-"""How long `/metrics` waits for a replica."""
 ANY_CALLER = trusted("")
 Body = dict[str, Any]
 _LOG = logging.getLogger(__name__)
@@ -69,7 +60,7 @@ class Api:
         self.config = config
         keys = resolved("api_keys", config.api_keys, os.environ)
         self.keys = Keys(keys, config.priority_for)
-        self.version = _version()
+        self.version = version()
         # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
         # where the handle is made, possibly without the environment of cluster/serve.env, so it is
         # set again here.
@@ -85,7 +76,7 @@ class Api:
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
-        self._ignored = IgnoredFields(config.strict_fields)
+        self._ignored = IgnoredFields(config.strict_fields, self.tokens)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -102,19 +93,9 @@ class Api:
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
         self.metrics.show_replicas(self._heartbeats.replicas)
-        calls = [self._families(name) for name in sorted(self._heartbeats.replicas)]
+        calls = [families_of(self._replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
-
-    async def _families(self, replica: str) -> list[Family]:
-        call = self._replicas.metrics.remote({"replica": replica})
-        try:
-            async with asyncio.timeout(_METRICS_S):
-                families: list[Family] = await call
-        except Exception as error:  # the replica is lost, or slow
-            _LOG.warning("%s sends no metrics: %s", replica, error)
-            return []
-        return families
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
@@ -131,44 +112,16 @@ class Api:
     def ignored(self, request: Fields, strict: bool = False) -> list[str]:
         """The names of the request's fields that have no effect; raises ApiError if they are
         refused."""
-        names = ignored_fields(request)
-        if isinstance(request, TemplateFields):
-            used = self.tokens.used_variables(request.chat_template_kwargs)
-            unused = request.chat_template_kwargs.keys() - used.keys()
-            names += [f"chat_template_kwargs.{name}" for name in sorted(unused)]
-        if isinstance(request, ChatRequest | ResponsesRequest):
-            use = request.tool_use
-            if use.may_call and not use.must_call and not self.tokens.shows_tools:
-                names.append("tools")
-        self._ignored.check(names, strict)
-        return names
+        return self._ignored.check(request, strict)
 
     async def tokenize(self, request: TokenizeRequest) -> Body:
         self._check_model(request.model)
         limits = self._limits or await self.ready()
-        if request.messages is not None:
-            messages = [message.for_template for message in request.messages]
-            tools = [tool.for_template for tool in request.tools]
-            ids = await self.tokens.encode_chat(
-                messages,
-                tools,
-                request.generation_prompt,
-                request.continue_final_message,
-                request.chat_template_kwargs,
-            )
-        else:
-            ids = await self.tokens.encode(request.prompt or "", request.add_special_tokens)
-        body = {"count": len(ids), "max_model_len": limits.max_context, "tokens": ids}
-        if request.return_token_strs:
-            body["token_strs"] = self.tokens.vocabulary_entries(ids)
-        return body
+        return await tokenize(self.tokens, request, limits.max_context)
 
     async def detokenize(self, request: DetokenizeRequest) -> Body:
         self._check_model(request.model)
-        unknown = [token for token in request.tokens if token >= len(self.tokens)]
-        if unknown:
-            raise InvalidRequest("tokens", f"{unknown[0]} is outside the vocabulary")
-        return {"prompt": self.tokens.decode(request.tokens)}
+        return detokenize(self.tokens, request)
 
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
@@ -209,12 +162,7 @@ class Api:
         streams = await self._admission.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in streams[:: request.n]]
         echoed = await self._echoes(prompts) if echoes(request) else [None] * len(prompts)
-        stop = StopRule(
-            request.stops,
-            request.stop_token_ids,
-            request.min_tokens,
-            request.include_stop_str_in_output,
-        )
+        stop = stop_rule(request)
         choices = [
             Choice(
                 index,
@@ -338,18 +286,6 @@ class Api:
             "created": int(time.time()),
             "model": self.config.served_name,
         }
-
-
-def parse(fields: Mapping[str, Any]) -> GenerationRequest:
-    """A request with `messages` is a chat, any other a completion."""
-    kind = ChatRequest if "messages" in fields else CompletionRequest
-    return kind.model_validate(dict(fields))
-
-
-def _version() -> str:
-    """Read from pyproject.toml, because the project runs from its root without being installed."""
-    pyproject = Path(__file__).parents[2] / "pyproject.toml"
-    return str(tomllib.loads(pyproject.read_text())["project"]["version"])
 
 
 def _tool_use(request: GenerationRequest) -> ToolUse:

@@ -1,14 +1,12 @@
-"""The HTTP interface: OpenAI's paths, server-sent events, API keys and the limit on body size."""
+"""The HTTP interface: OpenAI's paths, API keys and the limit on body size."""
 
-import asyncio
-import json
 import re
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -19,6 +17,12 @@ from deployments.ingress.answer import Answer
 from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client, Keys
 from deployments.ingress.backpressure import BackpressureWindow
+from deployments.ingress.delivery import (
+    EventStream,
+    cancel_if_disconnected,
+    data_events,
+    named_events,
+)
 from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import REQUEST_ID, Fields
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
@@ -33,6 +37,8 @@ from engine.errors import InvalidRequest
 
 PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
 _REQUEST_ID_HEADER = "X-Request-Id"
+_MOST_DIGITS = 18
+"""Of a `content-length` that is read as a number."""
 
 
 def make_http(api: Api) -> FastAPI:
@@ -67,6 +73,7 @@ def make_http(api: Api) -> FastAPI:
 
     @http.get("/metrics")
     async def metrics() -> Response:
+        """Spindle's metrics as Prometheus reads them."""
         return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
 
     @http.get("/load")
@@ -165,68 +172,6 @@ def _request_id(request: Request) -> str | None:
     return given if re.fullmatch(REQUEST_ID, given) else None
 
 
-async def cancel_if_disconnected(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
-    """Awaits the answer, or cancels it and raises ClientDisconnect if the client disconnects first.
-
-    Serve cancels the request of a client that disconnects, but misses a disconnect while it is
-    passing on a message. For streams Starlette watches for the disconnect."""
-    answering = asyncio.create_task(answer)
-    disconnected = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((answering, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise ClientDisconnect
-        return answering.result()
-    finally:
-        answering.cancel()
-        disconnected.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class EventStream(StreamingResponse):
-    """A stream of server-sent events that closes its answer however it ends, even if it never
-    started."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        answer: Answer,
-        events: AsyncGenerator[str, None],
-        window: BackpressureWindow,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(window.limited(events), headers=headers)
-        self._answer = answer
-        self._window = window
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # From ASGI 2.4 on Starlette does not call `receive` while it sends, but the backpressure
-        # window depends on it.
-        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
-        try:
-            await super().__call__(scope, self._window.receiving(receive), send)
-        finally:
-            self._answer.close()
-
-
-async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
-    """Chunks of completions and chats as server-sent events."""
-    async for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
-    """Events of a response, which have their types as names, as server-sent events."""
-    async for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-
-
 def respond_with_error(request: Request, error: Exception) -> JSONResponse:
     refusal = ApiError.of(error)
     _log_refusal(request, refusal)
@@ -284,17 +229,20 @@ class Gate:
         return self._keys.client(request.headers.get("authorization", ""), address)
 
     async def _body(self, request: Request) -> bytes:
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal():
+            self._check_size(int(announced[:_MOST_DIGITS]))
         if BODY in request.scope:
             delay_receive(request.receive)
             body: bytes = request.scope[BODY]
-            self._check_size(body)
+            self._check_size(len(body))
             return body
         body = b""
         async for part in request.stream():
             body += part
-            self._check_size(body)
+            self._check_size(len(body))
         return body
 
-    def _check_size(self, body: bytes) -> None:
-        if len(body) > self._max_body_bytes:
+    def _check_size(self, size: int) -> None:
+        if size > self._max_body_bytes:
             raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")

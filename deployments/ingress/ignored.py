@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import Fields
+from deployments.ingress.requests import ChatRequest, TemplateFields
+from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.tokenizer import Tokens
 
 HEADER = "x-spindle-ignored"
 """Of a response: the fields of its request that have no effect."""
@@ -18,10 +21,19 @@ _MAX_NAMES = 16
 _MAX_NAME = 64
 
 
-def ignored_fields(request: Fields) -> list[str]:
+def ignored_fields(request: Fields, tokens: Tokens) -> list[str]:
     """The names of fields without effect; those of inner objects have their path, without the
     indexes of lists."""
-    return list(dict.fromkeys(_walk(request, "")))
+    names = dict.fromkeys(_walk(request, ""))
+    if isinstance(request, TemplateFields):
+        used = tokens.used_variables(request.chat_template_kwargs)
+        unused = [name for name in request.chat_template_kwargs if name not in used]
+        names |= dict.fromkeys(f"chat_template_kwargs.{name}" for name in unused)
+    if isinstance(request, ChatRequest | ResponsesRequest):
+        use = request.tool_use
+        if use.may_call and not use.is_enforced and not tokens.shows_tools:
+            names["tools"] = None
+    return list(names)
 
 
 def _walk(fields: Fields, path: str) -> Iterator[str]:
@@ -45,13 +57,16 @@ def shown(names: Sequence[str]) -> str:
 class IgnoredFields:
     """What happens to requests that have fields without effect."""
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, tokens: Tokens) -> None:
         """`strict`: refuse every such request."""
+        self._tokens = tokens
         self._strict = strict
         self._logged: set[str] = set()
 
-    def check(self, names: Sequence[str], strict: bool = False) -> None:
-        """Logs each name once; raises ApiError 400 if `strict`."""
+    def check(self, request: Fields, strict: bool = False) -> list[str]:
+        """The names of the request's fields without effect, each of which is logged once; raises
+        ApiError 400 instead if `strict`."""
+        names = ignored_fields(request, self._tokens)
         if names and (strict or self._strict):
             name = shown(names[:1])
             problem = "has no effect here; leave it out, or switch strict fields off"
@@ -60,3 +75,4 @@ class IgnoredFields:
             if name not in self._logged and len(self._logged) < _MAX_LOGGED:
                 self._logged.add(name)
                 _LOG.warning("a field of requests has no effect: %s", name)
+        return names

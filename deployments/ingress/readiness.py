@@ -65,5 +65,9 @@ class Readiness:
             target = await call
         finally:
             call.cancel()
-        # Without stop tokens, which the replica adds.
-        return TargetLimits(target["vocab_size"], target["max_context"], ())
+        return TargetLimits(
+            target["vocab_size"],
+            target["max_context"],
+            tuple(target["stop_token_ids"]),
+            follows_grammars=target["follows_grammars"],
+        )

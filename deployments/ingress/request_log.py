@@ -95,7 +95,7 @@ def _sums(statistics: list[dict[str, Any]]) -> dict[str, Any]:
         "drafted": sum(one["drafted"] for one in statistics),
         "accepted": sum(one["accepted"] for one in statistics),
         "drafters": drafters,
-        "replicas": sorted({str(one["replica"]) for one in statistics}),
+        "replicas": sorted({one["replica"] for one in statistics} - {None}),
     }
 
 
@@ -104,7 +104,7 @@ def _plain(value: object) -> str:
         case dict():
             return ",".join(f"{name}:{count}" for name, count in value.items()) or "-"
         case list():
-            return ",".join(map(str, value))
+            return ",".join(map(str, value)) or "-"
         case "" | None:
             return "-"
         case str() if not value.isalnum():

@@ -1,6 +1,7 @@
 """The fields of a client's request: OpenAI's two completion APIs, vLLM's and Spindle's extensions,
 typed. docs/api.md has the table."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,6 +26,11 @@ from deployments.ingress.fields import (
     Text,
     TokenId,
     TokenKey,
+)
+from deployments.ingress.structured_outputs import (
+    ResponseFormat,
+    StructuredOutputs,
+    output_grammar,
 )
 from deployments.ingress.tools import ToolChoice, Tools, ToolUse
 from deployments.ingress.unsupported import SHARED, Unsupported
@@ -102,6 +108,8 @@ class SharedFields(Fields):
     """Keep only so many tokens of the prompt; -1: as many as fit beside one token of output."""
     truncation_side: Literal["left", "right"] = "left"
     """The side of the prompt that is cut off: `left` keeps its end."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output: JSON, a regular expression, a choice or a grammar."""
     return_token_ids: bool = False
     """Return the token ids of each choice, or of each of its chunks."""
     request_id: RequestId | None = None
@@ -221,10 +229,6 @@ class TemplateFields(Fields):
         return not self.continue_final_message if given is None else given
 
 
-class TextFormat(Fields):
-    type: Literal["text"]
-
-
 class ChatRequest(TemplateFields, SharedFields):
     """POST /v1/chat/completions."""
 
@@ -244,16 +248,20 @@ class ChatRequest(TemplateFields, SharedFields):
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
-    response_format: TextFormat | None = None
-    """The form of the output."""
 
     @model_validator(mode="after")
     def _check_limits_and_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
-        ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.tool_use.may_call and self.structured_outputs is not None:
+            raise InvalidRequest(
+                "structured_outputs", "and tools exclude each other; use response_format"
+            )
+        output_grammar(self.response_format, self.structured_outputs)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")
@@ -275,12 +283,14 @@ class ChatRequest(TemplateFields, SharedFields):
     @property
     def without_effect(self) -> tuple[str, ...]:
         strict = any(tool.function.strict for tool in self.tools)
-        unchecked = strict and not self.tool_use.must_call
+        unchecked = strict and not self.tool_use.is_enforced
         return (*super().without_effect, *(["tools.function.strict"] if unchecked else []))
 
     @property
     def tool_use(self) -> ToolUse:
-        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        form = None if self.response_format is None else self.response_format.grammar
+        answer = None if form is None else json.loads(form.schema)
+        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, answer)
 
 
 GenerationRequest = CompletionRequest | ChatRequest
@@ -291,3 +301,9 @@ log-probabilities)."""
 
 def echoes(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and request.echo
+
+
+def parse(fields: Mapping[str, Any]) -> GenerationRequest:
+    """A request with `messages` is a chat, any other a completion."""
+    kind = ChatRequest if "messages" in fields else CompletionRequest
+    return kind.model_validate(dict(fields))

@@ -69,7 +69,6 @@ SHARED: Mapping[str, Unsupported] = {
         ),
         Unsupported(_GRAMMAR),
     ),
-    "structured_outputs": Unsupported("is not supported by this API"),
     "response_format": Unsupported("is not supported by this API", ({"type": "text"},)),
     "guided_json_object": Unsupported(_GRAMMAR, (False,)),
     **dict.fromkeys(("typical_p", "tfs", "tfs_z"), Unsupported(_SAMPLER, (1,))),

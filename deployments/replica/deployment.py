@@ -85,6 +85,7 @@ class Replica:
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         """Serves one request; closing the generator cancels it."""
         try:
+            await self._service.check_grammar(messages.sampling_params(request))
             stream = self._submit(request)
         except SpindleError as error:
             yield self._refusal(error, request)
@@ -141,6 +142,8 @@ class Replica:
             "model": self._config.served_name,
             "max_context": limits.max_context,
             "vocab_size": limits.vocab_size,
+            "stop_token_ids": list(limits.stop_token_ids),
+            "follows_grammars": limits.follows_grammars,
             "lanes": [lane.name for lane in lanes],
             "drafters": list(dict.fromkeys(lane.drafter for lane in lanes)),
         }

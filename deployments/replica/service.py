@@ -11,6 +11,7 @@ from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Rank
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Policies
+from actors.coordinator.stream import Overloaded
 from actors.hosts.fleet import Fleet
 from actors.router.replica_side import Exchange, Pooling, learners_of
 from cluster.config import AppConfig, PoliciesConfig
@@ -29,6 +30,9 @@ _WARM_UP_PROMPT = [1] * 32
 _WARM_UP_TOKENS = 12
 """More than an idle drafter needs to read ahead (actors/coordinator/catch_up.py); with a larger
 model each takes a tenth of a second of the start."""
+
+_MAX_COMPILING = 32
+"""Grammars that wait to be compiled, one after the other; one takes seconds at worst."""
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +95,15 @@ class Service:
         self._use_length_prediction(config, schedule)
         self.coordinator.use(policies, config.pipeline)
         self._policies, self._config = policies, config
+
+    async def check_grammar(self, params: SamplingParams) -> None:
+        """Compiles the output's grammar if it has one. Raises InvalidRequest, or Overloaded."""
+        grammars = self._fleet.grammars
+        if params.grammar is None or grammars is None:
+            return
+        if grammars.compiling >= _MAX_COMPILING and not grammars.has(params.grammar):
+            raise Overloaded(f"{grammars.compiling} grammars wait to be compiled; try again later")
+        await grammars.check(params.grammar)
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
         """Exchanges estimates with the other replicas, forever."""

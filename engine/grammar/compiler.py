@@ -51,6 +51,15 @@ class Grammars:
         """Raises InvalidRequest naming the client's field if the grammar cannot be followed."""
         await asyncio.shield(asyncio.wrap_future(self.compile(grammar)))
 
+    @property
+    def compiling(self) -> int:
+        """The number of grammars that are not compiled yet."""
+        return sum(not one.done() for one in self._compiled.values())
+
+    def has(self, grammar: OutputGrammar) -> bool:
+        """Whether it has been compiled, or waits for it."""
+        return grammar in self._compiled
+
     def compile(self, grammar: OutputGrammar) -> "Future[xgrammar.CompiledGrammar]":
         """The compiled grammar, or InvalidRequest, as soon as it is there."""
         with self._lock:

@@ -87,6 +87,13 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
     _validate_tokens("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     if params.grammar is not None:
         check_grammar(params.grammar)
+        if params.forbids_tokens:
+            field = "bad_words" if params.bad_words else "allowed_token_ids"
+            raise InvalidRequest(
+                field,
+                "cannot be combined with a structured output, which could be left without any "
+                "token; leave one of them out",
+            )
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids", "is empty; name at least one token")

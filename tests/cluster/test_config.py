@@ -80,6 +80,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             {"drafters": [NGRAM | {"placement": "actor"}]},
         ),
         ("instances: ", {"drafters": [TINY | {"placement": "inline", "instances": 2}]}),
+        ("target: standby: .* false", {"target": {"placement": "inline", "standby": True}}),
+        ("target: standby: .* gpus: 0", {"target": {"gpus": 1, "standby": True}}),
         ("drafters: two of them are named 'ngram'", {"drafters": [NGRAM] * 2}),
         (
             "drafters.gpus: .* 1.1 GPUs together",
@@ -133,6 +135,11 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             "api_keys: a and b",
             {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}},
         ),
+        ("priority_for: 'b'", {"api_keys": {"a": "k-secret"}, "priority_for": ["a", "b"]}),
+        ("limits.client_share", {"limits": {"client_share": 0}}),
+        ("grpc: tls_certificate, tls_key", {"grpc": {"tls_key": "key.pem"}}),
+        ("grpc.port", {"grpc": {"port": 0}}),
+        ("log_format", {"log_format": "xml"}),
     ],
 )
 def test_a_bad_config_names_its_field(field: str, args: dict[str, Any]) -> None:

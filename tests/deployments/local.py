@@ -151,7 +151,12 @@ class LocalReplicas:
                 self.streams[name].acknowledge(tokens)
 
     async def _describe(self, _routed: Routed) -> dict[str, Any]:
-        return {"max_context": CONTEXT, "vocab_size": VOCAB}
+        return {
+            "max_context": CONTEXT,
+            "vocab_size": VOCAB,
+            "stop_token_ids": [],
+            "follows_grammars": False,
+        }
 
 
 class Method:

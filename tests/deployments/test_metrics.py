@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
-from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, exported_names
+from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, INGRESS_COUNTERS, exported_names
 from tests.actors.hosts.cluster import processes
 from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
 
 ROOT = Path(__file__).parents[2]
+PORT = 8139
 METRICS_PORT = 8239
 STREAMS = 8
 DRAFTERS = [
@@ -32,10 +34,10 @@ Samples = dict[str, float]
 @pytest.fixture(scope="module")
 def app() -> Iterator[serve.handle.DeploymentHandle]:
     with cluster(
-        8139,
+        PORT,
         _metrics_export_port=METRICS_PORT,
     ):
-        deploy({**ARGS, "drafters": DRAFTERS})
+        deploy({**ARGS, "drafters": DRAFTERS, "log_format": "json"})
         yield serve.get_app_handle("spindle")
 
 
@@ -117,6 +119,57 @@ def test_a_drafters_death_is_counted_with_its_recovery_and_switches(
     assert scrape()["switches_total"] == 1
 
 
+def log_lines(deployment: str) -> list[dict[str, Any]]:
+    """Of Serve's files of this deployment's replicas."""
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+    files = folder.glob(f"replica_spindle_{deployment}_*.log")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def test_serves_log_files_have_each_requests_end(app: serve.handle.DeploymentHandle) -> None:
+    name = ask(app, 1)["id"].partition("-")[2]
+    stream = app.options(stream=True).stream.remote(
+        {"model": "target", "prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
+    )
+    cancelled = next(iter(stream))["id"].partition("-")[2]
+    stream.cancel()
+
+    def ends() -> dict[str, str]:
+        lines = [line["spindle"] for line in log_lines("Ingress") if "spindle" in line]
+        return {line["request"]: line["outcome"] for line in lines}
+
+    def left(request: str, how: str) -> bool:
+        begins = f"request {request}-0#0 left: {how}"
+        return any(line["message"].startswith(begins) for line in log_lines("Replica"))
+
+    eventually(lambda: ends().get(name) in ("stop", "length"), "the ingress has its end")
+    eventually(lambda: ends().get(cancelled) == "cancelled", "and that of one that was cancelled")
+    eventually(lambda: left(name, ends()[name]), "the replica has its end")
+    eventually(lambda: left(cancelled, "cancelled"), "and that of one that was cancelled")
+
+
+def test_metrics_over_http_are_those_of_ray(app: serve.handle.DeploymentHandle) -> None:
+    def ours() -> Samples:
+        url = f"http://127.0.0.1:{PORT}/metrics"
+        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        samples: Samples = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removeprefix("spindle_")
+                samples[name] = samples.get(name, 0.0) + sample.value
+        return samples
+
+    ask(app, 1)
+    names = ("committed_tokens_total", "accepted_tokens_total", "ttft_seconds_count")
+
+    def equal() -> bool:
+        http, through_ray = ours(), scrape()
+        return all(http[name] == through_ray[name] > 0 for name in names)
+
+    eventually(equal, "both have counted the same")
+    assert ours().keys() >= {name.removeprefix("ray_spindle_") for name in exported_names()}
+
+
 BOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 
 
@@ -131,4 +184,5 @@ def test_a_board_queries_only_declared_metrics(board: Path) -> None:
 
 def test_the_first_board_shows_every_metric() -> None:
     shown = (ROOT / "dashboards" / "spindle.json").read_text()
-    assert {name for name in (*COUNTERS, *HISTOGRAMS, *GAUGES) if name not in shown} == set()
+    declared = (*COUNTERS, *INGRESS_COUNTERS, *HISTOGRAMS, *GAUGES)
+    assert {name for name in declared if name not in shown} == set()

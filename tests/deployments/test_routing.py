@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import ray
+from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray._private import state  # the public API needs a dashboard
 from ray.exceptions import RayError
@@ -202,6 +203,19 @@ def replica_pids() -> dict[str, int]:
     }
 
 
+def metrics(name: str, label: str) -> dict[str, float]:
+    """One metric of `/metrics`, by the values of a label."""
+    text = httpx.get(f"http://127.0.0.1:{PORT}/metrics", timeout=30).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    return {one.labels.get(label, ""): one.value for one in families[f"spindle_{name}"].samples}
+
+
+@pytest.mark.usefixtures("_two_replicas")
+def test_metrics_of_all_replicas_are_at_one_place() -> None:
+    assert metrics("running", "replica").keys() == replica_pids().keys()
+    assert metrics("replicas_started", "")[""] >= 2
+
+
 @pytest.mark.usefixtures("_two_replicas")
 def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
     """Nothing is closed: without heartbeats it would wait for ever."""
@@ -310,3 +324,4 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
     deploy(ONE)
     _, home = open_stream("after", prompt_ids=[300] * BLOCK)
     assert home not in homes.values()
+    eventually(lambda: metrics("replicas_left", "")[""] >= 1, "those that went are counted")

@@ -43,7 +43,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "max_tokens": _LENGTH,
     "max_completion_tokens": _LENGTH,
     "response_format": _FORM,
-    "structured_outputs": _FORM,
     "logprobs": Unsupported(f"is not a field here; use include with {LOGPROBS}", (False,)),
 }
 """What would change the response and cannot be honoured."""
@@ -136,7 +135,7 @@ class ResponsesRequest(SharedFields):
     @property
     def without_effect(self) -> tuple[str, ...]:
         others = [one for one in self.include if one != LOGPROBS]
-        strict = any(tool.strict for tool in self.tools) and not self.tool_use.must_call
+        strict = any(tool.strict for tool in self.tools) and not self.tool_use.is_enforced
         return (
             *super().without_effect,
             *(["include"] if others else []),
@@ -146,8 +145,10 @@ class ResponsesRequest(SharedFields):
     @property
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequest if the fields contradict each other."""
+        form = self.text.format
+        answer = {"type": "object"} if form.type == "json_object" else form.schema_
         tools = [Tool.model_validate(tool.for_chat) for tool in self.tools]
-        return ToolUse.of(tools, self._chat_choice, self.parallel_tool_calls)
+        return ToolUse.of(tools, self._chat_choice, self.parallel_tool_calls, answer)
 
     @property
     def _chat_choice(self) -> ToolChoice | None:

@@ -40,6 +40,7 @@ class LaneInputs(NamedTuple):
     """Lane l has the pairs from starts[l] up to starts[l + 1]."""
     request: Ints
     """For each pair, the request's index in the round."""
+    lane: Ints
     unread: Floats
     """For each pair, the committed tokens that the first draft step processes."""
     costs: LaneCosts
@@ -62,13 +63,15 @@ def lane_inputs(
     """The inputs as arrays; `places`: each request's index in the round."""
     names = [batch.lane or "" for batch in batches]
     unread = [count for batch in batches for count in batch.unread or [1] * len(batch.requests)]
+    sizes = [len(batch.requests) for batch in batches]
     steps = [context.draft[name].piecewise if name in context.draft else FREE for name in names]
     ranks = [
         calibrations[name].rank_counts if name in calibrations else NO_RANK_COUNTS for name in names
     ]
     return LaneInputs(
-        np.array([*accumulate([len(batch.requests) for batch in batches], initial=0)], np.int64),
+        np.array([*accumulate(sizes, initial=0)], np.int64),
         np.array([places[one.name] for batch in batches for one in batch.requests], np.int64),
+        np.repeat(np.arange(len(sizes)), sizes),
         np.maximum(np.array(unread, np.float64), 1.0),
         LaneCosts(
             np.array(steps, np.float64),
@@ -113,20 +116,9 @@ def plan_round(
     costs: RoundCosts,
     settings: PlanSettings,
 ) -> Plan:
-    """The plan of a round; `costs.context` is filled in here."""
     fair, context = settings.fair, context_lengths(progress)
-    costs = RoundCosts(
-        costs.verify,
-        context.sum(),
-        costs.base_tokens,
-        costs.wait_s,
-        costs.overhead_s,
-        costs.other_lanes_s,
-        costs.room,
-    )
     plain_s = round_seconds(costs, 0.0, 0.0)
-    lane = _lane_of_pairs(lanes)
-    estimates = estimates_of(acceptance, rows, lanes.request, lane, lanes.numbers)
+    estimates = estimates_of(acceptance, rows, lanes.request, lanes.lane, lanes.numbers)
     siblings = np.empty((len(lanes.numbers), settings.max_width))
     for number in range(len(lanes.numbers)):
         wrong = 1.0 - level_accepted(acceptance, lanes.numbers[number])
@@ -142,9 +134,8 @@ def plan_round(
         costs,
         settings.max_depth,
     )
-    pairs = _pairs(
-        lanes, lane, estimates, progress, scales_of(rows, scale_tables), settings.max_depth
-    )
+    scale = scales_of(rows, scale_tables)
+    pairs = _pairs(lanes, estimates, progress, scale, settings.max_depth)
     requests = _requests(rows, progress, context, pairs, accounts, plain_s, settings)
     depths = best_depths(fair, pairs, lanes.costs, width, requests, costs)
     outlook = _outlook(pairs, depths.gain, len(width), len(rows))
@@ -152,24 +143,15 @@ def plan_round(
 
 
 @njit(cache=True)
-def _lane_of_pairs(lanes: LaneInputs) -> Ints:
-    of_pair = np.empty(len(lanes.request), np.int64)
-    for lane in range(len(lanes.numbers)):
-        of_pair[lanes.starts[lane] : lanes.starts[lane + 1]] = lane
-    return of_pair
-
-
-@njit(cache=True)
 def _pairs(
     lanes: LaneInputs,
-    lane: Ints,
     estimates: PairEstimates,
     progress: BatchProgress,
     scale: Floats,
     max_depth: int,
 ) -> Pairs:
-    added, rounds_left = np.empty((2, len(lane)))
-    deepest = np.empty(len(lane), np.int64)
+    added, rounds_left = np.empty((2, len(lanes.lane)))
+    deepest = np.empty(len(lanes.lane), np.int64)
     for pair, request in enumerate(lanes.request):
         left = draft_tokens_left_at(progress, request)
         added[pair] = scale[request] * estimates.added[pair]
@@ -178,7 +160,7 @@ def _pairs(
         deepest[pair] = int(min(left, max_depth))
     return Pairs(
         lanes.request,
-        lane,
+        lanes.lane,
         estimates.first,
         estimates.acceptance,
         added,
@@ -249,7 +231,6 @@ def rules_of(
     """One step rule for each lane, which assumes that the other lanes draft as planned. `names`: of
     all requests in the round."""
     nodes, drafting_s = plan.depths.nodes.tolist(), plan.depths.drafting_s.tolist()
-    read = float(plan.requests.context.sum())
     rules = []
     for lane, name in enumerate(lanes):
         others = sum(nodes) - nodes[lane]
@@ -258,7 +239,6 @@ def rules_of(
             PlannerStepRule(
                 fair=fair,
                 costs=costs._replace(
-                    context=read,
                     base_tokens=costs.base_tokens + others,
                     wait_s=costs.wait_s + (costs.overhead_s if others else 0.0),
                     overhead_s=0.0 if others else costs.overhead_s,

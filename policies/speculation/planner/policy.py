@@ -16,7 +16,7 @@ from policies.estimates.calibration import Calibration
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows, with_rows
-from policies.speculation.forest import Ints, draft_room
+from policies.speculation.forest import Ints, context_tokens, draft_room
 from policies.speculation.planner.confidence_scale import ConfidenceScale
 from policies.speculation.planner.exploration import Exploration
 from policies.speculation.planner.lane_backoff import LaneBackoff
@@ -96,7 +96,7 @@ class Planner:
         lanes = lane_inputs(drafting, places, context, numbers, self._calibrations)
         costs = RoundCosts(
             verify=context.verify.piecewise,
-            context=0.0,
+            context=float(context_tokens(requests)),
             base_tokens=float(len(requests) + context.prefill_tokens),
             wait_s=context.waiting_s,
             overhead_s=context.handling_s,

@@ -21,7 +21,15 @@ from deployments.messages import sampling_params
 from engine.errors import InvalidRequest
 from engine.sampling.params import validate_params
 from policies.ranges import PRIORITY
-from tests.deployments.ingress.test_requests import CHAT, COMPLETION, LIMITS, Kind, choices, refusal
+from tests.deployments.ingress.test_requests import (
+    CHAT,
+    COMPLETION,
+    LIMITS,
+    TOKENS,
+    Kind,
+    choices,
+    refusal,
+)
 from tests.deployments.local import local_api, make_config
 
 MARK = "§"
@@ -74,7 +82,7 @@ def test_any_field_is_served_within_the_engines_ranges_or_refused_by_name(
         assert all(0 <= token < LIMITS.vocab_size for token in one["prompt_ids"])
         assert len(one["prompt_ids"]) + one["params"]["max_tokens"] <= LIMITS.max_context
         assert PRIORITY.holds(one["priority"])
-    assert set(ignored_fields(request)) <= changes.keys() | {
+    assert set(ignored_fields(request, TOKENS)) <= changes.keys() | {
         f"{field}.{name}" for field in changes for name in ("type", "name", "5", MARK * 5000)
     }
 
@@ -129,20 +137,22 @@ def test_fields_without_effect_are_named_with_their_path() -> None:
             "service_tier": "flex",
             "frobnicate": None,
             "user": "me",
+            "chat_template_kwargs": {"unused": 1},
             "tools": [{"type": "function", "function": {"name": "f", "shown_to_the_model": 1}}],
         }
     )
-    assert set(ignored_fields(request)) == {
+    assert set(ignored_fields(request, TOKENS)) == {
         *("messages.color", "stream_options.other", "stream_options.include_obfuscation"),
-        *("store", "service_tier", "frobnicate"),
+        *("store", "service_tier", "frobnicate", "chat_template_kwargs.unused"),
     }
 
 
 def test_each_name_is_logged_once_and_not_without_bound(caplog: pytest.LogCaptureFixture) -> None:
-    ignored = IgnoredFields(strict=False)
+    ignored = IgnoredFields(strict=False, tokens=TOKENS)
     with caplog.at_level(logging.WARNING):
         for number in range(1000):
-            ignored.check(["always", f"field_{number}"])
+            fields = {**COMPLETION, "always": 1, f"field_{number}": 1}
+            ignored.check(CompletionRequest.model_validate(fields))
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 256
     assert sum("always" in line for line in logged) == 1

@@ -42,7 +42,12 @@ class Replicas:
         call_args["routed_to"] = name
         self.called.append(name)
         await self.answers[name]()
-        return {"vocab_size": LIMITS.vocab_size, "max_context": LIMITS.max_context}
+        return {
+            "vocab_size": LIMITS.vocab_size,
+            "max_context": LIMITS.max_context,
+            "stop_token_ids": list(LIMITS.stop_token_ids),
+            "follows_grammars": LIMITS.follows_grammars,
+        }
 
     async def _heartbeat(self, heartbeat: Heartbeat) -> None:
         await self.answers[heartbeat["replica"]]()

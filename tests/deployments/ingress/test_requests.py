@@ -313,7 +313,17 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": "any", "tools": [TOOL]}),
         ("tool_choice", {"tool_choice": named("y"), "tools": [TOOL]}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("response_format", {"response_format": {"type": "structural_tag"}}),
+        ("response_format", {"response_format": {"type": "json_schema"}}),
+        ("structured_outputs", {"structured_outputs": {}}),
+        ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+        (
+            "structured_outputs",
+            {
+                "structured_outputs": {"regex": "a"},
+                "response_format": {"type": "json_object"},
+            },
+        ),
         ("modalities", {"modalities": ["audio"]}),
         ("messages", {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}),
         ("messages", {"messages": [{"role": "user", "content": "x", "audio": {"id": "x"}}]}),

@@ -3,9 +3,18 @@
 from actors.hosts.loading import make_lookup
 from cluster.config import AppConfig
 from cluster.placement import plan
-from deployments.replica.host_specs import drafter_specs
+from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
 from engine.drafters.suffix import SuffixDrafter
 from tests.engine.drafters.orders import Stream
+
+
+def test_limits_and_standbys_arrive_as_the_config_says() -> None:
+    config = AppConfig.model_validate(
+        {"target": {"standby": True}, "limits": {"slow_drafter_s": 0.2, "recovery_s": 90}}
+    )
+    assert target_spec(config, plan(config)).standby
+    assert limits_of(config).slow_drafter_s == 0.2
+    assert limits_of(config).recovery_s == 90
 
 
 def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:

@@ -18,6 +18,7 @@ ALIKE: Mapping[str, Any] = {
         "max_batch": 8,
         "max_waiting": ADMITTED - 8,
         "max_choices": 4,
+        "client_share": 1.0,
         # vLLM takes longer to come back than a request may wait by default.
         "recovery_s": 120,
     },

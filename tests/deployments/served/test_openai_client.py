@@ -2,16 +2,21 @@
 differ."""
 
 import asyncio
+import json
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
+import jsonschema
 import openai
 import pytest
 import torch
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from engine.sampling.params import SamplingParams
 from engine.sampling.seeds import splitmix64
 from tests import reference
 from tests.deployments.served.application import ADMITTED, KEYS
@@ -25,6 +30,20 @@ from tests.deployments.serving import (
     tokenizer,
 )
 
+ANIMAL: dict[str, Any] = {
+    "name": "animal",
+    "schema": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "legs": {"type": "integer", "minimum": 0, "maximum": 100},
+            "kind": {"enum": ["mammal", "bird", "fish"]},
+        },
+        "required": ["name", "legs", "kind"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 7."}]
 
 
@@ -67,7 +86,78 @@ def test_a_chat_goes_through_the_template(client: OpenAI) -> None:
     assert answer.choices[0].message.content == expected_text(1.0, 5, 24)
 
 
-def test_streamed_completion_with_usage(client: OpenAI) -> None:
+def test_outputs_keep_to_their_form_with_and_without_speculation(client: OpenAI) -> None:
+    """Sampled, streamed or not, by either of the two fields; `stop` says that the form is whole."""
+    forms: list[tuple[dict[str, object], re.Pattern[str] | None]] = [
+        ({"response_format": {"type": "json_schema", "json_schema": ANIMAL}}, None),
+        ({"structured_outputs": {"json": json.dumps(ANIMAL["schema"])}}, None),
+        ({"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, re.compile("[a-z]{3}-[0-9]{2}")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, re.compile("yes|no")),
+        ({"structured_outputs": {"grammar": 'root ::= "a" root | "b"'}}, re.compile("a*b")),
+    ]
+    for form, pattern in forms:
+        texts = []
+        for fields in ({}, {"speculation": "off"}, {"stream": True}):
+            answer = client.chat.completions.create(
+                model="target",
+                messages=MESSAGES,
+                max_tokens=200,
+                temperature=1,
+                seed=3,
+                extra_body={**form, **fields},
+            )
+            chunks: list[Any] = list(answer) if "stream" in fields else [answer]
+            choices = [choice for chunk in chunks for choice in chunk.choices]
+            assert choices[-1].finish_reason == "stop"
+            texts.append("".join(_content(choice) for choice in choices))
+        assert texts[0] == texts[1] == texts[2]
+        if pattern is None:
+            jsonschema.validate(json.loads(texts[0]), ANIMAL["schema"])
+        else:
+            assert pattern.fullmatch(texts[0])
+
+
+def _content(choice: Any) -> str:
+    """Of a whole answer or a piece of a streamed one."""
+    holder = choice.delta if hasattr(choice, "delta") else choice.message
+    return holder.content or ""
+
+
+def test_a_json_object_is_one(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="target",
+        messages=MESSAGES,
+        max_tokens=200,
+        temperature=0,
+        response_format={"type": "json_object"},
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    else:
+        assert (answer.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("form", "problem"),
+    [
+        ({"regex": "("}, "cannot be compiled: .*parenthesis is not closed"),
+        ({"grammar": "root ::= x"}, '"x" is not defined'),
+        ({"json": {"not": {}}}, "not cannot be enforced"),
+        ({"json": "{"}, "is not JSON"),
+        ({"choice": []}, "at least 1"),
+    ],
+)
+def test_a_form_that_cannot_be_kept_to_is_refused(
+    form: dict[str, object], problem: str, client: OpenAI
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=problem) as refusal:
+        complete(client, extra_body={"structured_outputs": form})
+    assert str(refusal.value.param).startswith("structured_outputs")
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_streamed_completion_with_usage(client: OpenAI, continuous: bool) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": continuous}
     chunks = list(
         client.completions.create(
             model="target",
@@ -76,12 +166,14 @@ def test_streamed_completion_with_usage(client: OpenAI) -> None:
             temperature=1,
             seed=5,
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options=options,
         )
     )
     *parts, last = chunks
     assert "".join(chunk.choices[0].text for chunk in parts) == expected_text(1.0, 5, 24)
-    assert all(chunk.usage is None for chunk in parts)
+    counts = [chunk.usage.completion_tokens if chunk.usage else 0 for chunk in parts]
+    assert counts == sorted(counts)
+    assert counts[-1] == (len(expected_ids(1.0, 5, 24)) if continuous else 0)
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.completion_tokens == len(expected_ids(1.0, 5, 24))
@@ -231,6 +323,52 @@ def test_statistics_come_with_each_choice(client: OpenAI) -> None:
     assert plain.to_dict()["spindle"]["drafted"] == 0  # type: ignore[index]  # our extension
     named = complete(client, extra_body={"speculation": {"drafter": "tiny", "max_depth": 2}})
     assert named.choices[0].text == expected_text(0.0, 0, 24)
+
+
+def test_forbidden_tokens_and_words_are_never_chosen(client: OpenAI) -> None:
+    plain = expected_ids(1.0, 5, 24)
+    word = tokenizer().decode(plain[4:5])
+    allowed = sorted({*plain, *range(100, 600)})
+    fields = {"allowed_token_ids": allowed, "bad_words": [word]}
+    ids = tokenizer()(PROMPT)["input_ids"]
+    bad = {tuple(tokenizer().encode(text)) for text in (word.strip(), f" {word.strip()}")}
+    params = SamplingParams(
+        max_tokens=24,
+        stop_token_ids=(tokenizer().eos_token_id,),
+        allowed_token_ids=tuple(allowed),
+        bad_words=tuple(bad),
+    )
+    expected = reference.generate(oracle(), ids, params, 5)
+    assert expected != plain
+    for speculation in ("off", {"drafter": "tiny", "max_depth": 4}):
+        body = {**fields, "speculation": speculation, "return_token_ids": True}
+        answer = complete(client, temperature=1, seed=5, extra_body=body)
+        assert answer.choices[0].to_dict()["token_ids"] == expected
+
+
+def test_what_other_servers_know_is_served_or_named(client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="target",
+        messages=[{"role": "developer", "content": "Be brief.", "name": "me"}, *MESSAGES],
+        max_tokens=10**3 * 2,  # as many as the context has, and more than it has room for
+        stop=["3"],
+        seed=-1,
+        metadata={"run": "one"},
+        store=True,
+        service_tier="auto",
+        prompt_cache_key="x",
+        safety_identifier="x",
+        user="x",
+        stream_options=None,
+        extra_headers={"X-Request-Id": "run-1"},
+        extra_body={"frobnicate": 1, "include_stop_str_in_output": True, "temperature": 0},
+    )
+    assert set(raw.headers["x-spindle-ignored"].split(", ")) == {"frobnicate", "store"}
+    answer = raw.parse()
+    assert answer.id == "chatcmpl-run-1"
+    choice = answer.choices[0].to_dict()
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "3")
+    assert choice["message"]["content"].endswith("3")  # type: ignore[index]  # a dict
 
 
 def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:

@@ -1,0 +1,152 @@
+"""What clients of vLLM's server expect beside OpenAI's API, over HTTP in this process."""
+
+from typing import Any
+
+import pytest
+
+from tests.deployments.ingress.test_ingress import PROMPT, App, events, run
+from tests.deployments.ingress.test_output_text import ZOO
+
+
+def choice_of(body: dict[str, Any]) -> dict[str, Any]:
+    choice: dict[str, Any] = body["choices"][0]
+    return choice
+
+
+def test_forbidden_tokens_are_not_chosen_with_and_without_speculation() -> None:
+    async def test(app: App) -> None:
+        fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True, "temperature": 0.2}
+        plain = choice_of((await app.ask(**fields)).json())["token_ids"]
+        allowed = sorted({*plain, *range(50, 90)} - {plain[3]})
+        word = next(ZOO.decode([token]) for token in plain if ZOO.decode([token]).strip().isalpha())
+        restricted: dict[str, Any] = {
+            **fields,
+            "allowed_token_ids": allowed,
+            "bad_words": [word.strip()],
+        }
+        answers = [
+            choice_of((await app.ask(**restricted, speculation=speculation)).json())
+            for speculation in ("near", "off")
+        ]
+        assert answers[0]["token_ids"] == answers[1]["token_ids"] != plain
+        assert answers[0]["spindle"]["accepted"] > 0
+        assert set(answers[0]["token_ids"]) <= set(allowed)
+        for text in (word.strip(), f" {word.strip()}"):
+            tokens = ZOO.encode_blocking(text)
+            spans = zip(*(answers[0]["token_ids"][i:] for i in range(len(tokens))), strict=False)
+            assert tuple(tokens) not in set(spans)
+
+    run(test)
+
+
+def test_the_reason_of_a_stop_whole_and_streamed() -> None:
+    async def test(app: App) -> None:
+        fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True}
+        plain = choice_of((await app.ask(**fields)).json())
+        assert (plain["finish_reason"], plain["stop_reason"]) == ("length", None)
+        token, stop = plain["token_ids"][9], plain["text"][8:12]
+        by_token = choice_of((await app.ask(**fields, stop_token_ids=[token])).json())
+        assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token)
+        included: dict[str, Any] = {**fields, "stop": [stop], "include_stop_str_in_output": True}
+        by_string = choice_of((await app.ask(**included)).json())
+        assert by_string["stop_reason"] == stop
+        assert by_string["text"] == plain["text"][: plain["text"].index(stop) + len(stop)]
+        asked = {**PROMPT, **included, "stream": True}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            chunks = [chunk["choices"][0] for chunk in await events(response)]
+        assert "".join(chunk["text"] for chunk in chunks) == by_string["text"]
+        assert chunks[-1]["stop_reason"] == stop
+
+    run(test)
+
+
+def test_usage_with_every_event() -> None:
+    async def test(app: App) -> None:
+        options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+        asked = {**PROMPT, "max_tokens": 20, "n": 2, **options}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            chunks = await events(response)
+        for index in range(2):
+            own = [one["usage"] for one in chunks if one["choices"][0]["index"] == index]
+            produced = [usage["completion_tokens"] for usage in own]
+            assert produced == sorted(produced)
+            assert produced[-1] == 20
+            assert all(
+                usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+                for usage in own
+            )
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("header", "field", "name"),
+    [("run-1", None, "run-1"), (None, "run-2", "run-2"), ("run-1", "run-2", "run-1")],
+)
+def test_ids_have_the_clients_name(header: str | None, field: str | None, name: str) -> None:
+    async def test(app: App) -> None:
+        headers = {} if header is None else {"X-Request-Id": header}
+        body = {**PROMPT, "max_tokens": 2, "request_id": field}
+        for _ in range(2):
+            answer = await app.client.post("/v1/completions", json=body, headers=headers)
+            assert answer.json()["id"] == f"cmpl-{name}"
+        names = [request["name"] for request in app.replicas.requests]
+        assert len(set(names)) == 2, "a name may come again"
+        assert all(name in one for one in names)
+        odd = {"X-Request-Id": "with space"}
+        answer = await app.client.post("/v1/completions", json=PROMPT, headers=odd)
+        assert answer.headers["x-spindle-ignored"] == "X-Request-Id"
+
+    run(test)
+
+
+def test_ping_load_and_token_strings() -> None:
+    async def test(app: App) -> None:
+        for answer in (await app.client.get("/ping"), await app.client.post("/ping")):
+            assert answer.status_code == 200
+        assert (await app.client.get("/load")).json() == {"server_load": 0}
+        asked = {**PROMPT, "max_tokens": 400, "stream": True, "n": 2}
+        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+            await anext(response.aiter_lines())
+            assert (await app.client.get("/load")).json() == {"server_load": 2}
+        await app.settled()
+        body = {"prompt": "one two", "return_token_strs": True}
+        encoded = (await app.client.post("/tokenize", json=body)).json()
+        assert encoded["token_strs"] == ["one", "Ġtwo"]
+
+    run(test, seconds=0.005)
+
+
+def test_browsers_are_let_in_from_named_origins_only() -> None:
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x"}
+
+    async def test(app: App) -> None:
+        named = bool(app.api.config.cors_origins)
+        asking = {"Origin": "https://app.example", **preflight}
+        answer = await app.client.options("/v1/completions", headers=asking)
+        assert (answer.status_code == 200) == named
+        allowed = answer.headers.get("access-control-allow-origin")
+        assert allowed == ("https://app.example" if named else None)
+        refused = await app.client.get("/v1/models", headers={"Origin": "https://app.example"})
+        assert refused.status_code == 401, "a page needs a key as others do"
+        assert ("access-control-allow-origin" in refused.headers) == named
+        other = await app.client.get("/v1/models", headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+    run(test, api_keys={"tenant": "key"}, cors_origins=["https://app.example"])
+    run(test, api_keys={"tenant": "key"})
+
+
+def test_special_tokens_are_left_in_the_text_where_that_is_wanted() -> None:
+    async def test(app: App) -> None:
+        end = ZOO.encode_blocking("<|end|>")[0]
+        fields: dict[str, Any] = {
+            "max_tokens": 3,
+            "allowed_token_ids": [end, 60],
+            "logit_bias": {str(end): 50},
+        }
+        hidden = choice_of((await app.ask(**fields)).json())
+        shown = choice_of((await app.ask(**fields, skip_special_tokens=False)).json())
+        assert (hidden["text"], shown["text"]) == ("", "<|end|>" * 3)
+
+    run(test)
