@@ -179,7 +179,7 @@ def test_none_forbids_calls_and_auto_needs_a_parser(checkpoint: Path) -> None:
 def test_a_header_names_tools_that_the_template_does_not_show(tmp_path: Path, path: str) -> None:
     async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
         if path == "chat":
-            tool: Any = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}  # type: ignore[typeddict-item]  # a function
+            tool: Any = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}
             chat = await client.chat.completions.with_raw_response.create(
                 model="target", messages=ASK, tools=[tool]
             )
