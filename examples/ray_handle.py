@@ -1,6 +1,6 @@
 """Call Spindle from another process of its Ray cluster, by a Serve handle, without HTTP.
 
-    python examples/ray_handle.py --model NAME
+    RAY_AUTH_MODE=token python examples/ray_handle.py --model NAME
 
 NAME is what GET /v1/models lists. The process needs Ray, and nothing of Spindle on its path: fields
 and answers are plain dictionaries, those of the HTTP API (docs/handles.md).

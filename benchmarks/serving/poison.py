@@ -129,14 +129,14 @@ class PoisonedIngress(Ingress):
     async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]
         await super().__init__(config, replica)  # type: ignore[misc]
         tokens = self._api.tokens
-        encode = tokens.encode_blocking
+        encode_all = tokens.encode_all
 
-        def poisoned_encode(text: str, *options: Any) -> list[int]:
-            if text.startswith(TEXT):
+        async def poisoned_encode_all(texts: Sequence[str], *options: Any) -> list[list[int]]:
+            if any(text.startswith(TEXT) for text in texts):
                 raise Poison
-            return encode(text, *options)
+            return await encode_all(texts, *options)
 
-        tokens.encode_blocking = poisoned_encode  # type: ignore[assignment, method-assign]
+        tokens.encode_all = poisoned_encode_all  # type: ignore[assignment, method-assign]
 
 
 def _poisoned_choose(logits: Any, rows: Sequence[Row]) -> list[int]:

@@ -71,10 +71,6 @@ class Admission:
         """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
         field."""
         prompts, field = await self._encoded(request), prompt_field(request)
-        if isinstance(request, ChatRequest) and request.tool_use.must_call:
-            raise InvalidRequest(
-                "tool_choice", "only none and auto: this server cannot yet force a call"
-            )
         slo = self._slo(request)
         speculation = self._speculation(request)
         bad_words = await asyncio.to_thread(tokens_of_bad_words, self._tokens, request.bad_words)

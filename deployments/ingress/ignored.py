@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import Fields
-from deployments.ingress.requests import TemplateFields
+from deployments.ingress.requests import ChatRequest, TemplateFields
+from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.tokenizer import Tokens
 
 HEADER = "x-spindle-ignored"
@@ -28,6 +29,10 @@ def ignored_fields(request: Fields, tokens: Tokens) -> list[str]:
         used = tokens.used_variables(request.chat_template_kwargs)
         unused = [name for name in request.chat_template_kwargs if name not in used]
         names |= dict.fromkeys(f"chat_template_kwargs.{name}" for name in unused)
+    if isinstance(request, ChatRequest | ResponsesRequest):
+        use = request.tool_use
+        if use.may_call and not use.is_enforced and not tokens.shows_tools:
+            names["tools"] = None
     return list(names)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 from deployments.ingress.answer import Answer
@@ -12,6 +13,8 @@ _LOG = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
 """The status, by nginx's custom, of requests whose client left before the end."""
+_PLAIN = re.compile(r"[\w.:/-]+", re.ASCII)
+"""Values that the log shows without quotes."""
 _MOST_REASON = 200
 """Characters of an error's message in the log: it may quote the client's input."""
 
@@ -107,6 +110,6 @@ def _plain(value: object) -> str:
             return ",".join(map(str, value)) or "-"
         case "" | None:
             return "-"
-        case str() if not value.isalnum():
+        case str() if not _PLAIN.fullmatch(value):
             return repr(value)
     return str(value)

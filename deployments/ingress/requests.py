@@ -1,6 +1,7 @@
 """The fields of a client's request: OpenAI's two completion APIs, vLLM's and Spindle's extensions,
 typed. docs/api.md has the table."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -172,13 +173,16 @@ class CompletionRequest(SharedFields):
     prompt, and requires `echo`."""
     logprobs: Alternatives | None = None
     """How many alternatives to list beside each token's log-probability."""
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
     echo: bool = False
     """Each choice begins with its prompt, and `logprobs` covers the prompt too."""
     add_special_tokens: bool = True
     """Encode a prompt's text with the special tokens that the tokenizer adds."""
 
     @model_validator(mode="after")
-    def _check_zero_max_tokens(self) -> Self:
+    def _check_zero_max_tokens_and_form(self) -> Self:
+        output_grammar(self.response_format, self.structured_outputs)
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "0 needs echo to be true")
         return self
@@ -256,7 +260,10 @@ class ChatRequest(TemplateFields, SharedFields):
     def _check_limits_and_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
-        ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.tool_use.may_call and self.structured_outputs is not None:
+            raise InvalidRequest(
+                "structured_outputs", "and tools exclude each other; use response_format"
+            )
         output_grammar(self.response_format, self.structured_outputs)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
@@ -277,8 +284,16 @@ class ChatRequest(TemplateFields, SharedFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def without_effect(self) -> tuple[str, ...]:
+        strict = any(tool.function.strict for tool in self.tools)
+        unchecked = strict and not self.tool_use.is_enforced
+        return (*super().without_effect, *(["tools.function.strict"] if unchecked else []))
+
+    @property
     def tool_use(self) -> ToolUse:
-        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        form = None if self.response_format is None else self.response_format.grammar
+        answer = None if form is None else json.loads(form.schema)
+        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, answer)
 
 
 GenerationRequest = CompletionRequest | ChatRequest

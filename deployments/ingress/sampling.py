@@ -1,12 +1,15 @@
 """A request's sampling parameters, for the engine."""
 
+import json
 from collections.abc import Sequence
 
 from deployments.ingress.output_text import StopRule
 from deployments.ingress.requests import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.structured_outputs import output_grammar
 from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.tools import call_schema
 from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar
 from engine.sampling.params import SamplingParams
 
 
@@ -32,11 +35,14 @@ def sampling_params(
         bad_words=tuple(bad_words),
         logprobs=request.alternatives,
         prompt_logprobs=request.alternatives if echoes(request) else None,
-        grammar=output_grammar(
-            request.response_format if isinstance(request, ChatRequest) else None,
-            request.structured_outputs,
-        ),
+        grammar=_grammar(request),
     )
+
+
+def _grammar(request: GenerationRequest) -> OutputGrammar | None:
+    if isinstance(request, ChatRequest) and request.tool_use.is_enforced:
+        return OutputGrammar("json_schema", json.dumps(call_schema(request.tool_use)), "tools")
+    return output_grammar(request.response_format, request.structured_outputs)
 
 
 def stop_rule(request: GenerationRequest) -> StopRule:

@@ -108,7 +108,7 @@ class Tokens:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        characters = sum(len(one["content"]) for one in messages)
+        characters = len(str(messages)) + len(str(tools))
 
         def encode() -> list[int]:
             return list(self._render(messages, tools, options)["input_ids"])
@@ -126,6 +126,11 @@ class Tokens:
             if name in _RESERVED:
                 raise InvalidRequest("chat_template_kwargs", f"{name} cannot be set there")
         return {name: value for name, value in variables.items() if self._template_has(name)}
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return self._template_has("tools")
 
     def _template_has(self, word: str) -> bool:
         template = self._tokenizer.chat_template

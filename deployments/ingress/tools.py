@@ -59,15 +59,23 @@ class ToolUse:
     tools: Sequence[Tool] = ()
     choice: ToolChoice = "none"
     parallel: bool = True
+    answer: Schema | None = None
+    """The JSON schema of an answer without calls; None: it may be any text."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool) -> "ToolUse":
+    def of(
+        cls,
+        tools: Sequence[Tool],
+        choice: ToolChoice | None,
+        parallel: bool,
+        answer: Schema | None = None,
+    ) -> "ToolUse":
         """Raises InvalidRequest if the fields contradict each other."""
         names = [tool.function.name for tool in tools]
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise InvalidRequest("tools", f"two functions are called {name!r}; rename one")
-        use = cls(tools, choice or ("auto" if tools else "none"), parallel)
+        use = cls(tools, choice or ("auto" if tools else "none"), parallel, answer)
         if use.must_call and not tools:
             raise InvalidRequest("tool_choice", "needs a function in tools")
         if use.named is not None and use.named not in names:
@@ -87,16 +95,32 @@ class ToolUse:
     def must_call(self) -> bool:
         return self.choice == "required" or self.named is not None
 
+    @property
+    def is_enforced(self) -> bool:
+        """Whether the output keeps to `call_schema`."""
+        return self.must_call or (self.may_call and self.answer is not None)
+
 
 def call_schema(use: ToolUse) -> Schema:
-    """The JSON schema of the output where a call is required: the arguments of a named function, or
-    else a list of calls. Only for a use that must call."""
-    schemas = {
-        tool.function.name: tool.function.parameters or {"type": "object", "properties": {}}
-        for tool in use.tools
-    }
+    """The JSON schema of the output of an enforced use: the arguments of a named function, or a
+    list of calls, or, if none must be called, either such a list or the answer."""
     if use.named is not None:
-        return schemas[use.named]
+        return next(_arguments(tool) for tool in use.tools if tool.function.name == use.named)
+    if use.must_call or use.answer is None:
+        return _call_list(use)
+    parts = {"calls": _call_list(use), "answer": use.answer}
+    return {
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in parts],
+        "$defs": {name: _moved(part, f"#/$defs/{name}") for name, part in parts.items()},
+    }
+
+
+def _arguments(tool: Tool) -> Schema:
+    return tool.function.parameters or {"type": "object", "properties": {}}
+
+
+def _call_list(use: ToolUse) -> Schema:
+    schemas = {tool.function.name: _arguments(tool) for tool in use.tools}
     return {
         "type": "array",
         "minItems": 1,

@@ -69,9 +69,8 @@ SHARED: Mapping[str, Unsupported] = {
         ),
         Unsupported(_GRAMMAR),
     ),
-    "response_format": Unsupported(
-        "is for /v1/chat/completions; use structured_outputs", ({"type": "text"},)
-    ),
+    "structured_outputs": Unsupported("is for requests that generate"),
+    "response_format": Unsupported("is not a field here; use text.format", ({"type": "text"},)),
     "guided_json_object": Unsupported(_GRAMMAR, (False,)),
     **dict.fromkeys(("typical_p", "tfs", "tfs_z"), Unsupported(_SAMPLER, (1,))),
     **dict.fromkeys(

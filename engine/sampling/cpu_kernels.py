@@ -236,6 +236,18 @@ def perturbed_top(
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
+def allow_only(
+    logits: NDArray[np.float32], rows: NDArray[np.int64], words: NDArray[np.int32]
+) -> None:
+    """Sets the logits of the rows' tokens whose bit in `words` is 0 to -inf, in place."""
+    for place in range(rows.size):
+        row = logits[rows[place]]
+        for token in range(row.size):
+            if not (words[place, token >> 5] >> (token & 31)) & 1:
+                row[token] = _NEGATIVE_INFINITY
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
 def perturbed_top_rows(
     logits: NDArray[np.float32],
     knobs: Knobs,

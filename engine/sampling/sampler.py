@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.protocol import TokenLogprobs
-from engine.sampling.cpu_kernels import Knobs, perturbed_top_rows
+from engine.sampling.cpu_kernels import Knobs, allow_only, perturbed_top_rows
 from engine.sampling.noise import split_seed
 from engine.sampling.params import SamplingParams
-from engine.sampling.torch_kernels import perturbed_top_torch
-
-_BITS = torch.arange(8, dtype=torch.uint8)
+from engine.sampling.torch_kernels import allow_only_torch, perturbed_top_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +146,11 @@ NumberedRows = Sequence[tuple[int, Row]]
 
 def _allow_only(logits: Tensor, rows: NumberedRows) -> None:
     words = np.stack([row.allowed for _, row in rows if row.allowed is not None])
-    packed = torch.from_numpy(words.view(np.uint8)).to(logits.device)
-    bits = (packed[:, :, None] >> _BITS.to(logits.device)) & 1
-    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
-    at = torch.tensor([i for i, _ in rows], device=logits.device)
-    logits[at] = logits[at].masked_fill(forbidden, -torch.inf)
+    places = np.array([i for i, _ in rows])
+    if logits.device.type == "cpu":
+        allow_only(logits.numpy(), places, words)
+    else:
+        allow_only_torch(logits, places, words)
 
 
 def _keep_allowed(logits: Tensor, rows: NumberedRows) -> None:

@@ -71,3 +71,13 @@ def _kept(
     limit = (top_p * mass.sum(-1, keepdim=True)).masked_fill(top_p == 1, torch.inf)
     kept &= (before < limit) | (rank == 0)
     return torch.zeros_like(kept).scatter(-1, ids, kept | greedy)
+
+
+def allow_only_torch(logits: Tensor, rows: NDArray[np.int64], words: NDArray[np.int32]) -> None:
+    """Sets the logits of the rows' tokens whose bit in `words` is 0 to -inf, in place."""
+    device = logits.device
+    packed = torch.from_numpy(words.view(np.uint8)).to(device)
+    bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=device)) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    at = torch.from_numpy(rows).to(device)
+    logits[at] = logits[at].masked_fill(forbidden, -torch.inf)

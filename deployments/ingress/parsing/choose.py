@@ -48,7 +48,7 @@ class OutputParsers:
 
     def check(self, use: ToolUse) -> None:
         """Raises InvalidRequest if calls could not be recognized."""
-        if use.may_call and not use.must_call and self._tool_parser is None:
+        if use.may_call and not use.is_enforced and self._tool_parser is None:
             raise InvalidRequest(
                 "tool_choice",
                 "auto needs target.tool_parser in the server's config; required and a named "
@@ -63,7 +63,7 @@ class OutputParsers:
         """None: the output is content only."""
         if use.named is not None:
             return FormatParser([partial(named_call, name=use.named)], named=True)
-        if use.must_call:
+        if use.is_enforced:
             return FormatParser([call_list], use.parallel)
         if not self.parses(use):
             return None

@@ -12,7 +12,16 @@ from cluster.config.section import within
 from deployments.ingress.fields import Alternatives, AtLeastOne, Fields, Text
 from deployments.ingress.requests import ChatRequest, SharedFields
 from deployments.ingress.responses_api.items import Items, messages_of
-from deployments.ingress.tools import MAX_TOOLS, FunctionName, Schema
+from deployments.ingress.tools import (
+    MAX_TOOLS,
+    FunctionName,
+    NamedFunction,
+    NamedToolChoice,
+    Schema,
+    Tool,
+    ToolChoice,
+    ToolUse,
+)
 from deployments.ingress.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
 from policies import ranges
@@ -34,7 +43,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "max_tokens": _LENGTH,
     "max_completion_tokens": _LENGTH,
     "response_format": _FORM,
-    "structured_outputs": _FORM,
     "logprobs": Unsupported(f"is not a field here; use include with {LOGPROBS}", (False,)),
 }
 """What would change the response and cannot be honoured."""
@@ -60,10 +68,6 @@ class FunctionTool(Fields):
 class NamedFunctionChoice(Fields):
     type: Literal["function"]
     name: FunctionName
-
-    @property
-    def for_chat(self) -> dict[str, Any]:
-        return {"type": "function", "function": {"name": self.name}}
 
 
 class TextFormat(Fields):
@@ -131,12 +135,27 @@ class ResponsesRequest(SharedFields):
     @property
     def without_effect(self) -> tuple[str, ...]:
         others = [one for one in self.include if one != LOGPROBS]
-        strict = any(tool.strict for tool in self.tools) and not self.chat().tool_use.must_call
+        strict = any(tool.strict for tool in self.tools) and not self.tool_use.is_enforced
         return (
             *super().without_effect,
             *(["include"] if others else []),
             *(["tools.strict"] if strict else []),
         )
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequest if the fields contradict each other."""
+        form = self.text.format
+        answer = {"type": "object"} if form.type == "json_object" else form.schema_
+        tools = [Tool.model_validate(tool.for_chat) for tool in self.tools]
+        return ToolUse.of(tools, self._chat_choice, self.parallel_tool_calls, answer)
+
+    @property
+    def _chat_choice(self) -> ToolChoice | None:
+        choice = self.tool_choice
+        if not isinstance(choice, NamedFunctionChoice):
+            return choice
+        return NamedToolChoice(type="function", function=NamedFunction(name=choice.name))
 
     @property
     def wants_logprobs(self) -> bool:
@@ -149,7 +168,6 @@ class ResponsesRequest(SharedFields):
             for name in SharedFields.model_fields
             if name in self.model_fields_set
         }
-        choice = self.tool_choice
         return ChatRequest.model_validate(
             {
                 **given,
@@ -158,9 +176,7 @@ class ResponsesRequest(SharedFields):
                 "logprobs": self.wants_logprobs,
                 "top_logprobs": self.top_logprobs,
                 "tools": [tool.for_chat for tool in self.tools],
-                "tool_choice": (
-                    choice.for_chat if isinstance(choice, NamedFunctionChoice) else choice
-                ),
+                "tool_choice": self._chat_choice,
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "response_format": self.text.format.for_chat,
             }

@@ -5,7 +5,7 @@ Everything before and behind the model's tokens is real: HTTP, the template, the
 
 import asyncio
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,8 @@ class ScriptedReplicas:
     tokens: Tokens
     text: str = ""
     """The model's answer."""
+    replies: Callable[[str], str] | None = None
+    """The model's answer to a prompt, instead of `text`."""
     requests: list[StreamRequest] = field(default_factory=list)
 
     def options(self, **_options: Any) -> "ScriptedReplicas":
@@ -63,7 +65,8 @@ class ScriptedReplicas:
         self.requests.append(request)
         yield {"kind": "accepted", "replica": "scripted"}
         limit = request["params"]["max_tokens"]
-        ids = self.tokens.encode_blocking(self.text, add_special_tokens=False)
+        text = self.text if self.replies is None else self.replies(self.prompt)
+        ids = self.tokens.encode_blocking(text, add_special_tokens=False)
         finish: Finish = "stop"
         ids.append(self.tokens.tokenizer.eos_token_id)
         if len(ids) > limit:

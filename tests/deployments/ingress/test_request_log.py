@@ -65,7 +65,7 @@ def test_a_request_that_ends_has_one_line_with_its_numbers(
         assert line["ttft_s"] == pytest.approx(min(one["ttft_s"] for one in spindle), abs=1e-5)
         assert line["tpot_s"] == pytest.approx(max(one["tpot_s"] for one in spindle), abs=1e-5)
         text = caplog.records[-1].getMessage()
-        assert f"request={line['request']} tenant='127.0.0.1'" in text
+        assert f"request={line['request']} tenant=127.0.0.1 " in text
 
     run(test)
 

@@ -19,7 +19,12 @@ from openai.types.responses import (
 from pydantic import BaseModel, TypeAdapter
 
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
-from tests.deployments.ingress.scripted import ScriptedReplicas, scripted, with_tool_template
+from tests.deployments.ingress.scripted import (
+    TEMPLATE,
+    ScriptedReplicas,
+    scripted,
+    with_tool_template,
+)
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Weather?"}]
 PARAMETERS: dict[str, object] = {
@@ -168,6 +173,25 @@ def test_none_forbids_calls_and_auto_needs_a_parser(checkpoint: Path) -> None:
             await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
 
     run(checkpoint, TWO_CALLS, test, tool_parser=None)
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
+def test_a_header_names_tools_that_the_template_does_not_show(tmp_path: Path, path: str) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        if path == "chat":
+            tool: Any = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}  # type: ignore[typeddict-item]  # a function
+            chat = await client.chat.completions.with_raw_response.create(
+                model="target", messages=ASK, tools=[tool]
+            )
+            assert chat.headers["x-spindle-ignored"] == "tools.function.strict, tools"
+        else:
+            response = await client.responses.with_raw_response.create(
+                model="target", input="x", tools=[{**FUNCTIONS[0], "strict": True}]
+            )
+            assert response.headers["x-spindle-ignored"] == "tools.strict, tools"
+
+    plain = TEMPLATE.partition("{%- for message")[2]
+    run(with_tool_template(tmp_path, "{%- for message" + plain), "No call.", test)
 
 
 def types(events: Sequence[ResponseStreamEvent]) -> list[str]:

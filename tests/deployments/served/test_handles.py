@@ -103,8 +103,7 @@ def documented(contains: str) -> str:
 
 
 def test_the_docs_own_text_runs_in_a_fresh_process_with_another_home(tmp_path: Path) -> None:
-    """With the two variables that the page names, of which this cluster needs the first because
-    others may run on the same machine."""
+    """With the variables that the page names; the address because other clusters may run here."""
     script = tmp_path / "documented.py"
     script.write_text(documented("ray.init("))
     run = subprocess.run(
@@ -114,6 +113,7 @@ def test_the_docs_own_text_runs_in_a_fresh_process_with_another_home(tmp_path: P
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(Path.home() / ".ray" / "auth_token"),
         },
         capture_output=True,

@@ -88,7 +88,7 @@ def test_a_chat_goes_through_the_template(client: OpenAI) -> None:
 
 def test_outputs_keep_to_their_form_with_and_without_speculation(client: OpenAI) -> None:
     """Sampled, streamed or not, by either of the two fields; `stop` says that the form is whole."""
-    forms: list[tuple[dict[str, object], re.Pattern[str] | None]] = [
+    forms: list[tuple[dict[str, Any], re.Pattern[str] | None]] = [
         ({"response_format": {"type": "json_schema", "json_schema": ANIMAL}}, None),
         ({"structured_outputs": {"json": json.dumps(ANIMAL["schema"])}}, None),
         ({"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, re.compile("[a-z]{3}-[0-9]{2}")),
@@ -97,16 +97,8 @@ def test_outputs_keep_to_their_form_with_and_without_speculation(client: OpenAI)
     ]
     for form, pattern in forms:
         texts = []
-        for fields in ({}, {"speculation": "off"}, {"stream": True}):
-            answer = client.chat.completions.create(
-                model="target",
-                messages=MESSAGES,
-                max_tokens=200,
-                temperature=1,
-                seed=3,
-                extra_body={**form, **fields},
-            )
-            chunks: list[Any] = list(answer) if "stream" in fields else [answer]
+        for options in ({}, {"speculation": "off"}, {"stream": True}):
+            chunks = _chat(client, temperature=1, seed=3, **form, **options)
             choices = [choice for chunk in chunks for choice in chunk.choices]
             assert choices[-1].finish_reason == "stop"
             texts.append("".join(_content(choice) for choice in choices))
@@ -117,24 +109,26 @@ def test_outputs_keep_to_their_form_with_and_without_speculation(client: OpenAI)
             assert pattern.fullmatch(texts[0])
 
 
+def _chat(client: OpenAI, stream: bool = False, **fields: Any) -> list[Any]:
+    """The answer, or the pieces of a streamed one."""
+    create: Any = client.chat.completions.create  # fields vary
+    answer = create(
+        model="target", messages=MESSAGES, max_tokens=200, stream=stream, extra_body=fields
+    )
+    return list(answer) if stream else [answer]
+
+
 def _content(choice: Any) -> str:
-    """Of a whole answer or a piece of a streamed one."""
-    holder = choice.delta if hasattr(choice, "delta") else choice.message
-    return holder.content or ""
+    message = choice.delta if hasattr(choice, "delta") else choice.message
+    return message.content or ""
 
 
 def test_a_json_object_is_one(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="target",
-        messages=MESSAGES,
-        max_tokens=200,
-        temperature=0,
-        response_format={"type": "json_object"},
-    )
+    (answer,) = _chat(client, temperature=0, response_format={"type": "json_object"})
+    text = _content(answer.choices[0])
+    assert text.startswith("{")
     if answer.choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
-    else:
-        assert (answer.choices[0].message.content or "").startswith("{")
+        assert isinstance(json.loads(text), dict)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""What is allowed depends on the grammar and the output alone, whatever was asked before."""
+
+import json
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from engine.committed import CommittedTokens
+from engine.grammar.compiler import Grammars
+from engine.grammar.gate import GrammarGate, Ready
+from engine.grammar.matcher import GrammarViolated, OutputMatcher
+from engine.grammar.spec import OutputGrammar
+from engine.protocol import Failed, Prefix, Start, Verdict, VerifyOrder
+from engine.sampling.cpu_kernels import allow_only
+from engine.sampling.params import SamplingParams
+from engine.sampling.torch_kernels import allow_only_torch
+from engine.soft_state import HeldRequest
+from policies.tree import DraftTree
+from tests.engine.grammar.oracle import VOCAB, allowed_by, grammars
+from tests.engine.grammar.random_outputs import STOP, random_output, tokens_of
+from tests.engine.grammar.schemas import FOLLOWED
+
+NESTED = OutputGrammar("json_schema", json.dumps(FOLLOWED["nested"]))
+WORD = OutputGrammar("regex", "ab*")
+
+
+def params(grammar: OutputGrammar, **fields: object) -> SamplingParams:
+    return SamplingParams(stop_token_ids=(STOP,), grammar=grammar, **fields)  # type: ignore[arg-type]
+
+
+def matcher(grammar: OutputGrammar, **fields: object) -> OutputMatcher:
+    compiled = grammars().compile(grammar).result()
+    return OutputMatcher(compiled, params(grammar, **fields), VOCAB)
+
+
+def ids(text: str) -> list[int]:
+    """One token for each sign."""
+    return [ord(sign) - ord("!") + 5 for sign in text]
+
+
+def allowed(one: OutputMatcher, path: Sequence[int] = ()) -> list[int]:
+    return tokens_of(one.allowed(path)).tolist()
+
+
+def test_masks_are_the_same_in_any_order_and_after_any_draft() -> None:
+    """Prefixes, drafts and rewritten outputs of one request, in random order."""
+    rng = np.random.default_rng(1)
+    outputs = [
+        output
+        for _ in range(12)
+        if (output := random_output(grammars().compile(NESTED).result(), rng)) is not None
+    ]
+    one, expected = matcher(NESTED), allowed_by(params(NESTED))
+    for _ in range(150):
+        output = outputs[rng.integers(len(outputs))]
+        begin, end = sorted(rng.integers(len(output) + 1, size=2).tolist())
+        one.follow(output[:begin])
+        path = output[begin:end]
+        assert allowed(one, path) == np.flatnonzero(expected(output[:end])).tolist()
+        wrong = [*path, int(rng.integers(VOCAB))]
+        if not expected(output[:end])[wrong[-1]]:
+            assert one.allowed(wrong) is None
+            assert not one.allows(wrong)
+
+
+def test_an_output_ends_where_its_text_is_whole() -> None:
+    one = matcher(WORD)
+    assert STOP not in allowed(one)
+    assert STOP in allowed(one, ids("a"))
+    assert one.allows([*ids("a"), STOP])
+    assert one.allowed([*ids("a"), STOP]) is None
+    assert not one.allows([*ids("a"), STOP, STOP])
+    assert not one.allows([STOP])
+
+
+@pytest.mark.parametrize("fields", [{"min_tokens": 3}, {"ignore_eos": True}])
+def test_an_output_that_may_not_end_yet_goes_on_where_it_can(fields: dict[str, object]) -> None:
+    assert STOP not in allowed(matcher(WORD, **fields), ids("ab"))
+    only = OutputGrammar("choice", '["ab"]')
+    assert allowed(matcher(only, **fields), ids("ab")) == [STOP]
+    assert STOP in allowed(matcher(WORD, min_tokens=3), ids("abb"))
+
+
+def test_where_a_grammar_allows_nothing_the_output_ends() -> None:
+    dead_end = OutputGrammar("grammar", 'root ::= "a" never\nnever ::= never "b"')
+    assert allowed(matcher(dead_end), ids("a")) == [STOP]
+
+
+def test_committed_tokens_that_are_not_of_the_grammar_are_an_error() -> None:
+    with pytest.raises(GrammarViolated, match="output token 1"):
+        matcher(WORD).follow(ids("ax"))
+
+
+def test_masks_are_applied_alike_on_any_device() -> None:
+    rng = np.random.default_rng(0)
+    words = rng.integers(-(2**31), 2**31, (2, 4)).astype(np.int32)
+    logits, rows = torch.randn(3, 100), np.array([2, 0])
+    ours, torchs = logits.clone(), logits.clone()
+    allow_only(ours.numpy(), rows, words)
+    allow_only_torch(torchs, rows, words)
+    assert torch.equal(ours, torchs)
+    for place, row in enumerate(rows):
+        kept = [token for token in tokens_of(words[place]).tolist() if token < 100]
+        assert torch.isfinite(ours[row]).nonzero().flatten().tolist() == kept
+        assert torch.equal(ours[row, kept], logits[row, kept])
+    assert torch.equal(ours[1], logits[1])
+
+
+def held(grammar: OutputGrammar | None, output: Sequence[int] = ()) -> HeldRequest:
+    committed = CommittedTokens()
+    committed.extend([7, *output])
+    own = SamplingParams() if grammar is None else params(grammar)
+    return HeldRequest(Start(own, 0, 1), committed)
+
+
+def order(name: str) -> VerifyOrder:
+    return VerifyOrder(Prefix(name, 0, 0, 0, 0, ()), DraftTree.empty(), 1)
+
+
+def test_no_request_waits_for_anothers_grammar_to_compile() -> None:
+    own = Grammars(grammars()._checkpoint, VOCAB)
+    gate = GrammarGate(own)
+    release = threading.Event()
+    blocker = own._thread.submit(release.wait, 30)
+    orders = [order("structured"), order("plain")]
+    waiting, plain = gate.pass_ready(orders, [held(WORD), held(None)])
+    assert isinstance(waiting, Verdict)
+    assert (waiting.tokens, waiting.pending) == ((), 1)
+    assert isinstance(plain, Ready)
+    release.set()
+    blocker.result()
+    # With nothing else to do, it is waited for.
+    (ready,) = gate.pass_ready(orders[:1], [held(WORD)])
+    assert isinstance(ready, Ready)
+    assert ready.matcher is not None
+
+
+def test_a_grammar_that_cannot_be_followed_fails_its_request_alone() -> None:
+    gate = GrammarGate(grammars())
+    bad = OutputGrammar("regex", "(")
+    for one in (bad, WORD):
+        grammars().compile(one).exception()
+    orders = [order("bad"), order("good"), order("violated")]
+    failed, ready, violated = gate.pass_ready(orders, [held(bad), held(WORD), held(WORD, [9])])
+    assert isinstance(failed, Failed)
+    assert isinstance(ready, Ready)
+    assert isinstance(violated, Failed)
