@@ -127,7 +127,7 @@ class Api:
         self, request: GenerationRequest, client: Client, request_id: str | None = None
     ) -> Answer:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
-        answer. `request_id`: the client's name for the request."""
+        answer. `request_id`: the name of the request, unless it has one as a field."""
         self._check_model(request.model)
         self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
@@ -140,7 +140,7 @@ class Api:
             self.log.ended(answer, client.tenant)
 
         try:
-            public_id = request_id or request.request_id
+            public_id = request.request_id or request_id
             answer = await self._answer(request, client.tenant, limits, on_close, public_id)
         except BaseException:
             held.release()

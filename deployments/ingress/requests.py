@@ -113,7 +113,7 @@ class SharedFields(Fields):
     return_token_ids: bool = False
     """Return the token ids of each choice, or of each of its chunks."""
     request_id: RequestId | None = None
-    """The answer's id has it; the header `X-Request-Id` takes precedence."""
+    """The answer's id has it instead of the header `X-Request-Id`, which Serve always sets."""
 
     # Spindle's extensions.
     slo: str | SloTargets | None = None

@@ -85,7 +85,7 @@ def test_usage_with_every_event() -> None:
 
 @pytest.mark.parametrize(
     ("header", "field", "name"),
-    [("run-1", None, "run-1"), (None, "run-2", "run-2"), ("run-1", "run-2", "run-1")],
+    [("run-1", None, "run-1"), (None, "run-2", "run-2"), ("run-1", "run-2", "run-2")],
 )
 def test_ids_have_the_clients_name(header: str | None, field: str | None, name: str) -> None:
     async def test(app: App) -> None:
