@@ -312,8 +312,8 @@ def test_a_killed_rank_ends_all_ranks_and_the_standbys_take_their_places(
         kv = await served.coordinator.kv_state()
         assert kv.free + kv.cached + kv.used == kv.total
         await served.close()
-        await until(lambda: not processes("ranks"))
-        assert not any(map(runs, [*first.values(), *standby.values()]))
+        known = [*first.values(), *standby.values()]
+        await until(lambda: not processes("ranks") and not any(map(runs, known)))
 
     loop.run(main())
 
