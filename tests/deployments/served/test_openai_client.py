@@ -130,7 +130,8 @@ def test_forced_calls_keep_to_their_schemas_with_and_without_speculation(client:
         "seed": 3,
         "parallel_tool_calls": False,
     }
-    named = {"type": "function", "function": {"name": "describe"}}
+    named: Any = {"type": "function", "function": {"name": "describe"}}
+    choice: Any
     for choice, finish in ((named, "stop"), ("required", "tool_calls")):
         written = []
         for extra in ({}, {"speculation": "off"}):
