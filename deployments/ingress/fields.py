@@ -1,12 +1,13 @@
 """The base class of everything that clients send, and the types of single fields."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cluster.config.section import within
 from deployments.ingress.unsupported import Unsupported, check_supported
+from engine.errors import InvalidRequest
 from policies import ranges
 
 MAX_STOPS = 4
@@ -113,3 +114,27 @@ class SpeculationOptions(Fields):
     """Only this drafter drafts; absent: the selection policy chooses."""
     max_depth: AtLeastOne | None = None
     """Maximum draft depth."""
+
+
+class TemplateFields(Fields):
+    """How messages are rendered."""
+
+    add_generation_prompt: bool | None = None
+    """Begin the model's answer after the messages; by default unless the final one is continued."""
+    continue_final_message: bool = False
+    """The model continues the last message instead of answering it."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables for the checkpoint's chat template; those that it does not use have no effect."""
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message", "excludes add_generation_prompt; give only one of them"
+            )
+        return self
+
+    @property
+    def generation_prompt(self) -> bool:
+        given = self.add_generation_prompt
+        return not self.continue_final_message if given is None else given

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from deployments.ingress.errors import ApiError
-from deployments.ingress.fields import Fields
-from deployments.ingress.requests import ChatRequest, TemplateFields
+from deployments.ingress.fields import Fields, TemplateFields
+from deployments.ingress.requests import ChatRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.tokenizer import Tokens
 

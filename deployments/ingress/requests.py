@@ -23,6 +23,7 @@ from deployments.ingress.fields import (
     SpeculationOptions,
     StopString,
     StreamOptions,
+    TemplateFields,
     Text,
     TokenId,
     TokenKey,
@@ -206,30 +207,6 @@ class CompletionRequest(SharedFields):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
-
-
-class TemplateFields(Fields):
-    """How messages are rendered."""
-
-    add_generation_prompt: bool | None = None
-    """Begin the model's answer after the messages; by default unless the final one is continued."""
-    continue_final_message: bool = False
-    """The model continues the last message instead of answering it."""
-    chat_template_kwargs: dict[str, Any] = {}
-    """Variables for the checkpoint's chat template; those that it does not use have no effect."""
-
-    @model_validator(mode="after")
-    def _check_continuation(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message", "excludes add_generation_prompt; give only one of them"
-            )
-        return self
-
-    @property
-    def generation_prompt(self) -> bool:
-        given = self.add_generation_prompt
-        return not self.continue_final_message if given is None else given
 
 
 class ChatRequest(TemplateFields, SharedFields):

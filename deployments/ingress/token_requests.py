@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from deployments.ingress.chat_messages import Message
-from deployments.ingress.fields import Fields, Text, TokenIds
-from deployments.ingress.requests import TemplateFields
+from deployments.ingress.fields import Fields, TemplateFields, Text, TokenIds
 from deployments.ingress.tools import Tools
 from deployments.ingress.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest

@@ -96,7 +96,12 @@ class ScriptedReplicas:
         pass
 
     async def _describe(self) -> dict[str, Any]:
-        return {"max_context": CONTEXT, "vocab_size": VOCAB}
+        return {
+            "max_context": CONTEXT,
+            "vocab_size": VOCAB,
+            "stop_token_ids": [self.tokens.tokenizer.eos_token_id],
+            "follows_grammars": True,
+        }
 
 
 def with_tool_template(path: Path, template: str = TEMPLATE) -> Path:

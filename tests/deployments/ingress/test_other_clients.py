@@ -96,17 +96,42 @@ def test_langchain(checkpoint: Path) -> None:
 
 def test_pydantic_ai(checkpoint: Path) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai")
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-    from pydantic_ai.providers.openai import OpenAIProvider
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
 
     async def test(url: str, client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
         answer_behind_the_call(replicas, "It is sunny.")
-        for model in (OpenAIChatModel, OpenAIResponsesModel):
-            agent = pydantic_ai.Agent(
-                model("target", provider=OpenAIProvider(openai_client=client)), tools=[get_weather]
-            )
+        for model in (models.OpenAIChatModel, models.OpenAIResponsesModel):
+            provider = providers.OpenAIProvider(openai_client=client)
+            agent = pydantic_ai.Agent(model("target", provider=provider), tools=[get_weather])
             ran = await agent.run("Weather?")
             assert ran.output == "It is sunny."
             assert "Sunny in Paris for 3 days." in replicas.prompt
 
     run(checkpoint, CALL, test)
+
+
+def test_instructor(checkpoint: Path) -> None:
+    instructor = pytest.importorskip("instructor")
+
+    async def test(url: str, client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+            asking = instructor.from_openai(client, mode=mode)
+            answer = await asking.chat.completions.create(
+                model="target", messages=ASK, response_model=Weather
+            )
+            assert answer.model_dump() == PARSED.model_dump()
+
+    run(checkpoint, PARIS[1], test)
+
+
+def test_structured_output_of_langchain(checkpoint: Path) -> None:
+    langchain_openai = pytest.importorskip("langchain_openai")
+
+    async def test(url: str, client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        chat = langchain_openai.ChatOpenAI(model="target", base_url=url, api_key="x")
+        for method in ("json_schema", "function_calling"):
+            structured = chat.with_structured_output(Weather, method=method)
+            assert await structured.ainvoke("Weather?") == PARSED
+
+    run(checkpoint, PARIS[1], test)

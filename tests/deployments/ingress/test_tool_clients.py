@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -160,6 +161,69 @@ def test_calls_are_parsed_into_pydantic_objects(checkpoint: Path) -> None:
         assert calls[0].function.parsed_arguments == Weather(city="Paris", days=3)
 
     run(checkpoint, CALLS[0][1], test)
+
+
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+NAMED_IN_RESPONSES: Any = {"type": "function", "name": "get_weather"}
+CALL_LIST = f'[{{"name": "get_weather", "parameters": {PARIS[1]}}}]'
+FORCED = [("required", CALL_LIST, "tool_calls"), (NAMED, PARIS[1], "stop")]
+
+
+@pytest.mark.parametrize(("choice", "text", "finish"), FORCED)
+def test_forced_calls_are_sent_with_their_schema(
+    checkpoint: Path, choice: Any, text: str, finish: str
+) -> None:
+    """The scripted model writes what the grammar would make it write; the config has no parser."""
+
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        fields: Any = {"model": "target", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
+        whole = await client.chat.completions.create(**fields)
+        grammar = replicas.requests[-1]["params"]["grammar"]
+        jsonschema.validate(json.loads(text), json.loads(grammar["text"]))
+        async with client.chat.completions.stream(**fields) as stream:
+            read = await stream.get_final_completion()
+        for answer in (whole, read):
+            assert answer.choices[0].finish_reason == finish
+            assert answer.choices[0].message.content is None
+            (call,) = answer.choices[0].message.tool_calls or []
+            assert call.type == "function"
+            assert (call.function.name, call.function.arguments) == PARIS
+        named = NAMED_IN_RESPONSES if choice is NAMED else choice
+        response = await client.responses.create(
+            model="target", input="Weather?", tools=FUNCTIONS, tool_choice=named
+        )
+        (item,) = response.output
+        assert item.type == "function_call"
+        assert (item.name, item.arguments) == PARIS
+
+    run(checkpoint, text, test, tool_parser=None)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_tools_beside_a_schema_of_the_answer(checkpoint: Path, called: bool) -> None:
+    """An answer by the schema or calls, both kept to; without any parser in the config."""
+    text = CALL_LIST if called else PARIS[1]
+
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        tool = pydantic_function_tool(Weather, name="get_weather")
+        chat = await client.chat.completions.parse(
+            model="target", messages=ASK, tools=[tool], response_format=Weather
+        )
+        message = chat.choices[0].message
+        grammar = json.loads(replicas.requests[-1]["params"]["grammar"]["text"])
+        jsonschema.validate(json.loads(text), grammar)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"city": 1}, grammar)
+        parsed = message.tool_calls[0].function.parsed_arguments if message.tool_calls else None
+        assert (parsed or message.parsed) == Weather(city="Paris", days=3)
+        assert bool(message.tool_calls) is called
+        response = await client.responses.parse(
+            model="target", input="Weather?", tools=FUNCTIONS, text_format=Weather
+        )
+        assert response.output[0].type == ("function_call" if called else "message")
+        assert response.output_parsed == (None if called else Weather(city="Paris", days=3))
+
+    run(checkpoint, text, test, tool_parser=None)
 
 
 def test_none_forbids_calls_and_auto_needs_a_parser(checkpoint: Path) -> None:

@@ -123,6 +123,24 @@ def test_without_parallel_calls_the_list_has_one() -> None:
         jsonschema.validate([weather({}), weather({})], one)
 
 
+def test_beside_a_schema_of_the_answer_the_output_is_it_or_calls() -> None:
+    answer = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}, "at": {"$ref": "#/$defs/Time"}},
+        "additionalProperties": False,
+        "$defs": {"Time": {"type": "string"}},
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": answer}}
+    either = schema(response_format=form)
+    jsonschema.validate([weather({"city": "Paris"})], either)
+    jsonschema.validate({"next": {"at": "9:00"}}, either)
+    for wrong in ([], [weather({"city": 1})], {"next": {"at": 9}}, {"other": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, either)
+    forced = schema(response_format=form, tool_choice="required")
+    assert forced == schema(tool_choice="required"), "a call is no answer"
+
+
 def test_a_named_function_is_its_arguments() -> None:
     choice = {"type": "function", "function": {"name": "get_weather"}}
     assert schema(tool_choice=choice) == WEATHER["function"]["parameters"]  # type: ignore[index]

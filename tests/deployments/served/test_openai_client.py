@@ -15,6 +15,7 @@ import pytest
 import torch
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from openai.types.responses import Response
 
 from engine.sampling.params import SamplingParams
 from engine.sampling.seeds import splitmix64
@@ -116,6 +117,61 @@ def _chat(client: OpenAI, stream: bool = False, **fields: Any) -> list[Any]:
         model="target", messages=MESSAGES, max_tokens=200, stream=stream, extra_body=fields
     )
     return list(answer) if stream else [answer]
+
+
+def test_forced_calls_keep_to_their_schemas_with_and_without_speculation(client: OpenAI) -> None:
+    """By chats and responses, whole and streamed: the same arguments, each valid."""
+    function = {"name": "describe", "parameters": ANIMAL["schema"]}
+    chat: dict[str, Any] = {
+        "model": "target",
+        "messages": MESSAGES,
+        "tools": [{"type": "function", "function": function}],
+        "max_tokens": 200,
+        "temperature": 1,
+        "seed": 3,
+        "parallel_tool_calls": False,
+    }
+    named: Any = {"type": "function", "function": {"name": "describe"}}
+    choice: Any
+    for choice, finish in ((named, "stop"), ("required", "tool_calls")):
+        written = []
+        for extra in ({}, {"speculation": "off"}):
+            answer = client.chat.completions.create(**chat, tool_choice=choice, extra_body=extra)
+            assert answer.choices[0].finish_reason == finish
+            (call,) = answer.choices[0].message.tool_calls
+            written.append((call.function.name, call.function.arguments))
+        with client.chat.completions.stream(**chat, tool_choice=choice) as stream:
+            (read,) = stream.get_final_completion().choices[0].message.tool_calls or []
+        written.append((read.function.name, read.function.arguments))
+        assert set(written) == {written[0]}
+        jsonschema.validate(json.loads(written[0][1]), ANIMAL["schema"])
+    fields: dict[str, Any] = {
+        "model": "target",
+        "input": MESSAGES,
+        "tools": [{"type": "function", **function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 200,
+        "temperature": 1,
+        "extra_body": {"seed": 3},
+    }
+    response: Response = client.responses.create(**fields)
+    assert response.output[0].type == "function_call"
+    assert response.output[0].arguments == written[0][1]
+
+
+def test_responses_keep_to_their_form(client: OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "model": "target",
+        "input": "Count to 7.",
+        "text": {"format": {"type": "json_schema", **ANIMAL}},
+        "max_output_tokens": 200,
+        "temperature": 0,
+    }
+    with client.responses.stream(**fields) as stream:
+        response = stream.get_final_response()
+    assert response.status == "completed"
+    jsonschema.validate(json.loads(response.output_text), ANIMAL["schema"])
 
 
 def _content(choice: Any) -> str:
