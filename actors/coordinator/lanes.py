@@ -15,9 +15,9 @@ from actors.coordinator.settings import Lane, Limits
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
-from policies.patience import Patience
 from policies.protocols import Selection, StepRule
 from policies.request import LaneView
+from policies.timeouts import LateCallBudget
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
@@ -28,7 +28,7 @@ Answer = Draft | Missing | NoRoom | Failed
 @dataclass(slots=True)
 class LaneState:
     lane: Lane
-    patience: Patience
+    late_calls: LateCallBudget
     busy: bool = False
     late: bool = False
     """Busy for longer than rounds wait: they go on without it until it answers."""
@@ -54,7 +54,7 @@ class Lanes:
         changed: Callable[[], None],
     ) -> None:
         slow_s = limits.slow_drafter_s
-        self._states = {lane.view.name: LaneState(lane, Patience(slow_s)) for lane in lanes}
+        self._states = {lane.view.name: LaneState(lane, LateCallBudget(slow_s)) for lane in lanes}
         self.suspects = DrafterSuspects()
         self._slow_s = slow_s
         self._estimates = estimates
@@ -117,7 +117,7 @@ class Lanes:
             state.lane.view
             for state in self._states.values()
             if not (state.down or state.late or state.lane.always_drafts)
-            and state.patience.allows_a_call(now)
+            and state.late_calls.allows_a_call(now)
         ]
 
     async def draft(
@@ -142,13 +142,13 @@ class Lanes:
             nonlocal timer
             now = loop.time()
             usual_s = self._estimates.usual_draft_s(state.name, orders)
-            left_s = begun + state.patience.wait_s(usual_s) - now
+            left_s = begun + state.late_calls.wait_s(usual_s) - now
             if left_s > 0.0:
                 timer = loop.call_later(left_s, check)
                 return
             _LOG.warning("%s has not answered for %.1f s: rounds go on", state.name, now - begun)
             state.late = True
-            state.patience.waited_in_vain(now - begun, now)
+            state.late_calls.record(now - begun, now)
             on_late()
 
         timer = loop.call_later(self._slow_s, check)

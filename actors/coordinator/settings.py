@@ -28,7 +28,7 @@ class Limits:
     """A request that has paused for so long is cancelled."""
     slow_drafter_s: float = 0.5
     """A round goes on without a drafter that takes longer than this, and longer than a small
-    multiple of what such a call usually takes (policies/patience.py)."""
+    multiple of what such a call usually takes (policies/timeouts.py)."""
     stalled_host_s: float = 5.0
     """A host in an actor that gives no answer for so long counts as dead; the limit is longer where
     its cost model predicts long work (actors/hosts/remote.py)."""

@@ -18,22 +18,22 @@ from engine.draft_profile import draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel
-from policies.patience import Slowness
 from policies.protocols import StepRule
+from policies.timeouts import StallTimeout
 
 
 class _RemoteHost:
     def __init__(self, host: Supervised) -> None:
         self._host = host
-        self._slowness = Slowness()
+        self._stall_timeout = StallTimeout()
 
     async def _order(self, method: str, *arguments: object, predicted_s: float) -> Any:
         clock = asyncio.get_running_loop().time
         begun = clock()
         answer = await self._host.order(
-            method, *arguments, expected_s=self._slowness.allowed_s(predicted_s)
+            method, *arguments, expected_s=self._stall_timeout.allowed_s(predicted_s)
         )
-        self._slowness.observe(predicted_s, clock() - begun)
+        self._stall_timeout.observe(predicted_s, clock() - begun)
         return answer
 
     async def forget(self, requests: Collection[str]) -> None:

@@ -4,55 +4,54 @@ before it counts as lost."""
 _FACTOR = 3.0
 """A call may take this many times as long as one of its size usually takes."""
 _SHARE = 0.05
-"""The fraction of the time that rounds may wait in vain for one lane, in the long run."""
-_SAVED_WAITS = 2
-"""Vain waits, of the shortest length, that may follow one another."""
-
-
+"""The fraction of the time that rounds may spend on calls of one lane that turn out late."""
+_SAVED_CALLS = 2
+"""Late calls, of the shortest length, that may follow one another."""
 _STALL_FACTOR = 4.0
 """A host counts as lost when it takes so many times what the slowest of the last calls would."""
-_FIRST_SLOWNESS = 5.0
+_FIRST_RATIO = 5.0
 """How many times slower than predicted calls may be before there has been one."""
-_SLOWNESS_MEMORY = 0.99
+_RATIO_MEMORY = 0.99
 """What a slow call counts for after each further one."""
 _SHORT_S = 0.1
 """Of calls that are predicted to be shorter, transport and handling take the most."""
 
 
-class Slowness:
-    """By how much a host's calls exceed what its cost model predicts, on a shared machine several
-    times; so a host can be given up soon on a machine that keeps its pace."""
+class StallTimeout:
+    """How long a call may take before its host counts as lost: a multiple of the largest recent ratio
+    of measured to predicted time, so that it is short on a machine that keeps its pace."""
 
     def __init__(self) -> None:
-        self._slowest = _FIRST_SLOWNESS
+        self._largest_ratio = _FIRST_RATIO
 
     def allowed_s(self, predicted_s: float) -> float:
         """How long a call may take before its host counts as lost."""
-        return _STALL_FACTOR * self._slowest * predicted_s
+        return _STALL_FACTOR * self._largest_ratio * predicted_s
 
     def observe(self, predicted_s: float, seconds: float) -> None:
         """A call was answered after so long."""
-        slowness = seconds / max(predicted_s, _SHORT_S)
-        self._slowest = max(1.0, slowness, _SLOWNESS_MEMORY * self._slowest)
+        ratio = seconds / max(predicted_s, _SHORT_S)
+        self._largest_ratio = max(1.0, ratio, _RATIO_MEMORY * self._largest_ratio)
 
 
-class Patience:
-    """Of the rounds with one lane. A lane that answers too late again and again is left alone for
-    a while, so that waiting for it in vain takes a bounded share of the time."""
+class LateCallBudget:
+    """How long a round waits for one lane. A lane that is late again and again gets no calls for a
+    while, so that waiting for it takes a bounded share of the time."""
 
     def __init__(self, least_s: float) -> None:
         """`least_s`: calls that take no longer are never too late."""
         self._least_s = least_s
-        self._most_s = _SAVED_WAITS * least_s
+        self._most_s = _SAVED_CALLS * least_s
         self._left_s = self._most_s
-        """Time that may still be spent on waiting in vain; it grows by _SHARE per second."""
+        """Time that late calls may still take; it grows by _SHARE per second."""
         self._at_s = 0.0
 
     def wait_s(self, usual_s: float) -> float:
         """How long to wait for a call that usually takes `usual_s`."""
         return max(self._least_s, _FACTOR * usual_s)
 
-    def waited_in_vain(self, seconds: float, now: float) -> None:
+    def record(self, seconds: float, now: float) -> None:
+        """A round has waited so long for a call that was late."""
         self._left_s = self._saved(now) - seconds
         self._at_s = now
 
