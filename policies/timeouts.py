@@ -18,8 +18,8 @@ _SHORT_S = 0.1
 
 
 class StallTimeout:
-    """How long a call may take before its host counts as lost: a multiple of the largest recent ratio
-    of measured to predicted time, so that it is short on a machine that keeps its pace."""
+    """How long a call may take before its host counts as lost: a multiple of the largest recent
+    ratio of measured to predicted time, so that it is short on a machine that keeps its pace."""
 
     def __init__(self) -> None:
         self._largest_ratio = _FIRST_RATIO
