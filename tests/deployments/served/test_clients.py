@@ -53,13 +53,15 @@ def test_no_request_makes_the_server_fail(app: str) -> None:
             body = case.body
             if isinstance(body, dict) and "model" in body:
                 body["model"] = TARGET  # beyond the 404
-                limit = "max_completion_tokens"
-                body[limit if limit in body else "max_tokens"] = 8  # time, not coverage
+                names = ("max_completion_tokens", "max_output_tokens")
+                others = "max_output_tokens" if "input" in body else "max_tokens"
+                limit = next((name for name in names if name in body), others)
+                body[limit] = 8  # time, not coverage
             answer = case.call(headers=AUTHORIZED, timeout=60)
             assert answer.status_code < SERVED_ERRORS, answer.text
 
         attack()
-    assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= paths
+    assert {*("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize")} <= paths
 
 
 def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
