@@ -14,7 +14,7 @@ _STATUS = pytest.StashKey[int]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One process runs all deployments, which take longest, one after another; the other one takes
     module by module."""
-    if config.getoption("dist", "no") != "loadgroup":
+    if not config.getoption("loadgroup", False):  # set by xdist in its workers
         return
     for item in items:
         module = item.nodeid.partition("::")[0]
