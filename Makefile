@@ -55,14 +55,14 @@ serve: $(INSTALLED) model
 	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
 
 # Two processes, one of which runs what needs clusters (tests/conftest.py).
-SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+SHARED := -n 2 --dist loadscope --no-loadscope-reorder
 
 test: $(INSTALLED) model
 	$(RUN)/python -m pytest $(SHARED)
 
 # What failed in the last run, alone.
 test-failed: $(INSTALLED) model
-	$(RUN)/python -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none
+	$(RUN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.
 FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/scheduling \

@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from benchmarks.processes import end_after_ray
 
@@ -10,17 +12,22 @@ DEPLOYMENTS = "tests/deployments/"
 _STATUS = pytest.StashKey[int]()
 
 
-@pytest.hookimpl(tryfirst=True)
+class DeploymentsTogether(LoadScopeScheduling):
+    """One process runs all deployments, which take longest, one after another, so that no two
+    applications want the same port; the other one takes module by module."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return DEPLOYMENTS if module.startswith(DEPLOYMENTS) else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> LoadScopeScheduling:
+    return DeploymentsTogether(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One process runs all deployments, which take longest, one after another; the other one takes
-    module by module."""
-    if not config.getoption("loadgroup", False):  # set by xdist in its workers
-        return
-    for item in items:
-        module = item.nodeid.partition("::")[0]
-        group = DEPLOYMENTS if module.startswith(DEPLOYMENTS) else module
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: not item.nodeid.startswith(DEPLOYMENTS))
+    if hasattr(config, "workerinput"):  # of xdist
+        items.sort(key=lambda item: not item.nodeid.startswith(DEPLOYMENTS))
 
 
 @pytest.hookimpl(trylast=True)
