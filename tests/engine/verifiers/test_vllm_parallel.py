@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle, islice
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_two_ranks_streams_equal_the_references(verifier: VllmVerifier) -> None:
     params = [
         replace(one, seed=7, max_tokens=8, stop_token_ids=(END,)) for one in SAMPLING.values()
     ]
-    prompts = questions(False)[: len(params)]
+    prompts = list(islice(cycle(questions(False)), len(params)))
     streams: list[list[int]] = [[] for _ in prompts]
     for commit in generate(verifier, prompts, params, drafter=NgramDrafter("ngram"), max_batch=3):
         assert isinstance(commit, Commit)
