@@ -1,5 +1,6 @@
 """The HTTP interface: OpenAI's paths, API keys and the limit on body size."""
 
+import logging
 import re
 from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
@@ -37,6 +38,7 @@ from engine.errors import InvalidRequest
 
 PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
 _REQUEST_ID_HEADER = "X-Request-Id"
+_LOG = logging.getLogger("spindle")
 _MOST_DIGITS = 18
 """Of a `content-length` that is read as a number."""
 
@@ -50,6 +52,7 @@ def make_http(api: Api) -> FastAPI:
         open_paths = (*open_paths, "/metrics")
     limit = api.config.limits.max_body_bytes
     http.add_middleware(Gate, keys=api.keys, max_body_bytes=limit, open_paths=open_paths)
+    http.add_middleware(DefectBoundary)
     if api.config.cors_origins:
         # Outside of Gate: a browser asks without a key whether it may send one.
         http.add_middleware(
@@ -61,7 +64,6 @@ def make_http(api: Api) -> FastAPI:
         )
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
         http.add_exception_handler(kind, respond_with_error)
-    http.add_exception_handler(Exception, respond_with_defect)
 
     @http.get("/health")
     @http.get("/ping")
@@ -185,11 +187,34 @@ def _log_refusal(request: Request, refusal: ApiError) -> None:
         log.refused(refusal, "" if client is None else client.tenant)
 
 
-def respond_with_defect(request: Request, _error: Exception) -> JSONResponse:
-    """Starlette raises the error again after this response, so that it is logged."""
-    defect = ApiError.internal()
-    _log_refusal(request, defect)
-    return JSONResponse(defect.body(), defect.status)
+class DefectBoundary:
+    """Answers 500 in place of an exception that nothing else handles.
+
+    Serve would pass the exception on to its proxy, which imports the modules of its class: for
+    seconds if they import torch, and all other requests wait meanwhile.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+            return
+        except Exception:
+            _LOG.exception("a request fails")
+        if started:
+            raise RuntimeError("the response broke off; the log of the ingress has the cause")
+        defect = ApiError.internal()
+        _log_refusal(Request(scope), defect)
+        await JSONResponse(defect.body(), defect.status)(scope, receive, send)
 
 
 class Gate:
