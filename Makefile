@@ -67,9 +67,8 @@ test-failed: $(INSTALLED) model
 # A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.
 FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/scheduling \
   policies/selection policies/speculation/planner/test_policy.py cluster/test_config.py \
-  cluster/test_check.py actors/coordinator/test_loop.py engine/kv engine/drafters \
-  engine/sampling/test_sampler.py engine/test_generate.py deployments/ingress/test_requests.py \
-  deployments/ingress/test_ingress.py
+  cluster/test_check.py actors/coordinator/test_loop.py engine/drafters \
+  engine/sampling/test_sampler.py deployments/ingress/test_requests.py deployments/ingress/test_http.py
 
 test-fast: $(INSTALLED)
 	$(RUN)/python -m pytest -x -n 2 --dist loadfile $(addprefix tests/,$(FAST))
