@@ -51,7 +51,7 @@ $(COMPILED): $(INSTALLED) $(LOOPS)
 	@touch $@
 
 serve: $(INSTALLED) model
-	@echo 'Starting Ray and Serve with $(TOPOLOGY): some 20 s until Spindle is ready.'
+	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'
 	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
 
 # Two processes, one of which runs what needs clusters (tests/conftest.py).

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -27,6 +27,17 @@ class SpeculationChoice:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
         return cls(text, name, options)
+
+
+def add_choices(arguments: argparse.ArgumentParser, flag: str, default: Sequence[str]) -> None:
+    """Adds an option that takes several policies."""
+    arguments.add_argument(
+        flag,
+        type=SpeculationChoice.parse,
+        nargs="+",
+        default=[SpeculationChoice.parse(policy) for policy in default],
+        metavar="NAME[:OPTION=VALUE,...]",
+    )
 
 
 def _option(assignment: str) -> tuple[str, object]:

@@ -1,7 +1,7 @@
 """Finds the request over which drafters are lost, and keeps it off model drafters.
 
-Whoever is in a call in which a drafter is lost is a suspect, until a drafter has drafted for it
-again. Suspects of one lane draft in two halves, apart from each other and from everybody else, so
+A request in a call in which a drafter is lost is a suspect, until a drafter has drafted for it
+again. Suspects of one lane draft in two halves, apart from each other and from other requests, so
 that every further loss leaves half as many suspects. The halves differ with each loss, as the bits
 of a hash of the request's name do. After _BARRED losses a request drafts on lookups only.
 """

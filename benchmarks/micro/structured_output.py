@@ -11,6 +11,7 @@ grammars adds to a round of 32 requests that have none.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -100,7 +101,7 @@ def of_vocabulary(name: str, checkpoint: Path, size: int) -> list[Record]:
         matcher.follow(output[:end])
         row = Row(params, 0, end, 0, (), (), matcher.allowed())
         masks.append(1e6 * seconds(matcher.allowed))
-        applied.append(1e6 * _of_call(lambda row=row: adjust(logits, [row])))  # type: ignore[misc]
+        applied.append(1e6 * _of_call(partial(adjust, logits, [row])))
     records.append(Record(f"structured_output/mask/{name}", median(masks), "us"))
     records.append(Record(f"structured_output/apply/{name}", median(applied), "us"))
     return records

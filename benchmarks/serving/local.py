@@ -28,7 +28,7 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
-from benchmarks.speculation_choice import SpeculationChoice
+from benchmarks.speculation_choice import SpeculationChoice, add_choices
 from cluster.config.drafter_kinds import LOOKUPS
 from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
 from engine.sampling.params import SamplingParams
@@ -83,13 +83,7 @@ def main() -> None:
     )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "suffix"])
     arguments.add_argument("--selection", default="hedge")
-    arguments.add_argument(
-        "--speculation",
-        type=SpeculationChoice.parse,
-        nargs="+",
-        default=[SpeculationChoice.parse(policy) for policy in OBJECTIVES],
-        metavar="POLICY[:OPTION=VALUE,...]",
-    )
+    add_choices(arguments, "--speculation", OBJECTIVES)
     arguments.add_argument("--schedule", default="default")
     options = arguments.parse_args()
     torch.set_num_threads(2)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+from fastapi import FastAPI
 from ray.serve import Application
 
 from actors.hosts.workers import DrafterWorker, VerifierWorker
@@ -22,12 +23,11 @@ from benchmarks.report import Record
 from benchmarks.serving.app import APP, App, wait_until
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read, read_all, session
-from cluster.config import AppConfig
 from deployments import app as product
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from engine.attention.context import AttentionBatch
-from engine.model import PackedModel, Segment
+from engine.model import Segment
 from engine.parallel.ranks import Place
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
@@ -75,8 +75,9 @@ class PoisonedVerifier(VerifierWorker):
     def load(self, place: Place | None = None) -> None:
         super().load(place)
         self._kinds = _Kinds()
-        native.choose = _poisoned_choose  # type: ignore[attr-defined]
-        model: PackedModel = self._verifier._model  # type: ignore[attr-defined]
+        patch.object(native, "choose", _poisoned_choose).start()
+        assert isinstance(self._verifier, native.NativeVerifier)
+        model = self._verifier._model
         forward, layout = model.forward, model._layout
 
         def poisoned_forward(segments: Sequence[Segment]) -> Any:
@@ -107,7 +108,7 @@ class PoisonedDrafter(DrafterWorker):
                 raise Poison
             return draft(orders, *rule)
 
-        self._drafter.draft = poisoned_draft  # type: ignore[assignment, method-assign]
+        patch.object(self._drafter, "draft", poisoned_draft).start()
 
     def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None
@@ -126,8 +127,7 @@ class PoisonedReplica(Replica):
 
 
 class PoisonedIngress(Ingress):
-    async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]
-        await super().__init__(config, replica)  # type: ignore[misc]
+    def __serve_build_asgi_app__(self) -> FastAPI:
         tokens = self._api.tokens
         encode_all = tokens.encode_all
 
@@ -136,7 +136,8 @@ class PoisonedIngress(Ingress):
                 raise Poison
             return await encode_all(texts, *options)
 
-        tokens.encode_all = poisoned_encode_all  # type: ignore[assignment, method-assign]
+        patch.object(tokens, "encode_all", poisoned_encode_all).start()
+        return super().__serve_build_asgi_app__()
 
 
 def _poisoned_choose(logits: Any, rows: Sequence[Row]) -> list[int]:

@@ -13,7 +13,7 @@ from statistics import mean
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.no_harm import cluster, compare
 from benchmarks.simulator.run import named_policies
-from benchmarks.speculation_choice import SpeculationChoice
+from benchmarks.speculation_choice import add_choices
 
 POLICIES = (
     "planner",
@@ -30,13 +30,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--requests", type=int, default=144)
     arguments.add_argument("--apart", action="store_true", help="drafters have their own devices")
-    arguments.add_argument(
-        "--policies",
-        type=SpeculationChoice.parse,
-        nargs="+",
-        default=[SpeculationChoice.parse(policy) for policy in POLICIES],
-        metavar="NAME[:OPTION=VALUE,...]",
-    )
+    add_choices(arguments, "--policies", POLICIES)
     options = arguments.parse_args()
     policies = {
         choice.text: named_policies(choice.name, "hedge", speculation_options=choice.options)

@@ -11,7 +11,7 @@ UNSUPPORTED = "unsupported"
 
 class Unsupported(NamedTuple):
     problem: str
-    """What is told to the client, after the field's name."""
+    """What the client reads, after the field's name."""
     neutral: tuple[object, ...] = ()
     """The values that ask for nothing; they are accepted."""
 

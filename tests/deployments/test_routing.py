@@ -287,6 +287,17 @@ def test_health_is_that_of_the_replicas_that_do_not_hang() -> None:
 
 
 @pytest.mark.usefixtures("_two_replicas")
+def test_a_replica_that_dies_is_counted_and_replaced() -> None:
+    left = metrics("replicas_left", "")[""]
+    started = metrics("replicas_started", "")[""]
+    dead, pid = next(iter(replica_pids().items()))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: metrics("replicas_left", "")[""] == left + 1, "the death is counted", 60)
+    eventually(lambda: metrics("replicas_started", "")[""] == started + 1, "a new one is", 90)
+    assert dead not in replica_pids()
+
+
+@pytest.mark.usefixtures("_two_replicas")
 def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
     """A replica that drains is no longer listed, and still receives heartbeats."""
     streams: dict[str, Any] = {}

@@ -4,7 +4,7 @@ What does not turn out to be a call is content, unchanged; a call whose argument
 reaches the client as the model wrote it. Arguments are passed on as they arrive.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from deployments.ingress.parsing.parser import Deltas, Reader
 from deployments.ingress.parsing.readers import (
@@ -83,13 +83,19 @@ def llama3_json(out: Deltas, names: Collection[str]) -> Reader[str]:
 
 def call_list(out: Deltas) -> Reader[str]:
     """[{"name": ..., "parameters": {...}}, ...]: what the schema of required calls enforces."""
+    return (yield from listed_calls(out, lambda character: _call(character, out)))
+
+
+def listed_calls(out: Deltas, call: Callable[[str], Reader[str]]) -> Reader[str]:
+    """Calls in brackets, separated by commas; another text is content. `call` reads one that begins
+    with the character, and returns the character behind it."""
     out.record()
     try:
         character = yield from space((yield))
         expected = "["
         while character != "]" or not out.calls:
             character = yield from space((yield from literal(character, expected)))
-            character = yield from _call(character, out)
+            character = yield from call(character)
             out.record(character)
             character = yield from space(character)
             expected = ","

@@ -97,7 +97,7 @@ class Deltas:
         self._read = [read]
 
     def recorded(self) -> str:
-        """What was read in vain and is therefore content."""
+        """What was read since and turned out to be content."""
         read, self._read = self._read or [], None
         return "".join(read)
 

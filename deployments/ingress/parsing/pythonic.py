@@ -5,33 +5,25 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from deployments.ingress.parsing.json_formats import listed_calls
 from deployments.ingress.parsing.parser import Deltas, Reader
-from deployments.ingress.parsing.readers import Malformed, literal, quoted, rest, space
+from deployments.ingress.parsing.readers import Malformed, literal, quoted, space
 
 
 def pythonic(out: Deltas, names: Collection[str]) -> Reader[str]:
     """[f(a=1, b="x"), g()], and no other text before it. A list of anything but tools is
     content."""
-    out.record()
-    try:
-        character = yield from space((yield))
-        expected = "["
-        while character != "]" or not out.calls:
-            character = yield from space((yield from literal(character, expected)))
-            name, character = yield from _name(character)
-            if character != "(" or name not in names:
-                raise Malformed
-            arguments = yield from _arguments()
-            out.call(name)
-            out.arguments(arguments)
-            out.record()
-            character = yield from space((yield))
-            expected = ","
-        out.record()
-    except Malformed:
-        out.content(out.recorded())
-    yield from rest(out.content)
-    return ""
+
+    def call(character: str) -> Reader[str]:
+        name, character = yield from _name(character)
+        if character != "(" or name not in names:
+            raise Malformed
+        arguments = yield from _arguments()
+        out.call(name)
+        out.arguments(arguments)
+        return (yield)
+
+    return (yield from listed_calls(out, call))
 
 
 def _name(character: str) -> Reader[tuple[str, str]]:

@@ -342,8 +342,12 @@ def test_a_chats_own_refusals(field: str, fields: dict[str, Any]) -> None:
 
 
 def test_openais_fields_are_accepted_at_their_defaults() -> None:
-    completion(best_of=1, echo=False, suffix=None, user="me", stream_options=None)
-    chat(
+    """And none is named as without effect."""
+    defaults = {"best_of": 1, "echo": False, "suffix": None, "user": "me", "stream_options": None}
+    text = CompletionRequest.model_validate({**COMPLETION, **defaults})
+    assert text.without_effect == ()
+    assert len(choices(text)) == 1
+    fields = dict(
         user="me",
         tools=[],
         tool_choice="none",
@@ -359,6 +363,9 @@ def test_openais_fields_are_accepted_at_their_defaults() -> None:
         max_completion_tokens=5,
         typical_p=1.0,
     )
+    asked = ChatRequest.model_validate({**CHAT, **fields})
+    assert asked.without_effect == ()
+    assert len(choices(asked)) == 1
 
 
 @pytest.mark.parametrize(
