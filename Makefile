@@ -28,7 +28,7 @@ index that has it in PIP_EXTRA_INDEX_URL, then run make again.
 # Their CUDA builds break imports beside a CPU torch; nothing here needs them.
 LEFT_OUT := torchvision|torchaudio|torchcodec
 
-.PHONY: model serve test test-failed test-fast lint bench clean
+.PHONY: model serve test test-fast lint bench clean
 
 $(INSTALLED): constraints-$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -59,10 +59,6 @@ SHARED := -n 2 --dist loadscope --no-loadscope-reorder
 
 test: $(INSTALLED) model
 	$(RUN)/python -m pytest $(SHARED)
-
-# What failed in the last run, alone.
-test-failed: $(INSTALLED) model
-	$(RUN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.
 FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/scheduling \
