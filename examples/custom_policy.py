@@ -14,7 +14,7 @@ from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Lengths, draw, poisson
 from policies.catalogue import make_schedule, make_selection, make_speculation
-from policies.protocols import Selection
+from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.baselines import Fixed
 
@@ -28,7 +28,11 @@ class LeaveBadDrafters(Fixed):
         self._misses: dict[str, int] = {}
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         place = self._place  # ignores capacities: each lane below holds every request
         return {one.name: lanes[place.get(one.name, 0) % len(lanes)].name for one in requests}

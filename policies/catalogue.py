@@ -3,7 +3,7 @@
 Each option is a field of the policy's parameter dataclass, which documents it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -32,6 +32,25 @@ from policies.speculation.specinfer import SpecInfer, SpecInferParams
 from policies.speculation.specserve import SpecServe, SpecServeParams
 
 Options = Mapping[str, Any]
+_REMOVED: Mapping[str, Collection[str]] = {
+    "selection.hedge": (
+        "prior_slots",
+        "own_decay",
+        "pool_decay",
+        "reluctance",
+        "doubt",
+        "curiosity",
+    ),
+    "speculation.planner": (
+        "exceptions",
+        "most_price",
+        "most_for_need",
+        "repay",
+        "prior_acceptance",
+        "prior_weight",
+    ),
+}
+"""Options of earlier versions, by policy."""
 Calibrations = Mapping[str, Calibration]
 """By lane. The coordinator goes on updating these objects."""
 Make = TypeVar("Make", bound=Callable[..., object])
@@ -58,7 +77,7 @@ SELECTIONS: Mapping[str, Entry[Callable[[Any, int], Selection]]] = {
     "epsilon_greedy": Entry(EpsilonGreedyParams, EpsilonGreedy),
     "spin_epsilon_greedy": Entry(SpinEpsilonGreedyParams, EpsilonGreedy),
     "lbss": Entry(LbssParams, Lbss),
-    "hedge": Entry(HedgeParams, Hedge),
+    "hedge": Entry(HedgeParams, lambda params, seed: Hedge(params)),
 }
 
 SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = {
@@ -134,6 +153,10 @@ def _params(where: str, kind: type[_Params], options: Options) -> _Params:
     known = list(hints)
     values = {}
     for name, value in options.items():
+        if name in _REMOVED.get(where, ()):
+            raise ValueError(
+                f"{where}: {name!r} was removed and has no successor (CHANGELOG.md); leave it out"
+            )
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{where}: there is no option {name!r}; {has}")

@@ -4,6 +4,7 @@ from functools import cache
 
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import LinearCost
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import (
     best_chains,
@@ -22,8 +23,9 @@ from policies.tree import DraftTree
 def warm_up() -> None:
     """Runs two rounds with the default policies; once per process."""
     verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
-    context = RoundContext(verify, {"costly": draft}, 64, 64, most_tokens=64)
     lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
+    acceptance = AcceptanceEstimates([*lanes, LaneView("lookup", "lookup", 4)], free=["lookup"])
+    context = RoundContext(verify, {"costly": draft}, 64, 64, 64, acceptance)
     requests = [
         RequestView(
             str(number),
@@ -41,7 +43,7 @@ def warm_up() -> None:
     hedge = make_selection("hedge")
     free, costly = DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.build([1, 3], [-1, 0], [0.9, 0.4])
     for now in (1.0, 2.0):
-        hedge.assign(requests, lanes, now)
+        hedge.assign(requests, lanes, context, now)
         batches = [LaneBatch("costly", requests), LaneBatch("lookup", requests)]
         [plan, _] = planner.plan(batches, context, now)
         if plan.rule is not None:
@@ -55,6 +57,7 @@ def warm_up() -> None:
         trees, sources = merge_each([2, 2], gather_trees(refs))
         deepest_of(trees.starts, trees.depth)
         proposers = [("lookup", "costly")] * 2
+        acceptance.credit([request.name for request in requests], trees, proposers, sources)
         candidates = Candidates(requests, trees, [0.001] * 2, proposers, sources)
         planner.select(candidates, context, now)
         prune_each(trees, best_chains(trees))
@@ -65,5 +68,6 @@ def warm_up() -> None:
         planner.observe(outcomes, now)
         hedge.observe(outcomes)
         for outcome in outcomes:
-            hedge.observe_score(outcome.request, "other", 2.0, 0.02)
+            acceptance.observe_read(outcome.request, "other", [True, False], [False, False])
             hedge.likely_next(outcome.request)
+        acceptance.observe_miss([requests[0].name], "lookup")

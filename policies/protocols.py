@@ -13,43 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cost import CostModel
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.flat_trees import FlatTrees
 from policies.request import LaneView, RequestView, RoundOutcome
 
 Mask = NDArray[np.bool_]
 
 
-class Selection(Protocol):
-    """Which lane drafts for which request."""
-
-    def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
-    ) -> Mapping[str, str | None]:
-        """A lane for each request, never more of them than its capacity; None: plain decoding."""
-        ...
-
-    def likely_next(self, request: str) -> str | None:
-        """The lane whose drafter should catch up on the request in idle time, because the request
-        will probably switch to it."""
-        ...
-
-    def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        """A counterfactual score of a lane that has caught up on tokens committed without it.
-
-        Had it drafted them, it would have taken `slots` rounds, each of `seconds` of drafting and
-        verification and with a gain of `tokens`.
-        """
-        ...
-
-    def forget(self, request: str) -> None: ...
-
-
 class RoundContext(NamedTuple):
-    """The costs and limits of a round of one micro-batch."""
+    """The costs and limits of a round of one micro-batch, and what drafts are expected to gain."""
 
     verify: CostModel
     """Of one verification."""
@@ -62,6 +34,8 @@ class RoundContext(NamedTuple):
     """B_2 of AdaServe: the same for a draft step."""
     most_tokens: int
     """The most tokens that one forward of any model takes."""
+    acceptance: AcceptanceEstimates
+    """Of every request with every lane; the coordinator adds to them what is drafted and read."""
     prefill_tokens: int = 0
     """Tokens of prefill chunks in the same verification."""
     trees: bool = True
@@ -75,6 +49,29 @@ class RoundContext(NamedTuple):
     call_s: Mapping[str, float] = MappingProxyType({})
     """What a draft call takes besides its steps, such as transport, by lane; 0 where missing.
     Negative where part of `handling_s` overlaps with the call."""
+
+
+class Selection(Protocol):
+    """Which lane drafts for which request."""
+
+    def assign(
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
+    ) -> Mapping[str, str | None]:
+        """A lane for each request, never more of them than its capacity; None: plain decoding."""
+        ...
+
+    def likely_next(self, request: str) -> str | None:
+        """The lane whose drafter should catch up on the request in idle time, because the request
+        will probably switch to it."""
+        ...
+
+    def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
+
+    def forget(self, request: str) -> None: ...
 
 
 class LaneBatch(NamedTuple):
@@ -154,13 +151,6 @@ class Speculation(Protocol):
         ...
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
-
-    def observe_read(
-        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-    ) -> None:
-        """A counterfactual result: `lane` has caught up on output tokens; `matched` are those that
-        it would have drafted itself, `covered` those that lanes without cost had proposed."""
-        ...
 
     def forget(self, request: str) -> None: ...
 

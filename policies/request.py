@@ -1,6 +1,7 @@
 """The information that policies get about requests, lanes and finished rounds."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -34,6 +35,8 @@ class RequestView:
     """Committed tokens in the verifier's KV cache; 0 again after a preemption without swap."""
     predicted_len: float | None = None
     """The predicted length of the whole output in tokens; None while there is no prediction."""
+    read: Mapping[str, int] = field(default_factory=dict)
+    """Committed tokens that each lane's drafter has processed; absent: none."""
 
     @property
     def context(self) -> int:

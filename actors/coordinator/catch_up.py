@@ -1,10 +1,11 @@
-"""Fast switching (Spin IV-C): idle lanes read tokens committed without them, and are scored."""
+"""Fast switching (Spin IV-C): idle lanes read tokens committed without them, which also shows which
+of these their drafters would have drafted."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
 from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Estimates, ForwardSize
+from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import CaughtUp, Event
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.request_state import VERIFYING, RequestState
@@ -16,7 +17,7 @@ _WORTH_READING = 8
 round of every request would cost one, and so few can be read when the request switches."""
 _READING_SHARE = 0.005
 """The fraction of the time in which lanes that share processors with the verifier may read: reading
-slows the forward down there, so it only serves to score the lanes."""
+slows the forward down there, so it only serves to learn about the drafters."""
 _MOST_READING_S = 0.1
 """The most reading time that can be saved up, or overdrawn."""
 _SAVING_LASTS_S = 1.0
@@ -54,8 +55,6 @@ class CatchUp:
         if not idle:
             return
         verified = [request for request in running if request.stage is VERIFYING]
-        contexts = [request.view.context for request in verified]
-        forward = ForwardSize(len(verified), sum(contexts))
         pieces: dict[str, list[tuple[RequestState, DraftOrder]]] = {}
         left = dict.fromkeys(idle, self._most_tokens)
         for request in verified:
@@ -66,7 +65,7 @@ class CatchUp:
                     break
             else:
                 continue
-            # Also for requests that decode plainly: only a score shows what drafting would gain.
+            # Also for requests that decode plainly: only this shows what drafting would gain.
             if request.drafter is not None or request.draft_room <= 0:
                 continue
             lane = policies.selection.likely_next(request.name)
@@ -83,7 +82,7 @@ class CatchUp:
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():
             self._lanes[lane].busy = True
-            self._tasks.spawn(self._read_ahead, self._lanes[lane], batch, forward, policies)
+            self._tasks.spawn(self._read_ahead, self._lanes[lane], batch)
 
     def _save_reading_time(self, now: float) -> None:
         passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
@@ -100,8 +99,6 @@ class CatchUp:
         self,
         state: LaneState,
         pieces: Sequence[tuple[RequestState, DraftOrder]],
-        forward: ForwardSize,
-        policies: Policies,
     ) -> None:
         started = asyncio.get_running_loop().time()
         requests, orders = zip(*pieces, strict=True)
@@ -119,12 +116,9 @@ class CatchUp:
             if isinstance(answer, Draft) and answer.matched and not request.ends:
                 end = read - request.served.prompt_len
                 covered = request.covered[end - len(answer.matched) : end]
-                view, context = state.lane.view, request.view.context
-                score = self._estimates.score(view, context, answer.matched, covered, forward)
-                policies.selection.observe_score(
-                    request.name, state.name, score.tokens, score.seconds, score.rounds
+                self._estimates.acceptance.observe_read(
+                    request.name, state.name, answer.matched, covered
                 )
-                policies.speculation.observe_read(request.name, state.name, answer.matched, covered)
         tokens = sum(len(order.prefix.delta) for _, order in pieces)
         self._observe(CaughtUp(now, state.name, now - started, tokens))
         self._changed()

@@ -21,7 +21,7 @@ from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Policies
 from engine.protocol import DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
-from policies.protocols import DraftLimit, LaneBatch, StepRule
+from policies.protocols import DraftLimit, LaneBatch, RoundContext, StepRule
 from policies.tree import DraftTree
 
 
@@ -56,11 +56,12 @@ class Drafting:
             else:
                 request.set_draft(NO_DRAFT)
         if draftable:
-            assigned = self._lanes.assign(running, policies.selection, now)
+            context = self._estimates.context()
+            assigned = self._lanes.assign(running, policies.selection, context, now)
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):
                 others = waiting_for(together, running, micro_batches)
-                self._start_together(together, others, policies, now)
+                self._start_together(together, others, policies, context, now)
 
     def _batches(
         self,
@@ -89,7 +90,12 @@ class Drafting:
         return self._lanes.suspects.apart(batches)
 
     def _start_together(
-        self, batches: Batches, others: Sequence[RequestState], policies: Policies, now: float
+        self,
+        batches: Batches,
+        others: Sequence[RequestState],
+        policies: Policies,
+        context: RoundContext,
+        now: float,
     ) -> None:
         """Drafts on the assigned lanes and on every idle lane that always drafts; requests for
         which no depth is planned decode plainly. `others` wait for the same verification."""
@@ -108,7 +114,7 @@ class Drafting:
         if by_lane:
             on_lane = {request.name for batch in by_lane.values() for request in batch}
             waiting = [request for request in (*requests, *others) if request.name not in on_lane]
-            self._plan_and_call(by_lane, waiting, policies, now)
+            self._plan_and_call(by_lane, waiting, policies, context, now)
         for request in requests:
             if request.stage is not DRAFTING:
                 request.set_draft(NO_DRAFT)
@@ -118,6 +124,7 @@ class Drafting:
         by_lane: Mapping[str, Sequence[RequestState]],
         waiting: Sequence[RequestState],
         policies: Policies,
+        context: RoundContext,
         now: float,
     ) -> None:
         """`waiting`: requests that no lane can draft for but that are in the same verification."""
@@ -130,7 +137,6 @@ class Drafting:
             for lane, batch in by_lane.items()
         ]
         batches.append(LaneBatch(None, [request.view for request in waiting]))
-        context = self._estimates.context()
         plans = policies.speculation.plan(batches, context, now)
         calls = []
         for (lane, batch), plan in zip(by_lane.items(), plans, strict=False):
@@ -195,6 +201,7 @@ class Drafting:
             assigned.update(call.assigned)
             name = call.state.name
             sizes = drafted.sizes.tolist()
+            missing: list[str] = []
             for place, ((request, _), nodes) in enumerate(zip(call.requests, sizes, strict=True)):
                 own = proposals.get(request.name)
                 if own is None:
@@ -202,6 +209,10 @@ class Drafting:
                     requests.append(request)
                 if nodes:
                     own.append((name, drafted, place))
+                else:
+                    missing.append(request.name)
+            if missing:
+                self._estimates.acceptance.observe_miss(missing, name)
         merged = self._estimates.merge([*proposals.values()])
         for request, own, tree in zip(requests, proposals.values(), merged, strict=True):
             proposers = [lane for lane, _, _ in own]

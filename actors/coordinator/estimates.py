@@ -6,8 +6,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
 from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.events import Verified
@@ -16,6 +14,7 @@ from actors.coordinator.round_draft import NO_TREE, MergedTree, Proposal
 from engine.draft_profile import draft_call_s
 from engine.protocol import DraftOrder, fast_new
 from policies.cost import CostModel
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
 from policies.estimates.online_cost import RefinedCost, RefinementParams
 from policies.estimates.overheads import RoundOverheads
@@ -37,8 +36,6 @@ _WAIT_MEMORY = 0.1
 _CALLS = RefinementParams(longest_call=100.0)
 """A small drafter's call may take many times its forwards, which were profiled back to back: it
 changes threads or processes, evaluates the step rule at each level, and runs with cold caches."""
-_DEEPEST_SCORED = 8
-"""Draft depths for which a lane is scored on tokens committed without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +52,6 @@ class Costs:
     """The most tokens that one forward of any model takes."""
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
-
-
-class ForwardSize(NamedTuple):
-    """The requests of one forward and their committed tokens."""
-
-    requests: int
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The counterfactual result of a lane on tokens that were committed without it."""
-
-    rounds: int
-    """Rounds that it would have taken."""
-    tokens: float
-    """Tokens per round."""
-    seconds: float
-    """Seconds per round."""
 
 
 _NO_SOURCES = np.zeros(0, np.int64)
@@ -101,6 +79,8 @@ class Estimates:
         self.calibrations = {lane.name: by_drafter[lane.drafter] for lane in lanes}
         """By lane; lanes with the same drafter share theirs."""
         self.calibration_buffer = CalibrationBuffer(self.calibrations)
+        free = [lane.name for lane in lanes if lane.name not in costs.draft]
+        self.acceptance = AcceptanceEstimates(lanes, free)
         self._queueing_s = 0.0
         """Running mean of the time that a request waits for forwards of other micro-batches."""
         self._handling = RoundOverheads()
@@ -113,6 +93,7 @@ class Estimates:
             verify_budget=self._verify_budget,
             draft_budget=self._draft_budget,
             most_tokens=self._most_tokens,
+            acceptance=self.acceptance,
             prefill_tokens=prefill_tokens,
             trees=self._trees,
             waiting_s=self._queueing_s + self._handling.plain_s,
@@ -210,35 +191,6 @@ class Estimates:
         draft = self._draft.get(lane)
         return (draft.call_s if draft else 0.0) + self._handling.call_extra_s(lane)
 
-    def score(
-        self,
-        lane: LaneView,
-        context: int,
-        matched: Sequence[bool],
-        covered: Sequence[bool],
-        forward: ForwardSize,
-    ) -> Score:
-        """The lane's best goodput over all depths, replayed on committed tokens.
-
-        `matched`: tokens that it would have drafted. `covered`: tokens that lanes that always draft
-        had proposed. `forward`: the whole verification, so that a score compares with the slots
-        measured under this load.
-        """
-        draft = self._draft.get(lane.name)
-        step_s = draft.predict(context, 1) if draft else 0.0
-        call_s = self._handling.drafting_extra_s + self._call_s(lane.name)
-        waiting_s = self._queueing_s + self._handling.plain_s
-        rounds = _rounds(np.array(matched), np.array(covered), _DEEPEST_SCORED)
-        best = Score(0, 0.0, 1.0)
-        for depth, count in enumerate(rounds.tolist()):
-            verify_s = self._verify.predict(forward.context, forward.requests + depth)
-            seconds = depth * step_s + verify_s + waiting_s
-            seconds += call_s if depth else 0.0
-            tokens = len(matched) / count
-            if tokens * best.seconds > best.tokens * seconds:
-                best = Score(count, tokens, seconds)
-        return best
-
     def load(self, lane: str | None, requests: Sequence[RequestState]) -> LaneLoad:
         """A mean round of these requests, from their statistics so far."""
         rounds = max(1, sum(request.statistics.rounds for request in requests))
@@ -253,29 +205,3 @@ class Estimates:
             draft=draft,
             call_s=0.0 if lane is None else max(0.0, self._call_s(lane)),
         )
-
-
-@njit(cache=True)
-def _rounds(
-    matched: NDArray[np.bool_], covered: NDArray[np.bool_], deepest: int
-) -> NDArray[np.int64]:
-    """For each depth from 0 to `deepest`, the rounds that these tokens would have taken if the lane
-    had drafted so deep. Lanes that always draft continue while they match, up to `deepest`."""
-    rounds = np.zeros(deepest + 1, np.int64)
-    for depth in range(deepest + 1):
-        position = 0
-        while position < len(matched):
-            by_lane = _run(matched, position, depth)
-            by_others = _run(covered, position, deepest)
-            position += max(by_lane, by_others) + 1
-            rounds[depth] += 1
-    return rounds
-
-
-@njit(cache=True)
-def _run(matched: NDArray[np.bool_], begin: int, most: int) -> int:
-    """The length of the run of matches from `begin` on, at most `most`."""
-    end = begin
-    while end < min(len(matched), begin + most) and matched[end]:
-        end += 1
-    return end - begin

@@ -15,7 +15,7 @@ from actors.coordinator.settings import Lane, Limits
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
-from policies.protocols import Selection, StepRule
+from policies.protocols import RoundContext, Selection, StepRule
 from policies.request import LaneView
 from policies.timeouts import LateCallBudget
 from policies.tree import DraftTree
@@ -76,7 +76,11 @@ class Lanes:
             raise InvalidRequest("speculation.drafter", f"there is no {name!r}; {there_are}")
 
     def assign(
-        self, running: Sequence[RequestState], selection: Selection, now: float
+        self,
+        running: Sequence[RequestState],
+        selection: Selection,
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         """A lane for each request, or None. Requests that name their drafter are placed first; the
         selection policy gets the remaining capacity."""
@@ -86,7 +90,7 @@ class Lanes:
         ]
         lanes = self._selectable(now)
         if not pinned:
-            return selection.assign(others, lanes, now)
+            return selection.assign(others, lanes, context, now)
         capacity = {lane.name: lane.capacity for lane in lanes}
         assigned: dict[str, str | None] = {}
         for request in pinned:
@@ -109,7 +113,7 @@ class Lanes:
         left = [
             replace(lane, capacity=capacity[lane.name]) for lane in lanes if capacity[lane.name]
         ]
-        return {**selection.assign(others, left, now), **assigned}
+        return {**selection.assign(others, left, context, now), **assigned}
 
     def _selectable(self, now: float) -> list[LaneView]:
         """The lanes that the selection policy may assign requests to."""

@@ -63,6 +63,7 @@ class Coordinator:
             )
         self._policies = policies
         self._limits = limits
+        self._acceptance = estimates.acceptance
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._requests: dict[str, RequestState] = {}
@@ -134,6 +135,7 @@ class Coordinator:
             priority=priority,
             tenant=tenant,
             generated=served.produced,
+            read=served.known,
         )
         statistics = Statistics()
         stream = Stream(
@@ -260,9 +262,9 @@ class Coordinator:
         del self._requests[request.name]
         self._slots.release(request.name)
         if not request.internal:
-            policies = self._policies
-            for policy in (policies.schedule, policies.selection, policies.speculation):
-                policy.forget(request.name)
+            used = self._policies
+            for one in (used.schedule, used.selection, used.speculation, self._acceptance):
+                one.forget(request.name)
         self._gone.append(request.name)
         self._observe(
             Left(

@@ -114,12 +114,16 @@ class Verifying:
         if any([draft.tree.nodes for draft in drafts]):
             trees = gather_trees([draft.tree.ref for draft in drafts])
             node_sources = _node_sources(drafts)
+            proposers = [draft.proposers for draft in drafts]
+            self._estimates.acceptance.credit(
+                [request.name for request in decoding], trees, proposers, node_sources
+            )
             mask = policies.speculation.select(
                 Candidates(
                     [request.view for request in decoding],
                     trees,
                     [draft.seconds for draft in drafts],
-                    [draft.proposers for draft in drafts],
+                    proposers,
                     node_sources,
                 ),
                 self._estimates.context(prefill_tokens),

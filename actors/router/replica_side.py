@@ -85,10 +85,12 @@ class Pooling:
 def learners_of(
     policies: Policies, estimates: Estimates, lanes: Iterable[LaneView]
 ) -> dict[str, Pooled]:
-    """What a replica pools: its selection policy, if it learns, and each drafter's calibration."""
+    """What a replica pools: acceptances, each drafter's calibration, and its selection policy, if
+    it learns something of its own."""
     learners: dict[str, Pooled] = {
         f"calibration/{lane.drafter}": estimates.calibrations[lane.name] for lane in lanes
     }
+    learners[estimates.acceptance.pool_name] = estimates.acceptance
     if isinstance(policies.selection, PooledSelection):
         learners[policies.selection.pool_name] = policies.selection
     return learners

@@ -15,6 +15,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from policies.estimates.acceptance import AcceptanceEstimates, accepted_levels
 from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
 
 
@@ -39,6 +40,13 @@ class DrafterView(TypedDict):
     slots: float
 
 
+class AcceptanceView(TypedDict):
+    accepted: float
+    """The share of drafted levels of which a token is accepted."""
+    levels: float
+    """How many levels that is the mean of."""
+
+
 class ReplicaView(TypedDict):
     incarnation: int
     version: int
@@ -51,7 +59,9 @@ class View(TypedDict):
     """For operators: how good each drafter is, and which replicas report."""
 
     drafters: dict[str, dict[str, DrafterView]]
-    """By selection policy; plain decoding is the drafter ""."""
+    """By selection policy, of those that learn goodputs of their own."""
+    acceptance: dict[str, AcceptanceView]
+    """By drafter."""
     replicas: dict[str, ReplicaView]
 
 
@@ -103,6 +113,7 @@ class Router:
         )
         return View(
             drafters=_by_drafter(pooled),
+            acceptance=_acceptance(pooled),
             replicas={
                 name: ReplicaView(
                     incarnation=received.incarnation,
@@ -144,14 +155,25 @@ class Router:
 
 
 def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, DrafterView]]:
-    """The selection policies that export tokens, seconds and slots of each drafter, some of them in
-    several classes of load, which are summed."""
+    """The selection policies that export tokens, seconds and slots of each drafter."""
     views: dict[str, dict[str, DrafterView]] = {}
     for name, vector in pooled.items():
         learner, statistic = split_name(name)
         if statistic.startswith(DRAFTER):
-            tokens, seconds, slots = np.reshape(vector, (-1, 3)).sum(axis=0).tolist()
+            tokens, seconds, slots = vector
             views.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
                 tokens_per_s=tokens / seconds if seconds else 0.0, slots=slots
+            )
+    return views
+
+
+def _acceptance(pooled: Mapping[str, list[float]]) -> dict[str, AcceptanceView]:
+    views: dict[str, AcceptanceView] = {}
+    for name, vector in pooled.items():
+        learner, drafter = split_name(name)
+        if learner == AcceptanceEstimates.pool_name:
+            accepted, levels = accepted_levels(np.array(vector))
+            views[drafter] = AcceptanceView(
+                accepted=accepted / levels if levels else 0.0, levels=levels
             )
     return views

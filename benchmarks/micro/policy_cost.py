@@ -24,6 +24,7 @@ from policies.catalogue import (
     make_speculation,
 )
 from policies.cost import LinearCost, RooflineCost
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import flatten
 from policies.microbatch import LaneLoad, split
@@ -99,15 +100,15 @@ def make_trees(requests: int) -> list[DraftTree]:
 def speculation_us(
     policy: Speculation, views: Sequence[RequestView], trees: Sequence[DraftTree]
 ) -> float:
-    context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, 512, 512)
-
+    context = round_context()
     lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
     candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)
-    observed = outcomes(views)
+    names, observed = [view.name for view in views], outcomes(views)
     batches = [LaneBatch(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
     def play_round(now: float) -> None:
         policy.plan(batches, context, now)
+        context.acceptance.credit(names, candidates.trees, lanes, None)
         policy.select(candidates, context, now)
         policy.observe(observed, now)
 
@@ -115,15 +116,21 @@ def speculation_us(
 
 
 def selection_us(policy: Selection, views: Sequence[RequestView]) -> float:
+    context = round_context()
     by_lane = {lane: outcomes(views, lane) for lane in (None, *(lane.name for lane in LANES))}
 
     def play_round(now: float) -> None:
-        chosen = policy.assign(views, LANES, now)
+        chosen = policy.assign(views, LANES, context, now)
         policy.observe([by_lane[chosen.get(view.name)][at] for at, view in enumerate(views)])
         for view in views:
             policy.likely_next(view.name)
 
     return microseconds(play_round)
+
+
+def round_context() -> RoundContext:
+    draft = {lane.name: DRAFT for lane in LANES}
+    return RoundContext(VERIFY, draft, 512, 512, 512, AcceptanceEstimates(LANES))
 
 
 def schedule_us(policy: Schedule, views: Sequence[RequestView]) -> float:

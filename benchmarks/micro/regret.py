@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.report import Record, parser, publish
+from policies.cost import LinearCost
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.matching import match
-from policies.protocols import Selection
+from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.baselines import EpsilonGreedy, EpsilonGreedyParams
 from policies.selection.lane_capacity import unmatched_values
@@ -94,12 +96,13 @@ def play(policy: Selection, slots: int, rng: np.random.Generator) -> Floats:
     means, best = stationary(rng)
     requests = [RequestView(str(i), 0.0, CONTEXT, max_tokens=slots) for i in range(REQUESTS)]
     lanes = [LaneView(str(j), f"drafter {j}", PLACES, catch_up_s=CATCH_UP_S) for j in range(LANES)]
+    context = RoundContext(LinearCost(0, 0, 1), {}, 1, 1, 1, AcceptanceEstimates(lanes))
     column = {lane.name: j for j, lane in enumerate(lanes)}
     accepted = rng.binomial(DRAFTS, means, (slots, REQUESTS, LANES)).astype(np.int8)
     regret = np.full(slots, best)
     drafted_last: dict[str, str] = {}
     for slot in range(slots):
-        chosen = policy.assign(requests, lanes, float(slot))
+        chosen = policy.assign(requests, lanes, context, float(slot))
         for row, request in enumerate(requests):
             lane = chosen[request.name]
             if lane is None:

@@ -88,7 +88,6 @@ class TimedSpeculation:
         self._inner = inner
         self._observer = observer
         self.observe = inner.observe
-        self.observe_read = inner.observe_read
         self.forget = inner.forget
 
     def plan(

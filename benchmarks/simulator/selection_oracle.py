@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity
 from policies.selection.membership import Membership
@@ -34,7 +35,11 @@ class OracleSelection:
         self._slots = 0
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         changed = self._membership.changed(requests, lanes)
         if changed or self._slots >= self._params.hold_slots * len(requests):
@@ -51,11 +56,6 @@ class OracleSelection:
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
         self._slots += len(outcomes)
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        pass
 
     def forget(self, request: str) -> None:
         self._mapping.pop(request, None)

@@ -1,11 +1,14 @@
 """Estimates how likely the next level of a draft is accepted before it is drafted, per request and
-lane, shrunk towards the lane's mean.
+drafter, shrunk towards the drafter's mean over all requests of all replicas.
+
+The coordinator owns the estimates and adds to them; both the choice of lanes and the planner read
+them (`RoundContext.acceptance`).
 
 The evidence is calibrated confidence, not acceptance: it has less noise, and drafted levels that
 were never verified count as well. The first level is estimated apart from later ones, because a
-lookup finds nothing most of the time, but what it finds often continues for long. Each lane is
-credited with the nodes that it has proposed itself; for a lane with a cost, only those count that
-no lane without cost (lookup) has proposed, since lookups draft in any case.
+lookup finds nothing most of the time, but what it finds often continues for long. Each drafter is
+credited with the nodes that it has proposed itself; for one with a cost, only those count that no
+free drafter (lookup) has proposed, since lookups draft in any case.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,25 +18,27 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.protocols import Candidates, Mask
-from policies.rows import with_rows
-from policies.speculation.forest import Floats, Forest, Ints
+from policies.flat_trees import FlatTrees, Mask
+from policies.pooling import Statistics
+from policies.request import LaneView
+from policies.rows import Floats, Ints, Rows, with_rows
+from policies.tree import ROOT
 
 _FADE = 0.9
 """Decay per round of a request, because recent rounds predict the next one best."""
-_LANE_MEMORY = 512.0
-"""A lane's mean is over about this many levels."""
+_MEMORY = 512.0
+"""A drafter's mean is over about this many levels of this replica, and as many of others."""
 PRIOR = 0.6
-"""Acceptance assumed for a new lane."""
+"""Acceptance assumed for a new drafter."""
 PRIOR_WEIGHT = 1.0
-"""Weight, in levels, of a lane's mean as the prior of a request's own estimate."""
-_NEW_LANE = 4.0
-"""Weight, in levels, of the prior that lanes without cost propose none of a lane's tokens."""
+"""Weight, in levels, of a drafter's mean as the prior of a request's own estimate."""
+_NEW_DRAFTER = 4.0
+"""Weight, in levels, of the prior that free drafters propose none of a drafter's tokens."""
 
 _FIRST, _DRAFTS, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
 """Columns of evidence: accepted first levels (expected number); drafts; accepted later levels;
-later levels whose parent was accepted; accepted levels that no lane without cost proposed; drafts
-that were not empty."""
+later levels whose parent was accepted; accepted levels that no free drafter proposed; drafts that
+were not empty."""
 _COLUMNS = 6
 
 
@@ -45,7 +50,7 @@ class PairEstimates(NamedTuple):
     acceptance: Floats
     """Probability that a later level is accepted if its parent is."""
     added: Floats
-    """The share of accepted levels that no lane without cost proposes."""
+    """The share of accepted levels that no free drafter proposes."""
     found: Floats
     """Probability that the draft is not empty."""
 
@@ -54,138 +59,165 @@ class Tables(NamedTuple):
     """All evidence, for compiled code."""
 
     own: Floats
-    """Evidence by [request, lane, column]."""
+    """Evidence by [request, drafter, column]."""
     pool: Floats
-    """Evidence by [lane, column], over all requests."""
+    """Evidence by [drafter, column], over all requests."""
+    free: Mask
+    """For each drafter, whether it drafts at no cost, and so for every request."""
     prior: float
     weight: float
 
 
-class Proposals(NamedTuple):
-    """The lanes that have proposed the nodes of a forest, as arrays."""
-
-    counts: Ints
-    """The number of lanes of each request."""
-    lanes: Ints
-    """The numbers of these lanes, request after request."""
-    free: Mask
-    """For every lane number, whether the lane drafts at no cost."""
-    sources: Ints
-    """For each node, bit i is set if the i-th lane of its request has proposed it. Empty: every
-    lane has proposed every node of its request."""
-
-
 class AcceptanceEstimates:
-    def __init__(self, prior: float = PRIOR, weight: float = PRIOR_WEIGHT) -> None:
-        """`prior`: acceptance of a new lane; `weight`: that of the lane's mean, in levels."""
+    pool_name = "acceptance"
+
+    def __init__(
+        self,
+        lanes: Sequence[LaneView],
+        free: Collection[str] = (),
+        prior: float = PRIOR,
+        weight: float = PRIOR_WEIGHT,
+    ) -> None:
+        """`free`: the lanes that draft at no cost. `prior`: acceptance of a new drafter; `weight`:
+        that of the drafter's mean, in levels."""
+        self._drafters = list(dict.fromkeys(lane.drafter for lane in lanes))
+        self._numbers = {lane.name: self._drafters.index(lane.drafter) for lane in lanes}
+        """By lane, the number of its drafter: lanes with the same drafter share its evidence."""
+        self._free = np.zeros(len(self._drafters), np.bool_)
+        self._free[[self._numbers[lane] for lane in free]] = True
         self._prior, self._weight = prior, weight
-        self._numbers: dict[str, int] = {}
-        """The number of each lane."""
-        self._pool = np.zeros((0, _COLUMNS))
-        """Evidence by [lane, column]."""
-        self._own = np.zeros((0, 0, _COLUMNS))
-        """Evidence by [request, lane, column]."""
+        self._rows = Rows()
+        self._own = np.zeros((0, len(self._drafters), _COLUMNS))
+        self._pool = np.zeros((len(self._drafters), _COLUMNS))
+        self._others = np.zeros_like(self._pool)
+        """The `pool` of other replicas."""
 
     @property
     def tables(self) -> Tables:
-        return Tables(self._own, self._pool, self._prior, self._weight)
+        pool = self._pool + self._others
+        return Tables(self._own, pool, self._free, self._prior, self._weight)
 
     def numbers(self, lanes: Sequence[str]) -> Ints:
-        """The lanes' numbers in the tables; -1 for a new lane."""
-        return np.array([self._numbers.get(name, -1) for name in lanes], np.int64)
+        """The numbers of the lanes' drafters in the tables."""
+        return np.array([self._numbers[name] for name in lanes], np.int64)
 
-    def evidence(self, rows: Ints, lane: str) -> Floats:
-        """The decayed number of drafts that each request has had from this lane."""
-        return self._of(rows, lane)[:, _DRAFTS]
+    def rows(self, requests: Sequence[str]) -> Ints:
+        """The requests' rows in the tables; new requests get one."""
+        known = self._rows.known(requests)
+        if known is None:
+            known = self._rows.of(requests)
+            self._own = with_rows(self._own, len(self._rows))
+        return known
 
-    def proposals(self, candidates: Candidates, costly: Collection[str]) -> Proposals:
-        """The lanes that have proposed each node, by number; new lanes get one. Lanes that are not
-        in `costly` draft at no cost."""
-        proposers = [*chain.from_iterable(candidates.lanes)]
-        for lane in dict.fromkeys(proposers):
-            self._numbers.setdefault(lane, len(self._numbers))
-        self._add_lanes()
-        return Proposals(
-            np.array([*map(len, candidates.lanes)], np.int64),
-            np.array([self._numbers[lane] for lane in proposers], np.int64),
-            np.array([lane not in costly for lane in self._numbers], np.bool_),
-            _ALL if candidates.sources is None else candidates.sources,
+    def drafts(self, rows: Ints, numbers: Ints) -> Floats:
+        """[request, drafter]: the decayed number of drafts that the request has had from it."""
+        return self._own[rows[:, None], numbers, _DRAFTS]
+
+    def credit(
+        self,
+        requests: Sequence[str],
+        trees: FlatTrees,
+        lanes: Sequence[Sequence[str]],
+        sources: Ints | None,
+    ) -> None:
+        """Adds drafted trees with calibrated confidences: the fields of `Candidates`."""
+        _credit(
+            self.rows(requests),
+            np.array([*map(len, lanes)], np.int64),
+            self.numbers([*chain.from_iterable(lanes)]),
+            _ALL if sources is None else sources,
+            trees,
+            self._free,
+            self._own,
+            self._pool,
         )
 
-    def observe_read(self, row: int, lane: str, matched: Mask, covered: Mask) -> None:
-        """Counterfactual evidence: whether the lane would have drafted tokens committed without it.
-        It is worth as much as the lane's own rounds, and is available for lanes that do not
-        draft."""
-        self._numbers.setdefault(lane, len(self._numbers))
-        self._add_lanes()
-        number = self._numbers[lane]
-        _replay(matched, covered, self._own[row, number], self._pool[number])
+    def observe_read(
+        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
+    ) -> None:
+        """A counterfactual draft: `lane` has caught up on output tokens; `matched` are those that
+        it would have drafted itself, `covered` those that free drafters had proposed. Worth as much
+        as the lane's own rounds, and available for lanes that do not draft."""
+        row, number = self._rows.get(request), self._numbers[lane]
+        if row is not None:
+            own, pool = self._own[row, number], self._pool[number]
+            _replay(np.array(matched), np.array(covered), own, pool)
 
-    def observe_miss(self, rows: Ints, lane: str) -> None:
-        """Records that the lane was asked to draft for these requests and proposed nothing."""
-        self._numbers.setdefault(lane, len(self._numbers))
-        self._add_lanes()
-        number = self._numbers[lane]
+    def observe_miss(self, requests: Sequence[str], lane: str) -> None:
+        """The lane was asked to draft for these requests and proposed nothing."""
+        rows, number = self.rows(requests), self._numbers[lane]
         self._own[rows, number] *= _FADE
         self._own[rows, number, _DRAFTS] += 1.0
         self._pool[number, _DRAFTS] += len(rows)
         _fade(self._pool[number])
 
-    def reserve(self, rows: int) -> None:
-        self._own = with_rows(self._own, rows)
+    def forget(self, request: str) -> None:
+        row = self._rows.drop(request)
+        if row is not None:
+            self._own[row] = 0.0
 
-    def forget(self, row: int) -> None:
-        self._own[row] = 0.0
+    def export(self) -> Statistics:
+        """By drafter, its evidence over all requests."""
+        return dict(zip(self._drafters, self._pool.tolist(), strict=True))
 
-    def _add_lanes(self) -> None:
-        new = len(self._numbers) - len(self._pool)
-        if new:
-            self._pool = np.pad(self._pool, ((0, new), (0, 0)))
-            self._own = np.pad(self._own, ((0, 0), (0, new), (0, 0)))
-
-    def _of(self, rows: Ints, lane: str) -> Floats:
-        number = self._numbers.get(lane)
-        return np.zeros((len(rows), _COLUMNS)) if number is None else self._own[rows, number]
+    def pool(self, others: Statistics) -> None:
+        """Adds the evidence of other replicas, scaled down to as much as this replica can remember,
+        because its own is about its own requests. Drafters that it does not have are left out, and
+        vectors of another length, from a replica of another version."""
+        self._others[:] = 0.0
+        for number, drafter in enumerate(self._drafters):
+            if len(others.get(drafter, ())) == _COLUMNS:
+                evidence = np.array(others[drafter])
+                _, levels = accepted_levels(evidence)
+                self._others[number] = evidence * min(1.0, _MEMORY / max(levels, 1.0))
 
 
 _ALL = np.zeros(0, np.int64)
+"""Every lane has proposed every node of its request."""
+
+
+@njit(cache=True)
+def accepted_levels(evidence: Floats) -> tuple[float, float]:
+    """The accepted levels, the first or a later one, and those whose parent was accepted."""
+    return evidence[_FIRST] + evidence[_SURVIVED], evidence[_DRAFTS] + evidence[_REACHED]
 
 
 @njit(cache=True)
 def level_accepted(tables: Tables, number: int) -> float:
-    """Probability that any level of the lane is accepted, the first or a later one."""
-    accepted, reached = tables.weight * tables.prior, tables.weight
-    if number >= 0:
-        pool = tables.pool[number]
-        accepted += pool[_FIRST] + pool[_SURVIVED]
-        reached += pool[_DRAFTS] + pool[_REACHED]
-    return accepted / reached
+    """Probability that any level of the drafter is accepted, the first or a later one."""
+    accepted, levels = accepted_levels(tables.pool[number])
+    return (accepted + tables.weight * tables.prior) / (levels + tables.weight)
 
 
 @njit(cache=True)
 def estimates_of(
     tables: Tables, rows: Ints, requests: Ints, lanes: Ints, numbers: Ints
 ) -> PairEstimates:
-    """The estimates for pairs: pair p is of the request with row rows[requests[p]] and the lane
+    """The estimates for pairs: pair p is of the request with row rows[requests[p]] and the drafter
     with number numbers[lanes[p]]."""
-    prior, weight = tables.prior, tables.weight
     estimated = np.empty((4, len(requests)))
-    unseen = np.zeros(_COLUMNS)
     for pair, request in enumerate(requests):
-        row, number = rows[request], numbers[lanes[pair]]
-        of_all = tables.pool[number] if number >= 0 else unseen
-        seen = tables.own[row, number] if number >= 0 else unseen
-        first = (of_all[_FIRST] + weight * prior) / (of_all[_DRAFTS] + weight)
-        next_ = (of_all[_SURVIVED] + weight * prior) / (of_all[_REACHED] + weight)
-        share = of_all[_ADDED] + _NEW_LANE
-        share /= of_all[_FIRST] + of_all[_SURVIVED] + _NEW_LANE
-        found = (of_all[_FOUND] + weight) / (of_all[_DRAFTS] + weight)
-        accepted = seen[_FIRST] + seen[_SURVIVED]
-        estimated[0, pair] = (seen[_FIRST] + weight * first) / (seen[_DRAFTS] + weight)
-        estimated[1, pair] = (seen[_SURVIVED] + weight * next_) / (seen[_REACHED] + weight)
-        estimated[2, pair] = (seen[_ADDED] + weight * share) / (accepted + weight)
-        estimated[3, pair] = (seen[_FOUND] + weight * found) / (seen[_DRAFTS] + weight)
+        of_pair = estimate(tables, rows[request], numbers[lanes[pair]])
+        for column in range(4):
+            estimated[column, pair] = of_pair[column]
     return PairEstimates(estimated[0], estimated[1], estimated[2], estimated[3])
+
+
+@njit(cache=True)
+def estimate(tables: Tables, row: int, number: int) -> tuple[float, float, float, float]:
+    """The fields of PairEstimates for one request and one drafter."""
+    weight, of_all, seen = tables.weight, tables.pool[number], tables.own[row, number]
+    first = (of_all[_FIRST] + weight * tables.prior) / (of_all[_DRAFTS] + weight)
+    later = (of_all[_SURVIVED] + weight * tables.prior) / (of_all[_REACHED] + weight)
+    added = of_all[_ADDED] + _NEW_DRAFTER
+    added /= of_all[_FIRST] + of_all[_SURVIVED] + _NEW_DRAFTER
+    found = (of_all[_FOUND] + weight) / (of_all[_DRAFTS] + weight)
+    return (
+        (seen[_FIRST] + weight * first) / (seen[_DRAFTS] + weight),
+        (seen[_SURVIVED] + weight * later) / (seen[_REACHED] + weight),
+        (seen[_ADDED] + weight * added) / (seen[_FIRST] + seen[_SURVIVED] + weight),
+        (seen[_FOUND] + weight * found) / (seen[_DRAFTS] + weight),
+    )
 
 
 @njit(cache=True)
@@ -198,8 +230,8 @@ def _add(seen: Floats, own: Floats, pool: Floats) -> None:
 
 @njit(cache=True)
 def _fade(pool: Floats) -> None:
-    """Halves a lane's evidence when there is enough of it, so that recent levels count more."""
-    if pool[_DRAFTS] + pool[_REACHED] > _LANE_MEMORY:
+    """Halves a drafter's evidence when there is enough of it, so that recent levels count more."""
+    if accepted_levels(pool)[1] > _MEMORY:
         for column in range(_COLUMNS):
             pool[column] /= 2
 
@@ -224,33 +256,46 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
 
 
 @njit(cache=True)
-def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> None:
-    """Adds drafted trees to the evidence; the mass of a level is the probability that one of its
-    nodes is accepted."""
-    free, sources = proposals.free, proposals.sources
-    mass, added = np.empty(len(forest.path) + 1), np.empty(len(forest.path) + 1)
+def _credit(
+    rows: Ints,
+    counts: Ints,
+    proposers: Ints,
+    sources: Ints,
+    trees: FlatTrees,
+    free: Mask,
+    own: Floats,
+    pool: Floats,
+) -> None:
+    """Adds drafted trees; the mass of a level is the probability that one of its nodes is accepted.
+    `counts`: each request's number of proposers; `proposers`: their drafters, request after
+    request."""
+    path = trees.confidence.astype(np.float64)
+    mass, added = np.empty(len(path) + 1), np.empty(len(path) + 1)
     seen = np.ones(_COLUMNS)  # one draft, which is not empty
-    first_lane = 0
+    first_proposer = 0
     for number in range(len(rows)):
-        begin, end = forest.starts[number], forest.starts[number + 1]
-        lanes = proposals.lanes[first_lane : first_lane + proposals.counts[number]]
-        everyone = (1 << len(lanes)) - 1
+        begin, end = trees.starts[number], trees.starts[number + 1]
+        for node in range(begin, end):
+            if trees.parents[node] != ROOT:
+                path[node] *= path[begin + trees.parents[node]]
+        drafters = proposers[first_proposer : first_proposer + counts[number]]
+        everyone = (1 << len(drafters)) - 1
         from_free = 0
-        for bit, lane in enumerate(lanes):
-            if free[lane]:
+        for bit, drafter in enumerate(drafters):
+            if free[drafter]:
                 from_free |= 1 << bit
-        for bit, lane in enumerate(lanes):
+        for bit, drafter in enumerate(drafters):
             deepest = 0
             for node in range(begin, end):
                 by = sources[node] if len(sources) else everyone
                 if by >> bit & 1:
-                    depth = forest.depth[node]
+                    depth = trees.depth[node]
                     while deepest < depth:
                         deepest += 1
                         mass[deepest] = added[deepest] = 0.0
-                    mass[depth] += forest.path[node]
-                    if free[lane] or not by & from_free:
-                        added[depth] += forest.path[node]
+                    mass[depth] += path[node]
+                    if free[drafter] or not by & from_free:
+                        added[depth] += path[node]
             if deepest:
                 later = parents = adding = 0.0
                 for level in range(1, deepest + 1):
@@ -260,5 +305,5 @@ def credit(rows: Ints, proposals: Proposals, forest: Forest, tables: Tables) -> 
                     parents += likely if level < deepest else 0.0
                 seen[_FIRST], seen[_SURVIVED] = min(mass[1], 1.0), later
                 seen[_REACHED], seen[_ADDED] = parents, adding
-                _add(seen, tables.own[rows[number], lane], tables.pool[lane])
-        first_lane += len(lanes)
+                _add(seen, own[rows[number], drafter], pool[drafter])
+        first_proposer += counts[number]

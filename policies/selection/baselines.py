@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.pooling import Statistics
+from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity, unmatched_values
 from policies.selection.mean_goodput import MeanGoodput
@@ -28,7 +29,11 @@ class Fixed:
         self._mapping: dict[str, str | None] = {}
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         if self._membership.changed(requests, lanes):
             self._mapping = self._assign_all(requests, lanes)
@@ -38,11 +43,6 @@ class Fixed:
         return self._mapping.get(request)
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
-        pass
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
         pass
 
     def forget(self, request: str) -> None:
@@ -72,7 +72,11 @@ class Greedy:
         self._mapping: dict[str, str | None] = {}
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         if self._membership.changed(requests, lanes):
             smallest_first = sorted(lanes, key=lambda lane: lane.size)
@@ -86,11 +90,6 @@ class Greedy:
         return self._mapping.get(request)
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
-        pass
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
         pass
 
     def forget(self, request: str) -> None:
@@ -138,7 +137,11 @@ class EpsilonGreedy:
         """The requests whose slot has ended since the last decision."""
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         if self._membership.changed(requests, lanes) or self._due:
             self._mapping = self._decide(lanes)
@@ -163,11 +166,6 @@ class EpsilonGreedy:
         drafter, seconds = self._membership.slot(outcome)
         if drafter is not None and seconds is not None:
             self._goodput.observe(outcome.request, drafter, outcome.committed / seconds)
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        """Spin's baseline learns only from its own rounds."""
 
     def forget(self, request: str) -> None:
         self._goodput.forget(request)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.pooling import Statistics
+from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity, unmatched_values
 from policies.selection.mean_goodput import MeanGoodput
@@ -69,7 +70,11 @@ class Lbss:
         self._due = False
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         changed = self._membership.changed(requests, lanes)
         if changed or self._due:
@@ -110,11 +115,6 @@ class Lbss:
             epoch.number += 1
             epoch.slot = epoch.decided_until = 0
         self._due |= epoch.slot >= epoch.decided_until
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        """LBSS learns only from its own exploration."""
 
     def forget(self, request: str) -> None:
         self._epochs.pop(request, None)

@@ -153,11 +153,6 @@ class SpecServe:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         """Ignored: the history is of confidences, which `select` has."""
 
-    def observe_read(
-        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-    ) -> None:
-        """Ignored: the history is of drafted tokens only."""
-
     def forget(self, request: str) -> None:
         """There is no state of a single request."""
 

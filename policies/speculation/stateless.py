@@ -9,10 +9,5 @@ class Stateless:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         """Ignored."""
 
-    def observe_read(
-        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-    ) -> None:
-        """Ignored."""
-
     def forget(self, request: str) -> None:
         """There is no state to drop."""

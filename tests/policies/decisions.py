@@ -66,6 +66,16 @@ class Log:
         """By which inputs are multiplied."""
         return 1.0 + self._noise * self._rng.uniform(-1.0, 1.0, count)
 
+    def nudged(self, context: RoundContext) -> RoundContext:
+        """With its costs moved."""
+        verify, handling, *draft = self.factors(2 + len(context.draft)).tolist()
+        costs = zip(context.draft.items(), draft, strict=True)
+        return context._replace(
+            verify=_Scaled.of(context.verify, verify),
+            draft={lane: _Scaled.of(cost, factor) for (lane, cost), factor in costs},
+            handling_s=context.handling_s * handling,
+        )
+
 
 def logged(policies: Policies, log: Log) -> Policies:
     return Policies(
@@ -103,9 +113,13 @@ class LoggedSelection:
         self._log = log
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
-        chosen = self._selection.assign(requests, lanes, now)
+        chosen = self._selection.assign(requests, lanes, self._log.nudged(context), now)
         self._log.add("lane", " ".join(f"{name}:{lane or '-'}" for name, lane in chosen.items()))
         return chosen
 
@@ -114,11 +128,6 @@ class LoggedSelection:
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
         self._selection.observe(self._nudged(outcomes))
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        self._selection.observe_score(request, lane, tokens, seconds, slots)
 
     def forget(self, request: str) -> None:
         self._selection.forget(request)
@@ -139,7 +148,7 @@ class LoggedSpeculation:
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        plans = self._speculation.plan(batches, self._nudged(context), now)
+        plans = self._speculation.plan(batches, self._log.nudged(context), now)
         shown = [
             f"{batch.lane or '-'}:" + ",".join(_limit(*limit) for limit in plan.limits)
             for batch, plan in zip(batches, plans, strict=True)
@@ -155,7 +164,7 @@ class LoggedSpeculation:
         confidence = trees.confidence * self._log.factors(len(trees.tokens))
         nudged = trees._replace(confidence=confidence.astype(np.float32))
         kept = self._speculation.select(
-            replace(candidates, trees=nudged), self._nudged(context), now
+            replace(candidates, trees=nudged), self._log.nudged(context), now
         )
         bounds = trees.starts.tolist()
         self._log.add("keep", " ".join(_bits(kept[begin:end]) for begin, end in pairwise(bounds)))
@@ -164,22 +173,8 @@ class LoggedSpeculation:
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         self._speculation.observe(outcomes, now)
 
-    def observe_read(
-        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-    ) -> None:
-        self._speculation.observe_read(request, lane, matched, covered)
-
     def forget(self, request: str) -> None:
         self._speculation.forget(request)
-
-    def _nudged(self, context: RoundContext) -> RoundContext:
-        verify, handling, *draft = self._log.factors(2 + len(context.draft)).tolist()
-        costs = zip(context.draft.items(), draft, strict=True)
-        return context._replace(
-            verify=_Scaled.of(context.verify, verify),
-            draft={lane: _Scaled.of(cost, factor) for (lane, cost), factor in costs},
-            handling_s=context.handling_s * handling,
-        )
 
 
 @dataclass(slots=True)

@@ -19,14 +19,12 @@ from policies.pooling import (
     weighted_sum,
 )
 from policies.protocols import Selection
-from policies.selection.hedge import Hedge
 from policies.tree import DraftTree
-from tests.policies.selection.play import lane, outcome, request
+from tests.policies.selection.play import CONTEXT, lane, outcome, request
 from tests.policies.tree_lists import calibrated, learn
 
 LANES = [lane("a"), lane("b")]
 DETERMINISTIC = {
-    "hedge": {"doubt": 0.0},
     "lbss": {"alpha": 2, "beta": 2, "switch_weight": 0.0},
     "epsilon_greedy": {"epsilon": 0.0},
     "spin_epsilon_greedy": {"epsilon": 1.0},
@@ -54,7 +52,7 @@ def trained(name: str, a: float, b: float, requests: int = 40) -> Selection:
     policy = fresh(name)
     for number in range(requests):
         view = request(f"before {number}")
-        policy.assign([view], LANES, 0.0)
+        policy.assign([view], LANES, CONTEXT, 0.0)
         lane, goodput = ("a", a) if number % 2 else ("b", b)
         for _ in range(2):  # the first slot includes the prefill and is not learned from
             policy.observe([outcome(view.name, lane, goodput)])
@@ -66,9 +64,9 @@ def choice(policy: Selection) -> str | None:
     """The lane of a new request after two slots of medium goodput on any lane."""
     view = request("new")
     for _ in range(2):
-        lane = policy.assign([view], LANES, 0.0)[view.name]
+        lane = policy.assign([view], LANES, CONTEXT, 0.0)[view.name]
         policy.observe([outcome(view.name, lane, 30.0)])
-    return policy.assign([view], LANES, 0.0)[view.name]
+    return policy.assign([view], LANES, CONTEXT, 0.0)[view.name]
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
@@ -104,45 +102,18 @@ def test_statistics_are_plain_built_ins(name: str) -> None:
     assert json.loads(json.dumps(statistics)) == statistics
 
 
-def test_hedge_weighs_its_own_requests_however_many_others_there_are() -> None:
-    """Even if a million replicas have had another kind of request."""
-    policy = trained("hedge", 50.0, 10.0, requests=2000)
-    pooled(policy).pool(scaled(pooled(trained("hedge", 10.0, 12.0)).export(), 1e6))
-    assert choice(policy) == "a"
-
-
-def test_statistics_stay_bounded_however_long_replicas_serve_and_pool() -> None:
-    """Decaying evidence is at most a thousand slots, a calibration at most its memory."""
-    one, other = trained("hedge", 50.0, 10.0, requests=4000), fresh("hedge")
+def test_calibrations_stay_bounded_however_long_replicas_serve_and_pool() -> None:
+    """A calibration is at most its memory."""
     observations = drafts(np.sqrt, 500, 0)
     calibrations = Calibration(), Calibration()
     for _ in range(60):
-        pooled(other).pool(pooled(one).export())
-        pooled(one).pool(pooled(other).export())
         learn(calibrations[0], observations)
         calibrations[1].pool(calibrations[0].export())
         calibrations[0].pool(calibrations[1].export())
-    slots = [sum(tallies[2::3]) for tallies in pooled(one).export().values()]
-    assert sum(slots) <= 2 * 1000 + 1, "of drafters, and of the bound on plain decoding"
     most = CalibrationParams().memory + len(observations)
     for one_of_both in calibrations:
         seen = np.reshape(one_of_both.export()["seen"], (-1, 16)).sum(axis=1)
         assert seen.max() <= most
-
-
-def test_plain_decoding_is_pooled_as_well() -> None:
-    """A replica that has never decoded plainly gets from another that plain decoding is better."""
-    other = Hedge()
-    for number in range(20):
-        view = request(f"before {number}")
-        other.assign([view], [], 0.0)
-        for _ in range(3):
-            other.observe([outcome(view.name, None, 90.0)])
-        other.forget(view.name)
-    assert choice(trained("hedge", 50.0, 10.0)) == "a"
-    policy = trained("hedge", 50.0, 10.0)
-    pooled(policy).pool(other.export())
-    assert choice(policy) is None
 
 
 def drafts(
@@ -198,11 +169,11 @@ def test_statistics_with_other_bins_are_ignored() -> None:
 
 
 def test_combined_statistics_are_extracted_unchanged() -> None:
-    parts = {"hedge": {"drafter/a": [1.0, 2.0]}, "calibration/a": {"seen": [3.0]}, "none": {}}
+    parts = {"lbss": {"drafter/a": [1.0, 2.0]}, "calibration/a": {"seen": [3.0]}, "none": {}}
     flat = combine(parts)
     assert {name: extract(flat, name) for name in parts} == parts
     assert {split_name(name) for name in flat} == {
-        ("hedge", "drafter/a"),
+        ("lbss", "drafter/a"),
         ("calibration/a", "seen"),
     }
 

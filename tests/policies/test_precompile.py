@@ -19,15 +19,19 @@ compiled = {one: len(one.signatures) for one in loops}
 from policies.estimates.calibration import Calibration
 from policies.selection.hedge import Hedge
 from policies.speculation.planner.policy import Planner
-from tests.policies.selection.play import lane, requests, slot
+from tests.policies.selection import play as selections
 from tests.policies.speculation.play import play
 from tests.policies.speculation.rounds import round_context, view
 
 play(Planner(None, {"lane": Calibration()}), [view("a"), view("b", tpot_s=0.001)],
      lambda request, number: 0.8, round_context(), rounds=5)
-hedge = Hedge()
+hedge, lanes = Hedge(), [selections.lane("x"), selections.lane("y")]
+context = selections.round_context(lanes)
 for _ in range(3):
-    slot(hedge, requests("a", "b"), [lane("x"), lane("y")], lambda request, lane: 50.0)
+    here = selections.requests("a", "b")
+    selections.slot(hedge, here, lanes, lambda request, lane: 50.0, context=context)
+    context.acceptance.observe_read("a", "x", [True, False], [False, False])
+    context.acceptance.observe_miss(["a"], "y")
     hedge.likely_next("a")
 print({one.py_func.__qualname__ for one in loops if len(one.signatures) > compiled[one]})
 """

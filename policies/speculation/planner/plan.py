@@ -45,7 +45,7 @@ class LaneInputs(NamedTuple):
     """For each pair, the committed tokens that the first draft step processes."""
     costs: LaneCosts
     numbers: Ints
-    """The lanes' numbers in the acceptance estimates."""
+    """The numbers of the lanes' drafters in the acceptance estimates."""
     ranks: Floats
     """For each lane and rank, how often siblings were verified and accepted."""
 
@@ -57,7 +57,6 @@ def lane_inputs(
     batches: Sequence[LaneBatch],
     places: Mapping[str, int],
     context: RoundContext,
-    numbers: Ints,
     calibrations: Mapping[str, Calibration],
 ) -> LaneInputs:
     """The inputs as arrays; `places`: each request's index in the round."""
@@ -77,7 +76,7 @@ def lane_inputs(
             np.array(steps, np.float64),
             np.array([context.call_s.get(name, 0.0) for name in names]),
         ),
-        numbers,
+        context.acceptance.numbers(names),
         np.array(ranks),
     )
 
@@ -111,14 +110,16 @@ def plan_round(
     progress: BatchProgress,
     lanes: LaneInputs,
     acceptance: Tables,
+    acceptance_rows: Ints,
     scale_tables: ScaleTables,
     accounts: Accounts,
     costs: RoundCosts,
     settings: PlanSettings,
 ) -> Plan:
+    """`acceptance_rows`: the requests' rows in the acceptance estimates."""
     fair, context = settings.fair, context_lengths(progress)
     plain_s = round_seconds(costs, 0.0, 0.0)
-    estimates = estimates_of(acceptance, rows, lanes.request, lanes.lane, lanes.numbers)
+    estimates = estimates_of(acceptance, acceptance_rows, lanes.request, lanes.lane, lanes.numbers)
     siblings = np.empty((len(lanes.numbers), settings.max_width))
     for number in range(len(lanes.numbers)):
         wrong = 1.0 - level_accepted(acceptance, lanes.numbers[number])

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows, with_rows
-from policies.speculation.forest import Ints, context_tokens, draft_room
+from policies.speculation.forest import Floats, Ints, context_tokens, draft_room
 from policies.speculation.planner.confidence_scale import ConfidenceScale
 from policies.speculation.planner.exploration import Exploration
 from policies.speculation.planner.lane_backoff import LaneBackoff
@@ -67,7 +66,6 @@ class Planner:
         self._params = params or PlannerParams()
         self._fair = self._params.objective == "fair"
         self._calibrations = calibrations or {}
-        self._acceptance = AcceptanceEstimates()
         self._no_harm = NoHarmAccounts(self._params.no_harm, self._params.window)
         self._scale = ConfidenceScale()
         self._backoff = LaneBackoff()
@@ -75,9 +73,6 @@ class Planner:
         self._rows = Rows()
         self._terms = request_terms([])
         """`request_terms` of each request, by row."""
-        self._unanswered: dict[str, set[int]] = {}
-        """For each lane, the rows of requests that it was asked to draft for and has not proposed
-        anything for yet."""
         self._round_s = 0.0
         """Running mean of the time between two verdicts of a request."""
 
@@ -92,8 +87,8 @@ class Planner:
         rows = self._rows_of(requests)
         lane_names = [batch.lane or "" for batch in drafting]
         places = {name: place for place, name in enumerate(names)}
-        numbers = self._acceptance.numbers(lane_names)
-        lanes = lane_inputs(drafting, places, context, numbers, self._calibrations)
+        lanes = lane_inputs(drafting, places, context, self._calibrations)
+        known = context.acceptance.rows(names)
         costs = RoundCosts(
             verify=context.verify.piecewise,
             context=float(context_tokens(requests)),
@@ -107,7 +102,8 @@ class Planner:
             rows,
             BatchProgress.of(requests, self._terms[rows]),
             lanes,
-            self._acceptance.tables,
+            context.acceptance.tables,
+            known,
             self._scale.tables,
             self._no_harm.accounts,
             costs,
@@ -122,12 +118,10 @@ class Planner:
         rules = rules_of(plan, self._fair, lane_names, names, context, costs, self._calibrations)
         plans: dict[str | None, DraftPlan] = {}
         for lane, (name, rule) in enumerate(zip(lane_names, rules, strict=True)):
-            depth = self._depths(lane, name, lanes, plan, rows, rule)
+            drafts = context.acceptance.drafts(known, lanes.numbers[lane : lane + 1])[:, 0]
+            depth = self._depths(lane, name, lanes, plan, drafts, rule)
             if any(depth):
                 self._backoff.bring_back(name)
-                own = rows[lanes.request[lanes.pairs(lane)]].tolist()
-                drafts = [row for row, levels in zip(own, depth, strict=True) if levels]
-                self._unanswered.setdefault(name, set()).update(drafts)
                 # Lookups draft at no cost, so they need no step rule: `select` decides.
                 plans[name] = _draft_plan(
                     depth, rule if name in context.draft else None, rule.width
@@ -144,40 +138,34 @@ class Planner:
         name: str,
         lanes: LaneInputs,
         plan: Plan,
-        rows: Ints,
+        evidence: Floats,
         rule: PlannerStepRule,
     ) -> list[int]:
         """Depth limits of the lane's requests: for those that draft or explore the largest possible
-        depth, because the step rule decides while drafting; 0 for the others."""
+        depth, because the step rule decides while drafting; 0 for the others. `evidence`: the
+        drafts that each request of the round has had from the lane."""
         pairs = lanes.pairs(lane)
         drafts, deepest = plan.depths.depth[pairs] > 0, plan.deepest[pairs]
         self._exploration.add_budget(name, plan.plain_s, self._backoff.rounds(name))
         idle = np.flatnonzero(~drafts & (deepest > 0))
         if len(idle):
             places = lanes.request[pairs]
-            evidence = self._acceptance.evidence(rows[places[idle]], name)
-            least_known = idle[np.argsort(evidence, kind="stable")]
+            least_known = idle[np.argsort(evidence[places[idle]], kind="stable")]
             costs_s = rule.exploration_s(places[drafts], places[least_known])
             drafts = drafts.copy()
             drafts[least_known[: self._exploration.spend(name, *costs_s)]] = True
         return (deepest * drafts).tolist()
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        requests, unanswered = candidates.requests, self._unanswered
+        requests = candidates.requests
         if not requests:
             return np.zeros(0, np.bool_)
         rows = self._rows_of(requests)
-        for row, proposers in zip(rows.tolist(), candidates.lanes, strict=True):
-            for lane in proposers:
-                if lane in unanswered:
-                    unanswered[lane].discard(row)
         selected = select_round(
             self._fair,
             rows,
             BatchProgress.of(requests, self._terms[rows]),
             candidates.trees,
-            self._acceptance.proposals(candidates, context.draft.keys()),
-            self._acceptance.tables,
             self._scale.tables,
             self._no_harm.accounts,
             RoundState(
@@ -200,7 +188,6 @@ class Planner:
         known = [one for one, row in zip(outcomes, places, strict=True) if row is not None]
         if known:
             rows = np.array([row for row in places if row is not None], np.int64)
-            self._record_misses(rows)
             self._scale.observe(rows, np.array([float(one.accepted) for one in known]))
             self._no_harm.close_round(
                 rows,
@@ -209,31 +196,11 @@ class Planner:
                 max(one.draft_s for one in outcomes),
             )
 
-    def observe_read(
-        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-    ) -> None:
-        row = self._rows.get(request)
-        if row is not None:
-            self._acceptance.observe_read(row, lane, np.array(matched), np.array(covered))
-
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
         if row is not None:
-            self._acceptance.forget(row)
             self._no_harm.forget(row)
             self._scale.forget(row)
-            for unanswered in self._unanswered.values():
-                unanswered.discard(row)
-
-    def _record_misses(self, rows: Ints) -> None:
-        """Records a miss for each lane that was asked to draft for a request and proposed
-        nothing."""
-        here = set(rows.tolist())
-        for lane, unanswered in self._unanswered.items():
-            missing = unanswered & here
-            if missing:
-                unanswered -= missing
-                self._acceptance.observe_miss(np.array(sorted(missing), np.int64), lane)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
         names = [request.name for request in requests]
@@ -241,7 +208,6 @@ class Planner:
         if known is not None:
             return known
         rows = self._rows.of(names)
-        self._acceptance.reserve(len(self._rows))
         self._no_harm.reserve(len(self._rows))
         self._scale.reserve(len(self._rows))
         self._terms = with_rows(self._terms, len(self._rows))

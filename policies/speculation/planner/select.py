@@ -6,7 +6,6 @@ import numpy as np
 from numba import njit
 
 from policies.cost import PiecewiseLinear, forward_seconds
-from policies.estimates.acceptance import Proposals, Tables, credit
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_draft_tokens
@@ -61,15 +60,12 @@ def select_round(
     rows: Ints,
     progress: BatchProgress,
     trees: FlatTrees,
-    proposals: Proposals,
-    acceptance: Tables,
     scale_tables: ScaleTables,
     accounts: Accounts,
     state: RoundState,
 ) -> Selected:
-    """The nodes to verify. Also updates the acceptance estimates from the drafts."""
+    """The nodes to verify."""
     proposed = forest_of(trees)
-    credit(rows, proposals, proposed, acceptance)
     scale, path = scales_of(rows, scale_tables), proposed.path.copy()
     for node in range(len(path)):
         path[node] = min(path[node] * scale[proposed.owner[node]], 1.0)

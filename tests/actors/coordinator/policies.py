@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 
 
@@ -11,10 +12,13 @@ class Touring:
     def __init__(self, stay: int = 6) -> None:
         self._stay = stay
         self._next: dict[str, str] = {}
-        self.scores: list[tuple[str, str, float, float]] = []
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         assigned: dict[str, str | None] = {}
         for request in requests:
@@ -28,11 +32,6 @@ class Touring:
         return self._next.get(request)
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        self.scores.append((request, lane, tokens, seconds))
 
     def forget(self, request: str) -> None:
         self._next.pop(request, None)

@@ -2,25 +2,43 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from actors.coordinator.estimates import Costs, Estimates, ForwardSize
 from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
-from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.catalogue import Calibrations, make_schedule, make_selection
 from policies.cost import LinearCost
+from policies.estimates.acceptance import accepted_levels
+from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import RoundOutcome
+from policies.speculation.baselines import Fixed
 
 SMALL = DrafterSpec("small", "small", LinearCost(1e-8, 1e-6, 0.001), capacity=2)
 LOOKUP = DrafterSpec("ngram", "ngram", None)
 
 
-def served(*drafters: DrafterSpec) -> tuple[list[RoundOutcome], list[Left]]:
-    """Four requests, with a model lane that has capacity for two."""
+class Observed(Fixed):
+    def __init__(self, contexts: list[RoundContext]) -> None:
+        super().__init__()
+        self._contexts = contexts
+
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        self._contexts.append(context)
+        return super().plan(batches, context, now)
+
+
+def served(
+    *drafters: DrafterSpec, contexts: list[RoundContext] | None = None
+) -> tuple[list[RoundOutcome], list[Left]]:
+    """Four requests, with a model lane that has capacity for two. `contexts` gets those of all
+    rounds."""
     acceptance = Acceptance({("", "small"): synthetic(0.8), ("", "ngram"): synthetic(0.5)})
     cluster = Cluster(LinearCost(1e-7, 1e-5, 0.02), KvMemory(10_000), drafters, acceptance)
     arrivals = [Arrival(f"r{n}", 0.01 * n, 20, 60, max_tokens=60) for n in range(4)]
@@ -30,7 +48,7 @@ def served(*drafters: DrafterSpec) -> tuple[list[RoundOutcome], list[Left]]:
         return Policies(
             make_schedule("fcfs"),
             make_selection("fixed"),
-            make_speculation("fixed", calibrations=calibrations),
+            Observed([] if contexts is None else contexts),
         )
 
     limits = Limits(max_batch=4, kv_tokens=10_000)
@@ -71,26 +89,14 @@ def test_tokens_that_a_lookup_has_proposed_too_are_credited_to_the_lookup() -> N
     assert any(set(event.statistics.by_lane) == {"small", "ngram"} for event in left)
 
 
-def test_a_lane_s_score_counts_no_tokens_that_a_lookup_had_proposed() -> None:
-    """Where the lookup is right, drafting only takes time."""
-    costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, 512, 512)
-    estimates = Estimates(costs, [SMALL.view])
-    right, wrong = [True] * 40, [False] * 40
-
-    def speed(matched: list[bool], covered: list[bool]) -> float:
-        score = estimates.score(SMALL.view, 100, matched, covered, ForwardSize(1, 100))
-        return score.tokens / score.seconds
-
-    plain = speed(wrong, wrong)
-    assert plain == pytest.approx(1 / 0.02)
-    assert speed(right, wrong) > 3 * plain
-    assert speed(right, right) == speed(wrong, right)
-
-
-def test_a_score_includes_the_shared_forward_of_all_requests() -> None:
-    """It is compared with measured slots, which include it too."""
-    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512, 512)
-    estimates = Estimates(costs, [SMALL.view])
-    score = estimates.score(SMALL.view, 100, [False], [False], ForwardSize(16, 1600))
-    assert score.tokens == 1.0
-    assert score.seconds == pytest.approx(0.016 + 0.016 + 0.02)
+def test_every_drafter_s_acceptance_is_learned_whatever_policies_run() -> None:
+    """From drafts and reads, of the lane and of the lookup."""
+    contexts: list[RoundContext] = []
+    served(SMALL, LOOKUP, contexts=contexts)
+    learned = {
+        drafter: accepted / levels
+        for drafter, evidence in contexts[-1].acceptance.export().items()
+        for accepted, levels in [accepted_levels(np.array(evidence))]
+    }
+    assert learned["small"] == pytest.approx(0.8, abs=0.1)
+    assert learned["ngram"] == pytest.approx(0.5, abs=0.1)

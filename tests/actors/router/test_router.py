@@ -17,7 +17,7 @@ from policies.cost import LinearCost
 from policies.pooling import Pooled, Statistics
 from policies.request import LaneView
 from policies.scheduling.baselines import fcfs
-from policies.selection.hedge import Hedge, HedgeParams
+from policies.selection.hedge import Hedge
 from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier
 from tests.actors.coordinator.test_loop import (
@@ -124,9 +124,9 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         router = Router()
         for replica, seconds in (("a", 1.0), ("b", 3.0)):
             statistics: Statistics = {
-                "hedge:drafter/tiny": [100.0, seconds, 20.0],
-                "hedge:drafter/": [10.0, 1.0, 10.0],
-                "hedge:plain_bound": [1.0, 1.0, 1.0],
+                "lbss:drafter/tiny": [100.0, seconds, 20.0],
+                "acceptance:tiny": [6.0, 10.0, 9.0, 20.0, 0.0, 0.0],
+                "acceptance:new": [0.0] * 6,
                 "calibration/tiny:seen": [4.0] * 80,
             }
             await router.exchange(
@@ -135,10 +135,11 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         await asyncio.sleep(2)
         view = await router.view()
         assert view["drafters"] == {
-            "hedge": {
-                "tiny": {"tokens_per_s": 50.0, "slots": 40.0},
-                "": {"tokens_per_s": 10.0, "slots": 20.0},
-            }
+            "lbss": {"tiny": {"tokens_per_s": 50.0, "slots": 40.0}},
+        }
+        assert view["acceptance"] == {
+            "tiny": {"accepted": 0.5, "levels": 60.0},
+            "new": {"accepted": 0.0, "levels": 0.0},
         }
         alive = {"incarnation": 7, "version": 1, "silent_s": 2.0, "weight": 1.0}
         assert view["replicas"] == {"a": alive, "b": alive}
@@ -266,8 +267,7 @@ class Replica:
         cost = LinearCost(0, 0, 0.0003)
         costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, 64, 64)
         estimates = Estimates(costs, views)
-        # No exploration: only its estimates decide.
-        policies = Policies(fcfs(), Hedge(HedgeParams(doubt=0.0)), Fixed())
+        policies = Policies(fcfs(), Hedge(), Fixed())
         self.coordinator = Coordinator(
             PacedVerifier(make_verifier),
             lanes,
@@ -306,7 +306,11 @@ def test_a_new_replica_starts_with_what_another_has_learned(alive: bool) -> None
         assert set(first.drafted_by[-4:]) == {NEAR}
         second = Replica("second", connection)
         await asyncio.sleep(0.5)
-        assert set(second.learners) == {"hedge", f"calibration/{NEAR}", f"calibration/{FAR}"}
+        assert set(second.learners) == {
+            "acceptance",
+            f"calibration/{NEAR}",
+            f"calibration/{FAR}",
+        }
         assert await second.serve(0) == plainly([PROMPTS[0]], [GREEDY])[0]
         assert second.drafted_by[0] == (NEAR if alive else FAR)
         await first.close()

@@ -41,7 +41,11 @@ class RotatingLanes:
         self._next: dict[str, str] = {}
 
     def assign(
-        self, requests: Sequence[RequestView], lanes: Sequence[LaneView], now: float
+        self,
+        requests: Sequence[RequestView],
+        lanes: Sequence[LaneView],
+        context: RoundContext,
+        now: float,
     ) -> Mapping[str, str | None]:
         if not lanes:
             return {view.name: None for view in requests}
@@ -57,11 +61,6 @@ class RotatingLanes:
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
         self._rounds += len(outcomes)
-
-    def observe_score(
-        self, request: str, lane: str, tokens: float, seconds: float, slots: float = 1.0
-    ) -> None:
-        pass
 
     def forget(self, request: str) -> None:
         self._next.pop(request, None)
@@ -81,10 +80,6 @@ class FixedLength:
         return np.ones(len(candidates.trees.tokens), np.bool_)
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
-
-    def observe_read(
-        self, request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-    ) -> None: ...
 
     def forget(self, request: str) -> None: ...
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from actors.coordinator.events import CaughtUp, Event, Left, Preempted, Verified
@@ -20,7 +21,9 @@ from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson
 from policies.catalogue import Calibrations
 from policies.cost import LinearCost, RooflineCost
+from policies.estimates.acceptance import accepted_levels
 from policies.microbatch import MicroBatchParams
+from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import RequestView, Slo
 from tests.benchmarks.simulator.stand_in_policies import ArrivalOrder, policies
 
@@ -66,27 +69,30 @@ def test_runs_repeat_to_the_last_event_in_any_process() -> None:
 
 
 def test_a_single_drafter_catches_up_even_while_it_does_not_draft() -> None:
-    """Otherwise its first draft would cost the more, the later it is; and the speculation policy
-    learns from the matches in what it reads."""
+    """Otherwise its first draft would cost the more, the later it is; and what it would have drafted
+    of what it reads shows its acceptance."""
     events: list[Event] = []
-    observed: list[tuple[str, int]] = []
+    contexts: list[RoundContext] = []
 
     def make(calibrations: Calibrations) -> Policies:
         made = policies(depth=0)(calibrations)
+        plan = made.speculation.plan
 
-        def observe_read(
-            request: str, lane: str, matched: Sequence[bool], covered: Sequence[bool]
-        ) -> None:
-            observed.append((lane, len(matched)))
+        def observed(
+            batches: Sequence[LaneBatch], context: RoundContext, now: float
+        ) -> list[DraftPlan]:
+            contexts.append(context)
+            return plan(batches, context, now)
 
-        made.speculation.observe_read = observe_read  # type: ignore[method-assign]
+        made.speculation.plan = observed  # type: ignore[method-assign]
         return made
 
     requests = workload()
     simulate(requests, cluster("small"), make, LIMITS, observe=events.append)
     caught_up = sum(event.tokens for event in events if isinstance(event, CaughtUp))
     assert caught_up > sum(request.prompt_tokens for request in requests) / 2
-    assert sum(tokens for lane, tokens in observed if lane == "small") > 100
+    _, levels = accepted_levels(np.array(contexts[-1].acceptance.export()["small"]))
+    assert levels > 100
 
 
 def test_seeds_give_different_runs() -> None:

@@ -1,7 +1,7 @@
 """OracleSelection finds the best matching of the true goodputs."""
 
 from benchmarks.simulator.selection_oracle import OracleParams, OracleSelection
-from tests.policies.selection.play import lane, request, requests, slot
+from tests.policies.selection.play import CONTEXT, lane, request, requests, slot
 
 TRUTH = {
     ("r", "a"): 9.0,
@@ -19,7 +19,7 @@ def goodput(name: str, drafter: str | None) -> float:
 
 def test_it_maximises_the_sum_under_capacities_with_plain_decoding() -> None:
     lanes = [lane("a", 1), lane("b", 2)]
-    chosen = OracleSelection(goodput).assign(requests("r", "s", "t"), lanes, 0.0)
+    chosen = OracleSelection(goodput).assign(requests("r", "s", "t"), lanes, CONTEXT, 0.0)
     assert chosen == {"r": "a", "s": "b", "t": None}
 
 
@@ -38,12 +38,12 @@ def test_it_switches_only_where_that_pays_before_the_request_ends() -> None:
     lanes = [lane("a", catch_up_s=1e-3), lane("b", catch_up_s=1e-3)]
     view = request("r", prompt_len=1000, max_tokens=100)
     policy = OracleSelection(lambda _, drafter: truth[drafter] if drafter else 1.0)
-    assert policy.assign([view], lanes, 0.0) == {"r": "a"}
+    assert policy.assign([view], lanes, CONTEXT, 0.0) == {"r": "a"}
     truth["b"] = 12.0  # a second of catch-up, against 10 s on a and 8.3 s on b
     gone = lanes[:1]
-    policy.assign([view], gone, 0.0)
-    assert policy.assign([view], lanes, 0.0) == {"r": "b"}
+    policy.assign([view], gone, CONTEXT, 0.0)
+    assert policy.assign([view], lanes, CONTEXT, 0.0) == {"r": "b"}
     view.generated = 90  # 1 s on a, 1.8 s by way of b
     policy = OracleSelection(lambda _, drafter: truth[drafter] if drafter else 1.0)
-    policy.assign([view], gone, 0.0)
-    assert policy.assign([view], lanes, 0.0) == {"r": "a"}
+    policy.assign([view], gone, CONTEXT, 0.0)
+    assert policy.assign([view], lanes, CONTEXT, 0.0) == {"r": "a"}

@@ -1,6 +1,8 @@
-"""Each lane is credited with what it proposes, a costly one with what it adds to the free ones."""
+"""Each drafter is credited with what it proposes, a costly one with what it adds to free ones, and
+what one replica learns serves the others."""
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ from policies.cost import LinearCost
 from policies.estimates.acceptance import (
     AcceptanceEstimates,
     PairEstimates,
-    credit,
+    accepted_levels,
     estimates_of,
     level_accepted,
 )
+from policies.pooling import Statistics, scaled
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
-from policies.request import RequestView, RoundOutcome
-from policies.speculation.forest import forest_of
+from policies.request import LaneView, RequestView, RoundOutcome
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
@@ -23,14 +25,24 @@ from tests.policies.speculation.rounds import Candidate, selected, together, vie
 from tests.policies.tree_lists import merged_each
 
 DRAFT = LinearCost(0.0, 0.0, 1e-3)
-CONTEXT = RoundContext(
-    verify=LinearCost(0.0, 4e-4, 20e-3),
-    draft={"ssm": DRAFT},
-    verify_budget=10_000,
-    draft_budget=10_000,
-    most_tokens=10_000,
-)
-ROW = np.array([0])
+LANES = [LaneView(name, name, capacity=8) for name in ("lookup", "ssm")]
+
+
+def round_context() -> RoundContext:
+    return RoundContext(
+        verify=LinearCost(0.0, 4e-4, 20e-3),
+        draft={"ssm": DRAFT},
+        verify_budget=10_000,
+        draft_budget=10_000,
+        most_tokens=10_000,
+        acceptance=AcceptanceEstimates(LANES, ["lookup"]),
+    )
+
+
+def new_estimates(prior: float = 0.5, weight: float = 1.0) -> AcceptanceEstimates:
+    estimates = AcceptanceEstimates(LANES, ["lookup"], prior, weight)
+    estimates.rows(["r"])
+    return estimates
 
 
 def merged(request: RequestView, *proposals: tuple[str, DraftTree]) -> Candidate:
@@ -38,20 +50,15 @@ def merged(request: RequestView, *proposals: tuple[str, DraftTree]) -> Candidate
     return Candidate(request, tree, lanes=[lane for lane, _ in proposals], sources=sources)
 
 
-def teach(
-    estimates: AcceptanceEstimates, drafted: Sequence[Candidate], costly: Collection[str]
-) -> None:
-    credit(
-        ROW,
-        estimates.proposals(together(drafted), costly),
-        forest_of(together(drafted).trees),
-        estimates.tables,
-    )
+def teach(estimates: AcceptanceEstimates, drafted: Sequence[Candidate]) -> None:
+    candidates = together(drafted)
+    names = [one.request.name for one in drafted]
+    estimates.credit(names, candidates.trees, candidates.lanes, candidates.sources)
 
 
-def of(estimates: AcceptanceEstimates, lane: str, row: int = 0) -> PairEstimates:
-    first = np.array([0])
-    return estimates_of(estimates.tables, np.array([row]), first, first, estimates.numbers([lane]))
+def of(estimates: AcceptanceEstimates, lane: str, request: str = "r") -> PairEstimates:
+    first, rows = np.array([0]), estimates.rows([request])
+    return estimates_of(estimates.tables, rows, first, first, estimates.numbers([lane]))
 
 
 def of_lane(estimates: AcceptanceEstimates, lane: str) -> float:
@@ -60,11 +67,9 @@ def of_lane(estimates: AcceptanceEstimates, lane: str) -> float:
 
 def taught(*proposals: tuple[str, DraftTree]) -> AcceptanceEstimates:
     """After many rounds with these proposals."""
-    estimates = AcceptanceEstimates(prior=0.5, weight=1.0)
-    estimates.reserve(1)
-    chosen = [merged(view("r"), *proposals)]
+    estimates, chosen = new_estimates(), [merged(view("r"), *proposals)]
     for _ in range(200):
-        teach(estimates, chosen, costly={"ssm"})
+        teach(estimates, chosen)
     return estimates
 
 
@@ -99,11 +104,9 @@ def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> N
     estimates = taught(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
     for _ in range(300):
         for _ in range(4):
-            estimates.observe_miss(ROW, "lookup")
-        found = [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))]
-        teach(estimates, found, costly=())
-    estimates.reserve(2)
-    of_new = of(estimates, "lookup", row=1)
+            estimates.observe_miss(["r"], "lookup")
+        teach(estimates, [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))])
+    of_new = of(estimates, "lookup", "new")
     assert of_new.found[0] == pytest.approx(1 / 5, abs=0.03)
     assert of_new.first[0] == pytest.approx(0.9 / 5, abs=0.03)
     assert of_new.acceptance[0] == pytest.approx(0.9, abs=0.03)
@@ -123,21 +126,21 @@ def drafted(plan: DraftPlan, lane: str, token: int, confidence: float) -> tuple[
 def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
     """The share of the time that goes into drafts of the costly lane, behind a first hundred
     rounds. The target says 1 four times in five, as lookup proposes, else 2."""
-    planner = Planner(PlannerParams(max_width=1))
+    planner, context = Planner(PlannerParams(max_width=1)), round_context()
     request, rng = view("r", max_tokens=10**6), np.random.default_rng(0)
     drafting_s, seconds = np.zeros(rounds), np.zeros(rounds)
     for number in range(rounds):
         now = float(seconds.sum())
         lookup, costly = planner.plan(
-            [LaneBatch("lookup", [request]), LaneBatch("ssm", [request])], CONTEXT, now
+            [LaneBatch("lookup", [request]), LaneBatch("ssm", [request])], context, now
         )
         proposals = [drafted(lookup, "lookup", 1, 0.8), drafted(costly, "ssm", token, confidence)]
         drafting_s[number] = len(proposals[1][1]) * DRAFT.predict(0, 1)
         proposals = [proposal for proposal in proposals if len(proposal[1])]
         candidate = merged(request, *proposals)._replace(drafting_s=float(drafting_s[number]))
-        [mask] = selected(planner, [candidate], CONTEXT, now)
+        [mask] = selected(planner, [candidate], context, now)
         verified = int(mask.sum())
-        seconds[number] = drafting_s[number] + CONTEXT.verify.predict(0, 1 + verified)
+        seconds[number] = drafting_s[number] + context.verify.predict(0, 1 + verified)
         target = np.where(rng.random(8) < 0.8, 1, 2).tolist()
         accepted = len([node for node in candidate.tree.follow(target) if mask[node]])
         request.generated += accepted + 1
@@ -155,51 +158,120 @@ def test_a_costly_lane_that_adds_nothing_to_lookup_is_no_longer_drafted_with() -
 
 
 def test_without_lookup_the_same_lane_is_drafted_with() -> None:
-    planner = Planner(PlannerParams(max_width=1))
+    planner, context = Planner(PlannerParams(max_width=1)), round_context()
     request, asked = view("r", max_tokens=10**6), []
     for _ in range(100):
-        asked.append(plan_alone(planner, [request], "ssm", CONTEXT, 0.0).limits[0].depth > 0)
+        asked.append(plan_alone(planner, [request], "ssm", context, 0.0).limits[0].depth > 0)
         selected(
-            planner, [merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], CONTEXT, 0.0
+            planner, [merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], context, 0.0
         )
     assert all(asked)
 
 
 def test_catching_up_shows_what_the_lane_would_have_drafted() -> None:
     """Right three times, wrong, right, wrong, wrong: three drafts, of which one went on twice."""
-    estimates = AcceptanceEstimates(prior=0.5, weight=1e-9)
-    estimates.reserve(1)
-    matched = np.array([True, True, True, False, True, False, False])
-    estimates.observe_read(0, "ssm", matched, np.zeros(7, np.bool_))
-    of_another = of(estimates, "ssm")
-    estimates.reserve(2)
-    of_new = of(estimates, "ssm", row=1)
+    estimates = new_estimates(weight=1e-9)
+    matched = [True, True, True, False, True, False, False]
+    estimates.observe_read("r", "ssm", matched, [False] * 7)
+    of_another, of_new = of(estimates, "ssm"), of(estimates, "ssm", "new")
     assert of_new.first[0] == pytest.approx(2 / 3)
     assert of_new.acceptance[0] == pytest.approx(2 / 4)
     assert of_another.found[0] == of_new.found[0] == pytest.approx(1.0)
 
 
 def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> None:
-    estimates = AcceptanceEstimates(prior=0.5, weight=1.0)
-    estimates.reserve(1)
+    estimates = new_estimates()
     for _ in range(50):
-        estimates.observe_read(0, "ssm", np.ones(4, np.bool_), np.array([True, True, True, False]))
+        estimates.observe_read("r", "ssm", [True] * 4, [True, True, True, False])
     assert of(estimates, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
     """Without exploration, and without a single draft of its own."""
     planner, request = Planner(PlannerParams(explore=0.0)), view("r")
+    context = round_context()
     bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
     for number in range(60):
-        selected(planner, [bad], CONTEXT, float(number))
+        selected(planner, [bad], context, float(number))
         planner.observe([RoundOutcome("r", "ssm", 0, 1, 0, 1, 0.02)], float(number))
 
     def begins() -> bool:
-        plans = [plan_alone(planner, [request], "ssm", CONTEXT, 99.0) for _ in range(13)]
+        plans = [plan_alone(planner, [request], "ssm", context, 99.0) for _ in range(13)]
         return any(plan.limits[0].depth for plan in plans)
 
     assert not begins()
     for _ in range(3):
-        planner.observe_read("r", "ssm", [True] * 20, [False] * 20)
+        context.acceptance.observe_read("r", "ssm", [True] * 20, [False] * 20)
     assert begins()
+
+
+def test_own_evidence_outweighs_that_of_all_others_after_a_few_rounds_and_follows_changes() -> None:
+    estimates = new_estimates()
+    for _ in range(100):
+        estimates.observe_read("other", "ssm", [True, False], [False] * 2)
+    right, wrong = [True] * 3, [False] * 3
+    assert of(estimates, "ssm", "new").first[0] > 0.9
+    for matched, low, high in ((wrong, 0.0, 0.3), (right, 0.7, 1.0)):
+        for _ in range(4):
+            estimates.observe_read("r", "ssm", matched, [False] * 3)
+        assert low < of(estimates, "ssm").first[0] < high
+
+
+def test_lanes_of_one_drafter_share_its_evidence() -> None:
+    estimates = AcceptanceEstimates([LaneView("a1", "a", 4), LaneView("a2", "a", 4)])
+    estimates.rows(["r"])
+    for _ in range(20):
+        estimates.observe_read("r", "a1", [False] * 4, [False] * 4)
+    assert of(estimates, "a2").first[0] < 0.1
+
+
+def test_a_forgotten_request_leaves_no_evidence_of_its_own() -> None:
+    estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
+    for _ in range(20):
+        estimates.observe_read("r", "ssm", [False], [False])
+    assert of(estimates, "ssm").first[0] < 0.2
+    estimates.forget("r")
+    assert of(estimates, "ssm", "new").first[0] > 0.7
+    estimates.observe_read("r", "ssm", [False], [False])  # comes late, and is ignored
+
+
+# -- replicas ----------------------------------------------------------------------------------
+
+
+def exported(confidence: float) -> Statistics:
+    """Of a replica whose costly lane is accepted so often."""
+    return taught(("ssm", DraftTree.chain([1, 2], [confidence] * 2))).export()
+
+
+def test_a_new_replica_takes_the_estimates_of_the_others_and_the_last_ones_only() -> None:
+    estimates = new_estimates()
+    for confidence in (0.1, 0.9, 0.2):
+        estimates.pool(exported(confidence))
+        assert of_lane(estimates, "ssm") == pytest.approx(confidence, abs=0.02)
+    assert json.loads(json.dumps(exported(0.5))) == exported(0.5)
+
+
+def test_what_others_have_seen_is_not_exported() -> None:
+    estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
+    own = estimates.export()
+    estimates.pool(exported(0.1))
+    assert estimates.export() == own
+
+
+def test_a_replica_weighs_its_own_requests_however_many_others_there_are() -> None:
+    estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
+    estimates.pool(scaled(exported(0.1), 1e6))
+    assert of_lane(estimates, "ssm") > 0.3
+
+
+def test_exported_evidence_stays_bounded() -> None:
+    for levels in map(accepted_levels, map(np.array, exported(0.9).values())):
+        assert levels[1] <= 520
+
+
+def test_other_formats_and_drafters_of_other_replicas_are_ignored() -> None:
+    """As during the rollout of a new version or config."""
+    estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
+    before = of_lane(estimates, "ssm")
+    estimates.pool({"ssm": [5.0, 5.0], "unknown": exported(0.1)["ssm"]})
+    assert of_lane(estimates, "ssm") == before

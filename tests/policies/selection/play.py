@@ -2,11 +2,38 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from policies.protocols import Selection
+from policies.cost import LinearCost
+from policies.estimates.acceptance import AcceptanceEstimates
+from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 
 Goodput = Callable[[str, str | None], float]
 """Of a request on a lane; None: plain decoding."""
+
+
+def round_context(
+    lanes: Sequence[LaneView],
+    *,
+    token_s: float = 0.0,
+    step_s: float = 1e-3,
+    waiting_s: float = 0.0,
+    free: Sequence[LaneView] = (),
+) -> RoundContext:
+    """Verifications of 20 ms, and `token_s` for each token; draft steps of `step_s`, except on
+    `free` lanes."""
+    return RoundContext(
+        verify=LinearCost(0.0, token_s, 0.02),
+        draft={one.name: LinearCost(0.0, 0.0, step_s) for one in lanes},
+        verify_budget=512,
+        draft_budget=512,
+        most_tokens=512,
+        acceptance=AcceptanceEstimates([*lanes, *free], [one.name for one in free]),
+        waiting_s=waiting_s,
+    )
+
+
+CONTEXT = round_context([])
+"""For policies that do not read it."""
 
 
 def request(name: str, prompt_len: int = 100, max_tokens: int = 10_000) -> RequestView:
@@ -35,9 +62,10 @@ def slot(
     lanes: Sequence[LaneView],
     goodput: Goodput,
     of: Iterable[str] | None = None,
+    context: RoundContext = CONTEXT,
 ) -> Mapping[str, str | None]:
     """Assigns all requests and ends a slot of those in `of`, by default of all."""
-    chosen = dict(policy.assign(requests, lanes, 0.0))
+    chosen = dict(policy.assign(requests, lanes, context, 0.0))
     for name in [view.name for view in requests] if of is None else of:
         policy.observe([outcome(name, chosen[name], goodput(name, chosen[name]))])
     return chosen

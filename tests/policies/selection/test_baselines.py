@@ -11,40 +11,45 @@ from policies.selection.baselines import (
     Greedy,
     SpinEpsilonGreedyParams,
 )
-from tests.policies.selection.play import lane, request, requests, slot, table
+from tests.policies.selection.play import CONTEXT, lane, request, requests, slot, table
 
 
 def test_fixed_fills_only_the_lanes_of_its_drafter_and_evenly() -> None:
     lanes = [LaneView("x1", "x", 3), LaneView("y1", "y", 9), LaneView("x2", "x", 3)]
-    chosen = Fixed(FixedParams("x")).assign(requests(*"rstuvwz"), lanes, 0.0)
+    chosen = Fixed(FixedParams("x")).assign(requests(*"rstuvwz"), lanes, CONTEXT, 0.0)
     assert sorted(map(str, chosen.values())) == ["None", "x1", "x1", "x1", "x2", "x2", "x2"]
-    assert sorted(map(str, Fixed().assign(requests("r", "s"), lanes, 0.0).values())) == ["x1", "x2"]
+    assert sorted(map(str, Fixed().assign(requests("r", "s"), lanes, CONTEXT, 0.0).values())) == [
+        "x1",
+        "x2",
+    ]
 
 
 def test_fixed_keeps_assigned_places_and_gives_free_ones_to_waiting_requests() -> None:
     policy, one = Fixed(), [lane("x", 1)]
     r, s = requests("r", "s")
-    assert policy.assign([r, s], one, 0.0) == {"r": "x", "s": None}
-    assert policy.assign([s, r], one, 0.0) == {"r": "x", "s": None}
+    assert policy.assign([r, s], one, CONTEXT, 0.0) == {"r": "x", "s": None}
+    assert policy.assign([s, r], one, CONTEXT, 0.0) == {"r": "x", "s": None}
     policy.forget("r")
-    assert policy.assign([s], one, 0.0) == {"s": "x"}
+    assert policy.assign([s], one, CONTEXT, 0.0) == {"s": "x"}
 
 
 def test_greedy_sends_shorter_prompts_to_smaller_ssms_each_filled_before_the_next() -> None:
     lanes = [lane("1.4B", 2, size=1.4e9), lane("68M", 2, size=68e6)]
     long, short, middle = request("long", 900), request("short", 10), request("middle", 90)
     greedy = Greedy()
-    assert greedy.assign([long, short, middle], lanes, 0.0) == {
+    assert greedy.assign([long, short, middle], lanes, CONTEXT, 0.0) == {
         "short": "68M",
         "middle": "68M",
         "long": "1.4B",
     }
     # Spin's own setting: as many places on the smallest as there are requests.
-    assert set(greedy.assign([long, short], lanes, 0.0).values()) == {"68M"}
+    assert set(greedy.assign([long, short], lanes, CONTEXT, 0.0).values()) == {"68M"}
 
 
 def test_greedy_leaves_the_longest_without_a_lane_when_all_are_full() -> None:
-    chosen = Greedy().assign([request("long", 9), request("short", 1)], [lane("x", 1)], 0.0)
+    chosen = Greedy().assign(
+        [request("long", 9), request("short", 1)], [lane("x", 1)], CONTEXT, 0.0
+    )
     assert chosen == {"short": "x", "long": None}
 
 

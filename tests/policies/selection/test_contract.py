@@ -20,7 +20,7 @@ from policies.selection.baselines import (
 )
 from policies.selection.hedge import Hedge
 from policies.selection.lbss import Lbss
-from tests.policies.selection.play import lane, outcome, request, requests, slot
+from tests.policies.selection.play import lane, outcome, request, requests, round_context, slot
 
 
 def goodput(name: str, drafter: str | None) -> float:
@@ -46,7 +46,7 @@ def visit(policy: Selection, seed: int, turns: int) -> list[dict[str, str | None
     here = requests("r0", "r1")
     away = []
     fleet = [LaneView(f"lane {i}", "ab"[i % 2], capacity=1 + i) for i in range(4)]
-    lanes = fleet[:2]
+    lanes, context = fleet[:2], round_context(fleet)
     created = 2
     mappings = []
     for _ in range(turns):
@@ -55,14 +55,16 @@ def visit(policy: Selection, seed: int, turns: int) -> list[dict[str, str | None
             here.append(request(f"r{created}", prompt_len=int(rng.integers(1, 200))))
             created += 1
         elif event == 1 and here:
-            policy.forget(here.pop(int(rng.integers(len(here)))).name)
+            gone = here.pop(int(rng.integers(len(here)))).name
+            policy.forget(gone)
+            context.acceptance.forget(gone)
         elif event == 2 and here:
             away.append(here.pop())
         elif event == 3 and away:
             here.append(away.pop())
         elif event == 4:
             lanes = [one for one in fleet if rng.random() < 0.6]
-        chosen = dict(policy.assign(here, lanes, 0.0))
+        chosen = dict(policy.assign(here, lanes, context, 0.0))
         mappings.append(chosen)
         assert chosen.keys() == {view.name for view in here}
         load = Counter(name for name in chosen.values() if name is not None)
@@ -71,10 +73,11 @@ def visit(policy: Selection, seed: int, turns: int) -> list[dict[str, str | None
         for view in here:
             assert policy.likely_next(view.name) in [*room, None]
         ended = [view.name for view in here if rng.random() < 0.7]
-        slot(policy, here, lanes, goodput, ended)
+        slot(policy, here, lanes, goodput, ended, context)
         for view in here:
             if rng.random() < 0.3:
-                policy.observe_score(view.name, fleet[int(rng.integers(4))].name, 2.0, 0.05)
+                name, right = fleet[int(rng.integers(4))].name, rng.random(8) < 0.5
+                context.acceptance.observe_read(view.name, name, right.tolist(), [False] * 8)
     return mappings
 
 
@@ -95,17 +98,21 @@ def test_equal_seeds_give_equal_mappings(name: str) -> None:
 @every_policy
 def test_requests_and_lanes_that_have_left_leave_no_state(name: str) -> None:
     policy = POLICIES[name]()
+    fleets = [
+        [LaneView(f"{generation:04}{d}", d, capacity=2) for d in "xyz"] for generation in range(100)
+    ]
+    context = round_context([one for lanes in fleets for one in lanes])
 
     def size_after(generations: range) -> int:
         for generation in generations:
-            here = requests(f"{generation:04}a", f"{generation:04}b")
-            lanes = [LaneView(f"{generation:04}{d}", d, capacity=2) for d in "xyz"]
+            here, lanes = requests(f"{generation:04}a", f"{generation:04}b"), fleets[generation]
             for _ in range(20):
-                slot(policy, here, lanes, goodput)
-                policy.observe_score(here[0].name, lanes[1].name, 2.0, 0.05)
-            policy.assign([], [], 0.0)
+                slot(policy, here, lanes, goodput, context=context)
+                policy.likely_next(here[0].name)
+            policy.assign([], [], context, 0.0)
             for view in here:
                 policy.forget(view.name)
+                context.acceptance.forget(view.name)
         return len(pickle.dumps(policy))
 
     few = size_after(range(20))
@@ -114,27 +121,30 @@ def test_requests_and_lanes_that_have_left_leave_no_state(name: str) -> None:
 
 
 @every_policy
-def test_a_late_outcome_or_score_of_a_forgotten_request_is_ignored(name: str) -> None:
+def test_a_late_outcome_or_read_of_a_forgotten_request_is_ignored(name: str) -> None:
     policy = POLICIES[name]()
     here, lanes = requests("a", "b"), [lane("x"), lane("y")]
+    context = round_context(lanes)
     for _ in range(30):
-        slot(policy, here, lanes, goodput)
+        slot(policy, here, lanes, goodput, context=context)
     policy.forget("a")
+    context.acceptance.forget("a")
     before = len(pickle.dumps(policy))
     policy.observe([outcome("a", "x", 30.0)])
-    policy.observe_score("a", "x", 2.0, 0.05)
+    context.acceptance.observe_read("a", "x", [True], [False])
     assert len(pickle.dumps(policy)) <= before + 10
     assert policy.likely_next("a") is None
-    assert policy.assign(here[1:], lanes, 0.0).keys() == {"b"}
+    assert policy.assign(here[1:], lanes, context, 0.0).keys() == {"b"}
 
 
 @every_policy
 def test_a_mapping_is_kept_while_no_slot_ends_and_no_request_or_lane_changes(name: str) -> None:
     policy = POLICIES[name]()
     here, lanes = requests(*"abcdefgh"), [lane("x", 3), lane("y", 3)]
+    context = round_context(lanes)
     for _ in range(7):
-        slot(policy, here, lanes, goodput)
-    first = dict(policy.assign(here, lanes, 0.0))
+        slot(policy, here, lanes, goodput, context=context)
+    first = dict(policy.assign(here, lanes, context, 0.0))
     costlier = [LaneView(one.name, one.drafter, one.capacity, catch_up_s=1.0) for one in lanes]
     for _ in range(20):
-        assert policy.assign(here[::-1], costlier, 0.0) == first
+        assert policy.assign(here[::-1], costlier, context, 0.0) == first

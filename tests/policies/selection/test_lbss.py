@@ -8,7 +8,7 @@ import pytest
 
 from policies.request import LaneView, RoundOutcome
 from policies.selection.lbss import Lbss, LbssParams
-from tests.policies.selection.play import lane, outcome, request, requests, slot, table
+from tests.policies.selection.play import CONTEXT, lane, outcome, request, requests, slot, table
 
 ABC = [lane("a"), lane("b"), lane("c")]
 SAME = table({(name, one): 10.0 for name in "rstuvwxyz" for one in "abc"})
@@ -89,7 +89,7 @@ def test_exploitation_is_the_matching_of_greatest_total_goodput_under_capacities
     lanes = [lane("a", 1), lane("b", 1)]
     goodput = {("r", "a"): 9.0, ("r", "b"): 2.0, ("s", "a"): 10.0, ("s", "b"): 8.0}
     policy = explored(goodput, LbssParams(alpha=40, beta=2), lanes)
-    assert policy.assign(requests("r", "s"), lanes, 0.0) == {"r": "a", "s": "b"}
+    assert policy.assign(requests("r", "s"), lanes, CONTEXT, 0.0) == {"r": "a", "s": "b"}
 
 
 def test_goodput_in_exploitation_is_not_learned() -> None:
@@ -123,7 +123,7 @@ def test_a_pair_never_seen_takes_the_mean_over_requests() -> None:
         for name in "rs":
             here = requests(name)
             tried.append([slot(policy, here, lanes, truth)[name] for _ in range(20)][-1])
-    assert policy.assign(here, lanes, 0.0) == {"s": "b"}
+    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"s": "b"}
 
 
 def test_between_equal_lanes_a_request_stays() -> None:
@@ -142,11 +142,11 @@ def test_the_matching_is_solved_again_when_requests_or_lanes_change() -> None:
     params = LbssParams(alpha=40, beta=2, switch_weight=0.0)
     policy = explored(goodput, params, lanes)
     here = requests("r", "s")
-    assert policy.assign(here, lanes, 0.0) == {"r": "b", "s": "a"}
-    assert policy.assign(here[:1], lanes, 0.0) == {"r": "a"}
-    assert policy.assign(here, lanes, 0.0) == {"r": "b", "s": "a"}
-    assert policy.assign(here, lanes[:1], 0.0) == {"r": "a", "s": None}
-    assert policy.assign(here, [lane("a", 2)], 0.0) == {"r": "a", "s": "a"}
+    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "b", "s": "a"}
+    assert policy.assign(here[:1], lanes, CONTEXT, 0.0) == {"r": "a"}
+    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "b", "s": "a"}
+    assert policy.assign(here, lanes[:1], CONTEXT, 0.0) == {"r": "a", "s": None}
+    assert policy.assign(here, [lane("a", 2)], CONTEXT, 0.0) == {"r": "a", "s": "a"}
 
 
 @pytest.mark.parametrize("lanes_change", [False, True])
@@ -186,7 +186,7 @@ def test_switching_costs_recomputation_time_by_its_weight(
         last = [slot(policy, here, lanes, truth)["r"] for _ in range(params.alpha)][-1]
         if last == "a":
             break
-    assert policy.assign(here, lanes, 0.0) == {"r": destination}
+    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": destination}
 
 
 def test_goodput_excludes_recomputation_after_a_switch() -> None:
@@ -197,9 +197,9 @@ def test_goodput_excludes_recomputation_after_a_switch() -> None:
     here = requests("r")
     better = RoundOutcome("r", "a", 4, 4, 1, 2, seconds=0.14, draft_s=0.05, caught_up=40)
     for _ in range(20):
-        where = policy.assign(here, lanes, 0.0)["r"]
+        where = policy.assign(here, lanes, CONTEXT, 0.0)["r"]
         policy.observe([better if where == "a" else outcome("r", "b", 15.0)])
-    assert policy.assign(here, lanes, 0.0) == {"r": "a"}
+    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "a"}
 
 
 def test_likely_next_is_the_lane_drawn_one_chunk_ahead_or_the_best_estimate() -> None:
@@ -227,7 +227,7 @@ def test_a_large_enough_alpha_finds_the_best_matching_on_noisy_rewards() -> None
     here = requests("r", "s")
     for _ in range(400):
         slot(policy, here, lanes, lambda name, one: rng.binomial(10, means[name, one or "a"]) / 10)
-    assert policy.assign(here, lanes, 0.0) == {"r": "b", "s": "a"}
+    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "b", "s": "a"}
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(8, 3), (4, 8), (8, 0)])

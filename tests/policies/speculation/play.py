@@ -65,6 +65,9 @@ def play(
         accepts = {one.name: acceptance(one.name, number) for one in batch}
         plan = plan_alone(policy, batch, "lane", context, now)
         chains, drafting_s = draft(plan, batch, accepts, context)
+        asked = zip(batch, plan.limits, chains, strict=True)
+        missing = [one.name for one, limit, length in asked if limit.depth and not length]
+        context.acceptance.observe_miss(missing, "lane")
         now += drafting_s
         candidates = [
             Candidate(

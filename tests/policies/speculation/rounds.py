@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from policies.cost import CostModel, LinearCost
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.flat_trees import flatten
 from policies.protocols import Candidates, Mask, RoundContext, Speculation
-from policies.request import RequestView, Slo
+from policies.request import LaneView, RequestView, Slo
 from policies.tree import ROOT, DraftTree
 
 
@@ -64,12 +65,16 @@ def round_context(
     waiting_s: float = 0.0,
     handling_s: float = 0.0,
 ) -> RoundContext:
+    """One costly lane, `lane`, and the free lane `lookup`."""
+    lanes = [LaneView(name, name, capacity=100) for name in ("lane", "lookup")]
+    free = ["lookup"] if draft else ["lane", "lookup"]
     return RoundContext(
         verify=verify,
         draft={} if draft is None else {"lane": draft},
         verify_budget=verify_budget,
         draft_budget=draft_budget,
         most_tokens=most_tokens,
+        acceptance=AcceptanceEstimates(lanes, free),
         prefill_tokens=prefill_tokens,
         waiting_s=waiting_s,
         handling_s=handling_s,
@@ -103,8 +108,15 @@ def together(chosen: Sequence[Candidate]) -> Candidates:
 def selected(
     policy: Speculation, chosen: Sequence[Candidate], context: RoundContext, now: float
 ) -> list[Mask]:
-    """The selected nodes of each tree."""
+    """The selected nodes of each tree; as the coordinator does, the acceptance estimates are
+    credited with all nodes before."""
     candidates = together(chosen)
+    context.acceptance.credit(
+        [one.request.name for one in chosen],
+        candidates.trees,
+        candidates.lanes,
+        candidates.sources,
+    )
     return by_tree(policy.select(candidates, context, now), candidates.trees.starts)
 
 

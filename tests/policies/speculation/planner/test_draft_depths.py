@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from policies.cost import FREE, LinearCost, PiecewiseLinear
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
-from policies.request import RequestView
+from policies.request import LaneView, RequestView
 from policies.speculation.planner.best_prefix import Requests, no_caps
 from policies.speculation.planner.draft_depths import Depths, best_depths
 from policies.speculation.planner.policy import Planner, PlannerParams
@@ -28,7 +29,9 @@ def round_context(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContex
     """`draft_s`: of a draft step, whatever is in it."""
     step = LinearCost(0.0, 5e-5, draft_s)
     verify = LinearCost(0.0, 2e-4, 10e-3)
-    return RoundContext(verify, {"a": step, "b": step}, 256, 256, 256, handling_s=handling_s)
+    acceptance = AcceptanceEstimates([LaneView(name, name, capacity=8) for name in "ab"])
+    draft = {"a": step, "b": step}
+    return RoundContext(verify, draft, 256, 256, 256, acceptance, handling_s=handling_s)
 
 
 def alike(step: PiecewiseLinear, call_s: float = 0.0, lanes: int = 1) -> LaneCosts:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.cost import LinearCost, RooflineCost
 from policies.estimates.calibration import Calibration
-from policies.protocols import DraftLimit, Mask, RoundContext, Speculation
+from policies.protocols import DraftLimit, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.speculation.planner.objective import Objective
 from policies.speculation.planner.policy import Planner, PlannerParams
@@ -255,13 +255,13 @@ def test_a_draft_step_must_save_requests_in_need_more_time_than_it_costs(
 @pytest.mark.parametrize(("requests", "rounds"), [(4, 300), (16, 150), (64, 60)])
 def test_no_request_runs_slower_than_plain(requests: int, rounds: int) -> None:
     """0.97 of plain decoding in expectation: the mean of the worst of four kinds of request."""
-    context = round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=512)
     speeds = {}
     for name, params in {
         "fair": PlannerParams(),
         "throughput": PlannerParams(objective="throughput"),
     }.items():
         batch = batch_of(requests)
+        context = round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=512)
         played = play(Planner(params), batch, mixed, context, rounds)
         kinds = [batch[kind::4] for kind in range(4)]
         speeds[name] = [
@@ -331,18 +331,20 @@ def test_time_beyond_the_prediction_is_a_debt() -> None:
 
 
 def test_a_lookup_that_finds_nothing_is_called_less() -> None:
-    context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3), handling_s=2e-3)
-    batch = batch_of(4)
-    silent, talking = Planner(), Planner()
-    asked = {silent: 0, talking: 0}
-    for _ in range(60):
-        for planner in (silent, talking):
+    def asked(tree: DraftTree) -> int:
+        context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3), handling_s=2e-3)
+        planner, batch, orders = Planner(), batch_of(4), 0
+        for _ in range(60):
             plan = plan_alone(planner, batch, "lookup", context, 1.0)
-            asked[planner] += sum(limit.depth > 0 for limit in plan.limits)
-            tree = DraftTree.chain([1, 2], [0.8, 0.8]) if planner is talking else DraftTree.empty()
+            names = [one.name for one, limit in zip(batch, plan.limits, strict=True) if limit.depth]
+            orders += len(names)
+            if not len(tree):
+                context.acceptance.observe_miss(names, "lookup")
             drafted = [Candidate(one, tree, lanes=("lookup",) * bool(len(tree))) for one in batch]
             concluded(planner, drafted, context)
-    assert asked[silent] < 0.2 * asked[talking]
+        return orders
+
+    assert asked(DraftTree.empty()) < 0.2 * asked(DraftTree.chain([1, 2], [0.8, 0.8]))
 
 
 def test_a_lookup_gets_no_step_rule() -> None:
@@ -560,7 +562,8 @@ def test_forgotten_requests_leave_no_state() -> None:
         play(planner, batch, lambda request, number: 0.7, context, 3)
         for name in names:
             planner.forget(name)
-        return len(pickle.dumps(planner))
+            context.acceptance.forget(name)
+        return len(pickle.dumps((planner, context)))
 
     size = serve([f"a{number}" for number in range(4)])
     for wave in range(20):
@@ -569,9 +572,16 @@ def test_forgotten_requests_leave_no_state() -> None:
 
 
 def test_the_same_rounds_give_the_same_plan() -> None:
-    context = round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=64)
-    policies: list[Speculation] = [Planner(), Planner()]
-    one, other = (play(policy, batch_of(8), mixed, context, 50) for policy in policies)
+    one, other = (
+        play(
+            Planner(),
+            batch_of(8),
+            mixed,
+            round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=64),
+            50,
+        )
+        for _ in range(2)
+    )
     assert one == other
 
 
