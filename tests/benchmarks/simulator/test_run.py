@@ -69,8 +69,8 @@ def test_runs_repeat_to_the_last_event_in_any_process() -> None:
 
 
 def test_a_single_drafter_catches_up_even_while_it_does_not_draft() -> None:
-    """Otherwise its first draft would cost the more, the later it is; and what it would have drafted
-    of what it reads shows its acceptance."""
+    """Otherwise its first draft would cost the more, the later it is; and how much it would have
+    drafted of what it reads shows its acceptance."""
     events: list[Event] = []
     contexts: list[RoundContext] = []
 
