@@ -15,7 +15,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from policies.estimates.acceptance import AcceptanceEstimates, accepted_levels
+from policies.estimates.acceptance import COLUMNS, AcceptanceEstimates, accepted_levels
 from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
 
 
@@ -159,7 +159,7 @@ def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, Drafte
     views: dict[str, dict[str, DrafterView]] = {}
     for name, vector in pooled.items():
         learner, statistic = split_name(name)
-        if statistic.startswith(DRAFTER):
+        if statistic.startswith(DRAFTER) and len(vector) == 3:  # else of another version
             tokens, seconds, slots = vector
             views.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
                 tokens_per_s=tokens / seconds if seconds else 0.0, slots=slots
@@ -171,7 +171,7 @@ def _acceptance(pooled: Mapping[str, list[float]]) -> dict[str, AcceptanceView]:
     views: dict[str, AcceptanceView] = {}
     for name, vector in pooled.items():
         learner, drafter = split_name(name)
-        if learner == AcceptanceEstimates.pool_name:
+        if learner == AcceptanceEstimates.pool_name and len(vector) == COLUMNS:
             accepted, levels = accepted_levels(np.array(vector))
             views[drafter] = AcceptanceView(
                 accepted=accepted / levels if levels else 0.0, levels=levels

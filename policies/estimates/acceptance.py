@@ -39,7 +39,7 @@ _FIRST, _DRAFTS, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
 """Columns of evidence: accepted first levels (expected number); drafts; accepted later levels;
 later levels whose parent was accepted; accepted levels that no free drafter proposed; drafts that
 were not empty."""
-_COLUMNS = 6
+COLUMNS = 6
 
 
 class PairEstimates(NamedTuple):
@@ -87,8 +87,8 @@ class AcceptanceEstimates:
         self._free[[self._numbers[lane] for lane in free]] = True
         self._prior, self._weight = prior, weight
         self._rows = Rows()
-        self._own = np.zeros((0, len(self._drafters), _COLUMNS))
-        self._pool = np.zeros((len(self._drafters), _COLUMNS))
+        self._own = np.zeros((0, len(self._drafters), COLUMNS))
+        self._pool = np.zeros((len(self._drafters), COLUMNS))
         self._others = np.zeros_like(self._pool)
         """The `pool` of other replicas."""
 
@@ -166,7 +166,7 @@ class AcceptanceEstimates:
         vectors of another length, from a replica of another version."""
         self._others[:] = 0.0
         for number, drafter in enumerate(self._drafters):
-            if len(others.get(drafter, ())) == _COLUMNS:
+            if len(others.get(drafter, ())) == COLUMNS:
                 evidence = np.array(others[drafter])
                 _, levels = accepted_levels(evidence)
                 self._others[number] = evidence * min(1.0, _MEMORY / max(levels, 1.0))
@@ -222,7 +222,7 @@ def estimate(tables: Tables, row: int, number: int) -> tuple[float, float, float
 
 @njit(cache=True)
 def _add(seen: Floats, own: Floats, pool: Floats) -> None:
-    for column in range(_COLUMNS):
+    for column in range(COLUMNS):
         own[column] = own[column] * _FADE + seen[column]
         pool[column] += seen[column]
     _fade(pool)
@@ -232,7 +232,7 @@ def _add(seen: Floats, own: Floats, pool: Floats) -> None:
 def _fade(pool: Floats) -> None:
     """Halves a drafter's evidence when there is enough of it, so that recent levels count more."""
     if accepted_levels(pool)[1] > _MEMORY:
-        for column in range(_COLUMNS):
+        for column in range(COLUMNS):
             pool[column] /= 2
 
 
@@ -243,7 +243,7 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
     after it."""
     position = 0
     while position < len(matched):
-        seen = np.zeros(_COLUMNS)
+        seen = np.zeros(COLUMNS)
         seen[_DRAFTS] = seen[_FOUND] = 1.0
         first = position
         while position < len(matched) and matched[position]:
@@ -271,7 +271,7 @@ def _credit(
     request."""
     path = trees.confidence.astype(np.float64)
     mass, added = np.empty(len(path) + 1), np.empty(len(path) + 1)
-    seen = np.ones(_COLUMNS)  # one draft, which is not empty
+    seen = np.ones(COLUMNS)  # one draft, which is not empty
     first_proposer = 0
     for number in range(len(rows)):
         begin, end = trees.starts[number], trees.starts[number + 1]
