@@ -170,7 +170,7 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def draft(
-        self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
+        self, orders: Sequence[DraftOrder], continue_drafting: ContinueDrafting = to_ordered_depth
     ) -> list[Draft | Missing | NoRoom]: ...
 
     def forget(self, requests: Iterable[str]) -> None:

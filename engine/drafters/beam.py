@@ -15,7 +15,7 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from engine.protocol import DraftStep, Start
-from engine.sampling.sampler import Row, knobs_of
+from engine.sampling.sampler import Row, row_params
 from policies.tree import ROOT, DraftTree
 
 if TYPE_CHECKING:  # loads xgrammar
@@ -92,7 +92,7 @@ def tree_views(
     )
 
 
-class PackedKnobs(NamedTuple):
+class PackedRowParams(NamedTuple):
     """The sampling parameters of each job, for its first draft token."""
 
     integers: NDArray[np.int64]  # [top_k, seed_low, seed_high, position]
@@ -115,9 +115,9 @@ class GrowingTrees:
         self.arrays.width[:] = [job.width for job in jobs]
 
     @cached_property
-    def knobs(self) -> PackedKnobs:
+    def row_params(self) -> PackedRowParams:
         """For deeper tokens the depth is added to the position."""
-        knobs = knobs_of(
+        columns = row_params(
             [
                 Row(
                     job.start.params,
@@ -129,9 +129,9 @@ class GrowingTrees:
                 for job in self.jobs
             ]
         )
-        return PackedKnobs(
-            np.stack([knobs.top_k, knobs.seed_low, knobs.seed_high, knobs.position]),
-            np.stack([knobs.temperature.astype(np.float64), knobs.top_p, knobs.min_p]),
+        return PackedRowParams(
+            np.stack([columns.top_k, columns.seed_low, columns.seed_high, columns.position]),
+            np.stack([columns.temperature.astype(np.float64), columns.top_p, columns.min_p]),
         )
 
     @cached_property

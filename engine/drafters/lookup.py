@@ -42,14 +42,14 @@ class LookupDrafter:
         self._state = SoftState(max_requests, on_drop=self._drop)
 
     def draft(
-        self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
+        self, orders: Sequence[DraftOrder], continue_drafting: ContinueDrafting = to_ordered_depth
     ) -> list[Draft | Missing | NoRoom]:
         held = self._state.accept([order.prefix for order in orders])
         grown = [
             one if isinstance(one, Missing) else self._grow(order, one)
             for order, one in zip(orders, held, strict=True)
         ]
-        return prune_by_levels(orders, grown, go_on)
+        return prune_by_levels(orders, grown, continue_drafting)
 
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)

@@ -25,10 +25,12 @@ _NO_NODES = np.empty(0, np.float32)
 
 
 def prune_by_levels(
-    orders: Sequence[DraftOrder], grown: Sequence[LookupTree | Missing], go_on: ContinueDrafting
+    orders: Sequence[DraftOrder],
+    grown: Sequence[LookupTree | Missing],
+    continue_drafting: ContinueDrafting,
 ) -> list[Draft | Missing | NoRoom]:
-    """Answers each order with as many levels of its tree as `go_on` asks for."""
-    if go_on is to_ordered_depth:
+    """Answers each order with as many levels of its tree as `continue_drafting` asks for."""
+    if continue_drafting is to_ordered_depth:
         return [
             one if isinstance(one, Missing) else _draft(order, one, len(one.level_ends))
             for order, one in zip(orders, grown, strict=True)
@@ -48,7 +50,9 @@ def prune_by_levels(
             [orders[index].prefix.request for index, _ in drafting],
             [_frontier(one, depth) for _, one in drafting],
         )
-        drafting = [one for one, more in zip(drafting, go_on(step), strict=True) if more]
+        drafting = [
+            one for one, more in zip(drafting, continue_drafting(step), strict=True) if more
+        ]
         for index, _ in drafting:
             kept_levels[index] = depth + 1
     return [

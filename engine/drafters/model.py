@@ -92,7 +92,7 @@ class ModelDrafter:
         return self._name
 
     def draft(
-        self, orders: Sequence[DraftOrder], go_on: ContinueDrafting = to_ordered_depth
+        self, orders: Sequence[DraftOrder], continue_drafting: ContinueDrafting = to_ordered_depth
     ) -> list[Draft | Missing | NoRoom]:
         states = self._state.accept([order.prefix for order in orders])
         accepted = [
@@ -106,10 +106,10 @@ class ModelDrafter:
             for job, (_, held) in zip(trees.jobs, accepted, strict=True)
         ]
         growing = [number for number, job in enumerate(trees.jobs) if job.depth > 0]
-        growing = _continuing(go_on, trees, 0, growing)
+        growing = _continuing(continue_drafting, trees, 0, growing)
         matched: list[list[bool]] = [[] for _ in trees.jobs]
         refused = self._run_committed(trees, have, set(growing), matched)
-        self._grow(trees, [job for job in growing if job not in refused], go_on)
+        self._grow(trees, [job for job in growing if job not in refused], continue_drafting)
 
         answers = iter(
             NoRoom(order.prefix.request, order.prefix.attempt, order.prefix.round)
@@ -197,7 +197,9 @@ class ModelDrafter:
             running = [number for number in running if have[number] < need[number]]
         return refused
 
-    def _grow(self, trees: GrowingTrees, drafting: list[int], go_on: ContinueDrafting) -> None:
+    def _grow(
+        self, trees: GrowingTrees, drafting: list[int], continue_drafting: ContinueDrafting
+    ) -> None:
         """Adds levels while trees may grow and the policy lets them."""
         for depth in count(1):
             drafting = [
@@ -205,7 +207,7 @@ class ModelDrafter:
                 for job in drafting
                 if trees.jobs[job].depth > depth and len(trees.frontier(job)) > 0
             ]
-            drafting = _continuing(go_on, trees, depth, drafting)
+            drafting = _continuing(continue_drafting, trees, depth, drafting)
             while drafting:
                 try:
                     self._runner.step(trees, drafting)
@@ -262,10 +264,10 @@ def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:
 
 
 def _continuing(
-    go_on: ContinueDrafting, trees: GrowingTrees, depth: int, drafting: list[int]
+    continue_drafting: ContinueDrafting, trees: GrowingTrees, depth: int, drafting: list[int]
 ) -> list[int]:
     """The jobs that the policy lets draft another level."""
     if not drafting:
         return []
-    answers = go_on(trees.next_step(depth, drafting))
+    answers = continue_drafting(trees.next_step(depth, drafting))
     return [job for job, more in zip(drafting, answers, strict=True) if more]

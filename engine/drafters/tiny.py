@@ -100,14 +100,14 @@ class TinyRunner:
             np.array(drafting),
         )
         if trees.samples_raw_logits:
-            tiny_steps.step_and_grow(*arrays, self._vocab_size, *trees.knobs)
+            tiny_steps.step_and_grow(*arrays, self._vocab_size, *trees.row_params)
         else:
             self._sample(trees, drafting, tiny_steps.step(*arrays))
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
         if trees.samples_raw_logits:
             tiny_steps.grow(
-                logits, self._vocab_size, *trees.knobs, *trees.packed, np.array(drafting)
+                logits, self._vocab_size, *trees.row_params, *trees.packed, np.array(drafting)
             )
         else:
             self._sample(trees, drafting, logits)

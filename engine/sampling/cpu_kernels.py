@@ -27,7 +27,7 @@ CONFIDENCE_REACH = np.float32(8.0)
 confidences; its noise is left out of it."""
 
 
-class Knobs(NamedTuple):
+class RowParams(NamedTuple):
     """The sampling parameters of each row, as arrays over rows."""
 
     temperature: NDArray[np.float32]
@@ -250,7 +250,7 @@ def allow_only(
 @njit(error_model="numpy", nogil=True, cache=True)
 def perturbed_top_rows(
     logits: NDArray[np.float32],
-    knobs: Knobs,
+    params: RowParams,
     tokens: NDArray[np.int32],
     confidence: NDArray[np.float32],
 ) -> None:
@@ -258,13 +258,13 @@ def perturbed_top_rows(
     for row in range(logits.shape[0]):
         perturbed_top(
             logits[row],
-            knobs.temperature[row],
-            knobs.top_k[row],
-            knobs.top_p[row],
-            knobs.min_p[row],
-            knobs.seed_low[row],
-            knobs.seed_high[row],
-            knobs.position[row],
+            params.temperature[row],
+            params.top_k[row],
+            params.top_p[row],
+            params.min_p[row],
+            params.seed_low[row],
+            params.seed_high[row],
+            params.position[row],
             tokens[row],
             confidence[row],
         )

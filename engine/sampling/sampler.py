@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.protocol import TokenLogprobs
-from engine.sampling.cpu_kernels import Knobs, allow_only, perturbed_top_rows
+from engine.sampling.cpu_kernels import RowParams, allow_only, perturbed_top_rows
 from engine.sampling.noise import split_seed
 from engine.sampling.params import SamplingParams
 from engine.sampling.torch_kernels import allow_only_torch, perturbed_top_torch
@@ -89,17 +89,17 @@ def _perturbed_top(
     adjusted: Tensor, rows: Sequence[Row], width: int, with_confidence: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     if adjusted.device.type != "cpu":
-        return perturbed_top_torch(adjusted, knobs_of(rows), width)
+        return perturbed_top_torch(adjusted, row_params(rows), width)
     tokens = np.empty((len(rows), width), np.int32)
     confidence = np.empty((len(rows), width if with_confidence else 0), np.float32)
-    perturbed_top_rows(adjusted.contiguous().numpy(), knobs_of(rows), tokens, confidence)
+    perturbed_top_rows(adjusted.contiguous().numpy(), row_params(rows), tokens, confidence)
     return tokens, confidence
 
 
-def knobs_of(rows: Sequence[Row]) -> Knobs:
+def row_params(rows: Sequence[Row]) -> RowParams:
     """The rows' parameters as arrays, for the kernels."""
     seeds = [split_seed(row.seed) for row in rows]
-    return Knobs(
+    return RowParams(
         temperature=np.array([row.params.temperature for row in rows], np.float32),
         top_k=np.array([row.params.top_k for row in rows], np.int64),
         top_p=np.array([row.params.top_p for row in rows], np.float64),

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.cpu_kernels import Knobs
+from engine.sampling.cpu_kernels import RowParams
 from engine.sampling.noise import gumbel_torch
 
 _SCORES_AT_ONCE = 1 << 24
@@ -13,13 +13,13 @@ _SCORES_AT_ONCE = 1 << 24
 
 
 def perturbed_top_torch(
-    logits: Tensor, knobs: Knobs, width: int
+    logits: Tensor, params: RowParams, width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The best `width` tokens of each row and their raw confidences; -1 if filters keep fewer."""
     # fp64 holds 32-bit words and all other parameters exactly, so one transfer serves them all.
-    packed = torch.from_numpy(np.stack([knob.astype(np.float64) for knob in knobs]))
+    packed = torch.from_numpy(np.stack([column.astype(np.float64) for column in params]))
     on_device = packed.to(logits.device)
-    filtered = any(knobs.top_k > 0) or any(knobs.top_p < 1) or any(knobs.min_p > 0)
+    filtered = any(params.top_k > 0) or any(params.top_p < 1) or any(params.min_p > 0)
     rows_at_once = max(1, _SCORES_AT_ONCE // logits.shape[1])
     parts = [
         _top_rows(rows, part, width, filtered)
@@ -34,9 +34,9 @@ def perturbed_top_torch(
     )
 
 
-def _top_rows(logits: Tensor, knobs: Tensor, width: int, filtered: bool) -> Tensor:
+def _top_rows(logits: Tensor, params: Tensor, width: int, filtered: bool) -> Tensor:
     """Tokens and confidences concatenated, in fp64, which holds both exactly."""
-    temperature, top_k, top_p, min_p, *key = knobs.unsqueeze(-1)
+    temperature, top_k, top_p, min_p, *key = params.unsqueeze(-1)
     seed_low, seed_high, position = (word.long() for word in key)
     token_ids = torch.arange(logits.shape[1], device=logits.device)
     noise = gumbel_torch(seed_low, seed_high, position, token_ids)

@@ -185,9 +185,9 @@ class LoggedRule:
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
     ) -> Sequence[bool]:
-        go_on = self.rule(depth, requests, frontier)
-        self.log.add("step", f"{depth}:{_bits(go_on)}")
-        return go_on
+        continues = self.rule(depth, requests, frontier)
+        self.log.add("step", f"{depth}:{_bits(continues)}")
+        return continues
 
 
 @dataclass(frozen=True, slots=True)

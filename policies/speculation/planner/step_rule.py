@@ -80,13 +80,15 @@ class PlannerStepRule:
             self._reset()
         at = np.array([self.index[name] for name in requests], np.int64)
         if depth == 0:
-            go_on = np.ones(len(at), np.bool_)  # the plan has already decided which requests draft
+            continues = np.ones(
+                len(at), np.bool_
+            )  # the plan has already decided which requests draft
         else:
             sizes = np.array([len(level) for level in frontier], np.int64)
             confidence = np.concatenate(frontier)
             _absorb(at, sizes, confidence, self.drafted, self.survival, self.outlook)
             self.nodes += len(confidence)
-            go_on = _going_on(
+            continues = _continuing(
                 self.fair,
                 at,
                 depth,
@@ -99,8 +101,8 @@ class PlannerStepRule:
                 self.outlook,
                 self.requests,
             )
-        self.drafting_s += self.step_s(at[go_on], depth)
-        return go_on.tolist()
+        self.drafting_s += self.step_s(at[continues], depth)
+        return continues.tolist()
 
     def exploration_s(self, drafting: Ints, idle: Ints) -> tuple[list[float], float]:
         """The time that one level for the first 1, 2, 4, ... of the `idle` requests adds to a round
@@ -155,7 +157,7 @@ def _absorb(
 
 
 @njit(cache=True)
-def _going_on(
+def _continuing(
     fair: bool,
     at: Ints,
     depth: int,
@@ -196,6 +198,6 @@ def _going_on(
         requests.min_gain,
     )
     taken = best_prefix(fair, items, so_far, seconds, seconds)
-    go_on = np.zeros(len(at), np.bool_)
-    go_on[order[:taken]] = True
-    return go_on
+    continues = np.zeros(len(at), np.bool_)
+    continues[order[:taken]] = True
+    return continues

@@ -121,9 +121,9 @@ def drafter_on(runner: DraftRunner, chunk: int = 512) -> ModelDrafter:
 def trees_of(
     drafter: ModelDrafter,
     orders: Sequence[DraftOrder],
-    go_on: Callable[[DraftStep], Sequence[bool]] = to_ordered_depth,
+    continue_drafting: Callable[[DraftStep], Sequence[bool]] = to_ordered_depth,
 ) -> list[DraftTree]:
-    answers = drafter.draft(orders, go_on)
+    answers = drafter.draft(orders, continue_drafting)
     assert [answer.request for answer in answers] == [order.prefix.request for order in orders]
     drafts = [answer for answer in answers if isinstance(answer, Draft)]
     assert len(drafts) == len(answers)

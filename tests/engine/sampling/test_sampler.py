@@ -17,9 +17,9 @@ from engine.sampling.sampler import (
     adjust,
     candidates,
     choose,
-    knobs_of,
     logprobs,
     logprobs_of_rows,
+    row_params,
 )
 from engine.sampling.torch_kernels import perturbed_top_torch
 from policies.ranges import REPETITION_PENALTY, TEMPERATURE, TOP_K
@@ -100,7 +100,7 @@ def test_every_path_chooses_what_the_literal_transforms_choose(
     logits = random_logits(logits_seed, len(rows), scale=scale)
     untouched = logits.clone()
     in_numba = choose(logits, rows)
-    on_torch, _ = perturbed_top_torch(adjust(logits, rows), knobs_of(rows), 1)
+    on_torch, _ = perturbed_top_torch(adjust(logits, rows), row_params(rows), 1)
     assert torch.equal(logits, untouched)
     assert on_torch[:, 0].tolist() == in_numba
     for i, row in enumerate(rows):
@@ -117,7 +117,7 @@ def test_at_the_ends_of_the_ranges_every_path_still_chooses_a_token(
     logits = random_logits(seed, len(rows))
     adjusted = adjust(logits, rows)
     chosen = choose(logits, rows)
-    on_torch, confidence = perturbed_top_torch(adjusted, knobs_of(rows), 2)
+    on_torch, confidence = perturbed_top_torch(adjusted, row_params(rows), 2)
     _, raw = candidates(logits, rows, 2)
     assert on_torch[:, 0].tolist() == chosen
     for row, token, own in zip(adjusted, chosen, rows, strict=True):
@@ -144,7 +144,7 @@ def test_candidates_rank_tokens_by_score_with_softmax_confidences(
     logits = random_logits(logits_seed)
     tokens, confidence = candidates(logits, rows, width)
     torch_tokens, torch_confidence = perturbed_top_torch(
-        adjust(logits, rows), knobs_of(rows), width
+        adjust(logits, rows), row_params(rows), width
     )
     np.testing.assert_array_equal(tokens, torch_tokens)
     assert tokens[0, 0] == choose(logits, rows)[0]
@@ -213,14 +213,14 @@ def test_equal_scores_go_to_the_lowest_id() -> None:
     assert choose(logits, greedy) == [40]
     for tokens, _ in (
         candidates(logits, greedy, 5),
-        perturbed_top_torch(logits, knobs_of(greedy), 5),
+        perturbed_top_torch(logits, row_params(greedy), 5),
     ):
         assert tokens.tolist() == [[40, 50, 60, 70, 0]]
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.08)):
         rows = [row_at(params, seed) for seed in range(64)]
         alike = logits.expand(64, -1)
         assert set(choose(alike, rows)) == {40, 50}
-        on_torch, _ = perturbed_top_torch(alike, knobs_of(rows), 1)
+        on_torch, _ = perturbed_top_torch(alike, row_params(rows), 1)
         assert set(on_torch[:, 0].tolist()) == {40, 50}
 
 
