@@ -114,7 +114,7 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """fp32 logits after grammar, forbidden tokens, bias, min_tokens and penalties; the argument is
     not changed."""
     adjusted = logits.float()
-    bound = [(i, row) for i, row in enumerate(rows) if row.allowed is not None]
+    constrained = [(i, row) for i, row in enumerate(rows) if row.allowed is not None]
     restricted = [(i, row) for i, row in enumerate(rows) if row.params.forbids_tokens]
     biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
     unstoppable = [
@@ -122,13 +122,13 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         for i, row in enumerate(rows)
         if row.position - row.prompt_len < row.params.min_tokens
         and row.params.stop_token_ids
-        and row.params.grammar is None  # whose mask has seen to it
+        and row.params.grammar is None  # whose mask forbids them already
     ]
     penalised = [(i, row) for i, row in enumerate(rows) if row.params.has_penalties]
-    if (bound or restricted or biased or unstoppable or penalised) and adjusted is logits:
+    if (constrained or restricted or biased or unstoppable or penalised) and adjusted is logits:
         adjusted = logits.clone()
-    if bound:
-        _allow_only(adjusted, bound)
+    if constrained:
+        _allow_only(adjusted, constrained)
     if restricted:
         _keep_allowed(adjusted, restricted)
         _forbid_bad_words(adjusted, restricted)

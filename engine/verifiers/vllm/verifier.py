@@ -28,8 +28,8 @@ SCORE_CHUNK = 512
 
 
 @dataclass(slots=True)
-class _Known:
-    """A request's state in vLLM."""
+class _VllmRequest:
+    """What vLLM holds of a request."""
 
     name: str
     """Its name in vLLM, never used twice, so that results for an earlier instance are never
@@ -50,7 +50,8 @@ class VllmVerifier:
         self._gate = GrammarGate(grammars)
         self._stop_token_ids = stop_token_ids
         self._state = SoftState(MAX_REQUESTS, on_drop=self._release)
-        self._known: dict[str, _Known] = {}
+        self._in_vllm: dict[str, _VllmRequest] = {}
+        """By request."""
         self._opened = count()
 
     @property
@@ -95,7 +96,7 @@ class VllmVerifier:
         turns = {}
         for order, one in zip(orders, passed, strict=True):
             if isinstance(one, Ready):
-                name, draft = self._follow(order, one.held), order.tree.tokens.tolist()
+                name, draft = self._vllm_request(order, one.held), order.tree.tokens.tolist()
                 turns[name] = Turn(draft, order.chunk, _allowed(one, draft))
         outcomes = self._engine.step(turns)
         return [
@@ -141,41 +142,41 @@ class VllmVerifier:
         self._gate.forget([request])
 
     def _close(self, request: str) -> None:
-        known = self._known.pop(request, None)
-        if known is not None:
-            self._engine.close([known.name])
+        in_vllm = self._in_vllm.pop(request, None)
+        if in_vllm is not None:
+            self._engine.close([in_vllm.name])
 
-    def _follow(self, order: VerifyOrder, held: HeldRequest) -> str:
+    def _vllm_request(self, order: VerifyOrder, held: HeldRequest) -> str:
         """The name of a vLLM request that has exactly the committed tokens."""
         request, tokens = order.prefix.request, held.committed.ids
-        known = self._known.get(request)
-        if known is not None and known.length == len(tokens) <= held.unchanged:
-            return known.name
+        in_vllm = self._in_vllm.get(request)
+        if in_vllm is not None and in_vllm.length == len(tokens) <= held.unchanged:
+            return in_vllm.name
         # The request is new, or its tokens are not those of the last verdict: open it again in
         # vLLM, whose prefix cache has most of its tokens.
         self._close(request)
-        known = _Known(f"{request}#{next(self._opened)}", len(tokens))
+        in_vllm = _VllmRequest(f"{request}#{next(self._opened)}", len(tokens))
         requested = order.prompt_logprobs_from is not None
         top_n = held.start.params.prompt_logprobs if requested else None
-        self._engine.open(known.name, tokens, SamplerInput(held.start), top_n)
-        self._known[request] = known
-        return known.name
+        self._engine.open(in_vllm.name, tokens, SamplerInput(held.start), top_n)
+        self._in_vllm[request] = in_vllm
+        return in_vllm.name
 
     def _answer(
         self, order: VerifyOrder, held: HeldRequest, outcomes: dict[str, Outcome]
     ) -> Verdict | NoRoom | Failed:
         prefix = order.prefix
-        known = self._known[prefix.request]
-        outcome = outcomes.get(known.name)
+        in_vllm = self._in_vllm[prefix.request]
+        outcome = outcomes.get(in_vllm.name)
         if outcome is None:
             return NoRoom(prefix.request, prefix.attempt, prefix.round)
         if FAILED in outcome.tokens:
             self.forget([prefix.request])
             return Failed(prefix.request, prefix.attempt, prefix.round)
         held.committed.extend(outcome.tokens)
-        known.length += len(outcome.tokens)
+        in_vllm.length += len(outcome.tokens)
         if outcome.finished:
-            del self._known[prefix.request]
+            del self._in_vllm[prefix.request]
         # vLLM returns all of them at the end of the prefill.
         first = order.prompt_logprobs_from
         prompt_logprobs = () if first is None else outcome.prompt[first - 1 :]
