@@ -22,7 +22,8 @@ from policies.selection.membership import Membership
 from policies.selection.switching import goodput_after_switch, tokens_left
 
 _DEEPEST = 8
-"""The largest draft depth for which a lane is considered."""
+"""The largest draft depth for which a lane is considered, until the speculation policy has shown how
+deep it drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Hedge:
         self._load: Counter[str | None] = Counter()
         self._slots = 0
         """Slots that have ended since the last decision."""
+        self._deepest = 0
+        """The deepest draft so far; 0: none yet."""
         self._undrafted: dict[str, int] = {}
         """Rounds since each request's last draft on its lane."""
         self._likely: dict[str, str | None] | None = None
@@ -88,6 +91,7 @@ class Hedge:
                 self._slots += 1
                 undrafted = self._undrafted.get(request, 0) + 1
                 self._undrafted[request] = undrafted if outcome.lane is None else 0
+                self._deepest = max(self._deepest, outcome.depth)
         self._likely = None
 
     def forget(self, request: str) -> None:
@@ -99,7 +103,7 @@ class Hedge:
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext
     ) -> dict[str, str | None]:
         names, before = [request.name for request in requests], self._mapping
-        goodput, plain = _goodput(requests, lanes, context)
+        goodput, plain = _goodput(requests, lanes, context, self._deepest or _DEEPEST)
         switch_s = _unread(requests, lanes) * np.array([lane.catch_up_s for lane in lanes])
         left = [tokens_left(request, self._params.horizon_tokens) for request in requests]
         values = goodput_after_switch(goodput, switch_s, np.array(left)[:, None])
@@ -128,7 +132,7 @@ class Hedge:
         acceptance = self._context.acceptance
         names = [request.name for request in requests]
         numbers = acceptance.numbers([lane.name for lane in lanes])
-        goodput, _ = _goodput(requests, lanes, self._context)
+        goodput, _ = _goodput(requests, lanes, self._context, self._deepest or _DEEPEST)
         goodput /= np.sqrt(1.0 + acceptance.drafts(acceptance.rows(names), numbers))
         column = {lane.name: number for number, lane in enumerate(lanes)}
         drafting = [
@@ -155,24 +159,25 @@ def _unread(requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Float
 
 
 def _goodput(
-    requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext
+    requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext, deepest: int
 ) -> tuple[Floats, Floats]:
-    """[request, lane]: expected tokens per second at the best draft depth; and those of plain
-    decoding. Rounds are those in which all requests draft so deep, spread evenly over the lanes."""
+    """[request, lane]: expected tokens per second at the best draft depth up to `deepest`; and those
+    of plain decoding. Rounds are those in which all requests draft so deep, spread evenly over the
+    lanes."""
     count, tokens = len(requests), sum(request.context for request in requests)
     wait_s, extra_s = context.waiting_s, context.handling_s
     acceptance = context.acceptance
     verify_s = np.array(
         [
             context.verify.predict(tokens, count * (1 + depth) + context.prefill_tokens)
-            for depth in range(_DEEPEST + 1)
+            for depth in range(deepest + 1)
         ]
     )
-    seconds = np.empty((len(lanes), _DEEPEST))
+    seconds = np.empty((len(lanes), deepest))
     for number, lane in enumerate(lanes):
         step = context.draft.get(lane.name)
         step_s = step.predict(tokens / len(lanes), count / len(lanes)) if step else 0.0
-        drafting_s = context.call_s.get(lane.name, 0.0) + step_s * np.arange(1, _DEEPEST + 1)
+        drafting_s = context.call_s.get(lane.name, 0.0) + step_s * np.arange(1, deepest + 1)
         seconds[number] = verify_s[1:] + drafting_s + wait_s + extra_s
     # Where free drafters draft anyway, a round without a lane has the overhead of drafts as well.
     plain_s = verify_s[0] + wait_s + (extra_s if acceptance.tables.free.any() else 0.0)
