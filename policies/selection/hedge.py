@@ -22,8 +22,8 @@ from policies.selection.membership import Membership
 from policies.selection.switching import goodput_after_switch, tokens_left
 
 _DEEPEST = 8
-"""The largest draft depth for which a lane is considered, until the speculation policy has shown how
-deep it drafts."""
+"""The largest draft depth for which a lane is valued until the speculation policy has shown how deep
+it drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ def _unread(requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Float
 def _goodput(
     requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext, deepest: int
 ) -> tuple[Floats, Floats]:
-    """[request, lane]: expected tokens per second at the best draft depth up to `deepest`; and those
-    of plain decoding. Rounds are those in which all requests draft so deep, spread evenly over the
+    """[request, lane]: expected tokens per second at the best draft depth up to `deepest`; and of
+    plain decoding. Rounds are those in which all requests draft so deep, spread evenly over the
     lanes."""
     count, tokens = len(requests), sum(request.context for request in requests)
     wait_s, extra_s = context.waiting_s, context.handling_s
