@@ -139,9 +139,9 @@ class AcceptanceEstimates:
         it would have drafted itself, `covered` those that free drafters had proposed. Worth as much
         as the lane's own rounds, and available for lanes that do not draft."""
         row, number = self._rows.get(request), self._numbers[lane]
-        if row is not None:
-            own, pool = self._own[row, number], self._pool[number]
-            _replay(np.array(matched), np.array(covered), own, pool)
+        # It may come late, when the request has been forgotten.
+        own = np.zeros(COLUMNS) if row is None else self._own[row, number]
+        _replay(np.array(matched), np.array(covered), own, self._pool[number])
 
     def observe_miss(self, requests: Sequence[str], lane: str) -> None:
         """The lane was asked to draft for these requests and proposed nothing."""

@@ -22,8 +22,8 @@ from policies.selection.membership import Membership
 from policies.selection.switching import goodput_after_switch, tokens_left
 
 _DEEPEST = 8
-"""The largest draft depth for which a lane is valued until the speculation policy has shown how deep
-it drafts."""
+"""The largest draft depth for which a lane is valued until the speculation policy has shown how
+deep it drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,7 @@ def _goodput(
     count, tokens = len(requests), sum(request.context for request in requests)
     wait_s, extra_s = context.waiting_s, context.handling_s
     acceptance = context.acceptance
+    rows = acceptance.rows([request.name for request in requests])
     verify_s = np.array(
         [
             context.verify.predict(tokens, count * (1 + depth) + context.prefill_tokens)
@@ -183,7 +184,7 @@ def _goodput(
     plain_s = verify_s[0] + wait_s + (extra_s if acceptance.tables.free.any() else 0.0)
     speeds = _best_speeds(
         acceptance.tables,
-        acceptance.rows([request.name for request in requests]),
+        rows,
         acceptance.numbers([lane.name for lane in lanes]),
         seconds,
         plain_s,

@@ -207,12 +207,13 @@ def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
 
 def test_own_evidence_outweighs_that_of_all_others_after_a_few_rounds_and_follows_changes() -> None:
     estimates = new_estimates()
+    estimates.rows(["other"])
     for _ in range(100):
         estimates.observe_read("other", "ssm", [True, False], [False] * 2)
     right, wrong = [True] * 3, [False] * 3
     assert of(estimates, "ssm", "new").first[0] > 0.9
-    for matched, low, high in ((wrong, 0.0, 0.3), (right, 0.7, 1.0)):
-        for _ in range(4):
+    for matched, reads, low, high in ((wrong, 2, 0.0, 0.3), (right, 12, 0.7, 1.0)):
+        for _ in range(reads):
             estimates.observe_read("r", "ssm", matched, [False] * 3)
         assert low < of(estimates, "ssm").first[0] < high
 
@@ -232,7 +233,8 @@ def test_a_forgotten_request_leaves_no_evidence_of_its_own() -> None:
     assert of(estimates, "ssm").first[0] < 0.2
     estimates.forget("r")
     assert of(estimates, "ssm", "new").first[0] > 0.7
-    estimates.observe_read("r", "ssm", [False], [False])  # comes late, and is ignored
+    estimates.observe_read("r", "ssm", [False], [False])  # comes late
+    assert of(estimates, "ssm", "another").first[0] > 0.7
 
 
 # -- replicas ----------------------------------------------------------------------------------

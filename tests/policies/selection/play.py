@@ -29,6 +29,7 @@ def round_context(
         most_tokens=512,
         acceptance=AcceptanceEstimates([*lanes, *free], [one.name for one in free]),
         waiting_s=waiting_s,
+        call_s={},  # the default cannot be pickled
     )
 
 
