@@ -266,16 +266,8 @@ class Coordinator:
             for one in (used.schedule, used.selection, used.speculation, self._acceptance):
                 one.forget(request.name)
         self._gone.append(request.name)
-        self._observe(
-            Left(
-                now,
-                request.view,
-                request.finish,
-                request.statistics,
-                request.internal,
-                request.failed,
-            )
-        )
+        left = (now, request.view, request.finish, request.statistics)
+        self._observe(Left(*left, request.internal, request.failed))
 
     async def _forget(self, requests: Sequence[str]) -> None:
         await asyncio.gather(self._verifying.forget(requests), self._lanes.forget(requests))

@@ -1,8 +1,6 @@
 """Estimates how likely the next level of a draft is accepted before it is drafted, per request and
-drafter, shrunk towards the drafter's mean over all requests of all replicas.
-
-The coordinator owns the estimates and adds to them; both the choice of lanes and the planner read
-them (`RoundContext.acceptance`).
+drafter, shrunk towards the drafter's mean over all requests of all replicas. Both the choice of
+lanes and the planner read them (`RoundContext.acceptance`).
 
 The evidence is calibrated confidence, not acceptance: it has less noise, and drafted levels that
 were never verified count as well. The first level is estimated apart from later ones, because a
@@ -28,10 +26,11 @@ _FADE = 0.9
 """Decay per round of a request, because recent rounds predict the next one best."""
 _MEMORY = 512.0
 """A drafter's mean is over about this many levels of this replica, and as many of others."""
-PRIOR = 0.6
+_PRIOR = 0.6
 """Acceptance assumed for a new drafter."""
-PRIOR_WEIGHT = 1.0
-"""Weight, in levels, of a drafter's mean as the prior of a request's own estimate."""
+_PRIOR_WEIGHT = 1.0
+"""Weight, in levels, of a drafter's mean as the prior of a request's own estimate, and of `_PRIOR` as
+that of the mean."""
 _NEW_DRAFTER = 4.0
 """Weight, in levels, of the prior that free drafters propose none of a drafter's tokens."""
 
@@ -64,28 +63,18 @@ class Tables(NamedTuple):
     """Evidence by [drafter, column], over all requests."""
     free: Mask
     """For each drafter, whether it drafts at no cost, and so for every request."""
-    prior: float
-    weight: float
 
 
 class AcceptanceEstimates:
     pool_name = "acceptance"
 
-    def __init__(
-        self,
-        lanes: Sequence[LaneView],
-        free: Collection[str] = (),
-        prior: float = PRIOR,
-        weight: float = PRIOR_WEIGHT,
-    ) -> None:
-        """`free`: the lanes that draft at no cost. `prior`: acceptance of a new drafter; `weight`:
-        that of the drafter's mean, in levels."""
+    def __init__(self, lanes: Sequence[LaneView], free: Collection[str] = ()) -> None:
+        """`free`: the lanes that draft at no cost."""
         self._drafters = list(dict.fromkeys(lane.drafter for lane in lanes))
         self._numbers = {lane.name: self._drafters.index(lane.drafter) for lane in lanes}
         """By lane, the number of its drafter: lanes with the same drafter share its evidence."""
         self._free = np.zeros(len(self._drafters), np.bool_)
         self._free[[self._numbers[lane] for lane in free]] = True
-        self._prior, self._weight = prior, weight
         self._rows = Rows()
         self._own = np.zeros((0, len(self._drafters), COLUMNS))
         self._pool = np.zeros((len(self._drafters), COLUMNS))
@@ -94,8 +83,7 @@ class AcceptanceEstimates:
 
     @property
     def tables(self) -> Tables:
-        pool = self._pool + self._others
-        return Tables(self._own, pool, self._free, self._prior, self._weight)
+        return Tables(self._own, self._pool + self._others, self._free)
 
     def numbers(self, lanes: Sequence[str]) -> Ints:
         """The numbers of the lanes' drafters in the tables."""
@@ -161,9 +149,9 @@ class AcceptanceEstimates:
         return dict(zip(self._drafters, self._pool.tolist(), strict=True))
 
     def pool(self, others: Statistics) -> None:
-        """Adds the evidence of other replicas, scaled down to as much as this replica can remember,
-        because its own is about its own requests. Drafters that it does not have are left out, and
-        vectors of another length, from a replica of another version."""
+        """Adds the evidence of other replicas, at most as much as this replica can remember, since
+        its own is about its own requests. Unknown drafters are left out, and vectors of another
+        length, from another version."""
         self._others[:] = 0.0
         for number, drafter in enumerate(self._drafters):
             if len(others.get(drafter, ())) == COLUMNS:
@@ -172,8 +160,7 @@ class AcceptanceEstimates:
                 self._others[number] = evidence * min(1.0, _MEMORY / max(levels, 1.0))
 
 
-_ALL = np.zeros(0, np.int64)
-"""Every lane has proposed every node of its request."""
+_ALL = np.zeros(0, np.int64)  # every lane has proposed every node of its request
 
 
 @njit(cache=True)
@@ -186,7 +173,7 @@ def accepted_levels(evidence: Floats) -> tuple[float, float]:
 def level_accepted(tables: Tables, number: int) -> float:
     """Probability that any level of the drafter is accepted, the first or a later one."""
     accepted, levels = accepted_levels(tables.pool[number])
-    return (accepted + tables.weight * tables.prior) / (levels + tables.weight)
+    return (accepted + _PRIOR_WEIGHT * _PRIOR) / (levels + _PRIOR_WEIGHT)
 
 
 @njit(cache=True)
@@ -198,17 +185,17 @@ def estimates_of(
     estimated = np.empty((4, len(requests)))
     for pair, request in enumerate(requests):
         of_pair = estimate(tables, rows[request], numbers[lanes[pair]])
-        for column in range(4):
-            estimated[column, pair] = of_pair[column]
+        for column, value in enumerate(of_pair):
+            estimated[column, pair] = value
     return PairEstimates(estimated[0], estimated[1], estimated[2], estimated[3])
 
 
 @njit(cache=True)
 def estimate(tables: Tables, row: int, number: int) -> tuple[float, float, float, float]:
     """The fields of PairEstimates for one request and one drafter."""
-    weight, of_all, seen = tables.weight, tables.pool[number], tables.own[row, number]
-    first = (of_all[_FIRST] + weight * tables.prior) / (of_all[_DRAFTS] + weight)
-    later = (of_all[_SURVIVED] + weight * tables.prior) / (of_all[_REACHED] + weight)
+    weight, of_all, seen = _PRIOR_WEIGHT, tables.pool[number], tables.own[row, number]
+    first = (of_all[_FIRST] + weight * _PRIOR) / (of_all[_DRAFTS] + weight)
+    later = (of_all[_SURVIVED] + weight * _PRIOR) / (of_all[_REACHED] + weight)
     added = of_all[_ADDED] + _NEW_DRAFTER
     added /= of_all[_FIRST] + of_all[_SURVIVED] + _NEW_DRAFTER
     found = (of_all[_FOUND] + weight) / (of_all[_DRAFTS] + weight)
