@@ -29,8 +29,8 @@ _MEMORY = 512.0
 _PRIOR = 0.6
 """Acceptance assumed for a new drafter."""
 _PRIOR_WEIGHT = 1.0
-"""Weight, in levels, of a drafter's mean as the prior of a request's own estimate, and of `_PRIOR` as
-that of the mean."""
+"""Weight, in levels, of a drafter's mean as the prior of a request's own estimate, and of `_PRIOR`
+as that of the mean."""
 _NEW_DRAFTER = 4.0
 """Weight, in levels, of the prior that free drafters propose none of a drafter's tokens."""
 
