@@ -74,9 +74,9 @@ class Rounds:
             self.read(request, where, right(request, where))
         return where
 
-    def serve_before(self, count: int = 20, **right: float) -> None:
+    def serve_before(self, **right: float) -> None:
         """Earlier requests, which all these lanes have read."""
-        for number in range(count):
+        for number in range(20):
             name = f"before {number}"
             for drafter, share in right.items():
                 self.read(name, drafter, share)
@@ -125,7 +125,7 @@ def test_lanes_of_one_drafter_share_its_evidence() -> None:
 
 def test_every_drafter_is_tried_that_is_not_known_to_be_worse() -> None:
     rounds = Rounds([lane(name, 40) for name in "abcd"])
-    tried = set()
+    tried: set[str | None] = set()
     for number in range(4):
         for _ in range(10):
             here = requests(f"r{number}")
@@ -149,7 +149,7 @@ def test_a_changing_text_is_followed() -> None:
 def test_a_drafter_that_has_become_good_is_found_after_a_bad_start() -> None:
     """Although a better one than it was drafts, and another one than it was could be read."""
     rounds = Rounds([lane("a"), lane("b"), lane("c")])
-    rounds.serve_before(50, a=0.7, b=0.02, c=0.6)
+    rounds.serve_before(a=0.7, b=0.02, c=0.6)
     now = by_lane(a=0.7, b=0.95, c=0.6)
     assert rounds.slot(requests("first"), now) == {"first": "a"}
     assert rounds.assigned_after_reads(requests("r"), now) == {"r": "b"}
