@@ -58,7 +58,8 @@ class Hedge:
         self._undrafted: dict[str, int] = {}
         """Rounds since each request's last draft on its lane."""
         self._likely: dict[str, str | None] | None = None
-        """The next lane of each request; None: to be computed anew."""
+        """The next lane of each request; None: to be computed anew. Kept between decisions while
+        the same requests draft, to save time."""
 
     def assign(
         self,
@@ -89,10 +90,12 @@ class Hedge:
             request = outcome.request
             if request in self._mapping:
                 self._slots += 1
-                undrafted = self._undrafted.get(request, 0) + 1
-                self._undrafted[request] = undrafted if outcome.lane is None else 0
                 self._deepest = max(self._deepest, outcome.depth)
-        self._likely = None
+                before = self._undrafted.get(request)
+                undrafted = 0 if outcome.lane is not None else (before or 0) + 1
+                self._undrafted[request] = undrafted
+                if (before == 0) != (undrafted == 0):
+                    self._likely = None
 
     def forget(self, request: str) -> None:
         self._mapping.pop(request, None)
