@@ -1,7 +1,8 @@
 """Every topology in cluster/ is valid, and fits the machines that it is written for.
 
 Recipes name real models on the hub, or /models/NAME. Here those are folders with the same headers
-and no weights, so that everything but loading is checked: fields, vocabulary, heads per rank, memory.
+and no weights, so that everything but loading is checked: fields, vocabulary, heads per rank,
+memory.
 """
 
 import json
