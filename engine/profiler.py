@@ -250,17 +250,17 @@ def _time_forward(model: PackedModel, shape: Shape, rng: np.random.Generator) ->
         model.kv.open(segment.request, [])
         model.kv.reserve(segment.request, shape.context)
         model.kv.commit(segment.request, range(shape.context), [NO_TOKEN] * shape.context)
-    _wait_for(model.device)
+    wait_for(model.device)
     begin = perf_counter()
     model.forward(segments)
-    _wait_for(model.device)
+    wait_for(model.device)
     elapsed = perf_counter() - begin
     for segment in segments:
         model.kv.release(segment.request)
     return elapsed
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Waits for kernels, which run asynchronously on an accelerator."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

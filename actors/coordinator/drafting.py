@@ -60,7 +60,7 @@ class Drafting:
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):
                 others = waiting_for(together, running, micro_batches)
-                self._start_together(together, others, policies, now)
+                self._start_together(together, others, policies, now, len(running))
 
     def _batches(
         self,
@@ -89,10 +89,16 @@ class Drafting:
         return self._lanes.suspects.apart(batches)
 
     def _start_together(
-        self, batches: Batches, others: Sequence[RequestState], policies: Policies, now: float
+        self,
+        batches: Batches,
+        others: Sequence[RequestState],
+        policies: Policies,
+        now: float,
+        active: int,
     ) -> None:
         """Drafts on the assigned lanes and on every idle lane that always drafts; requests for
-        which no depth is planned decode plainly. `others` wait for the same verification."""
+        which no depth is planned decode plainly. `others` wait for the same verification; `active`
+        requests run in all."""
         requests = [request for batch in batches.values() for request in batch]
         by_lane = {lane: batch for lane, batch in batches.items() if lane is not None}
         for state in self._lanes:
@@ -108,7 +114,7 @@ class Drafting:
         if by_lane:
             on_lane = {request.name for batch in by_lane.values() for request in batch}
             waiting = [request for request in (*requests, *others) if request.name not in on_lane]
-            self._plan_and_call(by_lane, waiting, policies, now)
+            self._plan_and_call(by_lane, waiting, policies, now, active)
         for request in requests:
             if request.stage is not DRAFTING:
                 request.set_draft(NO_DRAFT)
@@ -119,6 +125,7 @@ class Drafting:
         waiting: Sequence[RequestState],
         policies: Policies,
         now: float,
+        active: int,
     ) -> None:
         """`waiting`: requests that no lane can draft for but that are in the same verification."""
         batches = [
@@ -130,7 +137,7 @@ class Drafting:
             for lane, batch in by_lane.items()
         ]
         batches.append(LaneBatch(None, [request.view for request in waiting]))
-        context = self._estimates.context()
+        context = self._estimates.context(active=active)
         plans = policies.speculation.plan(batches, context, now)
         calls = []
         for (lane, batch), plan in zip(by_lane.items(), plans, strict=False):

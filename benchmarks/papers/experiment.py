@@ -24,7 +24,7 @@ from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, predict_lengths
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
-from policies.cost import RooflineCost, token_budget
+from policies.cost import RooflineCost, SwitchCost, token_budget
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule, Selection, Speculation
 from policies.scheduling.laps_sd import LapsSd
@@ -70,7 +70,9 @@ class Experiment:
     def _schedule(self, observer: RunObserver) -> Schedule:
         if self.cell.arm == "srpt":
             return self._srpt()
-        schedule = make_schedule(self.arm.schedule.name, self._schedule_options())
+        swap_s = self.cluster.memory.swap_s_per_token or 0.0
+        switch = SwitchCost(per_token_s=2 * swap_s)
+        schedule = make_schedule(self.arm.schedule.name, self._schedule_options(), switch)
         if self.arm.priorities:
             # Priorities are the paper's, the promotion of starved requests is not.
             schedule = fair(schedule, {"starve_after_s": inf})
@@ -152,21 +154,21 @@ def _cluster(
         for name, dataset in paper.datasets.items()
         for model, accepted in dataset.acceptance.items()
     }
-    drafters = [spec for drafter in machine.drafters for spec in _lanes(paper, machine, drafter)]
     most = limits.forward_tokens
-    knees = [token_budget(cost, most) for cost in map(_draft_cost, drafters) if cost]
+    drafters = [
+        spec for drafter in machine.drafters for spec in _lanes(paper, machine, drafter, most)
+    ]
     return Cluster(
         verify,
         KvMemory(limits.kv_tokens, hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)),
         drafters,
         Acceptance(models),
         verify_budget=token_budget(verify, most),
-        draft_budget=min(knees, default=most),
         most_tokens=most,
     )
 
 
-def _lanes(paper: Paper, machine: Machine, drafter: Drafter) -> list[DrafterSpec]:
+def _lanes(paper: Paper, machine: Machine, drafter: Drafter, most: int) -> list[DrafterSpec]:
     shape = paper.models[drafter.model].shape
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
@@ -177,14 +179,11 @@ def _lanes(paper: Paper, machine: Machine, drafter: Drafter) -> list[DrafterSpec
             drafter.model,
             cost,
             drafter.capacity,
+            token_budget(cost, most),
             shape.parameters,
         )
         for lane in range(drafter.lanes)
     ]
-
-
-def _draft_cost(spec: DrafterSpec) -> RooflineCost | None:
-    return spec.cost if isinstance(spec.cost, RooflineCost) else None
 
 
 def _predicted(

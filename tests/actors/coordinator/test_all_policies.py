@@ -43,7 +43,6 @@ CLUSTER = Cluster(
     Acceptance({("", "small"): synthetic(0.6), ("", "large"): synthetic(0.8),
                 ("", "ngram"): synthetic(0.3)}),
     verify_budget=32,
-    draft_budget=16,
     most_tokens=32,
     verifier_faults=Faults([0.6], recovery_s=0.1),
 )  # fmt: skip

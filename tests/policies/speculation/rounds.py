@@ -68,7 +68,7 @@ def round_context(
         verify=verify,
         draft={} if draft is None else {"lane": draft},
         verify_budget=verify_budget,
-        draft_budget=draft_budget,
+        draft_budgets={} if draft is None else {"lane": draft_budget},
         most_tokens=most_tokens,
         prefill_tokens=prefill_tokens,
         waiting_s=waiting_s,
