@@ -86,6 +86,8 @@ class Machine(Block):
     verify: Verification | None = None
     slower: float = Field(1.0, gt=0.0)
     """Times of the target's forwards over the roofline's."""
+    verify_budget: int | None = None
+    """AdaServe's B_1, where it is tuned; else the roofline's knee."""
     kv_share: float = Field(1.0, gt=0.0, le=1.0)
     """The target's share of the memory that is left for KV."""
     swap_s_per_token: float | None = None
@@ -205,6 +207,8 @@ class Arm(Block):
     limits: Mapping[str, float] = {}
     """Those of actors.coordinator.settings.Limits that differ from its defaults."""
     attention: Literal["packed", "padded", "decomposed"] = "packed"
+    draft_slower: float = Field(1.0, gt=0.0)
+    """Times of a draft step over the machine's, in an engine that launches it worse."""
     priorities: Mapping[str, int] = {}
     """By dataset."""
     source: Source

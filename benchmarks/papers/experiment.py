@@ -175,7 +175,7 @@ def _cluster(
     }
     most = limits.forward_tokens
     drafters = [
-        spec for drafter in machine.drafters for spec in _lanes(paper, machine, drafter, most)
+        spec for drafter in machine.drafters for spec in _lanes(paper, machine, arm, drafter, most)
     ]
     swap_s = machine.swap_s_per_token
     if swap_s is None:
@@ -185,16 +185,19 @@ def _cluster(
         KvMemory(limits.kv_tokens, swap_s, machine.keeps_idle_kv),
         drafters,
         Acceptance(models),
-        verify_budget=token_budget(verify, most),
+        verify_budget=machine.verify_budget or token_budget(verify, most),
         most_tokens=most,
     )
 
 
-def _lanes(paper: Paper, machine: Machine, drafter: Drafter, most: int) -> list[DrafterSpec]:
+def _lanes(
+    paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int
+) -> list[DrafterSpec]:
     shape = paper.models[drafter.model].shape
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
         cost = replace(cost, delta=drafter.step_s)
+    cost = _slower(cost, arm.draft_slower)
     return [
         DrafterSpec(
             drafter.model if drafter.lanes == 1 else f"{drafter.model}/{lane}",

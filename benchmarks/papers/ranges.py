@@ -49,6 +49,25 @@ RANGES: Mapping[str, Range] = {
             for row_ms in (4.0, 5.2, 6.43)
         },
     ),
+    "verification_fixed": Range(
+        "spin",
+        (
+            "spin/fig10/alpaca/7b/selection_vs_68m",
+            "spin/fig10/alpaca/7b/spin_vs_68m",
+            "spin/fig10/alpaca/7b/spin_vs_unpiped",
+            "spin/fig10/alpaca/7b/spin_vs_plain",
+        ),
+        {
+            f"{fixed_ms} ms": {
+                "machines.7b.verify": {
+                    "fixed_s": fixed_ms / 1000,
+                    "row_s": (335.46 - fixed_ms) / 80 / 1000,
+                    "padded_row_s": (529.21 - fixed_ms) / 80 / 1000,
+                }
+            }
+            for fixed_ms in (15, 100, 200)
+        },
+    ),
     "micro_batches": Range(
         "spin",
         ("spin/fig13/alpaca/*_printed",),
@@ -61,19 +80,20 @@ RANGES: Mapping[str, Range] = {
         "adaserve",
         ("adaserve/overload/7.0/goodput_vs_fixed_1", "adaserve/overload/7.0/adaserve"),
         {
-            f"depth {depth}, c1 {c1}, c2 {c2}": {
+            f"budget {budget}, depth {depth}, c1 {c1}, c2 {c2}": {
+                "machines.llama.verify_budget": budget,
                 "arms.adaserve.speculation": {
                     "adaserve": {"shape": {"max_depth": depth, "c1": c1, "c2": c2}}
-                }
+                },
             }
-            for depth, c1, c2 in (
-                (1, 0, 0),
-                (2, 0, 0),
-                (3, 0, 0),
-                (8, 0, 0),
-                (8, 32, 0),
-                (3, 0, -2),
-                (2, 0, -4),
+            for budget, depth, c1, c2 in (
+                (115, 8, 0, 0),
+                (115, 2, 0, -3),
+                (230, 8, 0, 0),
+                (230, 2, 0, -3),
+                (460, 8, 0, 0),
+                (460, 2, 0, -3),
+                (460, 2, 32, -3),
             )
         },
     ),
@@ -81,6 +101,16 @@ RANGES: Mapping[str, Range] = {
         "adaserve",
         ("adaserve/overload/7.0/*",),
         {str(factor): {"machines.llama.slower": factor} for factor in (1.0, 1.3, 1.6)},
+    ),
+    "engine_of_baselines": Range(
+        "adaserve",
+        ("adaserve/fig10/llama/0.7/*_vs_best_baseline",),
+        {
+            f"{factor} x 5 ms": {
+                f"arms.{arm}.draft_slower": factor for arm in ("fixed_1", "fixed_3", "fixed_5")
+            }
+            for factor in (1, 4, 8)
+        },
     ),
     "acceptance_spread": Range(
         "laps_sd",

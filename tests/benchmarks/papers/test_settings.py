@@ -14,8 +14,8 @@ FIGURES = {
     "laps_sd": {"fig2", "fig3", "fig5", "fig6", "fig7"},
     "self_scheduling": {"fig5", "fig6", "fig7", "fig8", "fig10", "table1", "table2", "table3"},
 }
-"""All that are to be reproduced; self-scheduling's Fig. 8 is its starvation ablation, `overload` are
-set-ups of ours for claims that name none."""
+"""All to be reproduced. Self-scheduling's Fig. 8 is its starvation ablation; `overload` are set-ups
+of ours for claims that name none."""
 
 SMALL = """
 title: Small

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -259,8 +258,8 @@ def test_each_lane_has_the_history_of_its_own_drafts() -> None:
     selected(policy, by_lane("good", [0.9]) + by_lane("poor", [0.2]), round_context(), 0.0)
     assert policy.mean_confidence("good") == pytest.approx(0.9)
     assert policy.mean_confidence("poor") == pytest.approx(0.2)
-    both = replace(by_lane("good", [0.5, 0.3])[0], lanes=["good", "poor"])
-    merged = replace(both, sources=np.array([0b11, 0b10]))  # the second node is of `poor` alone
+    both = by_lane("good", [0.5, 0.3])[0]._replace(lanes=["good", "poor"])
+    merged = both._replace(sources=np.array([0b11, 0b10]))  # the second node is of `poor` alone
     selected(policy, [merged], round_context(), 0.0)
     assert policy.mean_confidence("good") == pytest.approx((0.9 + 0.5) / 2)
     assert policy.mean_confidence("poor") == pytest.approx((0.2 + 0.5 + 0.3) / 3)
@@ -275,7 +274,8 @@ def test_algorithm_1_sees_the_confidences_that_algorithm_2_will_see() -> None:
         calibrations[lane].observe(flatten(drafted), [committed] * len(drafted))
     policy = SpecServe(SpecServeParams(initial_confidence=0.9), calibrations)
     batches = [LaneBatch(lane, [view(lane)]) for lane in calibrations]
-    right, wrong = (plan.rule for plan in policy.plan(batches, round_context(), 0.0))
+    context = round_context()._replace(draft=dict.fromkeys(calibrations, DRAFT))
+    right, wrong = (plan.rule for plan in policy.plan(batches, context, 0.0))
     assert right is not None
     assert wrong is not None
     for rule, name in ((right, "right"), (wrong, "wrong")):
