@@ -6,8 +6,14 @@ from benchmarks.papers.settings import Changes
 
 
 def changes_of(name: str) -> Changes:
-    """Of a cause, or of `range:value`. Raises KeyError."""
-    if name in CAUSES:
-        return CAUSES[name].changes
+    """Of a cause, which a test may run `:small`, with its changes or `:small, as it is`, or of
+    `range:value`. Raises KeyError."""
     chosen, _, value = name.partition(":")
-    return RANGES[chosen].values[value]
+    if chosen in RANGES:
+        return RANGES[chosen].values[value]
+    cause = CAUSES[chosen]
+    return {
+        "": cause.changes,
+        "small": {**cause.small, **cause.changes},
+        "small, as it is": cause.small,
+    }[value]

@@ -78,7 +78,7 @@ RANGES: Mapping[str, Range] = {
     ),
     "adaserve_shape": Range(
         "adaserve",
-        ("adaserve/overload/7.0/goodput_vs_fixed_1", "adaserve/overload/7.0/adaserve"),
+        ("adaserve/fig8/llama/4.8/adaserve", "adaserve/fig8/llama/4.8/fixed_1"),
         {
             f"budget {budget}, depth {depth}, c1 {c1}, c2 {c2}": {
                 "machines.llama.verify_budget": budget,
@@ -88,18 +88,20 @@ RANGES: Mapping[str, Range] = {
             }
             for budget, depth, c1, c2 in (
                 (115, 8, 0, 0),
+                (115, 1, 0, 0),
+                (115, 2, 0, 0),
+                (115, 3, 0, 0),
                 (115, 2, 0, -3),
-                (230, 8, 0, 0),
+                (115, 3, 0, -3),
+                (115, 2, 16, 0),
                 (230, 2, 0, -3),
-                (460, 8, 0, 0),
-                (460, 2, 0, -3),
-                (460, 2, 32, -3),
+                (345, 2, 0, 0),
             )
         },
     ),
     "adaserve_machine": Range(
         "adaserve",
-        ("adaserve/overload/7.0/*",),
+        ("adaserve/overload/6.0/*",),
         {str(factor): {"machines.llama.slower": factor} for factor in (1.0, 1.3, 1.6)},
     ),
     "engine_of_baselines": Range(

@@ -185,9 +185,9 @@ def test_a_causes_experiment_shows_what_it_says(name: str) -> None:
         cells = {one: measure(one, NO_TRACES) for one in cells_of(paper, shown)}
         return evaluate(paper, shown, cells)
 
-    assert measured(cause.paper).status.startswith("missed")
+    assert measured(f"{cause.paper}@{name}:small, as it is").status.startswith("missed")
     low, high = cause.becomes
-    assert low <= measured(f"{cause.paper}@{name}").value <= high
+    assert low <= measured(f"{cause.paper}@{name}:small").value <= high
 
 
 @pytest.mark.parametrize("name", RANGES)
