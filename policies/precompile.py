@@ -22,7 +22,7 @@ from policies.tree import DraftTree
 def warm_up() -> None:
     """Runs two rounds with the default policies; once per process."""
     verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
-    context = RoundContext(verify, {"costly": draft}, 64, 64, most_tokens=64)
+    context = RoundContext(verify, {"costly": draft}, 64, {"costly": 64}, most_tokens=64)
     lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
     requests = [
         RequestView(

@@ -99,7 +99,7 @@ def make_trees(requests: int) -> list[DraftTree]:
 def speculation_us(
     policy: Speculation, views: Sequence[RequestView], trees: Sequence[DraftTree]
 ) -> float:
-    context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, 512, 512)
+    context = RoundContext(VERIFY, {lane.name: DRAFT for lane in LANES}, 512, {}, 512)
 
     lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
     candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)

@@ -115,11 +115,11 @@ def _compare(name: str, traces: Path, pool: Executor, first_seed: int) -> None:
     """Prints rows under the settings as they are (of a cause only), and changed."""
     if name in CAUSES:
         cause = CAUSES[name]
-        paper, patterns = cause.paper, [*cause.rows, cause.shows]
+        paper, patterns = cause.paper, (*cause.rows, cause.shows)
         variants = {"as it is": paper, name: f"{paper}@{name}"}
     else:
         chosen = RANGES[name]
-        paper, patterns = chosen.paper, chosen.rows
+        paper, patterns = chosen.paper, (*chosen.rows,)
         variants = {value: f"{paper}@{name}:{value}" for value in chosen.values}
     wanted = [
         row

@@ -43,7 +43,6 @@ CAUSES: Mapping[str, Cause] = {
         },
         "spin/fig10/alpaca/7b/spin_vs_68m",
         (2.34 / 1.15, 2.34 * 1.15),
-        {"workloads.batch_8.requests": 48},
     ),
     "baselines_engine": Cause(
         "adaserve",

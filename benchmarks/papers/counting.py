@@ -19,10 +19,8 @@ def count_claims(verdicts: Iterable[Verdict], not_run: Iterable[Row]) -> Counter
     for verdict in verdicts:
         rows.setdefault(_claim(verdict.row), []).append(verdict.status.partition(":")[0])
     for row in not_run:
-        standing = row.template.standing
-        if standing is None and row.accepted is None:
-            standing = "not specified by the paper"
-        rows.setdefault(_claim(row), []).append(standing or NOT_RUNNABLE)
+        claims = NOT_RUNNABLE if row.accepted else "not specified by the paper"
+        rows.setdefault(_claim(row), []).append(row.template.standing or claims)
     return Counter(map(_together, rows.values()))
 
 

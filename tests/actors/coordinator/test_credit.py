@@ -73,7 +73,7 @@ def test_tokens_that_a_lookup_has_proposed_too_are_credited_to_the_lookup() -> N
 
 def test_a_lane_s_score_counts_no_tokens_that_a_lookup_had_proposed() -> None:
     """Where the lookup is right, drafting only takes time."""
-    costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, 512, 512)
+    costs = Costs(LinearCost(0.0, 0.0, 0.02), {"small": LinearCost(0.0, 0.0, 0.001)}, 512, {}, 512)
     estimates = Estimates(costs, [SMALL.view])
     right, wrong = [True] * 40, [False] * 40
 
@@ -89,7 +89,7 @@ def test_a_lane_s_score_counts_no_tokens_that_a_lookup_had_proposed() -> None:
 
 def test_a_score_includes_the_shared_forward_of_all_requests() -> None:
     """It is compared with measured slots, which include it too."""
-    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, 512, 512)
+    costs = Costs(LinearCost(1e-5, 1e-3, 0.02), {"small": LinearCost(0.0, 0.0, 0.0)}, 512, {}, 512)
     estimates = Estimates(costs, [SMALL.view])
     score = estimates.score(SMALL.view, 100, [False], [False], ForwardSize(16, 1600))
     assert score.tokens == 1.0

@@ -28,7 +28,7 @@ def round_context(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContex
     """`draft_s`: of a draft step, whatever is in it."""
     step = LinearCost(0.0, 5e-5, draft_s)
     verify = LinearCost(0.0, 2e-4, 10e-3)
-    return RoundContext(verify, {"a": step, "b": step}, 256, 256, 256, handling_s=handling_s)
+    return RoundContext(verify, {"a": step, "b": step}, 256, {}, 256, handling_s=handling_s)
 
 
 def alike(step: PiecewiseLinear, call_s: float = 0.0, lanes: int = 1) -> LaneCosts:
