@@ -188,7 +188,8 @@ def steps(schedule: SelfRanked, count: int, requests: int, slots: int = 1) -> li
 def test_steps_are_forwards_however_often_lanes_and_arrivals_cause_a_pick() -> None:
     """Two lanes that finish one after the other cause two picks for each forward."""
     schedule = ranked(SelfRankedParams(starvation_steps=4, quantum_steps=2), [1.0, 2.0])
-    order, running = [], []
+    order: list[str] = []
+    running: list[str] = []
     for _ in range(8):
         for _ in range(2):
             running = schedule.pick(views(2), running, 1, 0.0)
