@@ -123,7 +123,7 @@ class Profile:
 
     @property
     def token_budget(self) -> int:
-        """AdaServe's budget: B_1 if the verifier was profiled, B_2 if a drafter."""
+        """AdaServe's B_1; B_2 is in a drafter's own profile (engine/draft_profile.py)."""
         return token_budget(self.roofline, max(sample.tokens for sample in self.samples))
 
 
