@@ -7,6 +7,7 @@ counts as so many equal steps.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from statistics import median
 from time import perf_counter
@@ -16,7 +17,7 @@ import numpy as np
 from engine.committed import CommittedTokens
 from engine.protocol import Drafter, DraftOrder, Prefix, Start
 from engine.sampling.params import SamplingParams
-from policies.cost import CostModel, ForwardSample
+from policies.cost import CostModel, ForwardSample, fit_linear, fit_roofline, token_budget
 
 REQUESTS = (1, 4, 16)
 CONTEXT = (32, 128, 512)
@@ -24,6 +25,23 @@ DEPTH = 4
 ROUNDS = 5
 _LEAST_SHAPES = 3
 """At least as many shapes as a fit has parameters."""
+_LARGEST_BUDGET = 4096
+"""Of draft steps whose time does not grow with their tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """What a drafter's profile says of its draft steps."""
+
+    step: CostModel
+    token_budget: int
+    """AdaServe's B_2: the tokens up to which a draft step takes hardly longer."""
+
+    @classmethod
+    def fit(cls, samples: Sequence[ForwardSample]) -> "DraftCosts":
+        # The knee is beyond the few tokens that were measured where a device computes many at once,
+        # so the budget is not limited to them.
+        return cls(fit_linear(samples), token_budget(fit_roofline(samples), _LARGEST_BUDGET))
 
 
 def draft_call_s(cost: CostModel, orders: Sequence[DraftOrder]) -> float:

@@ -123,7 +123,7 @@ class Profile:
 
     @property
     def token_budget(self) -> int:
-        """AdaServe's budget: B_1 if the verifier was profiled, B_2 if a drafter."""
+        """AdaServe's B_1; B_2 is in a drafter's own profile (engine/draft_profile.py)."""
         return token_budget(self.roofline, max(sample.tokens for sample in self.samples))
 
 
@@ -250,17 +250,17 @@ def _time_forward(model: PackedModel, shape: Shape, rng: np.random.Generator) ->
         model.kv.open(segment.request, [])
         model.kv.reserve(segment.request, shape.context)
         model.kv.commit(segment.request, range(shape.context), [NO_TOKEN] * shape.context)
-    _wait_for(model.device)
+    wait_for(model.device)
     begin = perf_counter()
     model.forward(segments)
-    _wait_for(model.device)
+    wait_for(model.device)
     elapsed = perf_counter() - begin
     for segment in segments:
         model.kv.release(segment.request)
     return elapsed
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Waits for kernels, which run asynchronously on an accelerator."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

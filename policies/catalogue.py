@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from policies.cost import NO_SWITCH, SwitchCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import Schedule, Selection, Speculation
 from policies.scheduling.baselines import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
@@ -86,7 +87,7 @@ SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = 
     "threshold": Entry(
         baselines.ThresholdParams, lambda params, calibrations: baselines.Threshold(params)
     ),
-    "specserve": Entry(SpecServeParams, lambda params, calibrations: SpecServe(params)),
+    "specserve": Entry(SpecServeParams, SpecServe),
     "adaserve": Entry(
         AdaServeParams,
         lambda params, calibrations: AdaServe(params),
@@ -101,14 +102,14 @@ SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = 
     "planner": Entry(PlannerParams, Planner, width=("max_width",), adapts_to_chains=True),
 }
 
-SCHEDULES: Mapping[str, Entry[Callable[[Any], Schedule]]] = {
-    "fcfs": Entry(NoParams, lambda params: fcfs()),
-    "lp_sjf": Entry(NoParams, lambda params: lp_sjf()),
-    "las": Entry(LasParams, Las),
-    "edf": Entry(EdfParams, edf),
+SCHEDULES: Mapping[str, Entry[Callable[[Any, SwitchCost], Schedule]]] = {
+    "fcfs": Entry(NoParams, lambda params, switch: fcfs()),
+    "lp_sjf": Entry(NoParams, lambda params, switch: lp_sjf()),
+    "las": Entry(LasParams, lambda params, switch: Las(params)),
+    "edf": Entry(EdfParams, lambda params, switch: edf(params)),
     "laps_sd": Entry(LapsSdParams, LapsSd),
-    "self_ranked": Entry(SelfRankedParams, SelfRanked),
-    "default": Entry(DefaultScheduleParams, DefaultSchedule),
+    "self_ranked": Entry(SelfRankedParams, lambda params, switch: SelfRanked(params)),
+    "default": Entry(DefaultScheduleParams, lambda params, switch: DefaultSchedule(params)),
 }
 
 
@@ -125,10 +126,13 @@ def make_speculation(
     return entry.make(params, calibrations if calibrations is not None else {})
 
 
-def make_schedule(name: str, options: Options | None = None) -> Schedule:
-    """The schedule alone; `fair` adds priorities, tenants and the bound on waiting."""
+def make_schedule(
+    name: str, options: Options | None = None, switch: SwitchCost = NO_SWITCH
+) -> Schedule:
+    """The schedule alone; `fair` adds priorities, tenants and the bound on waiting. `switch`: the
+    measured cost of a preemption."""
     entry = _entry("schedule", SCHEDULES, name)
-    return entry.make(_params(f"schedule.{name}", entry.params, options or {}))
+    return entry.make(_params(f"schedule.{name}", entry.params, options or {}), switch)
 
 
 def fair(schedule: Schedule, options: Options | None = None) -> FairSchedule:

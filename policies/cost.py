@@ -40,6 +40,19 @@ class PiecewiseLinear(NamedTuple):
         return forward_seconds.py_func(self, float(context), float(tokens))
 
 
+class SwitchCost(NamedTuple):
+    """The time to preempt a request and to resume it: its KV moves to host memory and back, or is
+    computed again."""
+
+    fixed_s: float = 0.0
+    per_token_s: float = 0.0
+    """For each of its committed tokens."""
+
+    def predict(self, tokens: float) -> float:
+        return self.fixed_s + self.per_token_s * tokens
+
+
+NO_SWITCH = SwitchCost()
 FREE = PiecewiseLinear(0.0, 0.0, 0.0)
 """Of drafters without cost."""
 
@@ -162,6 +175,12 @@ def token_budget(cost: RooflineCost, largest: int) -> int:
     if cost.gamma_more > 0:
         budget = max(budget, cost.knee)
     return max(1, min(largest, int(budget)))
+
+
+def recompute_cost(cost: TimePredictor, chunk: int) -> SwitchCost:
+    """Of a preemption without swap: its tokens are read again, in chunks of so many."""
+    fixed_s = cost.predict(0, 1)
+    return SwitchCost(fixed_s, max(0.0, cost.predict(0, chunk) - fixed_s) / chunk)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def warm_up() -> None:
     verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
     lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
     acceptance = AcceptanceEstimates([*lanes, LaneView("lookup", "lookup", 4)], free=["lookup"])
-    context = RoundContext(verify, {"costly": draft}, 64, 64, 64, acceptance)
+    context = RoundContext(verify, {"costly": draft}, 64, {"costly": 64}, 64, acceptance)
     requests = [
         RequestView(
             str(number),

@@ -30,8 +30,9 @@ class RoundContext(NamedTuple):
     verify_budget: int
     """B_1 of AdaServe, roots included: the tokens up to which the time of a verification hardly
     grows. Only AdaServe's policies keep to it."""
-    draft_budget: int
-    """B_2 of AdaServe: the same for a draft step."""
+    draft_budgets: Mapping[str, int]
+    """B_2 of AdaServe: the same for a draft step, by lane; lanes that are missing here (lookup)
+    have none."""
     most_tokens: int
     """The most tokens that one forward of any model takes."""
     acceptance: AcceptanceEstimates
@@ -46,6 +47,8 @@ class RoundContext(NamedTuple):
     handling_s: float = 0.0
     """What a round with drafts takes beyond drafting and verification and a plain round does not:
     planning, sending orders, selecting nodes."""
+    active: int = 0
+    """Requests that run, whether they are in this micro-batch or not; 0 where it is not known."""
     call_s: Mapping[str, float] = MappingProxyType({})
     """What a draft call takes besides its steps, such as transport, by lane; 0 where missing.
     Negative where part of `handling_s` overlaps with the call."""

@@ -56,7 +56,7 @@ class Drafting:
             else:
                 request.set_draft(NO_DRAFT)
         if draftable:
-            context = self._estimates.context()
+            context = self._estimates.context(active=len(running))
             assigned = self._lanes.assign(running, policies.selection, context, now)
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):

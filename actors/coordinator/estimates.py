@@ -13,7 +13,7 @@ from actors.coordinator.request_state import RequestState
 from actors.coordinator.round_draft import NO_TREE, MergedTree, Proposal
 from engine.draft_profile import draft_call_s
 from engine.protocol import DraftOrder, fast_new
-from policies.cost import CostModel
+from policies.cost import NO_SWITCH, CostModel, SwitchCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
 from policies.estimates.online_cost import RefinedCost, RefinementParams
@@ -46,12 +46,14 @@ class Costs:
     draft: Mapping[str, CostModel]
     """Of one draft step, by lane; lanes that are missing here draft at no cost."""
     verify_budget: int
-    draft_budget: int
-    """These two are AdaServe's B_1 and B_2 (policies/protocols.py, RoundContext)."""
+    draft_budgets: Mapping[str, int]
+    """These two are AdaServe's B_1 and, by lane, B_2 (policies/protocols.py, RoundContext)."""
     most_tokens: int
     """The most tokens that one forward of any model takes."""
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
+    switch: SwitchCost = NO_SWITCH
+    """Of preempting a request and resuming it."""
 
 
 _NO_SOURCES = np.zeros(0, np.int64)
@@ -72,7 +74,7 @@ class Estimates:
         self._verify = RefinedCost(costs.verify)
         self._draft = {lane: RefinedCost(cost, _CALLS) for lane, cost in costs.draft.items()}
         self._verify_budget = costs.verify_budget
-        self._draft_budget = costs.draft_budget
+        self._draft_budgets = costs.draft_budgets
         self._most_tokens = costs.most_tokens
         self._trees = costs.trees
         by_drafter = {lane.drafter: Calibration() for lane in lanes}
@@ -86,18 +88,19 @@ class Estimates:
         self._handling = RoundOverheads()
         """The rest of a round: what neither drafting, verification nor queueing accounts for."""
 
-    def context(self, prefill_tokens: int = 0) -> RoundContext:
+    def context(self, prefill_tokens: int = 0, active: int = 0) -> RoundContext:
         return RoundContext(
             verify=self._verify,
             draft=self._draft,
             verify_budget=self._verify_budget,
-            draft_budget=self._draft_budget,
+            draft_budgets=self._draft_budgets,
             most_tokens=self._most_tokens,
             acceptance=self.acceptance,
             prefill_tokens=prefill_tokens,
             trees=self._trees,
             waiting_s=self._queueing_s + self._handling.plain_s,
             handling_s=self._handling.drafting_extra_s,
+            active=active,
             call_s={lane: self._call_s(lane) for lane in self._draft},
         )
 

@@ -27,6 +27,7 @@ from actors.hosts.spawn import Group, VerifierLauncher
 from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from actors.hosts.supervision import Supervised
 from actors.hosts.tokenizer_check import check_tokenizers
+from engine.draft_profile import DraftCosts
 from engine.grammar.compiler import Grammars
 from policies.cost import CostModel
 from policies.request import LaneView
@@ -85,7 +86,7 @@ async def start_fleet(
         progress(_MEASURING + (f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""))
         verify = await verifier.measure(cache_dir, measure_s)
         draft = await _measured(models, cache_dir, measure_s)
-        views = [await _view(model, draft[model.lane]) for model in models]
+        views = [await _view(model, draft[model.lane].step) for model in models]
     except BaseException:
         for close in closers:
             close()
@@ -94,14 +95,14 @@ async def start_fleet(
         Lane(view, model.host, own_processors=_has_own_processors(model.spec))
         for view, model in zip(views, models, strict=True)
     ]
-    budget = verify.token_budget
     costs = Costs(
         verify.verify,
-        draft,
-        verify_budget=budget,
-        draft_budget=budget,
+        {lane: measured.step for lane, measured in draft.items()},
+        verify_budget=verify.token_budget,
+        draft_budgets={lane: measured.token_budget for lane, measured in draft.items()},
         most_tokens=limits.forward_tokens,
         trees=verifier.limits.trees,
+        switch=verify.switch,
     )
     grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
     return Fleet(verifier, lanes + _lookups(drafters, grammars), costs, closers, grammars)
@@ -231,13 +232,13 @@ async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[Non
 
 async def _measured(
     models: Sequence[_Model], cache_dir: Path, measure_s: float
-) -> dict[str, CostModel]:
-    """The cost of a draft step by lane; instances of one drafter are measured once."""
-    by_drafter: dict[str, CostModel] = {}
+) -> dict[str, DraftCosts]:
+    """The costs of draft steps by lane; instances of one drafter are measured once."""
+    by_drafter: dict[str, DraftCosts] = {}
     for spec, _, host in models:
         if spec.name not in by_drafter:
             by_drafter[spec.name] = await host.measure(cache_dir, measure_s)
-        host.cost = by_drafter[spec.name]
+        host.cost = by_drafter[spec.name].step
     return {lane: by_drafter[spec.name] for spec, lane, _ in models}
 
 

@@ -14,6 +14,7 @@ from actors.hosts.loading import TargetCosts
 from actors.hosts.protocol import HostLost, KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.workers import DrafterWorker, VerifierWorker, draft_isolated
+from engine.draft_profile import DraftCosts
 from engine.protocol import (
     Draft,
     Drafter,
@@ -69,7 +70,7 @@ class ThreadDrafter:
         """The number of parameters."""
         return self._worker.size()
 
-    async def measure(self, cache_dir: Path, seconds: float) -> CostModel:
+    async def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
         return await self._thread.run(self._worker.measure, cache_dir, seconds)
 
     async def draft(

@@ -21,10 +21,13 @@ from engine.parallel.ranks import Place
 from engine.profiler import Grid, profile
 from engine.protocol import Drafter, Verifier
 from engine.request import TargetLimits
+from engine.swap_profile import swap_cost
 from engine.verifiers.native import NativeVerifier
-from policies.cost import CostModel
+from policies.cost import CostModel, SwitchCost, recompute_cost
 
 _LOG = logging.getLogger("spindle")
+_PREFILL_CHUNK = 512
+"""Tokens of a forward from which the cost of reading a preempted request's tokens again follows."""
 _SLOW_BF16 = (
     "this processor does not multiply bfloat16: forwards of more than some ten tokens take longer "
     "than in float32, so that drafts hardly pay; set target.dtype to float32 (docs/cpu_speed.md)"
@@ -35,6 +38,8 @@ _SLOW_BF16 = (
 class TargetCosts:
     verify: CostModel
     token_budget: int
+    switch: SwitchCost
+    """Of preempting a request and resuming it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,9 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
         setup = "native" if place is None else f"native, {place.ranks} ranks"
         measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
-        return TargetCosts(measured.roofline, measured.token_budget)
+        recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
+        switch = swap_cost(model, setup, cache_dir) if spec.swap_tokens else recompute
+        return TargetCosts(measured.roofline, measured.token_budget, switch)
 
     def kv_state() -> KvState:
         kv = model.kv
@@ -146,7 +153,8 @@ def _load_vllm(spec: TargetSpec) -> LoadedTarget:
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
         measured = profile_vllm(verifier, vllm_spec, cache_dir, Grid(seconds=seconds))
-        return TargetCosts(measured.roofline, measured.token_budget)
+        recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
+        return TargetCosts(measured.roofline, measured.token_budget, recompute)
 
     def kv_state() -> KvState:
         blocks = verifier.blocks()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from actors.hosts.loading import TargetCosts
 from actors.hosts.protocol import KvState
 from actors.hosts.supervision import Supervised
-from engine.draft_profile import draft_call_s
+from engine.draft_profile import DraftCosts, draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel
@@ -58,9 +58,9 @@ class RemoteDrafter(_RemoteHost):
         size: float = await self._host.call_without_timeout("size")
         return size
 
-    async def measure(self, cache_dir: Path, seconds: float) -> CostModel:
-        cost: CostModel = await self._host.call_without_timeout("measure", cache_dir, seconds)
-        return cost
+    async def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
+        costs: DraftCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
+        return costs
 
     async def draft(
         self, orders: Sequence[DraftOrder], rule: StepRule | None

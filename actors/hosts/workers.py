@@ -17,6 +17,7 @@ from actors.hosts.loading import TargetCosts, load_drafter, load_follower, load_
 from actors.hosts.protocol import KvState
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from engine.committed import EMPTY_HASH
+from engine.draft_profile import DraftCosts
 from engine.parallel.lockstep import follow
 from engine.parallel.ranks import Place
 from engine.protocol import (
@@ -36,7 +37,6 @@ from engine.protocol import (
 )
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
-from policies.cost import CostModel
 from policies.protocols import StepRule
 from policies.tree import DraftTree
 
@@ -86,7 +86,7 @@ class DrafterWorker:
         """The number of parameters."""
         return self._loaded.size
 
-    def measure(self, cache_dir: Path, seconds: float) -> CostModel:
+    def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
         return self._loaded.measure(cache_dir, seconds)
 
     def draft(

@@ -135,7 +135,7 @@ async def own_ms(draft: str, requests: int, speculation: str) -> float:
         RooflineCost(1e-7, 1e-4, 0.02, 128, 3e-4),
         {lane.view.name: LinearCost(0, 1e-6, 1e-4) for lane in lanes},
         verify_budget=2048,
-        draft_budget=2048,
+        draft_budgets={lane.view.name: 2048 for lane in lanes},
         most_tokens=2048,
     )
     estimates = Estimates(costs, [lane.view for lane in lanes])

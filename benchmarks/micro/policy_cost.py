@@ -130,7 +130,7 @@ def selection_us(policy: Selection, views: Sequence[RequestView]) -> float:
 
 def round_context() -> RoundContext:
     draft = {lane.name: DRAFT for lane in LANES}
-    return RoundContext(VERIFY, draft, 512, 512, 512, AcceptanceEstimates(LANES))
+    return RoundContext(VERIFY, draft, 512, {}, 512, AcceptanceEstimates(LANES))
 
 
 def schedule_us(policy: Schedule, views: Sequence[RequestView]) -> float:

@@ -96,7 +96,7 @@ def play(policy: Selection, slots: int, rng: np.random.Generator) -> Floats:
     means, best = stationary(rng)
     requests = [RequestView(str(i), 0.0, CONTEXT, max_tokens=slots) for i in range(REQUESTS)]
     lanes = [LaneView(str(j), f"drafter {j}", PLACES, catch_up_s=CATCH_UP_S) for j in range(LANES)]
-    context = RoundContext(LinearCost(0, 0, 1), {}, 1, 1, 1, AcceptanceEstimates(lanes))
+    context = RoundContext(LinearCost(0, 0, 1), {}, 1, {}, 1, AcceptanceEstimates(lanes))
     column = {lane.name: j for j, lane in enumerate(lanes)}
     accepted = rng.binomial(DRAFTS, means, (slots, REQUESTS, LANES)).astype(np.int8)
     regret = np.full(slots, best)

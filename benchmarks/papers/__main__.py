@@ -1,23 +1,28 @@
 """Measures the rows of the papers' figures and tables in the simulator, over the printed numbers.
 
-`python -m benchmarks.papers [PAPER ...] [--smoke] [--json FILE]`.
+`python -m benchmarks.papers [PAPER ...] [--smoke] [--json FILE]`, or `--cause NAME` or `--range
+NAME`.
 
 A PAPER may also be a prefix of row names, as `spin/fig13`. Every row is printed with its value, the
-paper's number (reference), their ratio, and whether it is reproduced (README.md). All rows take an
-estimated 3,800 seconds of CPU (docs/papers.md), `--smoke` some 50.
+paper's number (reference), their ratio, and whether it is reproduced (README.md). `--cause` runs
+the rows that are missed for one of the causes in causes.py, also with the blamed setting changed;
+`--range` runs rows over the values of a setting that the paper leaves open (ranges.py).
 """
 
 import json
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.papers.bounds import bounds
+from benchmarks.papers.causes import CAUSES
 from benchmarks.papers.cells import settings
+from benchmarks.papers.counting import count_claims
 from benchmarks.papers.measuring import measure_all, processes
+from benchmarks.papers.ranges import RANGES
 from benchmarks.papers.row import Row
 from benchmarks.papers.settings import PAPERS, rows
 from benchmarks.papers.verdicts import Verdict, cells_of, evaluate
@@ -47,8 +52,17 @@ def main() -> None:
         "--data", type=Path, default=Path("../shared/data"), help="where replayed traces are"
     )
     arguments.add_argument("--processes", type=int, default=2)
+    arguments.add_argument("--cause", choices=CAUSES, help="a cause beside its experiment")
+    arguments.add_argument("--range", choices=RANGES, help="a setting that the paper leaves open")
+    arguments.add_argument(
+        "--first-seed", type=int, default=0, help="of the runs of --cause and --range"
+    )
     options = arguments.parse_args()
 
+    if options.cause or options.range:
+        with processes(options.processes) as pool:
+            _compare(options.cause or options.range, options.data, pool, options.first_seed)
+        return
     selected = {
         paper: [row for row in _rows(paper) if _wanted(row.name, options.papers, options.smoke)]
         for paper in PAPERS
@@ -58,9 +72,13 @@ def main() -> None:
     verdicts: list[Verdict] = []
     with processes(options.processes) as pool:
         for paper, chosen in selected.items():
-            verdicts += _run(paper, chosen, options.data, pool)
-    counts = Counter(verdict.status.partition(":")[0] for verdict in verdicts)
-    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+            of_paper = _run(paper, chosen, options.data, pool)
+            verdicts += of_paper
+            run = {verdict.row.name for verdict in of_paper}
+            claims = count_claims(of_paper, [row for row in chosen if row.name not in run])
+            if claims:
+                counts = ", ".join(f"{count} {status}" for status, count in claims.most_common())
+                print(f"{paper}, claims: {counts}")
     if options.json is not None:
         options.json.write_text(
             json.dumps([_flat(verdict) for verdict in verdicts], indent=1) + "\n"
@@ -91,6 +109,41 @@ def _run(paper: str, chosen: Sequence[Row], traces: Path, pool: Executor) -> lis
         verdicts.append(verdict)
         print(f"{row.name:{width}}  {_formatted(verdict)}", flush=True)
     return verdicts
+
+
+def _compare(name: str, traces: Path, pool: Executor, first_seed: int) -> None:
+    """Prints rows under the settings as they are (of a cause only), and changed."""
+    if name in CAUSES:
+        cause = CAUSES[name]
+        paper, patterns = cause.paper, (*cause.rows, cause.shows)
+        variants = {"as it is": paper, name: f"{paper}@{name}"}
+    else:
+        chosen = RANGES[name]
+        paper, patterns = chosen.paper, (*chosen.rows,)
+        variants = {value: f"{paper}@{name}:{value}" for value in chosen.values}
+    wanted = [
+        row
+        for row in _rows(paper)
+        if any(fnmatchcase(row.name, pattern) for pattern in patterns)
+        and _obstacle(paper, row, traces) is None
+    ]
+    values = {
+        label: _values(variant, wanted, traces, pool, first_seed)
+        for label, variant in variants.items()
+    }
+    for row in wanted:
+        print(row.name)
+        for label, of_rows in values.items():
+            verdict = of_rows[row.name]
+            print(f"    {label:24} {_formatted(verdict)}", flush=True)
+
+
+def _values(
+    paper: str, wanted: Sequence[Row], traces: Path, pool: Executor, first_seed: int
+) -> Mapping[str, Verdict]:
+    needed = {cell: None for row in wanted for cell in cells_of(paper, row, first_seed)}
+    measured = measure_all(sorted(needed, key=str), traces, pool)
+    return {row.name: evaluate(paper, row, measured, first_seed) for row in wanted}
 
 
 def _obstacle(paper: str, row: Row, traces: Path) -> str | None:

@@ -66,6 +66,16 @@ class Drafter(Block):
     """Of one draft step, where the paper prints it; else by the roofline."""
 
 
+class Verification(Block):
+    """The measured time of a verification, instead of the roofline's."""
+
+    fixed_s: float
+    row_s: float
+    """For each token that it computes."""
+    padded_row_s: float | None = None
+    """The same in arms with `attention: padded`."""
+
+
 class Machine(Block):
     target: str
     gpu: Annotated[hardware.Gpu, _constant(hardware.Gpu)]
@@ -73,6 +83,18 @@ class Machine(Block):
     """Of the target, tensor-parallel; each lane of a drafter has one."""
     drafters: tuple[Drafter, ...] = ()
     max_batch: int = Field(ge=1)
+    verify: Verification | None = None
+    slower: float = Field(1.0, gt=0.0)
+    """Times of the target's forwards over the roofline's."""
+    verify_budget: int | None = None
+    """AdaServe's B_1, where it is tuned; else the roofline's knee."""
+    kv_share: float = Field(1.0, gt=0.0, le=1.0)
+    """The target's share of the memory that is left for KV."""
+    swap_s_per_token: float | None = None
+    """Of copying KV to host memory or back, where the paper prints it; else by the host link."""
+    keeps_idle_kv: bool = True
+    """Whether a preempted request's KV stays until its memory is needed; otherwise every switch
+    copies it."""
     source: Source
 
 
@@ -83,6 +105,8 @@ class Dataset(Block):
     """By drafter model; arguments of `synthetic`."""
     predictor_tau: Mapping[str, float] = {}
     """Kendall's τ-b of each predictor of lengths or ranks: an input of the simulator."""
+    predictor_error: float | None = None
+    """Mean relative error of predicted lengths, instead of a τ-b."""
     mix_of: Mapping[str, float] = {}
     """Shares of other datasets, instead of its own lengths and acceptance."""
     source: Source
@@ -183,6 +207,8 @@ class Arm(Block):
     limits: Mapping[str, float] = {}
     """Those of actors.coordinator.settings.Limits that differ from its defaults."""
     attention: Literal["packed", "padded", "decomposed"] = "packed"
+    draft_slower: float = Field(1.0, gt=0.0)
+    """Times of a draft step over the machine's, in an engine that launches it worse."""
     priorities: Mapping[str, int] = {}
     """By dataset."""
     source: Source

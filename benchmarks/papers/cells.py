@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from benchmarks.papers.changes import changes_of
 from benchmarks.papers.row import Scalar
 from benchmarks.papers.settings import Paper, load
 from policies.scheduling.laps_sd import LapsSdParams
@@ -22,6 +23,11 @@ class Cell:
     seed: int = 0
 
     @property
+    def of_paper(self) -> str:
+        """The paper, whatever is changed in its settings."""
+        return self.paper.partition("@")[0]
+
+    @property
     def at(self) -> dict[str, Scalar]:
         return dict(self.case)
 
@@ -35,17 +41,21 @@ def cell(paper: str, arm: str, case: Mapping[str, Scalar], seed: int = 0) -> Cel
 
 @cache
 def settings(paper: str) -> Paper:
-    return load(paper)
+    """Of a paper, or as `paper@change` with the settings that a cause or range changes."""
+    name, _, change = paper.partition("@")
+    return load(name, changes=changes_of(change) if change else {})
 
 
 @cache
 def _first_equal(paper: str, arm: str) -> str:
-    """The first arm with the same run: the simulator has no costs of padding, so arms that differ
-    in `attention` only are equal."""
-    arms = settings(paper).arms
+    """The first arm with the same run. Arms that differ in `attention` only are equal where no
+    machine's time depends on padding."""
+    arms, machines = settings(paper).arms, settings(paper).machines.values()
     if arm in ORACLES:
         return arm
-    same = {"attention": arms[arm].attention, "source": arms[arm].source}
+    same: dict[str, object] = {"source": arms[arm].source}
+    if not any(machine.verify and machine.verify.padded_row_s for machine in machines):
+        same["attention"] = arms[arm].attention
     return next(name for name, other in arms.items() if other.model_copy(update=same) == arms[arm])
 
 

@@ -22,9 +22,9 @@ from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
 from benchmarks.simulator.run import Cluster, DrafterSpec
 from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival, predict_lengths
+from benchmarks.simulator.workload import Arrival, predict_lengths, predict_with_error
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
-from policies.cost import RooflineCost, token_budget
+from policies.cost import RooflineCost, SwitchCost, token_budget
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule, Selection, Speculation
 from policies.scheduling.laps_sd import LapsSd
@@ -70,7 +70,9 @@ class Experiment:
     def _schedule(self, observer: RunObserver) -> Schedule:
         if self.cell.arm == "srpt":
             return self._srpt()
-        schedule = make_schedule(self.arm.schedule.name, self._schedule_options())
+        swap_s = self.cluster.memory.swap_s_per_token or 0.0
+        switch = SwitchCost(per_token_s=2 * swap_s)
+        schedule = make_schedule(self.arm.schedule.name, self._schedule_options(), switch)
         if self.arm.priorities:
             # Priorities are the paper's, the promotion of starved requests is not.
             schedule = fair(schedule, {"starve_after_s": inf})
@@ -101,16 +103,18 @@ def build_experiment(cell: Cell, traces: Path) -> Experiment:
     paper, case = settings(cell.paper), cell.at
     arm = paper.arms[ORACLES.get(cell.arm, cell.arm)]
     machine = paper.machines[str(case["machine"])]
-    verify = _roofline(paper, machine)
+    verify = _verification(paper, machine, arm)
     requests: Sequence[Arrival] = arrivals(
         paper, case, cell.seed, _idle_tpot_s(paper, verify, case), traces
     )
     limits = _limits(paper, machine, arm)
     workload = paper.workloads[str(case["workload"])]
     clients = case.get("clients", workload.clients)
-    tau = paper.datasets[str(case["dataset"])].predictor_tau
+    dataset = paper.datasets[str(case["dataset"])]
     requests = with_priorities(requests, arm.priorities)
-    requests, answers = _predicted(tau, cell, arm, requests)
+    if dataset.predictor_error is not None:
+        requests = predict_with_error(requests, dataset.predictor_error, cell.seed)
+    requests, answers = _predicted(dataset.predictor_tau, cell, arm, requests)
     return Experiment(
         cell=cell,
         arm=arm,
@@ -123,8 +127,24 @@ def build_experiment(cell: Cell, traces: Path) -> Experiment:
     )
 
 
-def _roofline(paper: Paper, machine: Machine) -> RooflineCost:
-    return hardware.roofline(paper.models[machine.target].shape, machine.gpu, machine.gpus)
+def _verification(paper: Paper, machine: Machine, arm: Arm) -> RooflineCost:
+    roofline = hardware.roofline(paper.models[machine.target].shape, machine.gpu, machine.gpus)
+    measured = machine.verify
+    if measured is None:
+        return _slower(roofline, machine.slower)
+    padded = measured.padded_row_s if arm.attention == "padded" else None
+    row_s = padded or measured.row_s
+    return replace(roofline, gamma=row_s, delta=measured.fixed_s, gamma_more=0.0)
+
+
+def _slower(cost: RooflineCost, factor: float) -> RooflineCost:
+    return replace(
+        cost,
+        alpha=factor * cost.alpha,
+        gamma=factor * cost.gamma,
+        delta=factor * cost.delta,
+        gamma_more=factor * cost.gamma_more,
+    )
 
 
 def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
@@ -137,7 +157,8 @@ def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar])
 
 
 def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
-    kv_tokens = hardware.kv_tokens(paper.models[machine.target].shape, machine.gpu, machine.gpus)
+    shape = paper.models[machine.target].shape
+    kv_tokens = int(machine.kv_share * hardware.kv_tokens(shape, machine.gpu, machine.gpus))
     chosen = {"max_batch": machine.max_batch, "kv_tokens": kv_tokens, **arm.limits}
     chosen["max_batch"] = min(machine.max_batch, chosen["max_batch"])
     return Limits(**{name: int(value) for name, value in chosen.items()})
@@ -152,39 +173,42 @@ def _cluster(
         for name, dataset in paper.datasets.items()
         for model, accepted in dataset.acceptance.items()
     }
-    drafters = [spec for drafter in machine.drafters for spec in _lanes(paper, machine, drafter)]
     most = limits.forward_tokens
-    knees = [token_budget(cost, most) for cost in map(_draft_cost, drafters) if cost]
+    drafters = [
+        spec for drafter in machine.drafters for spec in _lanes(paper, machine, arm, drafter, most)
+    ]
+    swap_s = machine.swap_s_per_token
+    if swap_s is None:
+        swap_s = hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)
     return Cluster(
         verify,
-        KvMemory(limits.kv_tokens, hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)),
+        KvMemory(limits.kv_tokens, swap_s, machine.keeps_idle_kv),
         drafters,
         Acceptance(models),
-        verify_budget=token_budget(verify, most),
-        draft_budget=min(knees, default=most),
+        verify_budget=machine.verify_budget or token_budget(verify, most),
         most_tokens=most,
     )
 
 
-def _lanes(paper: Paper, machine: Machine, drafter: Drafter) -> list[DrafterSpec]:
+def _lanes(
+    paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int
+) -> list[DrafterSpec]:
     shape = paper.models[drafter.model].shape
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
         cost = replace(cost, delta=drafter.step_s)
+    cost = _slower(cost, arm.draft_slower)
     return [
         DrafterSpec(
             drafter.model if drafter.lanes == 1 else f"{drafter.model}/{lane}",
             drafter.model,
             cost,
             drafter.capacity,
+            token_budget(cost, most),
             shape.parameters,
         )
         for lane in range(drafter.lanes)
     ]
-
-
-def _draft_cost(spec: DrafterSpec) -> RooflineCost | None:
-    return spec.cost if isinstance(spec.cost, RooflineCost) else None
 
 
 def _predicted(

@@ -40,7 +40,9 @@ class Run:
 
 
 def spin(run: Run) -> dict[str, float]:
-    return {"goodput": run.full_report.throughput}
+    report = run.full_report
+    accepted = report.tally.accepted / max(1, report.tally.committed)
+    return {"goodput": report.throughput, "accepted_goodput": accepted * report.throughput}
 
 
 def specserve(run: Run) -> dict[str, float]:

@@ -4,10 +4,10 @@
 its options, every block cites its section or has `not specified`. `rows` writes out its templates.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError
@@ -139,11 +139,19 @@ class Paper(Block):
         return self
 
 
-def load(paper: str, folder: Path = Path(__file__).parent) -> Paper:
+Changes = Mapping[str, object]
+"""New values by place, as `machines.7b.verify`; None removes what is there."""
+_NO_CHANGES: Changes = {}
+
+
+def load(paper: str, folder: Path = Path(__file__).parent, changes: Changes = _NO_CHANGES) -> Paper:
     """Raises BadSettings."""
     file = folder / f"{paper}.yaml"
     try:
-        settings = Paper.model_validate(yaml.load(file.read_text(), _UniqueKeyLoader))
+        given = yaml.load(file.read_text(), _UniqueKeyLoader)
+        for place, value in changes.items():
+            _change(given, place.split("."), value)
+        settings = Paper.model_validate(given)
         rows(paper, settings)
     except (ValidationError, ValueError, KeyError, yaml.YAMLError) as error:
         raise BadSettings(f"{file.name}: {error}") from error
@@ -163,6 +171,17 @@ def rows(paper: str, settings: Paper) -> list[Row]:
     if duplicates:
         raise ValueError(f"rows of one name: {', '.join(duplicates)}")
     return written
+
+
+def _change(given: dict[str, Any], place: Sequence[str], value: object) -> None:
+    """Other places that share the block by a YAML alias change with it."""
+    first, *rest = place
+    if rest:
+        _change(given[first], rest, value)
+    elif value is None:
+        del given[first]
+    else:
+        given[first] = value
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -30,11 +30,13 @@ class Verdict:
     @property
     def status(self) -> str:
         holds = self.row.reproduced(self.value)
+        if self.row.template.standing is not None:
+            return self.row.template.standing
         if holds is None:
             return "not specified by the paper"
-        if is_bound(self.row):
-            return "kept" if holds else f"missed: {cause_of(self.row.name)}"
-        return "reproduced" if holds else f"not reproduced: {cause_of(self.row.name)}"
+        if holds:
+            return "kept" if is_bound(self.row) else "reproduced"
+        return f"missed: {cause_of(self.row.name)}"
 
     @property
     def record(self) -> Record:
@@ -43,31 +45,35 @@ class Verdict:
         return Record(self.row.name, self.value, self.row.template.unit, reference, ratio)
 
 
-def cells_of(paper: str, row: Row) -> set[Cell]:
-    """All cells that its value is computed from."""
+def cells_of(paper: str, row: Row, first_seed: int = 0) -> set[Cell]:
+    """All cells that its value is computed from. `paper`: may be changed, as in cells.settings;
+    `first_seed`: of the row's runs, so that settings can be tuned on others than are reported."""
     cells: set[Cell] = set()
 
     def read(arm: str, case: Case) -> float:
-        cells.update(_seeded(paper, row, arm, case))
+        cells.update(_seeded(paper, row, arm, case, first_seed))
         return 1.0
 
     _value(paper, row, read)
     return cells
 
 
-def evaluate(paper: str, row: Row, measured: Mapping[Cell, Mapping[str, float]]) -> Verdict:
+def evaluate(
+    paper: str, row: Row, measured: Mapping[Cell, Mapping[str, float]], first_seed: int = 0
+) -> Verdict:
     def read(arm: str, case: Case) -> float:
         metric = "/".join(
             [row.template.metric, *(str(case[axis]) for axis in READ_BY_METRIC if axis in case)]
         )
-        return fmean(measured[seeded][metric] for seeded in _seeded(paper, row, arm, case))
+        cells = _seeded(paper, row, arm, case, first_seed)
+        return fmean(measured[seeded][metric] for seeded in cells)
 
     return Verdict(row, _value(paper, row, read))
 
 
-def _seeded(paper: str, row: Row, arm: str, case: Case) -> list[Cell]:
+def _seeded(paper: str, row: Row, arm: str, case: Case, first: int) -> list[Cell]:
     seeds = settings(paper).figures[row.figure].seeds
-    return [cell(paper, arm, case, seed) for seed in range(seeds)]
+    return [cell(paper, arm, case, seed) for seed in range(first, first + seeds)]
 
 
 def _value(paper: str, row: Row, read: ReadMetric) -> float:

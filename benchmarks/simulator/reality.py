@@ -180,6 +180,7 @@ def modelled(
                 lane.view.drafter,
                 learned.draft.get(lane.view.name),
                 lane.view.capacity,
+                learned.draft_budgets.get(lane.view.name, learned.most_tokens),
                 call_s=learned.call_s.get(lane.view.name, 0.0),
                 apart=lane.own_processors,
             )
@@ -187,7 +188,6 @@ def modelled(
         ],
         acceptance,
         learned.verify_budget,
-        learned.draft_budget,
         learned.most_tokens,
         coordinator_time=coordinator_time(learned_in.forwards, learned.verify),
     )

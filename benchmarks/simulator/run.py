@@ -68,6 +68,8 @@ class DrafterSpec:
     cost: CostModel | None
     """Of one forward. None: a lookup, which has no forwards and drafts for every request."""
     capacity: int = 1 << 20
+    budget: int = 512
+    """AdaServe's B_2: tokens of a draft step."""
     size: float = 0.0
     """Parameters."""
     faults: Faults = NO_FAULTS
@@ -105,7 +107,6 @@ class Cluster:
     drafters: Sequence[DrafterSpec]
     acceptance: Acceptance
     verify_budget: int = 512
-    draft_budget: int = 512
     most_tokens: int = 512
     trees: bool = True
     """Whether the verifier takes trees; vLLM takes chains only."""
@@ -268,7 +269,7 @@ def _estimates(cluster: Cluster) -> Estimates:
         cluster.verify,
         draft,
         cluster.verify_budget,
-        cluster.draft_budget,
+        {spec.lane: spec.budget for spec in cluster.drafters if spec.cost is not None},
         cluster.most_tokens,
         cluster.trees,
     )

@@ -29,6 +29,9 @@ class KvMemory:
     swap_s_per_token: float | None = 0.0
     """Time of copying KV to host memory or back. None: no swapping (vLLM), so evicted requests are
     prefilled again."""
+    keeps_idle: bool = True
+    """Whether a preempted request's KV stays until its memory is needed; otherwise it is copied to
+    host memory at once."""
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class SimulatedVerifier(SimulatedHost):
         self._trees = trees
         self._blocks = memory.tokens // _KV_BLOCK
         self._swap_s_per_token = memory.swap_s_per_token
+        self._keeps_idle = memory.keeps_idle
         self._used_blocks = 0
         self._sequences: dict[str, _Sequence] = {}
 
@@ -159,7 +163,7 @@ class SimulatedVerifier(SimulatedHost):
         running = {slot.request for slot in batch}
         needed = sum(slot.blocks for slot in batch)
         idle = self._used_blocks - sum(slot.sequence.blocks for slot in batch)
-        while needed + idle > self._blocks:
+        while needed + idle > self._blocks or (idle > 0 and not self._keeps_idle):
             victim = next(
                 (
                     name

@@ -127,7 +127,8 @@ class Service:
 
     def _make(self, config: PoliciesConfig) -> tuple[Policies, Schedule]:
         """The policies, and the schedule without the fairness wrapper."""
-        schedule = make_schedule(config.schedule.name, config.schedule.options)
+        switch = self._fleet.costs.switch
+        schedule = make_schedule(config.schedule.name, config.schedule.options, switch)
         selection = make_selection(config.selection.name, config.selection.options, config.seed)
         speculation = make_speculation(
             config.speculation.name, config.speculation.options, self._estimates.calibrations

@@ -9,13 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from cluster.checkpoints import parameters
 from engine.cpu.prepack import fast_dtype
-from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, measure_drafter
+from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.grammar.compiler import Grammars
 from engine.profiler import Grid, ProfileKey, cached_samples
 from engine.protocol import Drafter
-from policies.cost import CostModel, fit_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class LoadedDrafter:
     drafter: Drafter
     size: float
     """The number of parameters."""
-    measure: Callable[[Path, float], CostModel]
+    measure: Callable[[Path, float], DraftCosts]
     """Profiles draft steps for so many seconds at most, while nothing else runs on the device;
     caches the results in the directory."""
 
@@ -51,10 +50,10 @@ def load_model_drafter(
     )
     setup = f"draft steps of {type(runner).__name__}"
 
-    def measure(cache_dir: Path, seconds: float) -> CostModel:
+    def measure(cache_dir: Path, seconds: float) -> DraftCosts:
         grid = Grid(REQUESTS, (1,), CONTEXT, ROUNDS, seconds)
         key = ProfileKey.of(stock, stock.device, setup, grid)
-        return fit_linear(
+        return DraftCosts.fit(
             cached_samples(
                 key,
                 cache_dir,

@@ -76,6 +76,11 @@ class KVCache:
         return len(self._pool) * self.block_size
 
     @property
+    def swap_capacity(self) -> int:
+        """The rows that host memory holds."""
+        return len(self._host_pool) * self.block_size
+
+    @property
     def free_blocks(self) -> int:
         return self._pool.free
 

@@ -134,6 +134,8 @@ class Calibration:
         self._curves = _fitted(self._pooled(), self._params.prior, self._fitted_to, self._curves)
         self.survival = Curve(*self._curves[:, SURVIVAL])
         """P(any of a node's drafted children is right), by the sum of their confidences."""
+        self.chain = Curve(*self._curves[:, 0])
+        """P(a node is right given its parent), for the first child: so for a chain's nodes."""
 
 
 def _no_counts() -> Counts:

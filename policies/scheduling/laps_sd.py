@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.cost import NO_SWITCH, SwitchCost
 from policies.request import RequestView, RoundOutcome
 from policies.scheduling.expected_length import by_arrival, expected_len
 
@@ -33,10 +34,10 @@ class LapsSdParams:
     the rest of it."""
     pipelined: bool = False
     """Whether drafting overlaps with verification, so that a round costs the longer of the two."""
-    switch_s: float = 0.0
-    """Cost of preempting and resuming a request (a swap both ways, or a recompute), from the
-    profile; the paper has none."""
-    switch_s_per_token: float = 0.0
+    switch_s: float | None = None
+    """Cost of preempting and resuming a request (a swap both ways, or a recompute). None: as
+    measured when the target was profiled."""
+    switch_s_per_token: float | None = None
     """The same for each of its committed tokens."""
 
     def __post_init__(self) -> None:
@@ -70,8 +71,16 @@ class _Progress:
 
 
 class LapsSd:
-    def __init__(self, params: LapsSdParams = LapsSdParams()) -> None:
+    def __init__(
+        self, params: LapsSdParams = LapsSdParams(), measured: SwitchCost = NO_SWITCH
+    ) -> None:
+        """`measured`: the cost of a preemption, for what `params` leaves open."""
         self._params = params
+        fixed_s, per_token_s = params.switch_s, params.switch_s_per_token
+        self._switch = SwitchCost(
+            measured.fixed_s if fixed_s is None else fixed_s,
+            measured.per_token_s if per_token_s is None else per_token_s,
+        )
         self._progress: dict[str, _Progress] = {}
 
     def arrive(self, request: RequestView, now: float) -> None:
@@ -147,7 +156,7 @@ class LapsSd:
     def _near_demotion(self, progress: _Progress) -> bool:
         """Ours, not the paper's: a request is not preempted where a switch would cost more than the
         service that it has left in its queue, after which it is demoted anyway."""
-        switch_s = self._params.switch_s + self._params.switch_s_per_token * progress.view.context
+        switch_s = self._switch.predict(progress.view.context)
         return switch_s > self._upper_s(progress.queue) - progress.attained_s
 
     def _predict_if_stable(self, progress: _Progress) -> None:

@@ -1,7 +1,9 @@
 """Self-scheduling's Algorithm 1: requests run in the order in which the target itself ranks them.
 
-A step of the algorithm is one call of `pick`. Which requests ran in a step is taken from `running`
-at the next one, so that the counts are right even if a wrapper or a full KV cache changed the pick.
+A step of the algorithm is one forward of the target, after which the coordinator calls `observe`;
+`pick` is called more often, as requests arrive and lanes finish. Which requests ran is taken from
+`running` at the next pick, so that the counts are right even if a wrapper or a full KV cache
+changed the pick.
 """
 
 import math
@@ -52,7 +54,7 @@ class _RankState:
     quantum: int = 0
     """Steps left of its promotion; 0: not promoted."""
     seen: bool = False
-    """Whether the request was in the system during the step that has just ended."""
+    """Whether the request was in the system at the last pick."""
 
 
 class SelfRanked:
@@ -60,6 +62,8 @@ class SelfRanked:
         self._params = params
         self._queue = RankQueue(params.form, params.batch, params.timeout_s)
         self._states: dict[str, _RankState] = {}
+        self._steps = 0
+        """Forwards since the last pick."""
 
     def arrive(self, request: RequestView, now: float) -> None:
         """Lines 3-5."""
@@ -91,27 +95,29 @@ class SelfRanked:
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        self._end_step(requests, set(running))
+        self._count_steps(requests, set(running))
         self._promote(requests)
         order = sorted(requests, key=self._preference)
         return [view.name for view in order[:slots]]
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        pass
+        """Called once for each forward, though all its requests may still read their prompts."""
+        self._steps += 1
 
     def forget(self, request: str) -> None:
         self._states.pop(request, None)
         self._queue.forget(request)
 
-    def _end_step(self, requests: Sequence[RequestView], ran: set[str]) -> None:
-        """Lines 14 and 19-25, for the step that has just ended."""
+    def _count_steps(self, requests: Sequence[RequestView], ran: set[str]) -> None:
+        """Lines 14 and 19-25, for the steps since the last pick."""
+        steps, self._steps = self._steps, 0
         for view in requests:
             state = self._states[view.name]
-            if view.name in ran:
+            if steps and view.name in ran:
                 state.starved = 0
-                state.quantum = max(0, state.quantum - 1)
+                state.quantum = max(0, state.quantum - steps)
             elif state.seen:
-                state.starved += 1
+                state.starved += steps
             state.seen = True
 
     def _promote(self, requests: Sequence[RequestView]) -> None:

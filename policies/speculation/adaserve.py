@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
-from policies.request import RequestView
 from policies.speculation.forest import (
     Floats,
     Forest,
@@ -35,13 +34,21 @@ class TreeShape:
     c2: int = 0
     """The paper tunes c₁ and c₂ by grid search and gives no values."""
 
-    def limits(self, batch: Sequence[RequestView], context: RoundContext) -> list[DraftLimit]:
-        active = len(batch)
+    def plans(self, batches: Sequence[LaneBatch], context: RoundContext) -> list[DraftPlan]:
+        """Alike for all lanes but for their own budgets B₂: n counts all active requests, which
+        share B₁ whatever lanes they are on."""
+        planned = {request.name for batch in batches for request in batch.requests}
+        active = max(context.active, len(planned))
+        return [DraftPlan(self._limits(batch, active, context)) for batch in batches]
+
+    def _limits(self, batch: LaneBatch, active: int, context: RoundContext) -> list[DraftLimit]:
         depth = context.verify_budget // max(1, active + self.c1) - 1
         depth = min(self.max_depth, max(self.min_depth, depth))
-        width = context.draft_budget // max(1, active) + self.c2
-        width = min(self.max_width, max(1, width))
-        return [DraftLimit(min(depth, draft_tokens_left(request)), width) for request in batch]
+        budget = context.draft_budgets.get(batch.lane or "", context.most_tokens)
+        width = min(self.max_width, max(1, budget // max(1, active) + self.c2))
+        return [
+            DraftLimit(min(depth, draft_tokens_left(request)), width) for request in batch.requests
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class AdaServe(Stateless):
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        return [DraftPlan(self._params.shape.limits(batch.requests, context)) for batch in batches]
+        return self._params.shape.plans(batches, context)
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         forest = forest_of(candidates.trees)

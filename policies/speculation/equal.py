@@ -25,7 +25,7 @@ class Equal(Stateless):
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        return [DraftPlan(self._params.shape.limits(batch.requests, context)) for batch in batches]
+        return self._params.shape.plans(batches, context)
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         forest = forest_of(candidates.trees)

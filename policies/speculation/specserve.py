@@ -5,13 +5,16 @@ estimator of Algorithm 3. Where the printed algorithms contradict eq. 1-8 and th
 follows the latter: docs/policies/speculation.md lists the differences.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.cost import CostModel
+from policies.estimates.calibration import IDENTITY, Calibration, Curve
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RoundOutcome
 from policies.speculation.forest import (
@@ -61,22 +64,28 @@ class SpecServeRule:
     roots: int
     """Tokens of the verification besides drafts: a root for each request, and prefill chunks."""
     requests: int
+    calibrated: Curve
+    """From the drafter's confidence to the probability of acceptance, as `select` will see it."""
     mean_confidence: float
+    """Of what this lane has drafted before, calibrated as well."""
     waiting_s: float
     tpot_s: float
     accepted: float = 0.0
     """NAT of eq. 7: a bonus token for each request, and the path confidences so far."""
     drafts: int = 0
     drafting_s: float = 0.0
+    paths: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """For each request the path confidence of its chain, the drafter's and the calibrated one."""
 
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
     ) -> Sequence[bool]:
         if depth == 0:
             self.accepted, self.drafts, self.drafting_s = float(self.requests), 0, 0.0
+            self.paths = {}
             reach = float(len(requests))
         else:
-            reach = float(sum(float(level.sum()) for level in frontier))
+            reach = self._reach(requests, frontier)
             self.accepted += reach
             self.drafts += sum(len(level) for level in frontier)
         # "Correct": the efficiency of the present draft, with its actual confidences.
@@ -93,6 +102,27 @@ class SpecServeRule:
         self.drafting_s += step_s
         return [more > now] * len(requests)
 
+    def _reach(self, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]) -> float:
+        """AR of the deepest level (eq. 8), summed over the requests, which draft chains."""
+        drafted = [
+            (request, float(level[0]))
+            for request, level in zip(requests, frontier, strict=True)
+            if len(level)
+        ]
+        before = [self.paths.get(request, (1.0, 1.0)) for request, _ in drafted]
+        confidence = [
+            path / raw if raw > 0.0 else 0.0
+            for (_, path), (raw, _) in zip(drafted, before, strict=True)
+        ]
+        probability = self.calibrated(np.array(confidence)).tolist()
+        self.paths = {
+            request: (path, calibrated * accepted)
+            for (request, path), (_, calibrated), accepted in zip(
+                drafted, before, probability, strict=True
+            )
+        }
+        return sum(calibrated for _, calibrated in self.paths.values())
+
     def _step_seconds(self, depth: int, requests: Sequence[str]) -> float:
         if self.draft is None:
             return 0.0
@@ -105,17 +135,21 @@ class SpecServeRule:
 
 
 class SpecServe:
-    def __init__(self, params: SpecServeParams | None = None) -> None:
+    def __init__(
+        self,
+        params: SpecServeParams | None = None,
+        calibrations: Mapping[str, Calibration] = MappingProxyType({}),
+    ) -> None:
+        """`calibrations`: by lane, the coordinator's own, which it goes on updating."""
         self._params = params or SpecServeParams()
-        self._tokens = 0.0
-        self._confidence = 0.0
+        self._calibrations = calibrations
+        self._drafted: dict[str, tuple[float, float]] = {}
+        """For each lane the tokens that it has drafted and the sum of their confidences."""
 
-    @property
-    def mean_confidence(self) -> float:
+    def mean_confidence(self, lane: str) -> float:
         """`prev_conf` of Algorithm 1."""
-        if not self._tokens:
-            return self._params.initial_confidence
-        return self._confidence / self._tokens
+        tokens, confidence = self._drafted.get(lane, (0.0, 0.0))
+        return confidence / tokens if tokens else self._params.initial_confidence
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
@@ -133,14 +167,19 @@ class SpecServe:
             context={request.name: request.context for request in requests},
             roots=len(requests) + context.prefill_tokens,
             requests=len(requests),
-            mean_confidence=self.mean_confidence,
+            calibrated=self._curve(batch.lane),
+            mean_confidence=self.mean_confidence(batch.lane or ""),
             waiting_s=context.waiting_s,
             tpot_s=tightest_tpot(requests),
         )
         return DraftPlan(limits, rule)
 
+    def _curve(self, lane: str | None) -> Curve:
+        calibration = self._calibrations.get(lane or "")
+        return IDENTITY if calibration is None else calibration.chain
+
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        self._update_mean(candidates)
+        self._update_means(candidates)
         forest = forest_of(candidates.trees)
         # A leaf is never more probable than its parent, so removing leaves in ascending acceptance,
         # the deepest first on ties, leaves a prefix of this order.
@@ -174,10 +213,19 @@ class SpecServe:
             left -= 1
         return left
 
-    def _update_mean(self, candidates: Candidates) -> None:
-        confidence = candidates.trees.confidence
-        self._tokens += len(confidence)
-        self._confidence += float(confidence.sum(dtype=np.float64))
-        if self._tokens > self._params.memory:
-            self._tokens /= 2
-            self._confidence /= 2
+    def _update_means(self, candidates: Candidates) -> None:
+        starts = candidates.trees.starts.tolist()
+        confidence, sources = candidates.trees.confidence, candidates.sources
+        for lanes, (begin, end) in zip(candidates.lanes, pairwise(starts), strict=True):
+            for bit, lane in enumerate(lanes):
+                own = confidence[begin:end]
+                if sources is not None:
+                    own = own[(sources[begin:end] >> bit) & 1 == 1]
+                self._count(lane, len(own), float(own.sum(dtype=np.float64)))
+
+    def _count(self, lane: str, drafted: int, confidence: float) -> None:
+        tokens, total = self._drafted.get(lane, (0.0, 0.0))
+        tokens, total = tokens + drafted, total + confidence
+        if tokens > self._params.memory:
+            tokens, total = tokens / 2, total / 2
+        self._drafted[lane] = (tokens, total)

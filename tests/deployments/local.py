@@ -67,7 +67,7 @@ def make_drafter() -> ModelDrafter:
 
 def make_coordinator(config: AppConfig, seconds: float) -> Coordinator:
     lanes = [Lane(LaneView("near", "near", capacity=64), PacedDrafter(make_drafter, 0.0))]
-    costs = Costs(LinearCost(0, 1e-5, 0.001), {"near": LinearCost(0, 0, 1e-4)}, 64, 64, 64)
+    costs = Costs(LinearCost(0, 1e-5, 0.001), {"near": LinearCost(0, 0, 1e-4)}, 64, {}, 64)
     limits = config.limits
     return Coordinator(
         PacedVerifier(make_verifier, seconds),

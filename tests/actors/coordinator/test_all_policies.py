@@ -3,6 +3,7 @@
 The simulator knows what its target says, so a run raises WrongOutput where a stream differs.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -26,8 +27,10 @@ from policies.catalogue import (
     make_speculation,
 )
 from policies.cost import LinearCost, RooflineCost
-from policies.protocols import Schedule
+from policies.microbatch import MicroBatchParams
+from policies.protocols import DraftPlan, LaneBatch, RoundContext, Schedule
 from policies.request import Slo
+from policies.speculation.adaserve import AdaServe
 
 VERIFY = RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
 DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
@@ -43,7 +46,6 @@ CLUSTER = Cluster(
     Acceptance({("", "small"): synthetic(0.6), ("", "large"): synthetic(0.8),
                 ("", "ngram"): synthetic(0.3)}),
     verify_budget=32,
-    draft_budget=16,
     most_tokens=32,
     verifier_faults=Faults([0.6], recovery_s=0.1),
 )  # fmt: skip
@@ -95,6 +97,27 @@ def test_every_stream_is_the_targets_own(schedule: str) -> None:
         events = serve(make_schedule(schedule), selection, speculation)
         preempted |= any(isinstance(event, Preempted) for event in events)
     assert preempted or schedule in ("fcfs", "lp_sjf", "edf")
+
+
+def test_plans_know_all_active_requests_though_each_lane_is_planned_alone() -> None:
+    """AdaServe's n, which without Spin's barrier is more than the requests of one plan."""
+    counts: list[tuple[int, int]] = []
+
+    class Counting(AdaServe):
+        def plan(
+            self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+        ) -> list[DraftPlan]:
+            planned = {request.name for batch in batches for request in batch.requests}
+            counts.append((context.active, len(planned)))
+            return super().plan(batches, context, now)
+
+    def make(_calibrations: Calibrations) -> Policies:
+        return Policies(make_schedule("fcfs"), make_selection("greedy"), Counting())
+
+    apart = MicroBatchParams(mode="asynchronous")
+    simulate(ARRIVALS, CLUSTER, make, LIMITS, pipeline=apart, seed=2)
+    assert all(planned <= active <= LIMITS.max_batch for active, planned in counts)
+    assert any(planned < active for active, planned in counts)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

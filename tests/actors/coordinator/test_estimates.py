@@ -16,7 +16,7 @@ DRAFTS = {"lane": LinearCost(0, 0, 0.001), "other": LinearCost(0, 0, 0.001)}
 
 def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Estimates:
     """After rounds of two requests, one of which drafts for 4 ms, or none."""
-    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), DRAFTS, 64, 64, 64), [])
+    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), DRAFTS, 64, {}, 64), [])
     learn(estimates, drafted, extra_s, queueing_s, count)
     return estimates
 
@@ -88,7 +88,7 @@ def test_costs_of_deep_drafts_are_not_extrapolated_from_shallow_ones() -> None:
     """Short calls of 2 ms and 0.1 ms per level: six levels cost 2.6 ms, not six times 2.1."""
     step = LinearCost(0.0, 0.0, 1e-4)
     lane = LaneView("near", "near", capacity=8)
-    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, 64, 64), [lane])
+    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, {}, 64), [lane])
     order = DraftOrder(Prefix("r", 0, 0, 10, 0, (1,)), 6)
     drafted = flatten([DraftTree.chain([5], [0.5])])
     for _ in range(100):
@@ -99,8 +99,8 @@ def test_costs_of_deep_drafts_are_not_extrapolated_from_shallow_ones() -> None:
 
 
 def test_the_share_of_prompts_is_the_cost_of_their_tokens() -> None:
-    estimates = Estimates(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, 64, 64), [])
+    estimates = Estimates(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, {}, 64), [])
     assert estimates.share_of_prompts(0, 10, 0) == 0.0
     assert estimates.share_of_prompts(0, 10, 5) == pytest.approx(0.25)
-    free = Estimates(Costs(LinearCost(0, 0, 0), {}, 64, 64, 64), [])
+    free = Estimates(Costs(LinearCost(0, 0, 0), {}, 64, {}, 64), [])
     assert free.share_of_prompts(0, 10, 5) == 0.0

@@ -57,7 +57,7 @@ async def serve(text: RankerText, ranker_for: str) -> tuple[list[list[int]], Ran
         verifier,
         [],
         Policies(schedule, make_selection("fixed"), make_speculation("off")),
-        Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
+        Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
         Limits(max_batch=2, kv_tokens=8192),
         observe=observe,
     )
@@ -118,7 +118,7 @@ def test_a_consumer_set_later_gets_lengths_of_the_requests_already_present() -> 
             verifier,
             [],
             Policies(lp_sjf(), make_selection("fixed"), make_speculation("off")),
-            Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, 64, 64), []),
+            Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
             Limits(max_batch=2, kv_tokens=8192),
             observe=observe,
         )

@@ -105,7 +105,7 @@ class Service:
             lanes,
             Policies(self.schedule, self.selection, Fixed()),
             Estimates(
-                Costs(LinearCost(0, 1e-5, 0.01), draft, 64, 64, 64), [lane.view for lane in lanes]
+                Costs(LinearCost(0, 1e-5, 0.01), draft, 64, {}, 64), [lane.view for lane in lanes]
             ),
             self.limits,
             self.pipeline,

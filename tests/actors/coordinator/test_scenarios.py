@@ -126,7 +126,11 @@ class Scenarios(RuleBasedStateMachine):
         ]
         draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.always_drafts}
         costs = Costs(
-            LinearCost(1e-7, 1e-5, 0.02), draft, verify_budget=24, draft_budget=16, most_tokens=24
+            LinearCost(1e-7, 1e-5, 0.02),
+            draft,
+            verify_budget=24,
+            draft_budgets=dict.fromkeys(draft, 16),
+            most_tokens=24,
         )
         self.estimates = Estimates(costs, [lane.view for lane in self.lanes])
         self.loop.run_until_complete(self._start(MicroBatchParams(mode)))

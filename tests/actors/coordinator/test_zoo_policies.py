@@ -7,8 +7,10 @@ is a function of prompt, seed and parameters alone, so all others must repeat th
 
 import asyncio
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from actors.coordinator.settings import Limits, Policies
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.zoo import TARGET, model_path
+from engine.draft_profile import DraftCosts
 from engine.model import Segment
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
@@ -34,6 +37,7 @@ from policies.catalogue import (
     make_selection,
     make_speculation,
 )
+from policies.cost import ForwardSample
 from policies.microbatch import MicroBatchParams
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
@@ -63,7 +67,12 @@ Streams = list[tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def fleet(profiles: Path) -> Fleet:
     torch.set_num_threads(1)
     target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
     drafters = [
@@ -71,7 +80,21 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
         DrafterSpec("tasks", checkpoint=model_path("tasks"), capacity=2),
         DrafterSpec("ngram", kind="ngram"),
     ]
-    return load(target, drafters, tmp_path_factory.mktemp("profiles"))
+    return load(target, drafters, profiles)
+
+
+def test_each_drafter_has_the_budget_of_its_own_profile(fleet: Fleet, profiles: Path) -> None:
+    """AdaServe's B₂; a lookup has none. The cost of a switch is measured as well."""
+    stored = [json.loads(path.read_text()) for path in profiles.iterdir()]
+    measured = {
+        DraftCosts.fit([ForwardSample(**sample) for sample in one["samples"]]).token_budget
+        for one in stored
+        if one["key"]["setup"].startswith("draft steps")
+    }
+    budgets = fleet.costs.draft_budgets
+    assert set(budgets) == {"tiny", "tasks"}
+    assert set(budgets.values()) == measured
+    assert fleet.costs.switch.predict(100) > 0
 
 
 @pytest.fixture(scope="module")

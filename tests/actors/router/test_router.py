@@ -265,7 +265,7 @@ class Replica:
         ]
         views = [lane.view for lane in lanes]
         cost = LinearCost(0, 0, 0.0003)
-        costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, 64, 64)
+        costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, {}, 64)
         estimates = Estimates(costs, views)
         policies = Policies(fcfs(), Hedge(), Fixed())
         self.coordinator = Coordinator(

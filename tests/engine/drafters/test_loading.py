@@ -32,7 +32,7 @@ def test_a_drafter_that_was_measured_before_is_not_measured_again(
         target_vocab_size=2048,
     )
     first = drafter.measure(tmp_path, 0.01)
-    assert first.predict(100, 4) > 0
+    assert first.step.predict(100, 4) > 0
     monkeypatch.setattr(drafter.drafter, "draft", None)
     assert drafter.measure(tmp_path, 0.01) == first
 

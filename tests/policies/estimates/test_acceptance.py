@@ -33,7 +33,7 @@ def round_context() -> RoundContext:
         verify=LinearCost(0.0, 4e-4, 20e-3),
         draft={"ssm": DRAFT},
         verify_budget=10_000,
-        draft_budget=10_000,
+        draft_budgets={},
         most_tokens=10_000,
         acceptance=AcceptanceEstimates(LANES, ["lookup"]),
     )

@@ -1,10 +1,12 @@
 """LAPS-SD against section 4 of its paper, and our readings of it (docs/policies/scheduling.md)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
+from policies.cost import SwitchCost
 from policies.request import RequestView, RoundOutcome
 from policies.scheduling.baselines import Las, lp_sjf
 from policies.scheduling.laps_sd import LapsSd, LapsSdParams
@@ -264,6 +266,19 @@ def test_a_switch_that_costs_more_than_the_rest_of_the_range_is_not_made() -> No
     assert schedule.pick(requests, ["old"], 1, 5.2) == ["old"]
     schedule.observe([outcome("old", seconds=0.2)], 5.4)  # the last queue has no end
     assert schedule.pick(requests, ["old"], 1, 5.4) == ["new"]
+
+
+def test_the_measured_cost_of_a_switch_counts_unless_the_options_name_another() -> None:
+    requests = [view("old", 0.0), view("new", 5.0)]
+    params = LapsSdParams(queues=3, first_queue_s=1.0, growth=2.0, stable_rounds=1000)
+    measured = SwitchCost(fixed_s=0.1, per_token_s=0.02)  # 0.3 s for `old`
+    free = replace(params, switch_s=0.0, switch_s_per_token=0.0)
+    for chosen, first in ((params, "old"), (free, "new")):
+        schedule = LapsSd(chosen, measured)
+        for request in requests:
+            schedule.arrive(request, 0.0)
+        schedule.observe([outcome("old", seconds=1.9)], 5.0)  # 0.1 s left of the second queue
+        assert schedule.pick(requests, ["old"], 1, 5.0) == [first]
 
 
 # Latency (Fig. 5)

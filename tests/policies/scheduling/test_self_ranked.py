@@ -167,7 +167,7 @@ def test_no_answer_changes_anything_but_the_order(
     assert sorted(schedule.pick(views(6), [], 6, 0.0)) == [each.name for each in views(6)]
 
 
-# Starvation (lines 9-11 and 13-25); a step is a call of pick
+# Starvation (lines 9-11 and 13-25); a step is a forward
 
 
 def ranked(params: SelfRankedParams, ranks: Sequence[float]) -> SelfRanked:
@@ -181,7 +181,30 @@ def steps(schedule: SelfRanked, count: int, requests: int, slots: int = 1) -> li
     for _ in range(count):
         running = picked[-1] if picked else []
         picked.append(schedule.pick(views(requests), running, slots, 0.0))
+        schedule.observe([], 0.0)
     return picked
+
+
+def test_steps_are_forwards_however_often_lanes_and_arrivals_cause_a_pick() -> None:
+    """Two lanes that finish one after the other cause two picks for each forward."""
+    schedule = ranked(SelfRankedParams(starvation_steps=4, quantum_steps=2), [1.0, 2.0])
+    order: list[str] = []
+    running: list[str] = []
+    for _ in range(8):
+        for _ in range(2):
+            running = schedule.pick(views(2), running, 1, 0.0)
+        order += running
+        schedule.observe([], 0.0)
+    assert order == ["00"] * 4 + ["01"] * 2 + ["00"] * 2
+
+
+def test_forwards_between_two_picks_all_count() -> None:
+    """The coordinator does not ask while everything fits."""
+    schedule = ranked(SelfRankedParams(starvation_steps=4, quantum_steps=50), [1.0, 2.0])
+    assert schedule.pick(views(2), [], 1, 0.0) == ["00"]
+    for _ in range(4):
+        schedule.observe([], 0.0)
+    assert schedule.pick(views(2), ["00"], 1, 0.0) == ["01"]
 
 
 def test_a_starved_request_is_promoted_for_a_quantum_of_steps() -> None:
@@ -204,7 +227,10 @@ def test_the_most_starved_are_promoted_first_up_to_the_limit() -> None:
 def test_promotion_is_by_starvation_and_not_by_arrival() -> None:
     params = SelfRankedParams(starvation_steps=2, quantum_steps=50, max_promotions=1)
     schedule = ranked(params, [1.0, 2.0, 3.0])
-    picked = [schedule.pick(views(3), ran, 3, 0.0) for ran in ([], ["00"], [], [])]
+    picked = []
+    for ran in ([], ["00"], [], []):
+        picked.append(schedule.pick(views(3), ran, 3, 0.0))
+        schedule.observe([], 0.0)
     assert picked[2] == ["01", "00", "02"]
     assert picked[3] == ["01", "02", "00"]  # 02 has waited for three steps, 00 for two
 
@@ -220,8 +246,10 @@ def test_steps_in_which_a_wrapper_ran_others_count_as_waiting() -> None:
     schedule = ranked(SelfRankedParams(starvation_steps=2, quantum_steps=50), [1.0, 2.0])
     for _ in range(2):
         assert schedule.pick(views(2), ["01"], 2, 0.0) == ["00", "01"]
+        schedule.observe([], 0.0)
     for _ in range(4):
         assert schedule.pick(views(2), ["01"], 2, 0.0)[0] == "00"
+        schedule.observe([], 0.0)
     assert schedule.pick(views(2), ["00"], 2, 0.0) == ["00", "01"]
 
 

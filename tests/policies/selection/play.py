@@ -25,7 +25,7 @@ def round_context(
         verify=LinearCost(0.0, token_s, 0.02),
         draft={one.name: LinearCost(0.0, 0.0, step_s) for one in lanes},
         verify_budget=512,
-        draft_budget=512,
+        draft_budgets={},
         most_tokens=512,
         acceptance=AcceptanceEstimates([*lanes, *free], [one.name for one in free]),
         waiting_s=waiting_s,

@@ -72,7 +72,7 @@ def round_context(
         verify=verify,
         draft={} if draft is None else {"lane": draft},
         verify_budget=verify_budget,
-        draft_budget=draft_budget,
+        draft_budgets={} if draft is None else {"lane": draft_budget},
         most_tokens=most_tokens,
         acceptance=AcceptanceEstimates(lanes, free),
         prefill_tokens=prefill_tokens,

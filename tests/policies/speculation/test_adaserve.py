@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies.cost import LinearCost
-from policies.protocols import Mask, RoundContext, Speculation
+from policies.protocols import LaneBatch, Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
 from policies.speculation.slo import BatchProgress, request_terms
@@ -236,6 +236,23 @@ def test_depth_and_width_follow_the_load() -> None:
     assert limits(1, context, shape) == {(6, 5)}  # clipped: 64 / 3 - 1, 24 + 1
     assert limits(10, context, shape) == {(64 // 12 - 1, 24 // 10 + 1)}
     assert limits(100, context, shape) == {(1, 1)}  # clipped from below
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_n_counts_the_requests_of_all_lanes(together: bool) -> None:
+    """Eq. 8 and 9: sixteen active requests share B₁, on one lane or on two, which are planned
+    together with Spin's barrier and one by one without it. B₂ is each drafter's own."""
+    batch: list[RequestView] = [view(f"r{number}") for number in range(16)]
+    context = round_context(verify_budget=64)._replace(
+        draft_budgets={"left": 64, "right": 32}, active=0 if together else 16
+    )
+    lanes = [LaneBatch("left", batch[:8]), LaneBatch("right", batch[8:])]
+    policy: Speculation = AdaServe()
+    if together:
+        plans = policy.plan(lanes, context, 0.0)
+    else:
+        plans = [plan for lane in lanes for plan in policy.plan([lane], context, 0.0)]
+    assert [set(plan.limits) for plan in plans] == [{(3, 4)}, {(3, 2)}]
 
 
 def test_no_request_drafts_beyond_max_tokens() -> None:

@@ -82,7 +82,7 @@ def test_equal_gives_each_request_the_same_number_of_its_best_nodes(
 def test_equal_drafts_as_adaserve_does() -> None:
     plan = plan_alone(
         Equal(EqualParams(TreeShape(max_depth=5))),
-        [view("a")] * 4,
+        [view(name) for name in "abcd"],
         "lane",
         round_context(verify_budget=16, draft_budget=8),
         0.0,

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cost import CostModel, LinearCost
-from policies.protocols import Mask, RoundContext, Speculation
+from policies.estimates.calibration import Calibration
+from policies.flat_trees import flatten
+from policies.protocols import LaneBatch, Mask, RoundContext, Speculation
 from policies.speculation.specserve import SpecServe, SpecServeParams, SpecServeRule
 from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
@@ -238,9 +240,45 @@ def test_specserve_minus_verifies_all_that_was_drafted() -> None:
 
 def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
     policy = SpecServe(SpecServeParams(initial_confidence=0.7, memory=100))
-    assert policy.mean_confidence == 0.7
-    selected(policy, candidates([DraftTree.chain([1, 2], [0.4, 0.6])]), round_context(), 0.0)
-    assert policy.mean_confidence == pytest.approx(0.5)
+    assert policy.mean_confidence("lane") == 0.7
+    selected(policy, by_lane("lane", [0.4, 0.6]), round_context(), 0.0)
+    assert policy.mean_confidence("lane") == pytest.approx(0.5)
     for _ in range(200):
-        selected(policy, candidates([DraftTree.chain([1], [0.9])]), round_context(), 0.0)
-    assert policy.mean_confidence == pytest.approx(0.9, abs=0.02)
+        selected(policy, by_lane("lane", [0.9]), round_context(), 0.0)
+    assert policy.mean_confidence("lane") == pytest.approx(0.9, abs=0.02)
+
+
+def by_lane(lane: str, confidence: Sequence[float]) -> list[Candidate]:
+    tree = DraftTree.chain(list(range(len(confidence))), list(confidence))
+    return [Candidate(view(f"on {lane}"), tree, lanes=[lane])]
+
+
+def test_each_lane_has_the_history_of_its_own_drafts() -> None:
+    policy = SpecServe()
+    selected(policy, by_lane("good", [0.9]) + by_lane("poor", [0.2]), round_context(), 0.0)
+    assert policy.mean_confidence("good") == pytest.approx(0.9)
+    assert policy.mean_confidence("poor") == pytest.approx(0.2)
+    both = by_lane("good", [0.5, 0.3])[0]._replace(lanes=["good", "poor"])
+    merged = both._replace(sources=np.array([0b11, 0b10]))  # the second node is of `poor` alone
+    selected(policy, [merged], round_context(), 0.0)
+    assert policy.mean_confidence("good") == pytest.approx((0.9 + 0.5) / 2)
+    assert policy.mean_confidence("poor") == pytest.approx((0.2 + 0.5 + 0.3) / 3)
+
+
+def test_algorithm_1_sees_the_confidences_that_algorithm_2_will_see() -> None:
+    """A lane that is sure of tokens that are never accepted stops after its first step, while one
+    whose confidences hold drafts on."""
+    calibrations = {"right": Calibration(), "wrong": Calibration()}
+    drafted = [DraftTree.chain([1, 2], [0.95, 0.95])] * 400
+    for lane, committed in (("right", [1, 2, 3]), ("wrong", [7])):
+        calibrations[lane].observe(flatten(drafted), [committed] * len(drafted))
+    policy = SpecServe(SpecServeParams(initial_confidence=0.9), calibrations)
+    batches = [LaneBatch(lane, [view(lane)]) for lane in calibrations]
+    context = round_context()._replace(draft=dict.fromkeys(calibrations, DRAFT))
+    right, wrong = (plan.rule for plan in policy.plan(batches, context, 0.0))
+    assert right is not None
+    assert wrong is not None
+    for rule, name in ((right, "right"), (wrong, "wrong")):
+        rule = pickle.loads(pickle.dumps(rule))
+        assert rule(0, [name], [np.array([], np.float32)]) == [True]
+        assert rule(1, [name], [np.array([0.95], np.float32)]) == [name == "right"]

@@ -31,7 +31,7 @@ def round_context(draft_s: float = 2e-4, handling_s: float = 0.0) -> RoundContex
     verify = LinearCost(0.0, 2e-4, 10e-3)
     acceptance = AcceptanceEstimates([LaneView(name, name, capacity=8) for name in "ab"])
     draft = {"a": step, "b": step}
-    return RoundContext(verify, draft, 256, 256, 256, acceptance, handling_s=handling_s)
+    return RoundContext(verify, draft, 256, {}, 256, acceptance, handling_s=handling_s)
 
 
 def alike(step: PiecewiseLinear, call_s: float = 0.0, lanes: int = 1) -> LaneCosts:

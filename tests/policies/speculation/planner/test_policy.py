@@ -477,7 +477,7 @@ def test_no_knee_ends_drafts_that_pay() -> None:
 
     context = round_context(verify=steep)
     assert any(limit.depth for limit in plans(context))
-    assert plans(context._replace(verify_budget=8, draft_budget=1)) == plans(context)
+    assert plans(context._replace(verify_budget=8, draft_budgets={"lane": 1})) == plans(context)
 
 
 def test_no_request_drafts_beyond_its_output() -> None:

@@ -1,0 +1,141 @@
+"""Settings that the papers leave open, as ranges: what becomes of a result over each.
+
+`python -m benchmarks.papers --range NAME` runs the rows once for each value. With `--first-seed`
+beyond the seeds that are reported, it is also the search by which a setting is tuned.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.papers.settings import Changes
+
+_SSM_LAYERS = {
+    "llama_68m": 2,
+    "llama_265m": 12,
+    "llama_616m": 16,
+    "llama_1100m": 22,
+    "llama_1400m": 24,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    paper: str
+    rows: Sequence[str]
+    values: Mapping[str, Changes]
+
+
+def _ssms(layer_s: float) -> list[dict[str, object]]:
+    return [
+        {"model": model, "capacity": 16, "step_s": layers * layer_s}
+        for model, layers in _SSM_LAYERS.items()
+    ]
+
+
+RANGES: Mapping[str, Range] = {
+    "ssm_layer": Range(
+        "spin",
+        ("spin/fig10/alpaca/7b/*_vs_68m", "spin/fig10/alpaca/7b/spin_vs_unpiped"),
+        {
+            f"{layer_ms} ms": {"machines.7b.drafters": _ssms(layer_ms / 1000)}
+            for layer_ms in (0.2, 0.6, 1.0)
+        },
+    ),
+    "padding": Range(
+        "spin",
+        ("spin/fig10/alpaca/7b/*_vs_68m",),
+        {
+            f"{row_ms} ms": {"machines.7b.verify.padded_row_s": row_ms / 1000}
+            for row_ms in (4.0, 5.2, 6.43)
+        },
+    ),
+    "verification_fixed": Range(
+        "spin",
+        (
+            "spin/fig10/alpaca/7b/selection_vs_68m",
+            "spin/fig10/alpaca/7b/spin_vs_68m",
+            "spin/fig10/alpaca/7b/spin_vs_unpiped",
+            "spin/fig10/alpaca/7b/spin_vs_plain",
+        ),
+        {
+            f"{fixed_ms} ms": {
+                "machines.7b.verify": {
+                    "fixed_s": fixed_ms / 1000,
+                    "row_s": (335.46 - fixed_ms) / 80 / 1000,
+                    "padded_row_s": (529.21 - fixed_ms) / 80 / 1000,
+                }
+            }
+            for fixed_ms in (15, 100, 200)
+        },
+    ),
+    "micro_batches": Range(
+        "spin",
+        ("spin/fig13/alpaca/*_printed",),
+        {
+            str(clients): {"workloads.batch_80.clients": clients, "workloads.batch_80.requests": 64}
+            for clients in (8, 16, 32)
+        },
+    ),
+    "adaserve_shape": Range(
+        "adaserve",
+        ("adaserve/fig8/llama/4.8/adaserve", "adaserve/fig8/llama/4.8/fixed_1"),
+        {
+            f"budget {budget}, depth {depth}, c1 {c1}, c2 {c2}": {
+                "machines.llama.verify_budget": budget,
+                "arms.adaserve.speculation": {
+                    "adaserve": {"shape": {"max_depth": depth, "c1": c1, "c2": c2}}
+                },
+            }
+            for budget, depth, c1, c2 in (
+                (115, 8, 0, 0),
+                (115, 1, 0, 0),
+                (115, 2, 0, 0),
+                (115, 3, 0, 0),
+                (115, 2, 0, -3),
+                (115, 3, 0, -3),
+                (115, 2, 16, 0),
+                (230, 2, 0, -3),
+                (345, 2, 0, 0),
+            )
+        },
+    ),
+    "adaserve_machine": Range(
+        "adaserve",
+        ("adaserve/overload/6.0/*",),
+        {str(factor): {"machines.llama.slower": factor} for factor in (1.0, 1.3, 1.6)},
+    ),
+    "engine_of_baselines": Range(
+        "adaserve",
+        ("adaserve/fig10/llama/0.7/*_vs_best_baseline",),
+        {
+            f"{factor} x 5 ms": {
+                f"arms.{arm}.draft_slower": factor for arm in ("fixed_1", "fixed_3", "fixed_5")
+            }
+            for factor in (1, 4, 8)
+        },
+    ),
+    "acceptance_spread": Range(
+        "laps_sd",
+        ("laps_sd/fig5/mbpp/50/latency_vs_*", "laps_sd/fig5/chatbot/50/latency_vs_*"),
+        {
+            str(share): {
+                f"datasets.{dataset}.acceptance.llama_68m.request_share": share
+                for dataset in ("chatbot", "mbpp", "minithinky")
+            }
+            for share in (0.35, 0.65, 0.9)
+        },
+    ),
+    "answer_tail": Range(
+        "self_scheduling",
+        ("self_scheduling/fig6/numinamath/least_latency_vs_fcfs",),
+        {
+            str(spread): {"datasets.numinamath.lengths.output_spread": spread}
+            for spread in (0.7, 1.1, 1.6, 2.2)
+        },
+    ),
+    "answers_in_all": Range(
+        "self_scheduling",
+        ("self_scheduling/fig6/numinamath/least_latency_vs_fcfs",),
+        {str(requests): {"workloads.rates.requests": requests} for requests in (20, 50, 200)},
+    ),
+}
