@@ -51,6 +51,8 @@ class Fleet:
     """One for each host that runs in an actor or on a thread."""
     grammars: Grammars | None
     """Compiles output grammars in this process; None: the target has no tokenizer."""
+    load_vocabulary: Callable[[], Awaitable[None]]
+    """Begins to load, in the verifier, what its first output grammar needs."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
@@ -104,7 +106,8 @@ async def start_fleet(
         trees=verifier.limits.trees,
     )
     grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
-    return Fleet(verifier, lanes + _lookups(drafters, grammars), costs, closers, grammars)
+    lanes += _lookups(drafters, grammars)
+    return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary)
 
 
 class _Model(NamedTuple):

@@ -104,6 +104,9 @@ class ThreadVerifier:
     async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
         return await self._thread.run(self._worker.measure, cache_dir, seconds)
 
+    async def load_vocabulary(self) -> None:
+        self._worker.load_vocabulary()
+
     async def verify(
         self, orders: Sequence[VerifyOrder]
     ) -> list[Verdict | Missing | NoRoom | Failed]:

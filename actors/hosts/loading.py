@@ -44,6 +44,8 @@ class LoadedTarget:
     measure: Callable[[Path, float], TargetCosts]
     """Profiles forwards for so many seconds at most, while nothing else runs on the device; caches
     the results in the directory."""
+    grammars: Grammars | None
+    """The verifier's; None: it follows none."""
 
     @property
     def limits(self) -> TargetLimits:
@@ -82,8 +84,8 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
         blocks = kv.capacity // kv.block_size
         return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
 
-    verifier = NativeVerifier(model, Grammars.of(spec.checkpoint, model.vocab_size))
-    return LoadedTarget(verifier, kv_state, measure)
+    grammars = Grammars.of(spec.checkpoint, model.vocab_size)
+    return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)
 
 
 def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
@@ -152,7 +154,7 @@ def _load_vllm(spec: TargetSpec) -> LoadedTarget:
         blocks = verifier.blocks()
         return KvState(blocks.free, blocks.used, blocks.cached, blocks.total)
 
-    return LoadedTarget(verifier, kv_state, measure)
+    return LoadedTarget(verifier, kv_state, measure, verifier.grammars)
 
 
 def _leader(spec: TargetSpec, place: Place) -> LeadingModel:

@@ -89,6 +89,9 @@ class RemoteVerifier(_RemoteHost):
         self._cost = costs.verify
         return costs
 
+    async def load_vocabulary(self) -> None:
+        await self._host.call("load_vocabulary")
+
     async def verify(
         self, orders: Sequence[VerifyOrder]
     ) -> list[Verdict | Missing | NoRoom | Failed]:

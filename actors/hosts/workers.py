@@ -129,6 +129,11 @@ class VerifierWorker:
     def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
         return self._loaded.measure(cache_dir, seconds)
 
+    def load_vocabulary(self) -> None:
+        """Begins to load what the first output grammar needs, and returns."""
+        if self._loaded.grammars is not None:
+            self._loaded.grammars.load_ahead()
+
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         return isolated(self._verifier, self._verifier.verify, orders, self._warm_up)
 

@@ -99,7 +99,10 @@ class ResponsesApi:
         )
         counted = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                **usage["prompt_tokens_details"],
+                "cache_write_tokens": 0,
+            },
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._count(reasoning)},
             "total_tokens": usage["total_tokens"],

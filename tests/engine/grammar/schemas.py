@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jsonschema
+
 _PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -169,3 +171,9 @@ REFUSED: dict[str, Any] = {
     },
 }
 """By a part of the error's message."""
+
+
+def validator(schema: Any) -> Any:
+    """Another program's, which checks formats as well."""
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return jsonschema.Draft202012Validator(schema, format_checker=checker)
