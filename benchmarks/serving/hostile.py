@@ -17,6 +17,7 @@ with 1 when an answer is 5xx other than 503 with `Retry-After`, has a traceback,
 import asyncio
 import re
 import sys
+from asyncio import StreamReader, StreamWriter
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ CONNECTIONS = 4
 BLOCK = 500
 """Requests between two checks with an ordinary one."""
 ANSWER_S = 60.0
+INCOMPLETE_S = 0.5
+"""After so long a client that may have sent half a request gives up."""
 MIN_CHECKED = 5_000
 CHECKED_SHARE = 0.6
 """Of the requests, the last ones: before them grammars and prefixes fill their bounded memories."""
@@ -168,9 +171,7 @@ async def send(url: str, request: HostileRequest) -> Response:
                 writer.write(request.sent)
                 await writer.drain()
                 if not request.leaves:
-                    if request.kind == "http":  # the head may announce a body that never comes
-                        writer.write_eof()
-                    answer = await reader.read(-1)
+                    answer = await _answer(reader, writer, request)
             except ConnectionError:
                 pass  # closed by the server before all was sent
             finally:
@@ -178,6 +179,17 @@ async def send(url: str, request: HostileRequest) -> Response:
     except TimeoutError:
         return Response("late", "no answer in time")
     return checked(request, answer)
+
+
+async def _answer(reader: StreamReader, writer: StreamWriter, request: HostileRequest) -> bytes:
+    if request.kind != "http":
+        return await reader.read(-1)
+    try:
+        first = await asyncio.wait_for(reader.read(4096), INCOMPLETE_S)
+    except TimeoutError:  # the head may announce a body that never comes
+        writer.write_eof()
+        first = b""
+    return first + await reader.read(-1)
 
 
 def checked(request: HostileRequest, answer: bytes) -> Response:
