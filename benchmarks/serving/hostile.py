@@ -135,7 +135,8 @@ async def attack(app: App, requests: Sequence[HostileRequest]) -> Result:
         if (answer := await ordinary_answer(app.url)) != first:
             failures.append(f"an ordinary request is answered {answer} in place of {first}")
         memory.append(process_memory(app))
-        print(f"{answers.total()} sent, {len(failures)} failed", flush=True)
+        sizes = ", ".join(f"{name} {size:.0f}" for name, size in memory[-1].items())
+        print(f"{answers.total()} sent, {len(failures)} failed; MiB: {sizes}", flush=True)
     lost = len(processes - {actor.pid for actor in app.actors()})
     return Result(answers, failures, lost, memory)
 
