@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import engine.lean_imports  # noqa: F401  # before whatever imports models of transformers
-from actors.hosts.protocol import KvState
+from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
@@ -19,22 +19,15 @@ from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
 from engine.parallel.ranks import Place
 from engine.profiler import Grid, profile
-from engine.protocol import Drafter, Verifier
+from engine.protocol import Verifier
 from engine.request import TargetLimits
 from engine.verifiers.native import NativeVerifier
-from policies.cost import CostModel
 
 _LOG = logging.getLogger("spindle")
 _SLOW_BF16 = (
     "this processor does not multiply bfloat16: forwards of more than some ten tokens take longer "
     "than in float32, so that drafts hardly pay; set target.dtype to float32 (docs/cpu_speed.md)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TargetCosts:
-    verify: CostModel
-    token_budget: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +106,6 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> Loaded
         **spec.options,
     )
     return loaded
-
-
-def make_lookup(spec: DrafterSpec, grammars: Grammars | None = None) -> Drafter:
-    """`grammars`: of the target's tokenizer; None: nothing is drafted under a grammar."""
-    drafter: Drafter = drafter_kind(spec.kind).maker()(spec.name, grammars=grammars, **spec.options)
-    return drafter
 
 
 def _unsharded(spec: TargetSpec) -> PackedModel:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts.loading import TargetCosts
-from actors.hosts.protocol import KvState
+from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.supervision import Supervised
 from engine.draft_profile import draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder

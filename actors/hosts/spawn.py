@@ -11,10 +11,10 @@ import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import ray
-import torch
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.util.placement_group import PlacementGroup
@@ -24,13 +24,15 @@ from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Address, Listener, RpcChannel, WorkerFailed, connect
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.work_log import LoggedWorker, log_to_file
-from actors.hosts.workers import DrafterWorker, FollowerWorker, VerifierWorker
 from engine.errors import SpindleError
-from engine.parallel.ranks import Place
 from engine.verifiers.vllm.environment import process_environment
 
 _ANYWHERE = -1
 """Ray's index for any bundle of the placement group."""
+DRAFTER_WORKER = "actors.hosts.workers:DrafterWorker"
+VERIFIER_WORKER = "actors.hosts.workers:VerifierWorker"
+FOLLOWER_WORKER = "actors.hosts.workers:FollowerWorker"
+"""Classes by name: only the actors import them, and model code with them, which takes seconds."""
 STANDBY_AFTER_S = 20.0
 """A standby is started so long after what it would replace, when this has been measured: imports
 would disturb the measurement."""
@@ -39,10 +41,12 @@ would disturb the measurement."""
 class Host:
     """The class of all actors: a worker that answers the calls of one connection."""
 
-    def __init__(self, name: str, threads: int, worker: type, *arguments: object) -> None:
+    def __init__(self, name: str, threads: int, worker: str, *arguments: object) -> None:
+        import torch
+
         torch.set_num_threads(threads)
         log_to_file(_log_file(name))
-        self._worker = LoggedWorker(worker(*arguments))
+        self._worker = LoggedWorker(resolve_name(worker)(*arguments))
         self._listener = Listener(ray.util.get_node_ip_address())
 
     def address(self) -> Address:
@@ -112,6 +116,8 @@ class Actors:
             self._watchers.append(asyncio.create_task(_watch(serving, channel)))
 
     async def _load_ranks(self, timeout_s: float) -> None:
+        from engine.parallel.ranks import Place
+
         meeting_point = f"tcp://{self._node}:{await self.call('free_port')}"
         ranks = len(self._handles)
         places = [Place(rank, ranks, meeting_point, timeout_s) for rank in range(ranks)]
@@ -153,7 +159,7 @@ class Group:
         name = self._name_of(f"{lane}:{life}")
         actor_class = self._options(name, spec, spec.gpus, bundle)
         actors = Actors(
-            [actor_class.remote(name, spec.threads, DrafterWorker, spec, lane, target_vocab_size)]
+            [actor_class.remote(name, spec.threads, DRAFTER_WORKER, spec, lane, target_vocab_size)]
         )
         await actors.start()
         await actors.load()
@@ -168,7 +174,7 @@ class Group:
             label = f"verifier/rank{rank}:{life}" if rank else f"verifier:{life}"
             name = self._name_of(label)
             actor_class = self._options(name, spec, gpus, bundle)
-            worker = FollowerWorker if rank else VerifierWorker
+            worker = FOLLOWER_WORKER if rank else VERIFIER_WORKER
             handles.append(actor_class.remote(name, spec.threads, worker, spec))
         actors = Actors(handles)
         await actors.start()

@@ -24,7 +24,7 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
     max_leaves=8,
 )
-ANY = (
+ANY: st.SearchStrategy[Any] = (
     _JSON | _NUMBERS | st.sampled_from([[], {}, [[]], [None], {"": None}, [[[[[[]]]]]], [5] * 3000])
 )
 

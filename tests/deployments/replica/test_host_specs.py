@@ -1,6 +1,6 @@
 """From the config to the drafters that it describes."""
 
-from actors.hosts.loading import make_lookup
+from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.placement import plan
 from deployments.replica.host_specs import drafter_specs, limits_of, target_spec

@@ -13,7 +13,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.request import Request
 
-from engine.parallel.ranks import RankLost
+from engine.errors import RankLost
 from engine.protocol import Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
