@@ -464,11 +464,10 @@ def test_a_parsed_response_has_the_logprobs_of_its_messages_tokens(checkpoint: P
             ]
             read = await stream.get_final_response()
         for response in (whole, read):
-            (message,) = (item for item in response.output if item.type == "message")
-            (part,) = message.content
-            assert part.type == "output_text"
+            items: list[Any] = [item for item in response.output if item.type == "message"]
+            (part,) = items[0].content
             assert part.text == "Let me see."
-            listed = [one.token for one in part.logprobs or []]
+            listed = [one.token for one in part.logprobs]
             assert "".join(listed).strip() == "Let me see."
             assert listed == streamed
 
