@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deployments.ingress import json_text
 from deployments.ingress.answer import Answer, Choice, Piece
 from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client
@@ -85,7 +86,7 @@ class ResponsesApi:
                 "object": "response",
                 "created_at": int(time.time()),
                 "model": self._api.config.served_name,
-                **request.echoed,
+                **json_text.finite(request.echoed),
             }
         )
 
