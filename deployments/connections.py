@@ -2,7 +2,7 @@
 
 uvicorn, which Serve runs, waits for ever for the rest of a request, for any size of head, and for
 clients that do not read. It takes its protocol's class from a table, so the bounds need no change
-of Serve; both are read from the environment (cluster/serve.env).
+of Serve; all are read from the environment (cluster/serve.env).
 """
 
 import asyncio
@@ -16,10 +16,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 TIMEOUT = "SPINDLE_HTTP_TIMEOUT_S"
 HEAD_BYTES = "SPINDLE_HTTP_HEAD_BYTES"
+CONNECTIONS = "SPINDLE_HTTP_CONNECTIONS"
 
 _REFUSAL = (
     b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 )
+_TOO_MANY = b"503 Service Unavailable\r\nretry-after: 1"
+_EXCESS_S = 1.0
+"""The longest that a connection beyond the bound stays open: a client reads why it is closed only
+after it has sent something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Bounds:
     answer."""
     head_bytes: int = 65536
     """The most bytes of a request's first line and headers."""
+    connections: int = 4096
+    """The most open connections of one proxy; others are answered with 503."""
 
 
 def bounds(environment: Mapping[str, str]) -> Bounds:
@@ -37,6 +44,7 @@ def bounds(environment: Mapping[str, str]) -> Bounds:
     return Bounds(
         _positive(environment, TIMEOUT, default.timeout_s),
         int(_positive(environment, HEAD_BYTES, default.head_bytes)),
+        int(_positive(environment, CONNECTIONS, default.connections)),
     )
 
 
@@ -70,10 +78,15 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         """Bytes of the head that is arriving."""
         self._in_body = False
+        self._excess = False
+        """There are too many connections with this one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reading.start()
+        self._excess = len(self.connections) > self._bounds.connections
+        if self._excess:
+            self.loop.call_later(_EXCESS_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.stop()
@@ -81,6 +94,10 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._excess:
+            self._head_bytes = len(data)
+            self._refuse(_TOO_MANY, f"more than {self._bounds.connections} connections are open")
+            return
         heads, in_body = self._heads, self._in_body
         if not in_body:
             self._reading.start()  # the next request of a connection that is kept alive

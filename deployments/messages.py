@@ -109,6 +109,7 @@ class StreamStatistics(TypedDict):
     by_lane: dict[str, int]
     queue_s: float
     ttft_s: float
+    cached: int
 
 
 NO_STATISTICS: StreamStatistics = {
@@ -118,6 +119,7 @@ NO_STATISTICS: StreamStatistics = {
     "by_lane": {},
     "queue_s": 0.0,
     "ttft_s": 0.0,
+    "cached": 0,
 }
 
 
@@ -178,6 +180,7 @@ def committed(commit: Commit, statistics: Statistics) -> Committed:
             "by_lane": dict(statistics.by_lane),
             "queue_s": statistics.queue_s or 0.0,
             "ttft_s": statistics.ttft_s or 0.0,
+            "cached": statistics.cached or 0,
         },
     }
 
@@ -192,8 +195,8 @@ def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> list[Logprob] | None:
 
 
 def summed(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatistics:
-    """Sums the statistics of two attempts at one choice; the TTFT is that of the first attempt that
-    produced a token."""
+    """Sums the statistics of two attempts at one choice; TTFT and cached tokens are those of the
+    first attempt that produced a token."""
     return {
         "rounds": earlier["rounds"] + later["rounds"],
         "drafted": earlier["drafted"] + later["drafted"],
@@ -201,6 +204,7 @@ def summed(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatisti
         "by_lane": dict(Counter(earlier["by_lane"]) + Counter(later["by_lane"])),
         "queue_s": earlier["queue_s"] + later["queue_s"],
         "ttft_s": earlier["ttft_s"] or later["ttft_s"],
+        "cached": earlier["cached"] if earlier["rounds"] else later["cached"],
     }
 
 

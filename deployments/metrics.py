@@ -63,8 +63,14 @@ INGRESS_COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "resubmissions": ("Choices that went to another replica after the loss of theirs", ()),
     "replicas_started": ("Replicas that have begun to take calls", ()),
-    "replicas_left": ("Replicas that take no calls any more: lost, replaced or scaled down", ()),
+    "replicas_left": (
+        "Replicas that take no calls any more: lost (died or hung), or stopped by Serve (replaced "
+        "or scaled down)",
+        ("reason",),
+    ),
 }
+LOST, STOPPED = "lost", "stopped"
+"""Why a replica has left."""
 _STATUSES = (200, 400, 401, 403, 404, 413, 429, 499, 500, 503)
 _OUTCOMES = ("stop", "length", "cancelled", "failed")
 
@@ -89,7 +95,8 @@ class IngressMetrics:
         for name, (_, labels) in INGRESS_COUNTERS.items():
             if not labels:
                 self._counters[name].start()
-        self._replicas: frozenset[str] = frozenset()
+        for reason in (LOST, STOPPED):
+            self._counters["replicas_left"].start(reason=reason)
 
     def responded(self, status: int) -> None:
         self._counters["responses"].add(status=str(status))
@@ -97,12 +104,11 @@ class IngressMetrics:
     def resubmitted(self, choices: int) -> None:
         self._counters["resubmissions"].add(choices)
 
-    def show_replicas(self, names: frozenset[str]) -> None:
-        if not names:  # not known yet
-            return
-        self._counters["replicas_started"].add(len(names - self._replicas))
-        self._counters["replicas_left"].add(len(self._replicas - names))
-        self._replicas = names
+    def replicas_started(self, number: int) -> None:
+        self._counters["replicas_started"].add(number)
+
+    def replica_left(self, reason: str) -> None:
+        self._counters["replicas_left"].add(reason=reason)
 
     def families(self) -> list[Family]:
         return [counter.family() for counter in self._counters.values()]

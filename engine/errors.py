@@ -46,6 +46,10 @@ class IncompatibleDrafter(SpindleError):
         self.field = field
 
 
+class RankLost(SpindleError):
+    """A rank is gone or out of step: all ranks of the target must be restarted."""
+
+
 class OutOfBlocks(SpindleError):
     """The KV pool has too few free blocks at present; the caller preempts a request or waits."""
 

@@ -116,13 +116,17 @@ class Verdict(NamedTuple):
     accepted: tuple[int, ...]
     """The accepted nodes of the order's tree, from the root downwards."""
     tokens: tuple[int, ...]
-    """The accepted tokens, followed by the target's own token; empty while `pending`."""
+    """The accepted tokens, followed by the target's own token, and by those that a grammar forces
+    behind it; empty while `pending`."""
     pending: int = 0
     """Committed tokens that are not in the KV yet; the prefill continues with the next order."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Starting at the order's `prompt_logprobs_from`, for the prompt tokens processed in this
     forward."""
+    cached: int | None = None
+    """How many committed tokens came from the prefix cache, where the verifier began to hold the
+    request with this order (on vLLM: at the end of its prefill); else None."""
 
 
 Finish = Literal["stop", "length"]

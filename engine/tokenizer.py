@@ -2,10 +2,13 @@
 that need only text."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
+
+from engine.errors import IncompatibleDrafter
 
 _WHOLE_IN_ITS_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are completely described by tokenizer.json."""
@@ -28,3 +31,17 @@ def load_tokenizer(checkpoint: Path) -> Any:
 def _class(checkpoint: Path) -> str | None:
     config = checkpoint / "tokenizer_config.json"
     return json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
+
+
+def check_tokenizer(
+    drafter: str, drafter_tokens: Mapping[str, int], target_tokens: Mapping[str, int]
+) -> None:
+    """Both tokenizers' `get_vocab()` must be equal, so that an id means the same text."""
+    differing = drafter_tokens.items() ^ target_tokens.items()
+    if differing:
+        token, number = min(differing)
+        raise IncompatibleDrafter(
+            drafter,
+            "tokenizer",
+            f"{len(differing)} entries differ from the target's, the first is {token!r} = {number}",
+        )

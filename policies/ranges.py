@@ -45,7 +45,7 @@ SEED = Range(0, 2**64 - 1)
 REQUEST_SEED = Range(-1, SEED.most)
 """In requests -1 means none, as some clients send it."""
 DRAWN_SEED_BITS = 53
-"""A seed that the server draws is exact as a JSON number in every language."""
+"""A seed that the server draws or derives is exact as a JSON number in every language."""
 PRIORITY = Range(-_INT32, _INT32)
 SLO_S = Range(1e-6, 86_400)
 """A microsecond to a day."""

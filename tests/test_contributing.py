@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.hosts.loading import make_lookup
+from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.config.drafter_kinds import DRAFTER_KINDS, DrafterKind
 from cluster.placement import plan

@@ -38,6 +38,9 @@ class Statistics:
     """From arrival in this coordinator to the first batch slot."""
     ttft_s: float | None = None
     """From arrival in this coordinator to the first commit."""
+    cached: int | None = None
+    """Tokens of the prompt that the verifier has not computed but had in its prefix cache, when it
+    began with this request."""
 
     def add(self, outcome: RoundOutcome, lanes: Sequence[str]) -> None:
         """`lanes`: those that proposed something in this round."""

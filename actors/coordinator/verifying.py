@@ -236,6 +236,8 @@ class Verifying:
         request.prefilled = not pending
         request.pending = pending
         view.prefilled = committed - pending + accepted
+        if answer.cached is not None and request.statistics.cached is None:
+            request.statistics.cached = min(answer.cached, served.prompt_len)
         if answer.prompt_logprobs:
             served.add_prompt_logprobs(answer.prompt_logprobs)
         if not tokens:

@@ -13,24 +13,25 @@ from functools import partial
 from itertools import count
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from transformers import AutoConfig
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.coordinator.estimates import Costs
 from actors.coordinator.settings import Lane, Limits
-from actors.hosts.inline import DirectDrafter, ThreadDrafter, ThreadVerifier
-from actors.hosts.loading import make_lookup
+from actors.hosts.direct import DirectDrafter, make_lookup
 from actors.hosts.protocol import VerifierHost
 from actors.hosts.remote import RemoteDrafter, RemoteVerifier
 from actors.hosts.spawn import Group, VerifierLauncher
 from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from actors.hosts.supervision import Supervised
 from actors.hosts.tokenizer_check import check_tokenizers
+from cluster.checkpoints import architecture
 from engine.draft_profile import DraftCosts
 from engine.grammar.compiler import Grammars
 from policies.cost import CostModel
 from policies.request import LaneView
+
+if TYPE_CHECKING:  # imports model code, which takes seconds
+    from actors.hosts.inline import ThreadDrafter, ThreadVerifier
 
 _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
@@ -52,6 +53,8 @@ class Fleet:
     """One for each host that runs in an actor or on a thread."""
     grammars: Grammars | None
     """Compiles output grammars in this process; None: the target has no tokenizer."""
+    load_vocabulary: Callable[[], Awaitable[None]]
+    """Begins to load, in the verifier, what its first output grammar needs."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
@@ -105,7 +108,8 @@ async def start_fleet(
         switch=verify.switch,
     )
     grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
-    return Fleet(verifier, lanes + _lookups(drafters, grammars), costs, closers, grammars)
+    lanes += _lookups(drafters, grammars)
+    return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary)
 
 
 class _Model(NamedTuple):
@@ -113,14 +117,16 @@ class _Model(NamedTuple):
 
     spec: DrafterSpec
     lane: str
-    host: RemoteDrafter | ThreadDrafter
+    host: "RemoteDrafter | ThreadDrafter"
 
 
 def _verifier(
     spec: TargetSpec, group: Group | None, limits: Limits, closers: list[Callable[[], None]]
-) -> RemoteVerifier | ThreadVerifier:
+) -> "RemoteVerifier | ThreadVerifier":
     """Adds to `closers` what is to be closed besides the host."""
     if spec.placement == "inline":
+        from actors.hosts.inline import ThreadVerifier
+
         return ThreadVerifier(spec)
     launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
     closers.append(launcher.close)
@@ -138,14 +144,15 @@ def _verifier(
 def _models(
     target: TargetSpec, drafters: Sequence[DrafterSpec], group: Group | None, limits: Limits
 ) -> list[_Model]:
-    config = AutoConfig.from_pretrained(target.checkpoint)
-    vocab_size: int = config.get_text_config(decoder=True).vocab_size
+    vocab_size = architecture(target.checkpoint).vocab_size
     models = []
     for spec in drafters:
         if spec.is_lookup:
             continue
         for number, lane in enumerate(spec.lanes):
             if spec.placement == "inline":
+                from actors.hosts.inline import ThreadDrafter
+
                 models.append(_Model(spec, lane, ThreadDrafter(spec, lane, vocab_size)))
                 continue
             host = Supervised(
@@ -186,7 +193,7 @@ def _lookups(drafters: Sequence[DrafterSpec], grammars: Grammars | None) -> list
 
 async def _start(
     target: TargetSpec,
-    verifier: RemoteVerifier | ThreadVerifier,
+    verifier: "RemoteVerifier | ThreadVerifier",
     models: Sequence[_Model],
     progress: Progress,
 ) -> None:

@@ -10,14 +10,12 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts.loading import TargetCosts
-from actors.hosts.protocol import HostLost, KvState
+from actors.hosts.protocol import HostLost, KvState, TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.workers import DrafterWorker, VerifierWorker, draft_isolated
+from actors.hosts.workers import DrafterWorker, VerifierWorker
 from engine.draft_profile import DraftCosts
 from engine.protocol import (
     Draft,
-    Drafter,
     DraftOrder,
     Failed,
     Missing,
@@ -31,28 +29,6 @@ from policies.protocols import StepRule
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-
-
-def _no_device() -> None:
-    """The probe of a lookup: it has no device that could be broken."""
-
-
-class DirectDrafter:
-    """A drafter so cheap (a lookup) that a thread would cost more than its work."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-
-    async def draft(
-        self, orders: Sequence[DraftOrder], rule: StepRule | None
-    ) -> list[Draft | Missing | NoRoom | Failed]:
-        return draft_isolated(self.drafter, orders, rule, _no_device)
-
-    async def forget(self, requests: Collection[str]) -> None:
-        self.drafter.forget(requests)
-
-    async def recover(self) -> None:
-        """Never called: a lookup in this process is never lost."""
 
 
 class ThreadDrafter:
@@ -104,6 +80,9 @@ class ThreadVerifier:
 
     async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
         return await self._thread.run(self._worker.measure, cache_dir, seconds)
+
+    async def load_vocabulary(self) -> None:
+        self._worker.load_vocabulary()
 
     async def verify(
         self, orders: Sequence[VerifyOrder]

@@ -9,8 +9,20 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from actors.hosts.protocol import HostLost
-from engine.parallel.ranks import RankLost
-from engine.protocol import Failed, Prefix
+from engine.errors import RankLost
+from engine.protocol import (
+    ContinueDrafting,
+    Draft,
+    Drafter,
+    DraftOrder,
+    DraftStep,
+    Failed,
+    Missing,
+    NoRoom,
+    Prefix,
+    to_ordered_depth,
+)
+from policies.protocols import StepRule
 
 _LOG = logging.getLogger("spindle")
 
@@ -89,3 +101,25 @@ def _by_halves(
         except Exception as half_error:
             answers += _by_halves(host, work, half, half_error)
     return answers
+
+
+def as_callback(rule: StepRule | None) -> ContinueDrafting:
+    """A policy's step rule as the callback that drafters take."""
+    if rule is None:
+        return to_ordered_depth
+
+    def continues(step: DraftStep) -> Sequence[bool]:
+        return rule(step.depth, step.requests, step.frontier)
+
+    return continues
+
+
+def draft_isolated(
+    drafter: Drafter,
+    orders: Sequence[DraftOrder],
+    rule: StepRule | None,
+    probe: Callable[[], None],
+) -> list[Draft | Missing | NoRoom | Failed]:
+    """The drafter's answers, Failed for the requests for which it raises."""
+    continues = as_callback(rule)
+    return isolated(drafter, lambda some: drafter.draft(some, continues), orders, probe)

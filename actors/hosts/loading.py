@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import engine.lean_imports  # noqa: F401  # before whatever imports models of transformers
-from actors.hosts.protocol import KvState
+from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
@@ -19,11 +19,11 @@ from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
 from engine.parallel.ranks import Place
 from engine.profiler import Grid, profile
-from engine.protocol import Drafter, Verifier
+from engine.protocol import Verifier
 from engine.request import TargetLimits
 from engine.swap_profile import swap_cost
 from engine.verifiers.native import NativeVerifier
-from policies.cost import CostModel, SwitchCost, recompute_cost
+from policies.cost import recompute_cost
 
 _LOG = logging.getLogger("spindle")
 _PREFILL_CHUNK = 512
@@ -35,20 +35,14 @@ _SLOW_BF16 = (
 
 
 @dataclass(frozen=True, slots=True)
-class TargetCosts:
-    verify: CostModel
-    token_budget: int
-    switch: SwitchCost
-    """Of preempting a request and resuming it."""
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedTarget:
     verifier: Verifier
     kv_state: Callable[[], KvState]
     measure: Callable[[Path, float], TargetCosts]
     """Profiles forwards for so many seconds at most, while nothing else runs on the device; caches
     the results in the directory."""
+    grammars: Grammars | None
+    """The verifier's; None: it follows none."""
 
     @property
     def limits(self) -> TargetLimits:
@@ -89,8 +83,8 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
         blocks = kv.capacity // kv.block_size
         return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
 
-    verifier = NativeVerifier(model, Grammars.of(spec.checkpoint, model.vocab_size))
-    return LoadedTarget(verifier, kv_state, measure)
+    grammars = Grammars.of(spec.checkpoint, model.vocab_size)
+    return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)
 
 
 def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
@@ -118,12 +112,6 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> Loaded
         **spec.options,
     )
     return loaded
-
-
-def make_lookup(spec: DrafterSpec, grammars: Grammars | None = None) -> Drafter:
-    """`grammars`: of the target's tokenizer; None: nothing is drafted under a grammar."""
-    drafter: Drafter = drafter_kind(spec.kind).maker()(spec.name, grammars=grammars, **spec.options)
-    return drafter
 
 
 def _unsharded(spec: TargetSpec) -> PackedModel:
@@ -160,7 +148,7 @@ def _load_vllm(spec: TargetSpec) -> LoadedTarget:
         blocks = verifier.blocks()
         return KvState(blocks.free, blocks.used, blocks.cached, blocks.total)
 
-    return LoadedTarget(verifier, kv_state, measure)
+    return LoadedTarget(verifier, kv_state, measure, verifier.grammars)
 
 
 def _leader(spec: TargetSpec, place: Place) -> LeadingModel:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.errors import SpindleError
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
+from policies.cost import CostModel, SwitchCost
 from policies.protocols import StepRule
 
 
@@ -36,6 +37,14 @@ class KvState:
     cached: int
     """Held by no request, kept for prompts with the same beginning."""
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCosts:
+    verify: CostModel
+    token_budget: int
+    switch: SwitchCost
+    """Of preempting a request and resuming it."""
 
 
 class DrafterHost(Protocol):

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts.loading import TargetCosts
-from actors.hosts.protocol import KvState
+from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.supervision import Supervised
 from engine.draft_profile import DraftCosts, draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
@@ -88,6 +87,9 @@ class RemoteVerifier(_RemoteHost):
         costs: TargetCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
         self._cost = costs.verify
         return costs
+
+    async def load_vocabulary(self) -> None:
+        await self._host.call("load_vocabulary")
 
     async def verify(
         self, orders: Sequence[VerifyOrder]

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
 from actors.hosts.protocol import HostLost
-from engine.errors import SpindleError
-from engine.parallel.ranks import RankLost
+from engine.errors import RankLost, SpindleError
 
 _LENGTH = struct.Struct("!Q")
 _SECRET_BYTES = 32

@@ -7,12 +7,14 @@ with the process that created them.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import ray
-import torch
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.util.placement_group import PlacementGroup
@@ -21,13 +23,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Address, Listener, RpcChannel, WorkerFailed, connect
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.workers import DrafterWorker, FollowerWorker, VerifierWorker
+from actors.hosts.work_log import LoggedWorker, log_to_file
 from engine.errors import SpindleError
-from engine.parallel.ranks import Place
 from engine.verifiers.vllm.environment import process_environment
 
 _ANYWHERE = -1
 """Ray's index for any bundle of the placement group."""
+DRAFTER_WORKER = "actors.hosts.workers:DrafterWorker"
+VERIFIER_WORKER = "actors.hosts.workers:VerifierWorker"
+FOLLOWER_WORKER = "actors.hosts.workers:FollowerWorker"
+"""Classes by name: only the actors import them, and model code with them, which takes seconds."""
 STANDBY_AFTER_S = 20.0
 """A standby is started so long after what it would replace, when this has been measured: imports
 would disturb the measurement."""
@@ -36,9 +41,12 @@ would disturb the measurement."""
 class Host:
     """The class of all actors: a worker that answers the calls of one connection."""
 
-    def __init__(self, threads: int, worker: type, *arguments: object) -> None:
+    def __init__(self, name: str, threads: int, worker: str, *arguments: object) -> None:
+        import torch
+
         torch.set_num_threads(threads)
-        self._worker = worker(*arguments)
+        log_to_file(_log_file(name))
+        self._worker = LoggedWorker(resolve_name(worker)(*arguments))
         self._listener = Listener(ray.util.get_node_ip_address())
 
     def address(self) -> Address:
@@ -47,6 +55,12 @@ class Host:
     def serve(self) -> None:
         """Runs on the actor's main thread until the coordinator disconnects or kills the actor."""
         self._listener.serve(self._worker)
+
+
+def _log_file(name: str) -> Path:
+    """Beside those of Serve's replicas, in the session's folder."""
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    return logs / "serve" / (re.sub(r"[^\w-]+", "_", name) + ".log")
 
 
 _HOST = ray.remote(Host)
@@ -102,6 +116,8 @@ class Actors:
             self._watchers.append(asyncio.create_task(_watch(serving, channel)))
 
     async def _load_ranks(self, timeout_s: float) -> None:
+        from engine.parallel.ranks import Place
+
         meeting_point = f"tcp://{self._node}:{await self.call('free_port')}"
         ranks = len(self._handles)
         places = [Place(rank, ranks, meeting_point, timeout_s) for rank in range(ranks)]
@@ -140,9 +156,10 @@ class Group:
         """`number`: of the instance among the spec's. `life`: of the incarnation."""
         lane = spec.lanes[number]
         bundle = spec.bundles[number] if spec.bundles else _ANYWHERE
-        actor_class = self._options(f"{lane}:{life}", spec, spec.gpus, bundle)
+        name = self._name_of(f"{lane}:{life}")
+        actor_class = self._options(name, spec, spec.gpus, bundle)
         actors = Actors(
-            [actor_class.remote(spec.threads, DrafterWorker, spec, lane, target_vocab_size)]
+            [actor_class.remote(name, spec.threads, DRAFTER_WORKER, spec, lane, target_vocab_size)]
         )
         await actors.start()
         await actors.load()
@@ -155,15 +172,19 @@ class Group:
         handles = []
         for rank, bundle in enumerate(bundles):
             label = f"verifier/rank{rank}:{life}" if rank else f"verifier:{life}"
-            actor_class = self._options(label, spec, gpus, bundle)
-            worker = FollowerWorker if rank else VerifierWorker
-            handles.append(actor_class.remote(spec.threads, worker, spec))
+            name = self._name_of(label)
+            actor_class = self._options(name, spec, gpus, bundle)
+            worker = FOLLOWER_WORKER if rank else VERIFIER_WORKER
+            handles.append(actor_class.remote(name, spec.threads, worker, spec))
         actors = Actors(handles)
         await actors.start()
         return actors
 
+    def _name_of(self, label: str) -> str:
+        return f"spindle:{self.name}:{label}"
+
     def _options(
-        self, label: str, spec: DrafterSpec | TargetSpec, gpus: float, bundle: int
+        self, name: str, spec: DrafterSpec | TargetSpec, gpus: float, bundle: int
     ) -> ActorClass:
         placed = {}
         if self.placement_group is not None:
@@ -171,7 +192,7 @@ class Group:
                 self.placement_group, bundle
             )
         return _HOST.options(
-            name=f"spindle:{self.name}:{label}",
+            name=name,
             # A bundle holds the CPUs itself, and a killed process that hangs would keep them from
             # the one that takes its place for five seconds.
             num_cpus=spec.cpus if self.placement_group is None else 0,

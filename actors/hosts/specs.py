@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from cluster.config.drafter_kinds import drafter_kind
+
+if TYPE_CHECKING:  # takes a second to import, which a replica whose models are actors need not wait
+    import torch
 
 Backend = Literal["native", "vllm"]
 Where = Literal["actor", "inline"]
@@ -36,7 +37,7 @@ class PlacementSpec:
 @dataclass(frozen=True, slots=True)
 class TargetSpec(PlacementSpec):
     checkpoint: Path
-    dtype: torch.dtype | None
+    dtype: "torch.dtype | None"
     """None: what its device multiplies fastest."""
     kv_tokens: int
     swap_tokens: int = 0
@@ -61,7 +62,7 @@ class DrafterSpec(PlacementSpec):
     """One of DRAFTER_KINDS."""
     checkpoint: Path | None = None
     """None for lookups."""
-    dtype: torch.dtype | None = None
+    dtype: "torch.dtype | None" = None
     """As in TargetSpec, but float32 for models that compiled loops run."""
     capacity: int = 16
     """The most requests that one lane of it serves at once."""

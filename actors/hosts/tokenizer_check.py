@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actors.hosts.specs import DrafterSpec
-from engine.drafters.model import check_tokenizer
-from engine.tokenizer import has_tokenizer, load_tokenizer
+from engine.tokenizer import check_tokenizer, has_tokenizer, load_tokenizer
 
 
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:

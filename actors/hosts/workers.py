@@ -6,26 +6,23 @@ that call and not a dead actor.
 """
 
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts.isolation import isolated
-from actors.hosts.loading import TargetCosts, load_drafter, load_follower, load_verifier
-from actors.hosts.protocol import KvState
+from actors.hosts.isolation import draft_isolated, isolated
+from actors.hosts.loading import load_drafter, load_follower, load_verifier
+from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from engine.committed import EMPTY_HASH
 from engine.draft_profile import DraftCosts
 from engine.parallel.lockstep import follow
 from engine.parallel.ranks import Place
 from engine.protocol import (
-    ContinueDrafting,
     Draft,
-    Drafter,
     DraftOrder,
-    DraftStep,
     Failed,
     Missing,
     NoRoom,
@@ -33,7 +30,6 @@ from engine.protocol import (
     Start,
     Verdict,
     VerifyOrder,
-    to_ordered_depth,
 )
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
@@ -42,28 +38,6 @@ from policies.tree import DraftTree
 
 _WARM_UP = "warm-up"
 _WARM_UP_PROMPT = (0,) * 8
-
-
-def as_callback(rule: StepRule | None) -> ContinueDrafting:
-    """A policy's step rule as the callback that drafters take."""
-    if rule is None:
-        return to_ordered_depth
-
-    def continues(step: DraftStep) -> Sequence[bool]:
-        return rule(step.depth, step.requests, step.frontier)
-
-    return continues
-
-
-def draft_isolated(
-    drafter: Drafter,
-    orders: Sequence[DraftOrder],
-    rule: StepRule | None,
-    probe: Callable[[], None],
-) -> list[Draft | Missing | NoRoom | Failed]:
-    """The drafter's answers, Failed for the requests for which it raises."""
-    continues = as_callback(rule)
-    return isolated(drafter, lambda some: drafter.draft(some, continues), orders, probe)
 
 
 class DrafterWorker:
@@ -128,6 +102,11 @@ class VerifierWorker:
 
     def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
         return self._loaded.measure(cache_dir, seconds)
+
+    def load_vocabulary(self) -> None:
+        """Begins to load what the first output grammar needs, and returns."""
+        if self._loaded.grammars is not None:
+            self._loaded.grammars.load_ahead()
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         return isolated(self._verifier, self._verifier.verify, orders, self._warm_up)

@@ -4,9 +4,11 @@
 
 Names: structured_output/compile/GRAMMAR/VOCABULARY (CPU time, once per grammar and process),
 structured_output/mask/VOCABULARY (a row's mask), .../apply/VOCABULARY (into a row of logits),
-.../per_token: the time of a generated token under a grammar that allows every text, over that
-without a grammar (the same text, 8 requests together); and .../none: what the verifier's check for
-grammars adds to a round of 32 requests that have none.
+.../forced/VOCABULARY: of an answer's tokens, those that the grammar forces; .../per_token: the time
+of a generated token under a grammar that allows every text, over that without a grammar (the same
+text, 8 requests together); .../rounds: forwards for the tokens of sampled answers by a schema,
+without a drafter, over the tokens, which are the forwards where nothing is forced; and .../none:
+what the verifier's check for grammars adds to a round of 32 requests that have none.
 """
 
 import json
@@ -27,7 +29,7 @@ from engine.grammar.gate import GrammarGate
 from engine.grammar.matcher import OutputMatcher
 from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel
-from engine.protocol import Prefix, Start, VerifyOrder
+from engine.protocol import Commit, Prefix, Start, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, adjust
 from engine.soft_state import SoftState
@@ -79,7 +81,7 @@ def main() -> None:
         vocabularies["49k"] = (smollm2_path(), 49_152)
     for name, (checkpoint, size) in vocabularies.items():
         records += of_vocabulary(name, checkpoint, size)
-    records += [per_token(), without_grammars()]
+    records += [per_token(), rounds(), without_grammars()]
     publish(records, options.json)
 
 
@@ -102,6 +104,13 @@ def of_vocabulary(name: str, checkpoint: Path, size: int) -> list[Record]:
         row = Row(params, 0, end, 0, (), (), matcher.allowed())
         masks.append(1e6 * seconds(matcher.allowed))
         applied.append(1e6 * _of_call(partial(adjust, logits, [row])))
+    forced = 0
+    for end in range(len(output) + 1):
+        matcher.follow(output[:end])
+        forced += len(matcher.forced((), 1))
+    records.append(
+        Record.over(len(output) + 1, f"structured_output/forced/{name}", forced, "tokens")
+    )
     records.append(Record(f"structured_output/mask/{name}", median(masks), "us"))
     records.append(Record(f"structured_output/apply/{name}", median(applied), "us"))
     return records
@@ -132,6 +141,20 @@ def per_token() -> Record:
     print(f"time of a round of {REQUESTS} requests with a grammar, over that without: {ratio}")
     plain = median(theirs for _, theirs in pairs)
     return Record.over(1e6 * plain, "structured_output/per_token", 1e6 * plain * ratio.median, "us")
+
+
+def rounds() -> Record:
+    model = PackedModel.load(model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=8192)
+    verifier = NativeVerifier(model, Grammars(model_path(TARGET), model.vocab_size))
+    params = SamplingParams(
+        max_tokens=400, seed=1, stop_token_ids=(STOP,), grammar=GRAMMARS["schema"]
+    )
+    tokens = forwards = 0
+    for number in range(REQUESTS):
+        for event in generate(verifier, [[2, 100 + number, 300, 3]], params):
+            if isinstance(event, Commit):
+                tokens, forwards = tokens + len(event.token_ids), forwards + 1
+    return Record.over(tokens, "structured_output/rounds", forwards, "forwards")
 
 
 def without_grammars() -> Record:

@@ -21,9 +21,8 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.direct import DirectDrafter, make_lookup
 from actors.hosts.fleet import Fleet, load
-from actors.hosts.inline import DirectDrafter
-from actors.hosts.loading import make_lookup
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop

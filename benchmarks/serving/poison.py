@@ -120,8 +120,8 @@ class PoisonedDrafter(DrafterWorker):
 class PoisonedReplica(Replica):
     async def _start(self) -> Any:
         with (
-            patch("actors.hosts.spawn.VerifierWorker", PoisonedVerifier),
-            patch("actors.hosts.spawn.DrafterWorker", PoisonedDrafter),
+            patch("actors.hosts.spawn.VERIFIER_WORKER", f"{__name__}:PoisonedVerifier"),
+            patch("actors.hosts.spawn.DRAFTER_WORKER", f"{__name__}:PoisonedDrafter"),
         ):
             return await super()._start()
 

@@ -18,7 +18,7 @@ from deployments.messages import SloFields, SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
 from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import splitmix64
+from engine.sampling.seeds import choice_seed
 from policies.ranges import DRAWN_SEED_BITS
 
 
@@ -178,7 +178,7 @@ def choice_seeds(seed: int | None, n: int) -> list[int]:
     here, before anything is sent, so that every attempt uses the same ones."""
     if seed is None:
         return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(n)]
-    return [seed] if n == 1 else [splitmix64(seed, index) for index in range(n)]
+    return [seed] if n == 1 else [choice_seed(seed, index) for index in range(n)]
 
 
 def params_fields(params: SamplingParams) -> dict[str, Any]:

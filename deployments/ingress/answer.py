@@ -4,6 +4,7 @@ ingress."""
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
@@ -12,6 +13,19 @@ from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """As in OpenAI's API."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +114,16 @@ class Choice:
                 return
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> Usage:
         """Of this choice so far, with its prompt."""
-        return usage(len(self.failover_stream.request["prompt_ids"]), self.produced)
+        return usage(
+            len(self.failover_stream.request["prompt_ids"]), self.produced, self.cached_tokens
+        )
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in the verifier's prefix cache."""
+        return self.failover_stream.statistics["cached"]
 
     @property
     def statistics(self) -> dict[str, object]:
@@ -151,6 +172,7 @@ class Answer:
         heartbeats: HeartbeatSender,
         on_close: Callable[["Answer"], None],
         public_id: str | None = None,
+        choices_per_prompt: int = 1,
     ) -> None:
         """`on_close` is called once, when the answer is closed. `public_id`: what the response's id
         has; default: the name."""
@@ -160,6 +182,7 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self._heartbeats = heartbeats
         self._on_close = on_close
+        self._choices_per_prompt = choices_per_prompt
         self._closed = False
         self.error: BaseException | None = None
         """What ended the answer before its end."""
@@ -222,13 +245,21 @@ class Answer:
             self._on_close(self)
 
     @property
-    def usage(self) -> dict[str, int]:
-        return usage(self.prompt_tokens, sum(choice.produced for choice in self.choices))
+    def usage(self) -> Usage:
+        """Each prompt counts once, and as cached what was so for all of its choices: the others
+        may have had it from the first."""
+        per_prompt = self._choices_per_prompt
+        cached = sum(
+            min(choice.cached_tokens for choice in self.choices[first : first + per_prompt])
+            for first in range(0, len(self.choices), per_prompt)
+        )
+        return usage(self.prompt_tokens, sum(choice.produced for choice in self.choices), cached)
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }

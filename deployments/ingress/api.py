@@ -18,6 +18,7 @@ from cluster.config.keys import resolved
 from deployments.ingress.admission import Admission
 from deployments.ingress.answer import Answer, Choice
 from deployments.ingress.api_keys import Client, Keys, trusted
+from deployments.ingress.departures import Departures
 from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
@@ -74,6 +75,7 @@ class Api:
         ingress = uuid.uuid4().hex
         self._admission = Admission(config, self.tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
+        self.departures = Departures(self.metrics, self._heartbeats)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
         self._ignored = IgnoredFields(config.strict_fields, self.tokens)
@@ -92,7 +94,7 @@ class Api:
         """The series of this ingress and of all replicas that answer in time."""
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
-        self.metrics.show_replicas(self._heartbeats.replicas)
+        self.departures.show()
         calls = [families_of(self._replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
@@ -136,7 +138,7 @@ class Api:
 
         def on_close(answer: Answer) -> None:
             held.release()
-            self.metrics.show_replicas(self._heartbeats.replicas)
+            self.departures.show()
             self.log.ended(answer, client.tenant)
 
         try:
@@ -177,7 +179,9 @@ class Api:
             for index, one in enumerate(streams)
         ]
         prompt_tokens = sum(map(len, prompts))
-        return Answer(name, choices, prompt_tokens, self._heartbeats, on_close, public_id)
+        return Answer(
+            name, choices, prompt_tokens, self._heartbeats, on_close, public_id, request.n
+        )
 
     async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""

@@ -8,6 +8,7 @@ it.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Collection
 from contextvars import Context
 
@@ -18,6 +19,8 @@ from deployments.ingress.failover import FailoverStream
 
 _LOG = logging.getLogger(__name__)
 
+_FAILED = 256
+"""Replicas of which it is remembered that they failed."""
 PERIOD_S = 1.0
 """At most this long between two heartbeats to a replica that has, or was sent, one of our
 streams."""
@@ -37,6 +40,9 @@ class HeartbeatSender:
         self.silent: set[str] = set()
         """Replicas that have not answered for `silent_replica_s`, until they answer or their call
         fails."""
+        self._failed: OrderedDict[str, None] = OrderedDict()
+        """Replicas that have not answered in time or whose call failed, since they last answered;
+        the latest ones."""
         self.replicas: frozenset[str] = frozenset()
         """All replicas, as the request router last listed them."""
         self._failover_streams: dict[str, FailoverStream] = {}
@@ -74,6 +80,10 @@ class HeartbeatSender:
         """None: the request router has not been reached."""
         if names:
             self.replicas = frozenset(names)
+
+    def has_failed(self, replica: str) -> bool:
+        """Whether it was silent for too long, or its last heartbeat failed."""
+        return replica in self._failed
 
     def probe(self, replica: str) -> None:
         """Sends a heartbeat to a replica that has not answered a call; if it does not answer this
@@ -123,8 +133,10 @@ class HeartbeatSender:
             await self._replicas.heartbeat.remote(
                 {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
+            self._failed.pop(replica, None)
         except Exception as error:  # the replica is lost, which its streams notice themselves
             _LOG.debug("heartbeat to %s failed: %s", replica, error)
+            self._note_failure(replica)
         finally:
             timer.cancel()
             self.silent.discard(replica)
@@ -135,6 +147,12 @@ class HeartbeatSender:
     def _give_up(self, replica: str) -> None:
         _LOG.warning("%s has not answered for %g s", replica, self._silent_s)
         self.silent.add(replica)
+        self._note_failure(replica)
         for failover_stream in self._failover_streams.values():
             if failover_stream.replica == replica:
                 failover_stream.give_up_replica()
+
+    def _note_failure(self, replica: str) -> None:
+        self._failed[replica] = None
+        if len(self._failed) > _FAILED:
+            self._failed.popitem(last=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -22,7 +23,23 @@ async def encode(body: dict[str, Any]) -> bytes:
         if unpaused > _PAUSE_AFTER:
             unpaused = 0
             await asyncio.sleep(0)
-    return "".join(written).encode()
+    # Half a surrogate pair, which a client has sent and which is returned to it, is no UTF-8. What
+    # replaces it here is JSON's own escape of it.
+    return "".join(written).encode(errors="backslashreplace")
+
+
+def finite(value: Any) -> Any:
+    """The value with null in place of NaN and infinities, which JSON does not have and Python reads
+    from clients."""
+    match value:
+        case dict():
+            return {name: finite(inner) for name, inner in value.items()}
+        case list():
+            return [finite(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
 
 
 def _pieces(value: Any) -> Iterator[str]:

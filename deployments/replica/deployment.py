@@ -50,6 +50,7 @@ class Replica:
         loop = asyncio.get_running_loop()
         self._starting = loop.create_task(self._start())
         self._announcing: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
     async def _start(self) -> "Service":
@@ -78,8 +79,10 @@ class Replica:
         config = self._config if user_config is None else self._config.with_policies(user_config)
         service = await self._starting
         service.use(config.policies)
+        loop = asyncio.get_running_loop()
+        if self._loading is None:
+            self._loading = loop.create_task(service.load_vocabularies())
         if rank.rank == 0 and self._announcing is None:
-            loop = asyncio.get_running_loop()
             self._announcing = loop.create_task(announce(config))
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:

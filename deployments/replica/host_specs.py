@@ -1,8 +1,8 @@
 """Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
 from ray.util.placement_group import get_current_placement_group
 
 from actors.coordinator.settings import Limits
@@ -13,6 +13,9 @@ from cluster.config import AppConfig
 from cluster.placement import Placement, plan
 from cluster.zoo.paths import cache_dir
 
+if TYPE_CHECKING:  # a replica whose models are actors does not import it
+    import torch
+
 MEASURE_S = 5.0
 """Time for measuring a model at its first start; costs are refined while serving
 (policies/estimates/online_cost.py)."""
@@ -21,7 +24,11 @@ MEASURE_S = 5.0
 async def start_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
     """Starts the hosts; those that are actors go into the placement group that Serve made for the
     replica."""
-    torch.set_num_threads(config.threads)  # for inline models
+    placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
+    if "inline" in placements:
+        import torch
+
+        torch.set_num_threads(config.threads)
     placement = plan(config)
     group = Group(replica, get_current_placement_group())
     return await start_fleet(
@@ -78,9 +85,13 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
     ]
 
 
-def _dtype(name: str) -> torch.dtype | None:
+def _dtype(name: str) -> "torch.dtype | None":
     """None: chosen where the model runs, because its node may have another processor."""
-    return None if name == "auto" else getattr(torch, name)
+    if name == "auto":
+        return None
+    import torch
+
+    return getattr(torch, name)
 
 
 def limits_of(config: AppConfig) -> Limits:

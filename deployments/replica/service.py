@@ -4,6 +4,7 @@ output lengths by the target."""
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
@@ -13,6 +14,7 @@ from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Policies
 from actors.coordinator.stream import Overloaded
 from actors.hosts.fleet import Fleet
+from actors.hosts.protocol import HostLost
 from actors.router.replica_side import Exchange, Pooling, learners_of
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.host_specs import limits_of
@@ -104,6 +106,14 @@ class Service:
         if grammars.compiling >= _MAX_COMPILING and not grammars.has(params.grammar):
             raise Overloaded(f"{grammars.compiling} grammars wait to be compiled; try again later")
         await grammars.check(params.grammar)
+
+    async def load_vocabularies(self) -> None:
+        """Loads what the first structured output would wait for, here and then in the verifier;
+        drafters load it with the first one, and draft nothing meanwhile."""
+        if self._fleet.grammars is not None:
+            await asyncio.wait([asyncio.wrap_future(self._fleet.grammars.load_ahead())])
+            with suppress(HostLost):
+                await self._fleet.load_vocabulary()
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
         """Exchanges estimates with the other replicas, forever."""

@@ -1,7 +1,6 @@
 """Compiles output grammars for one tokenizer, on a thread, with a bounded cache.
 
-The tokenizer and xgrammar are loaded with the first grammar: a process that serves no structured
-output pays nothing for it.
+The tokenizer and xgrammar are loaded on that thread too, with the first grammar or ahead of it.
 """
 
 import asyncio
@@ -60,6 +59,11 @@ class Grammars:
         """Whether it has been compiled, or waits for it."""
         return grammar in self._compiled
 
+    def load_ahead(self) -> "Future[xgrammar.GrammarCompiler]":
+        """Loads what every grammar needs, so that the first one does not wait for it. An error is
+        raised again for the first one."""
+        return self._thread.submit(self._loaded)
+
     def compile(self, grammar: OutputGrammar) -> "Future[xgrammar.CompiledGrammar]":
         """The compiled grammar, or InvalidRequest, as soon as it is there."""
         with self._lock:
@@ -78,10 +82,9 @@ class Grammars:
 
     def _compile(self, grammar: OutputGrammar) -> "xgrammar.CompiledGrammar":
         check_grammar(grammar)
-        if self._compiler is None:
-            self._compiler = self._load()
+        compiler = self._loaded()
         try:
-            compiled = _compile(self._compiler, grammar)
+            compiled = _compile(compiler, grammar)
         except Exception as error:  # of its C++ code, RuntimeError mostly
             problem = _PLACE_IN_SOURCE.sub("", str(error).strip())
             raise grammar.invalid(f"cannot be compiled: {problem[:_MAX_MESSAGE]}") from None
@@ -89,13 +92,16 @@ class Grammars:
             raise grammar.invalid("allows no output: no token can begin one")
         return compiled
 
-    def _load(self) -> "xgrammar.GrammarCompiler":
-        import xgrammar
+    def _loaded(self) -> "xgrammar.GrammarCompiler":
+        """Loads the compiler at the first call. Runs on the thread only."""
+        if self._compiler is None:
+            import xgrammar
 
-        from engine.grammar.vocabulary import token_texts
+            from engine.grammar.vocabulary import token_texts
 
-        info = token_texts(self._checkpoint, self.vocab_size)
-        return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+            info = token_texts(self._checkpoint, self.vocab_size)
+            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        return self._compiler
 
 
 def allows_output(compiled: "xgrammar.CompiledGrammar", vocab_size: int) -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # loads xgrammar
     from engine.grammar.matcher import OutputMatcher
 
 _LOG = logging.getLogger("spindle")
+MAX_FORCED = 32
+"""The most forced tokens of one verdict."""
 
 
 class Ready(NamedTuple):
@@ -24,6 +26,20 @@ class Ready(NamedTuple):
     held: HeldRequest
     matcher: "OutputMatcher | None"
     """Of a request with a grammar."""
+
+
+def forced_tokens(ready: Ready, tokens: Sequence[int], behind: int = 0) -> list[int]:
+    """What the request's output must continue with behind its committed tokens and `tokens`, within
+    its length: the grammar allows nothing else, so no drafter has to propose it.
+
+    None where log-probabilities are requested: only a forward over these tokens has them.
+    `behind`: so many tokens still have room behind them.
+    """
+    params, committed = ready.held.start.params, len(ready.held.committed)
+    if ready.matcher is None or params.logprobs is not None:
+        return []
+    left = params.max_tokens - (committed - ready.held.start.prompt_len) - len(tokens) - behind
+    return ready.matcher.forced(tokens, min(left, MAX_FORCED))
 
 
 class GrammarGate:

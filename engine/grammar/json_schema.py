@@ -92,6 +92,9 @@ def check_schema(schema: Any, source: str) -> None:
     field."""
     repeated = 0
     for path, one in subschemas(schema):
+        if isinstance(one, dict) and (problem := _problem_of_values(one)) is not None:
+            raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
+    for path, one in subschemas(schema):
         names = path.endswith("/propertyNames") and isinstance(one, dict)
         problem = _problem({"type": "string", **one} if names else one, schema)
         if problem is not None:
@@ -138,8 +141,7 @@ def _problem(schema: Any, root: Any) -> str | None:
         if keyword in _UNSUPPORTED:
             return f"{keyword} cannot be enforced; leave it out, and check it in the answer"
     return (
-        _problem_of_values(schema)
-        or _problem_of_combinations(schema, root)
+        _problem_of_combinations(schema, root)
         or _problem_of_types(schema)
         or _problem_of_strings(schema)
         or _problem_of_objects(schema)
@@ -147,7 +149,7 @@ def _problem(schema: Any, root: Any) -> str | None:
 
 
 def _problem_of_values(schema: Schema) -> str | None:
-    """Values of a wrong type, which the compiler would ignore or stumble over."""
+    """Values of a wrong type, which the compiler or the other checks would stumble over."""
     for keyword in (
         "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"
     ):  # fmt: skip
@@ -157,6 +159,11 @@ def _problem_of_values(schema: Schema) -> str | None:
     for keyword, kind in (("properties", dict), ("patternProperties", dict), ("required", list)):
         if not isinstance(schema.get(keyword, kind()), kind):
             return f"{keyword} must be {'an object' if kind is dict else 'a list'}"
+    for keyword, values in (("required", schema.get("required", ())), ("type", _types(schema))):
+        if not all(isinstance(one, str) for one in values):
+            return f"{keyword} must have texts only"
+    if not isinstance(schema.get("enum", []), list):
+        return "enum must be a list"
     if isinstance(schema.get("items"), list):
         return "items must be a schema; use prefixItems for a list of schemas"
     return None
@@ -279,7 +286,7 @@ def _values(schema: Schema) -> list[Any] | None:
 
 def _types(schema: Schema) -> list[str]:
     types = schema.get("type", [])
-    return [types] if isinstance(types, str) else list(types)
+    return list(types) if isinstance(types, list) else [types]
 
 
 def _followed(schema: Any, root: Any) -> Any:

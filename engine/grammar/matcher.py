@@ -62,6 +62,17 @@ class OutputMatcher:
         self._advance(path, self._output)
         return len(self._tokens) == self._output + len(path)
 
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        """The tokens behind the output and `path` of which each is the only one allowed there, up
+        to one that ends the output: at most `most`."""
+        forced: list[int] = []
+        while len(forced) < most and (words := self.allowed([*path, *forced])) is not None:
+            token = _only_token(words)
+            if token is None:
+                break
+            forced.append(token)
+        return forced
+
     def _advance(self, tokens: Sequence[int], first: int = 0) -> None:
         """Makes the tokens seen from `first` on the given ones, as far as they are allowed."""
         tokens = list(tokens)
@@ -101,6 +112,15 @@ class OutputMatcher:
             if others.any():
                 return others
         return words if words.any() else self._stop_bits
+
+
+def _only_token(words: Words) -> int | None:
+    """The token whose bit alone is set; None if there are several."""
+    places = words.nonzero()[0]
+    if len(places) != 1:
+        return None
+    bits = int(words[places[0]]) & 0xFFFF_FFFF
+    return None if bits & (bits - 1) else 32 * int(places[0]) + bits.bit_length() - 1
 
 
 def _bits(tokens: Sequence[int], words: int) -> Words:

@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.attention.layouts import LayoutName
-from engine.errors import OutOfBlocks
+from engine.errors import OutOfBlocks, RankLost
 from engine.families import stock_logits
 from engine.kv.cache import KVCache, KVShape
 from engine.model import PackedModel, Segment, check_logits
-from engine.parallel.ranks import Place, RankLost, broadcast, join_ranks, leave_ranks, receive
+from engine.parallel.ranks import Place, broadcast, join_ranks, leave_ranks, receive
 from engine.parallel.sharding import Share, check_ranks, shard
 
 HEARTBEATS_PER_TIMEOUT = 4

@@ -14,13 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from engine.errors import SpindleError
+from engine.errors import RankLost
 
 LEADER = 0
-
-
-class RankLost(SpindleError):
-    """A rank is gone or out of step: all ranks of the target must be restarted."""
 
 
 @dataclass(frozen=True, slots=True)

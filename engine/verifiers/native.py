@@ -9,7 +9,6 @@ stays in the KV.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,15 +16,12 @@ from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
-from engine.grammar.gate import GrammarGate, Ready
+from engine.grammar.gate import GrammarGate, Ready, forced_tokens
 from engine.model import PackedModel, Segment
 from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose, logprobs, logprobs_of_rows
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
-
-if TYPE_CHECKING:  # loads xgrammar
-    from engine.grammar.matcher import OutputMatcher
 
 MAX_REQUESTS = 4096
 """Requests whose tokens are kept; their KV is bounded by the model's pool."""
@@ -39,9 +35,7 @@ class _Work:
 
     index: int
     order: VerifyOrder
-    held: HeldRequest
-    matcher: "OutputMatcher | None"
-    """Of a request with a grammar."""
+    ready: Ready
     entering: list[int]
     """Committed tokens that this forward processes."""
     pending: int
@@ -51,10 +45,16 @@ class _Work:
     prompt_logprob_rows: range
     """Prompt positions in this forward whose rows yield the log-probability of the token after
     them."""
+    shared: int | None
+    """Verdict.cached."""
 
     @property
     def request(self) -> str:
         return self.order.prefix.request
+
+    @property
+    def held(self) -> HeldRequest:
+        return self.ready.held
 
     @property
     def wanted_rows(self) -> int:
@@ -166,8 +166,9 @@ class NativeVerifier:
         # them.
         logprobs_from = order.prompt_logprobs_from
         first_run = len(tokens) - 1 if logprobs_from is None else logprobs_from - 1
+        shared = None
         if request not in kv:
-            kv.open(request, tokens[: first_run + 1])
+            shared = kv.open(request, tokens[: first_run + 1])
         else:
             usable = min(held.unchanged, first_run)
             if kv.length(request) > usable:
@@ -180,9 +181,7 @@ class NativeVerifier:
         if logprobs_from is not None:
             end = min(held.start.prompt_len - 1, cached + len(entering))
             rows = range(logprobs_from - 1, end)
-        return _Work(
-            index, order, held, ready.matcher, entering, pending, tree, prompt_logprob_rows=rows
-        )
+        return _Work(index, order, ready, entering, pending, tree, rows, shared)
 
     def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
@@ -241,7 +240,7 @@ class NativeVerifier:
         for work in works:
             if not work.wanted_rows:
                 continue
-            start, ids, matcher = work.held.start, work.held.committed.ids, work.matcher
+            start, ids, matcher = work.held.start, work.held.committed.ids, work.ready.matcher
             for node in range(ROOT, len(work.tree)):
                 path = tuple(int(work.tree.tokens[step]) for step in work.tree.path(node))
                 position = len(ids) + len(path)
@@ -258,8 +257,11 @@ class NativeVerifier:
         logits: torch.Tensor,
         prompt_logprobs: tuple[TokenLogprobs, ...],
     ) -> Verdict:
-        """Follows the tree as far as the target agrees, and keeps the accepted path in the KV."""
+        """Follows the tree as far as the target agrees, and keeps the accepted path in the KV. What
+        the grammar forces behind it is committed at once; its rows come with the next order."""
         path, tokens = _walk(work.tree, chosen) if work.wanted_rows else ([], [])
+        if tokens:
+            tokens += forced_tokens(work.ready, tokens)
         entering = len(work.entering)
         keep = [*range(entering), *(entering + node for node in path)]
         accepted = tokens[: len(path)]
@@ -282,6 +284,7 @@ class NativeVerifier:
             work.pending,
             reported,
             prompt_logprobs,
+            work.shared,
         )
 
 

@@ -3,7 +3,7 @@ uses, so that replicas can die at a chosen token."""
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,13 @@ CONTEXT = 512
 
 DiesAfter = Callable[[StreamRequest], int | None]
 """After how many output tokens the replica of this request dies; None: it does not die."""
+
+
+def counted(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The usage without what the prefix cache had, which depends on earlier requests."""
+    usage = {**answer["usage"]}
+    del usage["prompt_tokens_details"]
+    return usage
 
 
 def never_dies(_request: StreamRequest) -> int | None:

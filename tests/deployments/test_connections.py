@@ -14,6 +14,7 @@ from deployments import connections
 
 TIMEOUT_S = 0.5
 HEAD_BYTES = 4096
+CONNECTIONS = 64
 COMPLETE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
 
@@ -47,6 +48,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "restored behind the test")
     monkeypatch.setenv(connections.TIMEOUT, str(TIMEOUT_S))
     monkeypatch.setenv(connections.HEAD_BYTES, str(HEAD_BYTES))
+    monkeypatch.setenv(connections.CONNECTIONS, str(CONNECTIONS))
     connections.install()
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -109,6 +111,26 @@ def test_requests_behind_each_other_on_one_connection_are_served(
             return await answer_to(port, *posts, last, every_s=2 * TIMEOUT_S)
 
     assert asyncio.run(ask()).count(b"200 OK") == 4
+
+
+def test_connections_beyond_the_bound_are_refused_with_retry_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask() -> tuple[bytes, bytes]:
+        async with server(monkeypatch) as port:
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]
+            refused = await answer_to(port, COMPLETE)
+            held.pop()[1].close()
+            await asyncio.sleep(TIMEOUT_S / 4)
+            served = await answer_to(port, COMPLETE.replace(b"host", b"connection: close\r\nhost"))
+            for _, writer in held:
+                writer.close()
+            return refused, served
+
+    refused, served = asyncio.run(ask())
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"retry-after:" in refused
+    assert served.startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

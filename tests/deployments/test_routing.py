@@ -16,6 +16,7 @@ from ray import serve
 from ray._private import state  # the public API needs a dashboard
 from ray.exceptions import RayError
 
+from deployments.ingress.departures import reason_of
 from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
 from tests.deployments.serving import (
     ARGS,
@@ -284,11 +285,12 @@ def test_health_is_that_of_the_replicas_that_do_not_hang() -> None:
 
 @pytest.mark.usefixtures("_two_replicas")
 def test_a_replica_that_dies_is_counted_and_replaced() -> None:
-    left = metrics("replicas_left", "")[""]
+    left = metrics("replicas_left", "reason")
     started = metrics("replicas_started", "")[""]
     dead, pid = next(iter(replica_pids().items()))
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: metrics("replicas_left", "")[""] == left + 1, "the death is counted", 60)
+    counted = {**left, "lost": left["lost"] + 1}
+    eventually(lambda: metrics("replicas_left", "reason") == counted, "the death is counted", 60)
     eventually(lambda: metrics("replicas_started", "")[""] == started + 1, "a new one is", 90)
     assert dead not in replica_pids()
 
@@ -331,3 +333,4 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
     deploy(ONE)
     _, home = open_stream("after", prompt_ids=[300] * BLOCK)
     assert home not in homes.values()
+    assert {reason_of(replaced_one) for replaced_one in homes.values()} == {"stopped"}

@@ -7,12 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deployments.ingress import json_text
 from deployments.ingress.answer import Answer, Choice, Piece
 from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client
 from deployments.ingress.errors import ApiError
 from deployments.ingress.parsing.parser import Content, Delta
 from deployments.ingress.responses import CollectedChoice, list_logprobs
+from deployments.ingress.responses_api.content_tokens import ContentTokens
 from deployments.ingress.responses_api.events import Event, ResponseEvents
 from deployments.ingress.responses_api.request import RENAMED, ResponsesRequest
 from engine.errors import InvalidRequest
@@ -32,40 +34,41 @@ class ResponsesApi:
         """Raises ApiError. The caller must close the answer. `request_id`: the client's name for
         the request."""
         try:
-            chat = request.chat()
-            if request.wants_logprobs and self._api.parsers.parses(chat.tool_use):
-                raise InvalidRequest(
-                    "top_logprobs",
-                    "not for outputs that are parsed for calls or reasoning; chats have them",
-                )
-            return await self._api.open(chat, client, request_id)
+            return await self._api.open(request.chat(), client, request_id)
         except (ApiError, InvalidRequest, ValidationError) as error:
             raise _renamed(ApiError.of(error)) from None
 
     async def full_response(self, request: ResponsesRequest, answer: Answer) -> Body:
+        (choice,) = answer.choices
+        if choice.parser is None or request.wants_logprobs:
+            return await self._built_up(request, answer)
         collected = CollectedChoice()
         async for _, piece in answer.pieces():
             collected.add(piece)
-        (choice,) = answer.choices
-        if choice.parser is None:
-            deltas: list[Delta] = [Content(collected.text)]
-        else:
-            deltas = choice.parser.whole(collected.text, collected.token_ids)
         events = self._events(request, answer)
-        events.add(deltas, self._logprobs(collected))
+        events.add(choice.parser.whole(collected.text, collected.token_ids))
         self._end(events, choice, answer, collected.finish)
+        return events.response
+
+    async def _built_up(self, request: ResponsesRequest, answer: Answer) -> Body:
+        """The response piece by piece, as in a stream: its tokens are known with each one."""
+        events, found = self._events(request, answer), ContentTokens()
+        async for choice, piece in answer.pieces():
+            events.add(*self._found(found, choice, piece))
+            if piece.finish is not None:
+                self._end(events, choice, answer, piece.finish)
         return events.response
 
     async def events(
         self, request: ResponsesRequest, answer: Answer
     ) -> AsyncGenerator[Event, None]:
         """The events of a stream; an error becomes the last one."""
-        events = self._events(request, answer)
+        events, found = self._events(request, answer), ContentTokens()
         for event in events.start():
             yield event
         try:
             async for choice, piece in answer.pieces():
-                for event in events.add(_deltas(choice, piece), self._logprobs(piece)):
+                for event in events.add(*self._found(found, choice, piece)):
                     yield event
                 if piece.finish is not None:
                     for event in self._end(events, choice, answer, piece.finish):
@@ -83,7 +86,7 @@ class ResponsesApi:
                 "object": "response",
                 "created_at": int(time.time()),
                 "model": self._api.config.served_name,
-                **request.echoed,
+                **json_text.finite(request.echoed),
             }
         )
 
@@ -99,7 +102,10 @@ class ResponsesApi:
         )
         counted = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                **usage["prompt_tokens_details"],
+                "cache_write_tokens": 0,
+            },
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._count(reasoning)},
             "total_tokens": usage["total_tokens"],
@@ -107,8 +113,14 @@ class ResponsesApi:
         end = events.stop_short if finish == "length" else events.complete
         return end(counted, spindle=choice.statistics)
 
-    def _logprobs(self, output: Piece | CollectedChoice) -> list[dict[str, Any]]:
-        return list_logprobs(self._api.tokens, output.tokens)
+    def _found(
+        self, found: ContentTokens, choice: Choice, piece: Piece
+    ) -> tuple[list[Delta], list[dict[str, Any]]]:
+        """The deltas of a piece, and the log-probabilities of the message's tokens."""
+        deltas, tokens = _deltas(choice, piece), piece.tokens
+        if choice.parser is not None:
+            tokens = tuple(found.take(piece.text, tokens, deltas) if tokens else ())
+        return deltas, list_logprobs(self._api.tokens, tokens)
 
     def _count(self, text: str) -> int:
         return len(self._api.tokens.encode_blocking(text, add_special_tokens=False))

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
-from engine.grammar.gate import GrammarGate, Ready
+from engine.grammar.gate import GrammarGate, Ready, forced_tokens
 from engine.protocol import Failed, Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.soft_state import HeldRequest, SoftState
 from engine.verifiers.vllm.adapter.core import KvBlocks, Outcome, StepEngine
 from engine.verifiers.vllm.adapter.scheduler import Turn
+from engine.verifiers.vllm.loading import TYPICAL_DRAFT
 from engine.verifiers.vllm.sampling import FAILED, SamplerInput
 
 MAX_REQUESTS = 4096
@@ -46,6 +47,7 @@ class VllmVerifier:
         grammars: Grammars | None = None,
     ) -> None:
         """`grammars`: None: requests with a grammar are refused at admission."""
+        self.grammars = grammars
         self._engine = engine
         self._gate = GrammarGate(grammars)
         self._stop_token_ids = stop_token_ids
@@ -97,6 +99,9 @@ class VllmVerifier:
         for order, one in zip(orders, passed, strict=True):
             if isinstance(one, Ready):
                 name, draft = self._vllm_request(order, one.held), order.tree.tokens.tolist()
+                # vLLM takes tokens that it has not chosen as a draft only.
+                forced = forced_tokens(one, draft, behind=1)
+                draft += forced[: max(0, TYPICAL_DRAFT - len(draft))]
                 turns[name] = Turn(draft, order.chunk, _allowed(one, draft))
         outcomes = self._engine.step(turns)
         return [
@@ -184,11 +189,12 @@ class VllmVerifier:
             prefix.request,
             prefix.attempt,
             prefix.round,
-            accepted=tuple(range(len(outcome.tokens) - 1)),
+            accepted=tuple(range(min(len(outcome.tokens) - 1, len(order.tree)))),
             tokens=outcome.tokens,
             pending=outcome.pending,
             logprobs=outcome.reported,
             prompt_logprobs=prompt_logprobs,
+            cached=outcome.cached,
         )
 
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.hosts.isolation import as_callback
 from actors.hosts.protocol import HostLost, KvState
-from actors.hosts.workers import as_callback
 from engine.protocol import (
     Draft,
     Drafter,

@@ -25,7 +25,7 @@ from actors.coordinator.events import (
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Cancelled, Overloaded, Stream
-from actors.hosts.inline import DirectDrafter
+from actors.hosts.direct import DirectDrafter
 from actors.hosts.protocol import HostLost
 from benchmarks.simulator.clock import run
 from engine.drafters.model import ModelDrafter

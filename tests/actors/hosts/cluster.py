@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -41,6 +42,11 @@ def processes(replica: str, life: int | None = None) -> dict[str, int]:
         if actor["Name"].startswith(prefix) and actor["State"] == "ALIVE"
     ]
     return {host: pid for host, own, pid in living if life is None or own == str(life)}
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    """Whether a process has loaded a shared library whose path has this word."""
+    return library in Path(f"/proc/{pid}/maps").read_text()
 
 
 def runs(pid: int) -> bool:

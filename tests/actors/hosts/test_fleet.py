@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +42,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.scheduling.baselines import fcfs
 from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.policies import Touring
-from tests.actors.hosts.cluster import cluster, processes, runs, until
+from tests.actors.hosts.cluster import cluster, has_loaded, processes, runs, until
 from tests.checkpoints import llama
 
 Kind = TypeVar("Kind", bound=Event)
@@ -247,6 +248,36 @@ def test_a_drafter_that_hangs_is_killed_and_replaced(
         assert "no answer for 5.0 s" in down.error
         await until(lambda: bool(served.seen(LaneUp)))
         await until(lambda: not runs(stopped))
+
+    loop.run(main())
+
+
+def test_the_verifier_loads_the_vocabulary_of_grammars_while_it_serves(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        verifier = processes("test")["verifier"]
+        assert not has_loaded(verifier, "xgrammar"), "nothing has asked for it"
+        await served.fleet.load_vocabulary()
+        assert await Reading(served, "loading").whole() == plain
+        await until(lambda: has_loaded(verifier, "xgrammar"))
+
+    loop.run(main())
+
+
+def _has_logged(folder: Path, host: str, text: str) -> bool:
+    return any(text in file.read_text() for file in folder.glob(f"spindle_test_{host}_*.log"))
+
+
+def test_every_host_logs_what_it_has_done_into_a_file_of_its_own(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        assert await Reading(served, "logged").whole() == plain
+        logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+        for host in ("tiny_0", "verifier"):
+            for done in ("load took", "measure took", "requests left"):
+                await until(partial(_has_logged, logs, host, done))
 
     loop.run(main())
 

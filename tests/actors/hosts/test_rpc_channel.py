@@ -13,8 +13,7 @@ import pytest
 from actors.hosts import rpc_channel
 from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Listener, RpcChannel, WorkerFailed, connect
-from engine.errors import IncompatibleDrafter
-from engine.parallel.ranks import RankLost
+from engine.errors import IncompatibleDrafter, RankLost
 
 
 class Worker:

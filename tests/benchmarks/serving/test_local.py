@@ -1,8 +1,7 @@
 """What the modes of `benchmarks.serving.local` are compared on."""
 
 from actors.coordinator.settings import Lane
-from actors.hosts.inline import DirectDrafter
-from actors.hosts.loading import make_lookup
+from actors.hosts.direct import DirectDrafter, make_lookup
 from benchmarks.serving.local import drafter_spec, reset_lookups
 from policies.request import LaneView
 from tests.engine.drafters.orders import Stream

@@ -14,7 +14,14 @@ from deployments.ingress.api_keys import trusted
 from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
-from tests.deployments.local import LocalReplicas, Method, Response, local_api, make_config
+from tests.deployments.local import (
+    LocalReplicas,
+    Method,
+    Response,
+    counted,
+    local_api,
+    make_config,
+)
 
 Result = TypeVar("Result")
 Fields = dict[str, Any]
@@ -98,7 +105,7 @@ def test_a_death_at_any_token_changes_nothing(fields: Fields) -> None:
         same = [expected(choice) for choice in undisturbed["choices"]]
         for death, answer in zip(deaths, disturbed, strict=True):
             assert [without_statistics(choice) for choice in answer["choices"]] == same, death
-            assert answer["usage"] == undisturbed["usage"]
+            assert counted(answer) == counted(undisturbed)
         attempts = [answer["choices"][0]["spindle"]["attempts"] for answer in disturbed]
         assert attempts == [2] * shortest + [3] * len(twice)
 
@@ -124,7 +131,7 @@ def test_a_stop_string_is_found_across_the_cut() -> None:
             assert without_statistics(answer["choices"][0]) == without_statistics(
                 undisturbed["choices"][0]
             )
-            assert answer["usage"] == undisturbed["usage"]
+            assert counted(answer) == counted(undisturbed)
 
     run(test)
 
@@ -237,6 +244,7 @@ def commit(first: int, *tokens: int, finish: Any = None, rounds: int = 1) -> Mes
             "by_lane": {"near": rounds},
             "queue_s": 0.25,
             "ttft_s": 0.5,
+            "cached": 16 * rounds,
         },
     }
 
@@ -366,6 +374,7 @@ def test_statistics_add_up_over_attempts() -> None:
             "by_lane": {"near": 5},
             "queue_s": 0.5,
             "ttft_s": 0.5,
+            "cached": 32,  # those of the first attempt
         }
         return rounds
 

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.api import Api
+from deployments.ingress.metrics_text import prometheus_text
 from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
 from deployments.series import Family
 from tests.deployments.local import LocalReplicas, Method, local_api, make_config, serving
@@ -146,12 +147,17 @@ def test_losses_of_replicas_are_in_line_and_counts(caplog: pytest.LogCaptureFixt
         (line,) = lines(caplog)
         assert (line["status"], line["outcome"], line["attempts"]) == (503, "failed", 2)
         assert "lost" in line["reason"]
-        api.metrics.show_replicas(frozenset({"a", "b"}))
-        api.metrics.show_replicas(frozenset({"b", "c", "d"}))
-        text = (await client.get("/metrics")).text
+        heartbeats = api._heartbeats
+        heartbeats.record_replicas(["a", "b"])
+        api.departures.show()
+        heartbeats._give_up("a")
+        heartbeats.record_replicas(["b", "c", "d"])
+        api.departures.show()
+        text = prometheus_text(api.metrics.families()).decode()
         assert "spindle_resubmissions_total 1.0" in text
         assert "spindle_replicas_started_total 4.0" in text
-        assert "spindle_replicas_left_total 1.0" in text
+        assert 'spindle_replicas_left_total{reason="lost"} 1.0' in text
+        assert 'spindle_replicas_left_total{reason="stopped"} 0.0' in text
 
     run(test, dies=lambda _: 3, limits={"resubmits": 1})
 

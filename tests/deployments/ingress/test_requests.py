@@ -22,7 +22,7 @@ from deployments.messages import StreamRequest, sampling_params, slo
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import splitmix64
+from engine.sampling.seeds import choice_seed
 from tests.deployments.local import make_config
 
 Kind = type[CompletionRequest] | type[ChatRequest]
@@ -151,9 +151,9 @@ def test_chat_goes_through_the_chat_template() -> None:
     assert TOKENS.decode(sent["prompt_ids"]) == expected
 
 
-def test_a_single_choice_has_the_seed_and_several_have_splitmix64s() -> None:
+def test_a_single_choice_has_the_seed_and_several_have_seeds_of_their_own() -> None:
     assert [one["seed"] for one in completion(seed=5)] == [5]
-    assert [one["seed"] for one in completion(seed=5, n=3)] == [splitmix64(5, i) for i in range(3)]
+    assert [one["seed"] for one in completion(seed=5, n=3)] == [choice_seed(5, i) for i in range(3)]
 
 
 def test_a_missing_seed_is_drawn_for_each_prompt() -> None:

@@ -428,7 +428,6 @@ def test_log_probabilities_of_a_response(checkpoint: Path) -> None:
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "format.schema"),
         ({"truncation": "auto"}, "truncation", "truncation"),
-        ({"top_logprobs": 1, "tools": FUNCTIONS}, "top_logprobs", "parsed"),
     ],
 )
 def test_what_a_response_cannot_have_is_refused_by_name(
@@ -442,3 +441,34 @@ def test_what_a_response_cannot_have_is_refused_by_name(
         assert not replicas.requests
 
     run(checkpoint, "", test)
+
+
+def test_a_parsed_response_has_the_logprobs_of_its_messages_tokens(checkpoint: Path) -> None:
+    """Whole and streamed; those of reasoning and calls are not among them."""
+
+    async def test(client: AsyncOpenAI, _replicas: ScriptedReplicas) -> None:
+        fields: Any = {
+            "model": "target",
+            "input": "Weather?",
+            "tools": FUNCTIONS,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+        }
+        whole = await client.responses.create(**fields)
+        async with client.responses.stream(**fields) as stream:
+            streamed = [
+                one.token
+                async for event in stream
+                if event.type == "response.output_text.delta"
+                for one in event.logprobs
+            ]
+            read = await stream.get_final_response()
+        for response in (whole, read):
+            items: list[Any] = [item for item in response.output if item.type == "message"]
+            (part,) = items[0].content
+            assert part.text == "Let me see."
+            listed = [one.token for one in part.logprobs]
+            assert "".join(listed).strip() == "Let me see."
+            assert listed == streamed
+
+    run(checkpoint, REASONED, test, reasoning_parser="qwen3")

@@ -83,6 +83,35 @@ def test_usage_with_every_event() -> None:
     run(test)
 
 
+def test_usage_counts_what_the_prefix_cache_had() -> None:
+    """Blocks have 16 tokens, and the last token is always computed."""
+
+    async def test(app: App) -> None:
+        async def cached(**fields: Any) -> int:
+            body = {**PROMPT, "max_tokens": 2, "prompt": list(range(100, 148)), **fields}
+            answer = await app.client.post("/v1/completions", json=body)
+            usage = answer.json()["usage"]
+            assert usage["prompt_tokens"] == len(body["prompt"])
+            count: int = usage["prompt_tokens_details"]["cached_tokens"]
+            return count
+
+        assert await cached() == 0
+        assert await cached() == 32
+        assert await cached(prompt=list(range(100, 130))) == 16
+        assert await cached(echo=True, logprobs=0) == 0, "computed anew for its log-probabilities"
+        new = list(range(200, 248))
+        assert await cached(prompt=new, n=3) == 0, "shared between choices, but not cached before"
+        assert await cached(prompt=new, n=3) == 32, "a prompt counts once"
+        body = {**PROMPT, "prompt": new, "stream": True, "max_tokens": 4}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body["stream_options"] = options
+        async with app.client.stream("POST", "/v1/completions", json=body) as response:
+            chunks = await events(response)
+        assert {one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in chunks} == {32}
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("header", "field", "name"),
     [("run-1", None, "run-1"), (None, "run-2", "run-2"), ("run-1", "run-2", "run-2")],

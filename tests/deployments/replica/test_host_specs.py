@@ -1,6 +1,9 @@
 """From the config to the drafters that it describes."""
 
-from actors.hosts.loading import make_lookup
+import subprocess
+import sys
+
+from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.placement import plan
 from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
@@ -31,3 +34,11 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
         if len(Stream(f"asks {first}", [first, first + 1]).draft(drafter, depth=1))
     ]
     assert known == [200, 300]
+
+
+def test_a_replica_imports_no_model_code_itself() -> None:
+    """Which takes seconds of its start, and its actors import it anyway."""
+    modules = "deployments.replica.host_specs, deployments.replica.service"
+    check = f"import sys, {modules}; print({{'torch', 'transformers.models'}} & {{*sys.modules}})"
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray._private import state as ray_state
 from ray.serve.handle import DeploymentResponseGenerator
 
-from tests.actors.hosts.cluster import processes
+from tests.actors.hosts.cluster import has_loaded, processes
 from tests.deployments.serving import (
     ARGS,
     SEED,
@@ -67,6 +68,15 @@ def endless(name: str) -> DeploymentResponseGenerator:
 
 def state() -> dict[str, Any]:
     return replicas().state.remote().result(timeout_s=10)
+
+
+def test_the_vocabulary_of_grammars_is_loaded_without_a_request() -> None:
+    (replica,) = (
+        actor["Pid"]
+        for actor in ray_state.actors(actor_state_name="ALIVE").values()
+        if actor["ActorClassName"] == "ServeReplica:spindle:Replica"
+    )
+    eventually(lambda: has_loaded(replica, "xgrammar"), "xgrammar is loaded")
 
 
 def test_a_stream_is_accepted_and_commits_the_oracles_tokens_with_statistics() -> None:

@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
 
 from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import splitmix64
+from engine.sampling.seeds import choice_seed
 from tests import reference
 from tests.deployments.served.application import ADMITTED, KEYS
 from tests.deployments.serving import (
@@ -179,6 +179,22 @@ def _content(choice: Any) -> str:
     return message.content or ""
 
 
+def test_usage_has_the_tokens_of_the_prefix_cache(client: OpenAI) -> None:
+    """In both APIs; blocks have 16 tokens natively, 32 on vLLM."""
+    prompt = "Tell me of the sea, " * 12
+    for text, least in ((f"Now: {prompt}", 0), (f"Now: {prompt}", 64)):
+        usage = complete(client, prompt=text, max_tokens=2).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        cached = usage.prompt_tokens_details.cached_tokens
+        assert cached is not None
+        assert (cached == 0) if not least else (least <= cached < usage.prompt_tokens)
+    for least in (0, 64):
+        response = client.responses.create(model="target", input=prompt, max_output_tokens=2)
+        assert response.usage is not None
+        assert response.usage.input_tokens_details.cached_tokens >= least
+
+
 def test_a_json_object_is_one(client: OpenAI) -> None:
     (answer,) = _chat(client, temperature=0, response_format={"type": "json_object"})
     text = _content(answer.choices[0])
@@ -242,7 +258,7 @@ def test_n_choices_have_seeds_of_their_own(client: OpenAI) -> None:
     answer = complete(client, n=3, seed=5, temperature=1)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     for choice in answer.choices:
-        seed = splitmix64(5, choice.index)
+        seed = choice_seed(5, choice.index)
         assert choice.text == expected_text(1.0, seed, 24)
         assert choice.to_dict()["spindle"]["seed"] == seed  # type: ignore[index]  # our extension
 
@@ -251,7 +267,7 @@ def test_several_prompts_are_answered_in_order(client: OpenAI) -> None:
     ids = tokenizer()(PROMPT)["input_ids"]
     answer = complete(client, prompt=[ids, ids], n=2, seed=5, temperature=1)
     texts = [choice.text for choice in sorted(answer.choices, key=lambda one: one.index)]
-    own = [expected_text(1.0, splitmix64(5, index), 24) for index in range(2)]
+    own = [expected_text(1.0, choice_seed(5, index), 24) for index in range(2)]
     assert texts == own * 2
 
 

@@ -7,13 +7,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from engine.drafters.beam import GrowingTrees
-from engine.drafters.model import ModelDrafter, check_tokenizer, make_runner
+from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
 from engine.drafters.tiny import TinyRunner
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
 from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
 from engine.sampling.params import SamplingParams
+from engine.tokenizer import check_tokenizer
 from policies.flat_trees import flatten, prune_each, split
 from policies.tree import ROOT, DraftTree
 from tests import reference

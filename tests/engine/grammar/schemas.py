@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jsonschema
+
 _PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -156,6 +158,14 @@ REFUSED: dict[str, Any] = {
     "allows no value": {"type": "object", "properties": {"a": False}},
     "must be an object or true": {"type": "object", "properties": {"a": 1}},
     "maxLength must be": {"type": "string", "maxLength": "3"},
+    "/anyOf/0: type must have texts only": {"anyOf": [{"type": 5}]},
+    "/oneOf/1: type must have texts only": {"oneOf": [{"type": "null"}, {"type": [[]]}]},
+    "required must have texts only": {"type": "object", "properties": {}, "required": [["a"]]},
+    "/oneOf/0: required must be a list": {"oneOf": [{"required": 1}, {"type": "null"}]},
+    "/oneOf/0: properties must be an object": {
+        "oneOf": [{"properties": 1, "required": ["a"]}, {"required": ["a"]}]
+    },
+    "enum must be a list": {"enum": 5},
     "enum array must not be empty": {"enum": []},
     'Unsupported type "strin"': {"type": "strin"},
     "no token can begin one": {"$defs": {"x": {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"},
@@ -169,3 +179,9 @@ REFUSED: dict[str, Any] = {
     },
 }
 """By a part of the error's message."""
+
+
+def validator(schema: Any) -> Any:
+    """Another program's, which checks formats as well."""
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return jsonschema.Draft202012Validator(schema, format_checker=checker)

@@ -89,6 +89,27 @@ def test_where_a_grammar_allows_nothing_the_output_ends() -> None:
     assert allowed(matcher(dead_end), ids("a")) == [STOP]
 
 
+def test_forced_tokens_are_those_that_alone_are_allowed() -> None:
+    """By the definition, along a random output, and no further than asked for."""
+    rng = np.random.default_rng(2)
+    compiled, expected = grammars().compile(NESTED).result(), allowed_by(params(NESTED))
+    one, found = matcher(NESTED), 0
+    output = next(filter(None, (random_output(compiled, rng) for _ in range(20))))
+    for end in range(len(output) + 1):
+        one.follow(output[:end])
+        forced = one.forced((), 3)
+        path = list(output[:end])
+        for token in forced:
+            assert np.flatnonzero(expected(path)).tolist() == [token]
+            path.append(token)
+        if len(forced) < 3 and path[-1:] != [STOP]:
+            assert np.count_nonzero(expected(path)) > 1
+        found += len(forced)
+    assert found
+    assert matcher(OutputGrammar("choice", '["ab"]')).forced(ids("ab"), 5) == [STOP]
+    assert one.forced([*output, STOP], 5) == []
+
+
 def test_committed_tokens_that_are_not_of_the_grammar_are_an_error() -> None:
     with pytest.raises(GrammarViolated, match="output token 1"):
         matcher(WORD).follow(ids("ax"))

@@ -18,12 +18,12 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, PreTrainedMo
 from cluster.zoo.paths import TARGET, model_path
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
-from engine.errors import UnsupportedModel
+from engine.errors import RankLost, UnsupportedModel
 from engine.generate import generate
 from engine.kv.cache import KVCache
 from engine.model import PackedModel, Segment, load_stock
 from engine.parallel.lockstep import JournaledKV, LeadingModel, split
-from engine.parallel.ranks import Place, RankLost
+from engine.parallel.ranks import Place
 from engine.parallel.sharding import InvalidTensorParallel, Share, check_ranks, shard
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams

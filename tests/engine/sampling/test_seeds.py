@@ -1,6 +1,6 @@
 import pytest
 
-from engine.sampling.seeds import splitmix64
+from engine.sampling.seeds import choice_seed, splitmix64
 
 
 # Outputs of the reference implementation (Vigna, prng.di.unimi.it/splitmix64.c).
@@ -15,7 +15,9 @@ def test_outputs_equal_the_reference_implementations(seed: int, outputs: list[in
     assert [splitmix64(seed, index) for index in range(len(outputs))] == outputs
 
 
-def test_derived_seeds_are_distinct_64_bit_numbers() -> None:
-    seeds = [splitmix64(2**64 - 1, index) for index in range(1000)]
+@pytest.mark.parametrize("seed", [0, 5, 2**53, 2**64 - 1])
+def test_seeds_of_choices_are_distinct_and_exact_in_javascript(seed: int) -> None:
+    seeds = [choice_seed(seed, index) for index in range(1000)]
     assert len(set(seeds)) == 1000
-    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert all(0 <= one < 2**53 for one in seeds)
+    assert all(int(float(one)) == one for one in seeds)

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from actors.hosts.isolation import isolated
+from engine.grammar import gate
+from engine.grammar.spec import OutputGrammar
 from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
 from policies.tree import DraftTree
 from tests import prompt_logprobs, reference
-from tests.engine.streams import questions, reference_target
+from tests.engine.streams import END, questions, reference_target
 from tests.engine.verifiers.backends import AMPLE, TIGHT, Backend, Host, host
 from tests.engine.verifiers.orders import SEED, order, verdict
 
@@ -100,6 +102,46 @@ def test_a_chunked_prompt_is_pending_until_its_last_chunk(ample: Host) -> None:
         answers[-1].tokens[0]
         == reference_output(prompt, SamplingParams(temperature=0, max_tokens=1))[0]
     )
+
+
+def test_what_a_grammar_forces_needs_no_draft_and_changes_nothing(
+    ample: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first sign everything is forced, the stop token included."""
+    grammar = OutputGrammar("choice", '["xqj", "wqj"]')
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(END,), grammar=grammar)
+    prompt = questions(False)[0]
+
+    def run(name: str) -> tuple[list[int], int]:
+        output: list[int] = []
+        for rounds in range(1, 9):
+            tokens = [*prompt, *output]
+            base = len(tokens) if output else 0
+            one = order(name, tokens, params=params, base=base, prompt_len=len(prompt))
+            answer = verdict(ample.verifier, one)
+            assert answer.accepted == (), "nothing was drafted"
+            output.extend(answer.tokens)
+            if END in output:
+                return output[: output.index(END) + 1], rounds
+        raise AssertionError(output)
+
+    output, rounds = run("a")
+    monkeypatch.setattr(gate, "MAX_FORCED", 0)
+    unforced, tokens = run("b")
+    assert output == unforced
+    assert rounds < tokens == len(output)
+
+
+def test_a_new_request_says_what_came_from_the_prefix_cache(ample: Host) -> None:
+    prompt = list(range(300, 370))
+    first = verdict(ample.verifier, order("a", prompt))
+    assert first.cached == 0
+    again = verdict(ample.verifier, order("b", prompt))
+    assert again.cached is not None
+    assert 0 < again.cached < len(prompt)
+    tokens = [*prompt, *again.tokens]
+    following = order("b", tokens, base=len(tokens), prompt_len=len(prompt))
+    assert verdict(ample.verifier, following).cached is None
 
 
 def test_each_order_has_its_own_chunk_size(ample: Host) -> None:

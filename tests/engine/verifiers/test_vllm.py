@@ -11,7 +11,7 @@ import vllm as vllm_package
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from cluster.zoo import TARGET, model_path
-from engine.parallel.ranks import RankLost
+from engine.errors import RankLost
 from engine.protocol import Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.support import check

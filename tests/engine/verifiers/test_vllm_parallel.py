@@ -9,8 +9,8 @@ import pytest
 
 from cluster.zoo import TARGET, model_path
 from engine.drafters.ngram import NgramDrafter
+from engine.errors import RankLost
 from engine.generate import generate
-from engine.parallel.ranks import RankLost
 from engine.protocol import Commit
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from engine.verifiers.vllm.verifier import VllmVerifier

@@ -13,7 +13,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.request import Request
 
-from engine.parallel.ranks import RankLost
+from engine.errors import RankLost
 from engine.protocol import Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
@@ -33,6 +33,8 @@ class Outcome:
     """Log-probabilities of all prompt tokens but the first, in the step that chooses a token."""
     finished: bool
     """vLLM has removed the request, as it has as many tokens as the model's context."""
+    cached: int | None = None
+    """Tokens from the prefix cache, with the first token that is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,9 @@ class StepEngine:
             if output is not None:
                 tokens = tuple(output.new_token_ids)
                 reported, prompt = self._reported(name, output), _prompt_logprobs(output)
-                outcomes[name] = Outcome(tokens, 0, reported, prompt, request.is_finished())
+                prefill = output.prefill_stats
+                cached = None if prefill is None else prefill.num_cached_tokens
+                outcomes[name] = Outcome(tokens, 0, reported, prompt, request.is_finished(), cached)
             elif request.num_computed_tokens > before[name]:
                 pending = request.num_tokens - request.num_computed_tokens
                 outcomes[name] = Outcome((), pending, None, (), False)
