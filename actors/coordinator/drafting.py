@@ -238,8 +238,11 @@ class Drafting:
         )
         if not call.state.lane.always_drafts:
             self._lanes.suspects.answered(requests, answers)
-        self._estimates.learn_draft_cost(name, orders, trees, seconds)
-        self._observe(Drafted(clock(), name, seconds, len(orders), len(trees.tokens)))
+        predicted_s = self._estimates.learn_draft_cost(name, orders, trees, seconds)
+        drafted = Drafted(
+            clock(), name, seconds, len(orders), len(trees.tokens), trees, predicted_s
+        )
+        self._observe(drafted)
         return trees
 
 

@@ -11,7 +11,13 @@ import numpy as np
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
+from actors.coordinator.events import (
+    Event,
+    Verified,
+    VerifiedTrees,
+    VerifierDown,
+    VerifierUp,
+)
 from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
 from actors.coordinator.round_draft import RoundDraft
@@ -19,7 +25,7 @@ from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, fast_new
 from engine.request import VERIFIER
-from policies.flat_trees import Ints, gather_trees, prune_each, split
+from policies.flat_trees import FlatTrees, Ints, gather_trees, prune_each, split
 from policies.protocols import Candidates
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
@@ -40,6 +46,29 @@ class _Item(NamedTuple):
     order: VerifyOrder
     sources: Ints | None
     """MergedTree.sources of the order's tree."""
+
+
+class _Drafts(NamedTuple):
+    """The nodes of one forward that the speculation policy has selected."""
+
+    trees: FlatTrees
+    """Of each decoding request."""
+    sources: Ints | None
+    """MergedTree.sources of all nodes; None where no draft was merged from several."""
+    proposers: Sequence[Sequence[str]]
+    """RoundDraft.proposers of each decoding request."""
+
+
+class _Forward(NamedTuple):
+    """What goes into one forward."""
+
+    items: Sequence[_Item]
+    """Requests that decode, then those with prompt chunks."""
+    drafts: _Drafts | None
+    """None where nothing was drafted."""
+    prefill_tokens: int
+    select_s: float
+    """How long the selection of nodes took."""
 
 
 class Verifying:
@@ -93,12 +122,16 @@ class Verifying:
             max(left - drafted, left // _PREFILL_SHARE),
         )
         prefill_tokens = sum(chunk for _, chunk in chunks)
-        items = self._decode_items(decoding, policies, prefill_tokens, now)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        items, drafts = self._decode_items(decoding, policies, prefill_tokens, now)
+        select_s = clock() - began
         items += [_prefill_item(request, chunk) for request, chunk in chunks]
         for item in items:
             item.request.stage = VERIFYING
         self._busy = True
-        self._tasks.spawn(self._verify, items, policies, prefill_tokens, now)
+        forward = _Forward(items, drafts, prefill_tokens, select_s)
+        self._tasks.spawn(self._verify, forward, policies, now)
         return True
 
     def _decode_items(
@@ -107,8 +140,9 @@ class Verifying:
         policies: Policies,
         prefill_tokens: int,
         now: float,
-    ) -> list[_Item]:
+    ) -> tuple[list[_Item], _Drafts | None]:
         """Each request's draft tree, cut down to the nodes that the speculation policy selects."""
+        verified = None
         drafts = [request.draft for request in decoding]
         sources = [draft.tree.sources for draft in drafts]
         if any([draft.tree.nodes for draft in drafts]):
@@ -131,11 +165,14 @@ class Verifying:
                     None if own is None else own[mask[begin:end]]
                     for own, (begin, end) in zip(sources, bounds, strict=True)
                 ]
-            selected = split(prune_each(trees, mask))
+                node_sources = node_sources[mask]
+            trees = prune_each(trees, mask)
+            selected = split(trees)
+            verified = _Drafts(trees, node_sources, [draft.proposers for draft in drafts])
         else:
             selected = [DraftTree.empty()] * len(decoding)
         most = self._limits.forward_tokens
-        return [
+        items = [
             fast_new(
                 _Item,
                 (
@@ -146,14 +183,10 @@ class Verifying:
             )
             for request, tree, own in zip(decoding, selected, sources, strict=True)
         ]
+        return items, verified
 
-    async def _verify(
-        self,
-        items: Sequence[_Item],
-        policies: Policies,
-        prefill_tokens: int,
-        started: float,
-    ) -> None:
+    async def _verify(self, forward: _Forward, policies: Policies, started: float) -> None:
+        items, drafts, prefill_tokens, select_s = forward
         requests = [item.request for item in items]
         idle_s = started - self._idle_since_s
         try:
@@ -164,9 +197,9 @@ class Verifying:
         now = asyncio.get_running_loop().time()
         context = sum([request.view.prefilled for request in requests])
         # Roots and nodes: prompt chunks come without a tree.
-        roots = sum([request.prefilled for request in requests])
+        decoding = sum([request.prefilled for request in requests])
         nodes = sum([len(item.order.tree.tokens) for item in items])
-        tokens = prefill_tokens + roots + nodes
+        tokens = prefill_tokens + decoding + nodes
         self._estimates.calibration_buffer.learn(
             [
                 (proposal, answer.tokens)
@@ -197,7 +230,20 @@ class Verifying:
         policies.speculation.observe(outcomes, now)
         policies.selection.observe(outcomes)
         policies.schedule.observe(outcomes, now)
-        verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
+        verified = Verified(
+            now,
+            verify_s,
+            idle_s,
+            context,
+            tokens,
+            prefill_tokens,
+            tuple(outcomes),
+            prompts=[request.name for request in requests[decoding:]],
+            drafts=None if drafts is None else _with_verdicts(drafts, answers),
+            select_s=select_s,
+            predicted_s=self._estimates.verify_s(context, tokens),
+            plain_s=self._estimates.plain_round_s(context, decoding),
+        )
         self._estimates.learn_verify(verified)
         self._observe(verified)
         self._changed()
@@ -322,6 +368,16 @@ class Verifying:
         """A lost verifier holds nothing any more; the next verification finds the loss."""
         with suppress(HostLost):
             await self._host.forget(requests)
+
+
+def _with_verdicts(
+    drafts: _Drafts, answers: Sequence[Verdict | Missing | NoRoom | Failed]
+) -> VerifiedTrees:
+    accepted = [
+        answer.accepted if isinstance(answer, Verdict) and answer.tokens else None
+        for answer in answers[: len(drafts.proposers)]
+    ]
+    return VerifiedTrees(drafts.trees, drafts.sources, drafts.proposers, accepted)
 
 
 def _ready(running: Sequence[RequestState], micro_batches: MicroBatchPlan) -> list[RequestState]:

@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from cluster.config.section import Section, problems, within
 from policies import catalogue, ranges
 from policies.microbatch import MicroBatchParams
+from policies.request import Slo
 from policies.scheduling.fairness import FairnessParams
 from policies.scheduling.rank_prompts import MAX_BATCH
 
@@ -98,6 +99,14 @@ class SloClass(Section):
     """Time to the first token, from arrival."""
     tpot_ms: Milliseconds | None = None
     """Mean time per output token after the first."""
+
+    @property
+    def slo(self) -> Slo:
+        """The objectives in seconds."""
+        return Slo(
+            None if self.ttft_ms is None else self.ttft_ms / 1000,
+            None if self.tpot_ms is None else self.tpot_ms / 1000,
+        )
 
     @model_validator(mode="after")
     def _promises_something(self) -> Self:

@@ -23,6 +23,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
+from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.parsing.choose import OutputParsers
@@ -43,7 +44,6 @@ from deployments.ingress.token_requests import DetokenizeRequest, TokenizeReques
 from deployments.ingress.tokenization import detokenize, tokenize
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
-from deployments.metrics import IngressMetrics
 from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
@@ -67,7 +67,7 @@ class Api:
         replicas = replicas.options(_by_reference=False)
         self._replicas = replicas
         self._streaming = replicas.options(stream=True)
-        self.metrics = IngressMetrics()
+        self.metrics = IngressMetrics(config.api_keys)
         self.log = RequestLog(self.metrics, config.served_name)
         self.tokens = Tokens(config.target.header_path())
         self.parsers = OutputParsers(config.target, self.tokens)

@@ -159,6 +159,22 @@ class Hedge:
             self._mapping.pop(request, None)
             self._drafting.pop(request, None)
 
+    @property
+    def regret(self) -> float:
+        names = [name for name in self._mapping if self._rows.get(name) is not None]
+        if not names:
+            return 0.0
+        goodput = self._evidence.goodput(self._rows.of(names), self._draws, doubt=0.0)
+        numbers = {
+            name: self._evidence.number(lane.drafter)
+            for name, lane in self._membership.lanes.items()
+        }
+        plain = self._evidence.number(PLAIN)
+        best = goodput[:, [plain, *numbers.values()]].max(axis=1)
+        chosen = [numbers.get(self._mapping[name] or "", plain) for name in names]
+        reached = goodput[np.arange(len(names)), chosen]
+        return float((1.0 - reached / best).mean())
+
     def export(self) -> Statistics:
         return self._evidence.export()
 
