@@ -33,12 +33,16 @@ class Drafting:
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
+        probe_after_s: float | None,
     ) -> None:
+        """`probe_after_s`: of Limits."""
         self._lanes = lanes
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
+        self._probe_after_s = probe_after_s
+        self._probed_s = asyncio.get_running_loop().time()
 
     def start(
         self,
@@ -55,12 +59,22 @@ class Drafting:
                 draftable.append(request)
             else:
                 request.set_draft(NO_DRAFT)
-        if draftable:
+        if draftable and len(ready) == len(running) and self._probe_is_due(now):
+            for request in draftable:
+                request.set_draft(NO_DRAFT)
+        elif draftable:
             assigned = self._lanes.assign(running, policies.selection, now)
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):
                 others = waiting_for(together, running, micro_batches)
                 self._start_together(together, others, policies, now)
+
+    def _probe_is_due(self, now: float) -> bool:
+        """Whether all requests decode plainly once, so that it is known how fast that is."""
+        if self._probe_after_s is None or now < self._probed_s + self._probe_after_s:
+            return False
+        self._probed_s = now
+        return True
 
     def _batches(
         self,

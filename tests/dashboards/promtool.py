@@ -1,10 +1,13 @@
-"""Prometheus's own programs, and the names of series in an expression."""
+"""Prometheus's own programs, and what boards and alerts ask it for."""
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from deployments.boards.grafana import board
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "dashboards" / "alerts.yaml"
@@ -27,3 +30,10 @@ def selected(expression: str) -> dict[str, set[str]]:
     for name, inside in _SELECTOR.findall(expression):
         series[name] |= set(_LABEL.findall(re.sub(r'"[^"]*"', '""', inside)))
     return series
+
+
+def queries(name: str) -> Iterator[str]:
+    """Of a board."""
+    for panel in board(name)["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]

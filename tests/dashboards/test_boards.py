@@ -2,23 +2,16 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from deployments.boards.grafana import BOARDS, FOLDER, board, written
+from deployments.boards.grafana import BOARDS, FOLDER, written
 from deployments.metrics import exported
-from tests.dashboards.promtool import program, selected
+from tests.dashboards.promtool import program, queries, selected
 
 _GROUPED = re.compile(r"\bby \(([^)]*)\)")
-
-
-def queries(name: str) -> Iterator[str]:
-    for panel in board(name)["panels"]:
-        for target in panel["targets"]:
-            yield target["expr"]
 
 
 @pytest.mark.parametrize("name", BOARDS)

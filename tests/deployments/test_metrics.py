@@ -3,25 +3,32 @@
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import ray
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
+from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
+from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
+from deployments.boards.grafana import BOARDS
 from deployments.metrics import ACCEPTED, PAGE, exported, written
 from tests.actors.hosts.cluster import processes
+from tests.dashboards.promtool import ALERTS, program, queries
 from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
 
-ROOT = Path(__file__).parents[2]
 PORT = 8139
 METRICS_PORT = 8239
+PROMETHEUS_PORT = 8240
 STREAMS = 8
 DRAFTERS = [
     {"name": "tiny", "model": "zoo/tiny", "placement": "actor"},
@@ -43,6 +50,8 @@ def app() -> Iterator[serve.handle.DeploymentHandle]:
                 "drafters": DRAFTERS,
                 "log_format": "json",
                 "slo_classes": {"patient": {"ttft_ms": 60_000}},
+                "api_keys": {"team": "a key that nobody uses"},
+                "metrics_without_key": True,
             }
         )
         yield serve.get_app_handle("spindle")
@@ -170,6 +179,56 @@ def test_a_drafters_death_is_counted_with_its_recovery_and_switches(
     assert 0 < scrape("host")["recovery_seconds_total/tiny"] < time.monotonic() - killed
     assert last["choices"][0]["spindle"]["rounds_by_lane"].keys() == {"tiny", "tasks"}
     assert scrape()["switches_total"] == 1
+
+
+def test_a_prometheus_with_our_alerts_answers_every_query_of_the_boards(
+    app: serve.handle.DeploymentHandle, tmp_path: Path
+) -> None:
+    binary = program("prometheus")
+    # Ray's own writer, which runs only beside its dashboard.
+    address = ray.get_runtime_context().gcs_address
+    PrometheusServiceDiscoveryWriter(address, str(tmp_path)).write()
+    files = [{"files": [str(tmp_path / PROMETHEUS_SERVICE_DISCOVERY_FILE)]}]
+    config = {
+        "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
+        "rule_files": [str(ALERTS)],
+        "scrape_configs": [{"job_name": "ray", "file_sd_configs": files}],
+    }
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = [
+        binary,
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}",
+    ]
+
+    def get(path: str, **fields: str) -> Any:
+        url = f"http://127.0.0.1:{PROMETHEUS_PORT}/api/v1/{path}?{urlencode(fields)}"
+        return json.loads(urllib.request.urlopen(url, timeout=10).read())["data"]
+
+    def unanswered() -> set[str]:
+        asked = {query for name in BOARDS for query in queries(name)}
+        texts = {
+            query: query.replace("$replica", ".*").replace("$__rate_interval", "1m")
+            for query in asked
+        }
+        return {query for query, text in texts.items() if not get("query", query=text)["result"]}
+
+    with (tmp_path / "log").open("w") as log:
+        prometheus = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        eventually(lambda: "Server is ready" in (tmp_path / "log").read_text(), "it is ready")
+        for seed in range(4):
+            ask(app, seed)
+            time.sleep(1)  # rates need two scrapes
+        eventually(lambda: not unanswered(), f"all of {unanswered()} are answered")
+        rules = [rule for group in get("rules")["groups"] for rule in group["rules"]]
+        assert {rule["health"] for rule in rules} == {"ok"}
+        missing = [rule for rule in rules if rule["name"] == "SpindleMetricsMissing"]
+        assert [rule["state"] for rule in missing] == ["inactive"]
+    finally:
+        prometheus.terminate()
+        prometheus.wait(30)
 
 
 def log_lines(deployment: str) -> list[dict[str, Any]]:
