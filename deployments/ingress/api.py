@@ -59,13 +59,13 @@ class Api:
     def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
         self.config = config
         keys = resolved("api_keys", config.api_keys, os.environ)
-        self.keys = Keys(keys, config.priority_for)
+        self.keys = Keys(keys, config.priority_for, config.debug_for)
         self.version = version()
         # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
         # where the handle is made, possibly without the environment of cluster/serve.env, so it is
         # set again here.
         replicas = replicas.options(_by_reference=False)
-        self._replicas = replicas
+        self.replicas = replicas
         self._streaming = replicas.options(stream=True)
         self.metrics = IngressMetrics(config.api_keys)
         self.log = RequestLog(self.metrics, config.served_name)
@@ -93,9 +93,14 @@ class Api:
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
         self.metrics.show_replicas(self._heartbeats.replicas)
-        calls = [families_of(self._replicas, name) for name in sorted(self._heartbeats.replicas)]
+        calls = [families_of(self.replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
+
+    @property
+    def replica_names(self) -> frozenset[str]:
+        """Those that were there at the last call."""
+        return self._heartbeats.replicas
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}

@@ -16,11 +16,20 @@ from actors.hosts.protocol import HostLost
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.logs import forward_to_serve
-from deployments.messages import Heartbeat, Message, Named, Refused, Routed, StreamRequest
+from deployments.messages import (
+    Heartbeat,
+    Message,
+    Named,
+    Refused,
+    Routed,
+    StreamRequest,
+    TraceAsked,
+)
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.replica.metrics import Metrics
+from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange
 from deployments.series import Family
 from deployments.start_report import announce, print_line
@@ -48,6 +57,8 @@ class Replica:
         )
         self._without_ingress: set[str] = set()
         self._signals = AutoscalingSignals()
+        self._timelines: list[Timeline] = []
+        """Those being recorded."""
         # Started here rather than in a request, because tasks that a request starts are cancelled
         # with it.
         loop = asyncio.get_running_loop()
@@ -175,6 +186,20 @@ class Replica:
         self._set_load(self._service)
         return self._metrics.families()
 
+    async def trace(self, asked: TraceAsked) -> list[TraceEvent]:
+        """What it does from now on for some seconds; nothing if the call was for a replica that is
+        gone."""
+        if asked["replica"] != self._name:
+            return []
+        lanes = [lane.name for lane in self._service.lanes]
+        timeline = Timeline(lanes, asyncio.get_running_loop().time())
+        self._timelines.append(timeline)
+        try:
+            await asyncio.sleep(asked["seconds"])
+        finally:
+            self._timelines.remove(timeline)
+        return timeline.events(self._name, asked["process"])
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
         return self._load()
@@ -238,6 +263,8 @@ class Replica:
         self._metrics.observe(event)
         log_event(event)
         self._signals.observe(event)
+        for timeline in self._timelines:
+            timeline.observe(event)
 
     async def _export_metrics(self, service: "Service") -> None:
         while True:
