@@ -18,7 +18,7 @@ from actors.coordinator.microbatches import (
 )
 from actors.coordinator.request_state import DRAFTING, READY, RequestState
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
-from actors.coordinator.settings import Policies
+from actors.coordinator.settings import Limits, Policies
 from engine.protocol import DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
 from policies.protocols import DraftLimit, LaneBatch, StepRule
@@ -29,19 +29,18 @@ class Drafting:
     def __init__(
         self,
         lanes: Lanes,
+        limits: Limits,
         estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
-        probe_after_s: float | None,
     ) -> None:
-        """`probe_after_s`: of Limits."""
         self._lanes = lanes
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
-        self._probe_after_s = probe_after_s
+        self._probe_after_s = limits.probe_after_s
         self._probed_s = asyncio.get_running_loop().time()
 
     def start(
