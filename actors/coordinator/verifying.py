@@ -1,4 +1,4 @@
-"""The verifying side of a round: what goes into the next forward, and how verdicts are applied."""
+"""The verifying side of a round: one forward after the other, and how verdicts are applied."""
 
 import asyncio
 import logging

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ DRAFTERS = [
     {"name": "tasks", "model": "zoo/tasks", "placement": "inline"},
 ]
 ENDLESS = {"model": "target", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+KEYS = {"team": "a key without further rights", "operator": "a key for traces"}
 Samples = dict[str, float]
 
 
@@ -50,7 +52,8 @@ def app() -> Iterator[serve.handle.DeploymentHandle]:
                 "drafters": DRAFTERS,
                 "log_format": "json",
                 "slo_classes": {"patient": {"ttft_ms": 60_000}},
-                "api_keys": {"team": "a key that nobody uses"},
+                "api_keys": KEYS,
+                "debug_for": ["operator"],
                 "metrics_without_key": True,
             }
         )
@@ -229,6 +232,29 @@ def test_a_prometheus_with_our_alerts_answers_every_query_of_the_boards(
     finally:
         prometheus.terminate()
         prometheus.wait(30)
+
+
+def test_a_trace_needs_permission_and_shows_every_track(
+    app: serve.handle.DeploymentHandle,
+) -> None:
+    url = f"http://127.0.0.1:{PORT}/debug/trace?seconds=1"
+
+    def trace(key: str) -> Any:
+        headers = {"Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(url, headers=headers)
+        return json.loads(urllib.request.urlopen(request, timeout=30).read())
+
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        trace(KEYS["team"])
+    with ThreadPoolExecutor(1) as pool:
+        recorded = pool.submit(trace, KEYS["operator"])
+        while not recorded.done():
+            ask(app, 1)
+    events = recorded.result()["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = {(event["name"], tracks[event["tid"]]) for event in events if event["ph"] == "X"}
+    assert {("verify", "verifier"), ("draft", "tiny"), ("select", "coordinator")} <= spans
+    assert any(name == "round" for name, _ in spans)
 
 
 def log_lines(deployment: str) -> list[dict[str, Any]]:
