@@ -81,6 +81,12 @@ class Replica:
         slo_classes = {name: named.slo for name, named in self._config.slo_classes.items()}
         self._metrics = Metrics(self._name, drafters, slo_classes)
         service.add_observer(self._observe)
+        if self._config.tracing is not None:
+            from deployments.replica.spans import RequestSpans
+
+            now, model = asyncio.get_running_loop().time(), self._config.served_name
+            spans = RequestSpans(self._config.tracing, model, self._name, now)
+            service.add_observer(spans.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._exporting = asyncio.create_task(self._export_metrics(service))
         return service
