@@ -1,6 +1,7 @@
 """The metrics of one replica, from its coordinator's events."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter as TimesSeen
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -39,7 +40,7 @@ from deployments.metrics import (
 from deployments.replica.autoscaling_signals import met_slo, tpot_s
 from deployments.series import Counter, Family, Gauge, Histogram
 from policies.flat_trees import FlatTrees
-from policies.request import Slo
+from policies.request import RoundOutcome, Slo
 from policies.tree_counts import ACCEPTED as ACCEPTED_NODES
 from policies.tree_counts import EXPECTED, VERIFIED, count_nodes
 
@@ -162,29 +163,40 @@ class Metrics:
             self._histograms["forward_requests"].observe(len(outcomes))
         if not event.prefill_tokens:
             self._compare(VERIFIER, event.predicted_s, event.seconds)
-        committed, probe_s, probes = 0, 0.0, 0
-        for outcome in outcomes:
-            committed += outcome.committed
-            if outcome.request in event.prompts:
-                drafter = PLAIN
-            else:
-                drafter = self._drafter_of(outcome.lane, outcome.drafted)
-                own_verify_s = outcome.verify_s - outcome.prompts_s
-                wait_s = outcome.seconds - outcome.verify_s - outcome.draft_s
-                count("slot_seconds", outcome.draft_s, drafter, "draft")
-                count("slot_seconds", own_verify_s, drafter, "verify")
-                count("slot_seconds", outcome.prompts_s, drafter, "prompts")
-                count("slot_seconds", max(0.0, wait_s), drafter, "wait")
-                count("plain_seconds", outcome.committed * event.plain_s, drafter)
-                probe_s += outcome.seconds
-                probes += 1
-            count("rounds", 1, drafter, ACCEPTED[min(outcome.accepted, len(ACCEPTED) - 1)])
-        count("committed_tokens", committed)
+        count("committed_tokens", sum([outcome.committed for outcome in outcomes]))
+        decoded = outcomes
+        if event.prompts:
+            decoded = tuple(one for one in outcomes if one.request not in event.prompts)
+            count("rounds", len(outcomes) - len(decoded), PLAIN, ACCEPTED[0])
+        for drafter, rounds in self._by_drafter(decoded).items():
+            self._add_rounds(drafter, rounds, event.plain_s)
         if event.drafts is not None:
             self._count_nodes(event.drafts)
-        elif probes and not event.prefill_tokens:
-            count("probe_seconds", probe_s, "clock")
-            count("probe_seconds", probes * event.plain_s, "model")
+        elif decoded and not event.prefill_tokens:
+            count("probe_seconds", sum([outcome.seconds for outcome in decoded]), "clock")
+            count("probe_seconds", len(decoded) * event.plain_s, "model")
+
+    def _by_drafter(self, outcomes: Sequence[RoundOutcome]) -> dict[str, list[RoundOutcome]]:
+        """By the drafter of the selected lane."""
+        groups: dict[str, list[RoundOutcome]] = {}
+        for outcome in outcomes:
+            groups.setdefault(self._drafter_of(outcome.lane, outcome.drafted), []).append(outcome)
+        return groups
+
+    def _add_rounds(self, drafter: str, outcomes: Sequence[RoundOutcome], plain_s: float) -> None:
+        """Sums of lists, because to update a series costs as much as several of their items."""
+        draft_s = sum([outcome.draft_s for outcome in outcomes])
+        prompts_s = sum([outcome.prompts_s for outcome in outcomes])
+        verify_s = sum([outcome.verify_s for outcome in outcomes])
+        seconds = sum([outcome.seconds for outcome in outcomes])
+        parts = (draft_s, verify_s - prompts_s, prompts_s, seconds - verify_s - draft_s)
+        for part, part_s in zip(PARTS, parts, strict=True):
+            self._count("slot_seconds", max(0.0, part_s), drafter, part)
+        committed = sum([outcome.committed for outcome in outcomes])
+        self._count("plain_seconds", committed * plain_s, drafter)
+        most = len(ACCEPTED) - 1
+        for accepted, rounds in TimesSeen([min(one.accepted, most) for one in outcomes]).items():
+            self._count("rounds", rounds, drafter, ACCEPTED[accepted])
 
     def _drafter_of(self, lane: str | None, drafted: int) -> str:
         if lane is not None:
@@ -192,7 +204,7 @@ class Metrics:
         return LOOKUPS if drafted else PLAIN
 
     def _count_nodes(self, drafts: VerifiedTrees) -> None:
-        column, most = self._column, max(1, *map(len, drafts.proposers), 1)
+        column, most = self._column, max([1, *map(len, drafts.proposers)])
         drafters = np.zeros((len(drafts.proposers), most), np.int64)
         for tree, lanes in enumerate(drafts.proposers):
             for bit, lane in enumerate(lanes):

@@ -90,8 +90,13 @@ CASES = {
         TINY,
     ),
     "SpindleDrafterStalls": Case(
-        {'late_calls_total{replica="r", host="tiny"}': "0+1x60"},
         {'late_calls_total{replica="r", host="tiny"}': "0x57 1x5"},
+        {'late_calls_total{replica="r", host="tiny"}': "0x40 1x30"},
+        TINY,
+    ),
+    "SpindleHostLost": Case(
+        {'losses_total{replica="r", host="tiny"}': "0x57 1x5"},
+        {'losses_total{replica="r", host="tiny"}': "0x40 1x30"},
         TINY,
     ),
     "SpindleHostFlaps": Case(
