@@ -185,10 +185,10 @@ class Estimates:
         """The expected seconds of a forward."""
         return self._verify.predict(context, tokens)
 
-    def plain_round_s(self, context: int, requests: int) -> float:
-        """The expected seconds of a round in which these requests decode plainly."""
-        forward_s = self._verify.predict(context, requests)
-        return forward_s + self._queueing_s + self._handling.plain_s
+    def plain_round_s(self, running: Sequence[RequestState]) -> float:
+        """The expected seconds of a round in which all of them decode plainly, in one forward."""
+        contexts = [request.view.prefilled for request in running if request.prefilled]
+        return self._verify.predict(sum(contexts), len(contexts)) + self._handling.plain_s
 
     def learn_verify(self, verified: Verified) -> None:
         predicted_s = verified.predicted_s

@@ -86,7 +86,7 @@ class Verified:
     predicted_s: float = 0.0
     """What the cost model expected of the forward."""
     plain_s: float = 0.0
-    """What it expects of a plain round of the same requests, waiting included."""
+    """What it expects of a round in which all running requests decode plainly."""
 
 
 @dataclass(frozen=True, slots=True)

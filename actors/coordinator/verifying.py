@@ -81,12 +81,19 @@ class Verifying:
         for item in forward.items:
             item.request.stage = VERIFYING
         self._busy = True
-        self._tasks.spawn(self._verify, forward, policies, now, select_s)
+        plain_s = self._estimates.plain_round_s(running)
+        self._tasks.spawn(self._verify, forward, policies, now, select_s, plain_s)
         return True
 
     async def _verify(
-        self, forward: Forward, policies: Policies, started: float, select_s: float
+        self,
+        forward: Forward,
+        policies: Policies,
+        started: float,
+        select_s: float,
+        plain_s: float,
     ) -> None:
+        """`started`: when the pass began. `select_s`, `plain_s`: of Verified."""
         items, drafts, prefill_tokens = forward
         requests = [item.request for item in items]
         idle_s = started - self._idle_since_s
@@ -143,7 +150,7 @@ class Verifying:
             drafts=None if drafts is None else drafts.with_verdicts(answers),
             select_s=select_s,
             predicted_s=self._estimates.verify_s(context, tokens),
-            plain_s=self._estimates.plain_round_s(context, decoding),
+            plain_s=plain_s,
         )
         self._estimates.learn_verify(verified)
         self._observe(verified)
