@@ -62,12 +62,6 @@ def quantiles(
     return [Query(f"histogram_quantile({q}, {buckets})", f"p{q * 100:g}") for q in of]
 
 
-def mean(name: str) -> Query:
-    return Query(
-        ratio(_summed(f"{name}_sum", "", _OWN), _summed(f"{name}_count", "", _OWN)), "mean"
-    )
-
-
 def speed_up(by: str = "", more: str = "") -> str:
     """The time of plain decoding over the time of the rounds, as the cost model reckons it."""
     slots = ", ".join([*([more] if more else []), 'part!="prompts"'])

@@ -5,7 +5,6 @@ from deployments.boards.queries import (
     Query,
     by_label,
     gauge,
-    mean,
     quantiles,
     rate,
     ratio,
@@ -15,6 +14,7 @@ from deployments.boards.shared import ACCEPTANCE
 
 _DRAFTED = 'drafter!="none"'
 _HOSTS = 'host!="coordinator"'
+_VERIFY = 'work="verify"'
 _WORK = rate("busy_seconds", "host", _HOSTS)
 _BUSY = ratio(_WORK, f"({_WORK} + {rate('idle_seconds', 'host')})")
 
@@ -142,13 +142,19 @@ PIPELINE = [
         "Forward of the target",
         "Seconds of one forward.",
         "s",
-        [mean("forward_seconds"), *quantiles("forward_seconds", of=(0.5, 0.95))],
+        [
+            Query(ratio(rate("busy_seconds", "", _VERIFY), rate("forwards")), "mean"),
+            *quantiles("forward_seconds", of=(0.5, 0.95)),
+        ],
     ),
     Panel(
         "Batch",
         "Requests in a forward.",
         "short",
-        [mean("forward_requests"), *quantiles("forward_requests", of=(0.5, 0.95))],
+        [
+            Query(ratio(rate("rounds"), rate("forwards")), "mean"),
+            *quantiles("forward_requests", of=(0.5, 0.95)),
+        ],
     ),
     Panel(
         "Tokens per forward",

@@ -106,8 +106,10 @@ class Metrics:
     def export(self) -> None:
         """Called every second."""
         self._sum_up()
-        for series in (*self._counters.values(), *self._gauges.values()):
-            series.export()
+        for counter in self._counters.values():
+            counter.export()
+        for gauge in self._gauges.values():
+            gauge.export()
 
     def set_load(self, running: float, waiting: float, regret: float) -> None:
         self._gauges["running"].set(running)

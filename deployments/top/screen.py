@@ -75,8 +75,12 @@ def _table(table: Table, sorted_by: int, chosen: bool, ascending: bool, width: i
     drawn = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, title_justify="left")
     for place, column in enumerate(columns):
         mark = ("▲" if ascending else "▼") if place == by and chosen else ""
-        right = "right" if place else "left"
-        drawn.add_column(column.title + mark, justify=right, no_wrap=True, header_style="bold")
+        drawn.add_column(
+            column.title + mark,
+            justify="right" if place else "left",
+            no_wrap=True,
+            header_style="bold",
+        )
     for row in sorted(table.rows, key=lambda row: _order(row[by]), reverse=not ascending):
         style = "bold red" if "DOWN" in row else ""
         cells = [column.show(value) for column, value in zip(columns, row, strict=False)]

@@ -74,6 +74,18 @@ def scrape(label: str = "") -> Samples:
     return samples
 
 
+def over_http() -> Samples:
+    """Those of `/metrics`, by name."""
+    url = f"http://127.0.0.1:{PORT}/metrics"
+    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix("spindle_")
+            samples[name] = samples.get(name, 0.0) + sample.value
+    return samples
+
+
 def ask(app: serve.handle.DeploymentHandle, seed: int) -> dict[str, Any]:
     fields = {"model": "target", "prompt": PROMPT, "max_tokens": 30, "seed": seed}
     slo: Any = "patient" if seed % 2 else {"tpot_ms": 1e-3}
@@ -114,12 +126,14 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     assert samples["requests_total"] == samples["queue_seconds_count"] == STREAMS
     assert samples["ttft_seconds_sum"] > 0
     assert samples["latency_seconds_count"] == samples["response_seconds_count"] == STREAMS
-    assert samples["latency_seconds_sum"] <= samples["response_seconds_sum"]
     slot_s = scrape("part")
     assert samples["plain_seconds_total"] > 0 < slot_s["slot_seconds_total/draft"]
-    assert samples["slot_seconds_total"] <= samples["latency_seconds_sum"]
     assert samples["forward_seconds_count"] == samples["forwards_total"]
-    assert samples["forward_requests_sum"] == samples["rounds_total"]
+    # Through Ray, the sums of histograms are estimates.
+    exact = over_http()
+    assert samples["slot_seconds_total"] <= exact["latency_seconds_sum"]
+    assert exact["latency_seconds_sum"] <= exact["response_seconds_sum"]
+    assert exact["forward_requests_sum"] == samples["rounds_total"]
     eventually(lambda: scrape("state").get("kv_blocks/cached", 0) > 0, "prompts are cached")
     assert samples["tpot_seconds_count"] == STREAMS
     assert 0 < samples["forwards_total"] <= samples["rounds_total"] + STREAMS
@@ -164,7 +178,7 @@ def test_a_drafters_death_is_counted_with_its_recovery_and_switches(
     app: serve.handle.DeploymentHandle,
 ) -> None:
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
-    assert scrape()["switches_total"] == 0
+    switches = scrape()["switches_total"]
     victim = processes(replica)["tiny"]
     stream = iter(app.options(stream=True).stream.remote(ENDLESS))
     for _ in range(8):  # by then it has drafted
@@ -181,7 +195,7 @@ def test_a_drafters_death_is_counted_with_its_recovery_and_switches(
     )
     assert 0 < scrape("host")["recovery_seconds_total/tiny"] < time.monotonic() - killed
     assert last["choices"][0]["spindle"]["rounds_by_lane"].keys() == {"tiny", "tasks"}
-    assert scrape()["switches_total"] == 1
+    assert scrape()["switches_total"] == switches + 1
 
 
 def test_a_prometheus_with_our_alerts_answers_every_query_of_the_boards(
@@ -273,8 +287,8 @@ def test_serves_log_files_have_each_requests_end(app: serve.handle.DeploymentHan
     stream.cancel()
 
     def ends() -> dict[str, str]:
-        lines = [line["spindle"] for line in log_lines("Ingress") if "spindle" in line]
-        return {line["request"]: line["outcome"] for line in lines}
+        lines = [line.get("spindle", {}) for line in log_lines("Ingress")]
+        return {line["request"]: line["outcome"] for line in lines if "request" in line}
 
     def left(request: str, how: str) -> bool:
         begins = f"request {request}-0#0 left: {how}"
@@ -287,25 +301,15 @@ def test_serves_log_files_have_each_requests_end(app: serve.handle.DeploymentHan
 
 
 def test_metrics_over_http_are_those_of_ray(app: serve.handle.DeploymentHandle) -> None:
-    def ours() -> Samples:
-        url = f"http://127.0.0.1:{PORT}/metrics"
-        text = urllib.request.urlopen(url, timeout=10).read().decode()
-        samples: Samples = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name.removeprefix("spindle_")
-                samples[name] = samples.get(name, 0.0) + sample.value
-        return samples
-
     ask(app, 1)
     names = ("committed_tokens_total", "accepted_tokens_total", "ttft_seconds_count")
 
     def equal() -> bool:
-        http, through_ray = ours(), scrape()
+        http, through_ray = over_http(), scrape()
         return all(http[name] == through_ray[name] > 0 for name in names)
 
     eventually(equal, "both have counted the same")
-    assert ours().keys() >= exported(prefix="").keys()
+    assert over_http().keys() >= exported(prefix="").keys()
 
 
 def test_the_page_has_every_metric_as_it_is_declared() -> None:

@@ -14,8 +14,8 @@ def test_every_round_is_on_its_tracks_and_no_two_forwards_overlap() -> None:
         service = Service()
         await serve_all(service)
         timeline = Timeline(["near", "far", "ngram"], now=0.0)
-        for event in service.events:
-            timeline.observe(event)
+        for happened in service.events:
+            timeline.observe(happened)
         events = timeline.events("one", process=3)
         assert {event["pid"] for event in events} == {3}
         tracks = {
