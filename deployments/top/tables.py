@@ -141,7 +141,7 @@ def summary(change: Change) -> list[tuple[str, str]]:
     slots -= change.rate("slot_seconds_total", part="prompts")
     kept = change.rate("promises_total", kept="yes")
     blocks = [change.gauge("kv_blocks", state=state) for state in KV_STATES]
-    used = ratio(sum(blocks) - blocks[0], sum(blocks))
+    used = ratio(blocks[KV_STATES.index("used")], sum(blocks))
     statuses = change.rates("responses_total", "status")
     failed = sum(rate for status, rate in statuses.items() if status.startswith("5"))
     return [

@@ -50,12 +50,25 @@ def tokens(accepted: str, verified: str = f"0+200x{FOR_EVER}", expected: str = "
     return {**series, f"expected_tokens_total{of}": expected} if expected else series
 
 
-def speed(plain: int, slots: int) -> Series:
+def speed(plain: int, slots: int, clock: int = 10) -> Series:
+    """`clock`: how long probes take where the cost model expects 10."""
     return {
+        'probe_seconds_total{by="clock"}': f"0+{clock}x60",
+        'probe_seconds_total{by="model"}': "0+10x60",
         'plain_seconds_total{drafter="tiny"}': f"0+{plain}x60",
         'slot_seconds_total{drafter="tiny", part="verify"}': f"0+{slots}x60",
         'slot_seconds_total{drafter="tiny", part="prompts"}': "0+100x60",
         'verified_tokens_total{drafter="tiny", position="1"}': "0+200x60",
+    }
+
+
+def load(waiting: str) -> Series:
+    """Forwards of 8 requests."""
+    return {
+        'waiting{replica="r"}': waiting,
+        'running{replica="r"}': "16x60",
+        'forwards_total{replica="r"}': "0+10x60",
+        'rounds_total{replica="r", drafter="tiny", accepted="1"}': "0+80x60",
     }
 
 
@@ -76,8 +89,8 @@ CASES = {
     "SpindleErrorsBurn": Case(responses("500", 2), responses("500", 1)),
     "SpindleRefusesRequests": Case(responses("429", 10), responses("429", 4)),
     "SpindleQueueGrows": Case(
-        {'waiting{replica="r"}': "0+1x60", 'running{replica="r"}': "16x60"},
-        {'waiting{replica="r"}': "30x60", 'running{replica="r"}': "16x60"},
+        load(waiting="0+1x60"),
+        load(waiting="70-1x60"),
     ),
     "SpindleVerifierDown": Case(
         {'down{replica="r", host="verifier"}': "0x58 1x3"},
@@ -132,7 +145,7 @@ CASES = {
         },
         TINY,
     ),
-    "SpindleSpeculationSlower": Case(speed(plain=9, slots=10), speed(plain=15, slots=10)),
+    "SpindleSpeculationSlower": Case(speed(plain=9, slots=10), speed(plain=9, slots=10, clock=15)),
 }
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
