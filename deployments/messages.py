@@ -81,6 +81,13 @@ class Named(TypedDict):
     replica: str
 
 
+class TraceAsked(Named):
+    seconds: float
+    """How long the replica records."""
+    process: int
+    """Its number in the trace."""
+
+
 class Accepted(TypedDict):
     kind: Literal["accepted"]
     replica: str

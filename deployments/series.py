@@ -1,13 +1,18 @@
-"""Time series of one process, kept for `/metrics` and exported through Ray at the same time."""
+"""Time series of one process: read by `/metrics` at any time, and exported through Ray.
+
+Ray takes microseconds for each record, and a round changes many series. So series of rounds are
+sums in this process, which `export` passes on every second; Ray itself reports them more rarely.
+"""
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypedDict
 
 from ray.util.metrics import Counter as RayCounter
 from ray.util.metrics import Gauge as RayGauge
 from ray.util.metrics import Histogram as RayHistogram
+
+from deployments.metrics import Metric
 
 _PREFIX = "spindle_"
 
@@ -28,52 +33,77 @@ class Family(TypedDict):
 
 
 class Counter:
-    def __init__(self, name: str, text: str, labels: Sequence[str], own: Mapping[str, str]) -> None:
+    def __init__(self, metric: Metric, own: Mapping[str, str]) -> None:
         """`own`: labels of the process, with their values."""
-        self._name, self._text, self._own = name, text, dict(own)
-        self._ray = RayCounter(_PREFIX + name, text, (*own, *labels)).set_default_tags(self._own)
-        self._totals: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
+        self._metric, self._own = metric, dict(own)
+        name = _PREFIX + metric.name
+        self._ray = RayCounter(name, metric.text, (*own, *metric.labels))
+        self._ray.set_default_tags(self._own)
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._exported: dict[tuple[str, ...], float] = {}
 
-    def start(self, **labels: str) -> None:
-        """Exports 0, so that the first increase shows in rates."""
-        self._totals[tuple(labels.items())] += 0.0
-        self._ray._record(0.0, labels)  # `inc` refuses 0
+    def start(self, series: Iterable[tuple[str, ...]]) -> None:
+        """Exports 0, so that the first increase shows in rates. `series`: values of the labels."""
+        for values in series:
+            self._totals[values] = self._exported[values] = 0.0
+            self._ray._record(0.0, self._tags(values))  # `inc` refuses 0
 
-    def add(self, amount: float = 1, **labels: str) -> None:
-        if amount > 0:  # Ray raises an error for an increment of 0
-            self._totals[tuple(labels.items())] += amount
-            self._ray.inc(amount, labels)
+    def add(self, amount: float, *values: str) -> None:
+        """`values`: of the labels, in their order."""
+        self._totals[values] = self._totals.get(values, 0.0) + amount
+
+    def export(self) -> None:
+        for values, total in self._totals.items():
+            increase = total - self._exported.get(values, 0.0)
+            if increase > 0:  # Ray raises an error for an increment of 0
+                self._exported[values] = total
+                self._ray.inc(increase, self._tags(values))
 
     def family(self) -> Family:
         samples: list[Sample] = [
-            {"suffix": "_total", "labels": {**self._own, **dict(labels)}, "value": total}
-            for labels, total in self._totals.items()
+            {"suffix": "_total", "labels": {**self._own, **self._tags(values)}, "value": total}
+            for values, total in self._totals.items()
         ]
-        return {"name": self._name, "kind": "counter", "text": self._text, "samples": samples}
+        return _family(self._metric, "counter", samples)
+
+    def _tags(self, values: tuple[str, ...]) -> dict[str, str]:
+        return dict(zip(self._metric.labels, values, strict=True))
 
 
 class Gauge:
-    def __init__(self, name: str, text: str, own: Mapping[str, str]) -> None:
-        self._name, self._text, self._own = name, text, dict(own)
-        self._ray = RayGauge(_PREFIX + name, text, tuple(own)).set_default_tags(self._own)
-        self._value = 0.0
+    def __init__(self, metric: Metric, own: Mapping[str, str]) -> None:
+        self._metric, self._own = metric, dict(own)
+        self._ray = RayGauge(_PREFIX + metric.name, metric.text, (*own, *metric.labels))
+        self._ray.set_default_tags(self._own)
+        self._values: dict[tuple[str, ...], float] = {}
 
-    def set(self, value: float) -> None:
-        self._value = value
-        self._ray.set(value)
+    def set(self, value: float, *values: str) -> None:
+        self._values[values] = value
+
+    def export(self) -> None:
+        """All of them each time: Ray drops a gauge that has not been set for 20 s."""
+        for values, value in self._values.items():
+            self._ray.set(value, dict(zip(self._metric.labels, values, strict=True)))
 
     def family(self) -> Family:
-        samples: list[Sample] = [{"suffix": "", "labels": self._own, "value": self._value}]
-        return {"name": self._name, "kind": "gauge", "text": self._text, "samples": samples}
+        samples: list[Sample] = [
+            {
+                "suffix": "",
+                "labels": {**self._own, **dict(zip(self._metric.labels, values, strict=True))},
+                "value": value,
+            }
+            for values, value in self._values.items()
+        ]
+        return _family(self._metric, "gauge", samples)
 
 
 class Histogram:
-    def __init__(
-        self, name: str, text: str, bounds: Sequence[float], own: Mapping[str, str]
-    ) -> None:
-        self._name, self._text, self._own = name, text, dict(own)
-        self._bounds = list(bounds)
-        self._ray = RayHistogram(_PREFIX + name, text, self._bounds, tuple(own))
+    """Passes each observation on to Ray at once, which has no call for several."""
+
+    def __init__(self, metric: Metric, own: Mapping[str, str]) -> None:
+        self._metric, self._own = metric, dict(own)
+        self._bounds = list(metric.bounds)
+        self._ray = RayHistogram(_PREFIX + metric.name, metric.text, self._bounds, tuple(own))
         self._ray.set_default_tags(self._own)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
@@ -92,4 +122,10 @@ class Histogram:
             samples.append({"suffix": "_bucket", "labels": labels, "value": count})
         samples.append({"suffix": "_count", "labels": self._own, "value": count})
         samples.append({"suffix": "_sum", "labels": self._own, "value": self._sum})
-        return {"name": self._name, "kind": "histogram", "text": self._text, "samples": samples}
+        return _family(self._metric, "histogram", samples)
+
+
+def _family(
+    metric: Metric, kind: Literal["counter", "gauge", "histogram"], samples: list[Sample]
+) -> Family:
+    return {"name": metric.name, "kind": kind, "text": metric.text, "samples": samples}

@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import numpy as np
+
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import LinearCost
 from policies.estimates.acceptance import AcceptanceEstimates
@@ -17,6 +19,7 @@ from policies.flat_trees import (
 from policies.protocols import Candidates, LaneBatch, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
+from policies.tree_counts import count_nodes
 
 
 @cache
@@ -61,6 +64,9 @@ def warm_up() -> None:
         candidates = Candidates(requests, trees, [0.001] * 2, proposers, sources)
         planner.select(candidates, context, now)
         prune_each(trees, best_chains(trees))
+        drafters, accepted = np.zeros((2, 2), np.int64), np.zeros(1, np.int64)
+        ends = np.array([1, -1])
+        count_nodes(trees, drafters, sources, accepted, ends, np.zeros((1, 9, 3)))
         outcomes = [
             RoundOutcome(request.name, "costly", 3, 2, 1, 2, 0.02, 0.01, 0.001)
             for request in requests

@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PRODUCT = ("policies", "cluster", "engine", "actors", "deployments")
 FOLDERS = (*PRODUCT, "benchmarks", "examples", "tests")
-OF_NAMESPACES = {"google.protobuf": "protobuf"}
+OF_NAMESPACES = {
+    "google.protobuf": "protobuf",
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.trace": "opentelemetry-api",
+}
 """Distributions of packages whose top-level name belongs to several."""
 
 

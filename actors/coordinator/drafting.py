@@ -18,7 +18,7 @@ from actors.coordinator.microbatches import (
 )
 from actors.coordinator.request_state import DRAFTING, READY, RequestState
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
-from actors.coordinator.settings import Policies
+from actors.coordinator.settings import Limits, Policies
 from engine.protocol import DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
 from policies.protocols import DraftLimit, LaneBatch, RoundContext, StepRule
@@ -29,6 +29,7 @@ class Drafting:
     def __init__(
         self,
         lanes: Lanes,
+        limits: Limits,
         estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
@@ -39,6 +40,8 @@ class Drafting:
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
+        self._probe_after_s = limits.probe_after_s
+        self._probed_s = asyncio.get_running_loop().time()
 
     def start(
         self,
@@ -55,13 +58,23 @@ class Drafting:
                 draftable.append(request)
             else:
                 request.set_draft(NO_DRAFT)
-        if draftable:
+        if draftable and len(ready) == len(running) and self._probe_is_due(now):
+            for request in draftable:
+                request.set_draft(NO_DRAFT)
+        elif draftable:
             context = self._estimates.context(active=len(running))
             assigned = self._lanes.assign(running, policies.selection, context, now)
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):
                 others = waiting_for(together, running, micro_batches)
                 self._start_together(together, others, policies, context, now)
+
+    def _probe_is_due(self, now: float) -> bool:
+        """Whether all requests decode plainly once, so that it is known how fast that is."""
+        if self._probe_after_s is None or now < self._probed_s + self._probe_after_s:
+            return False
+        self._probed_s = now
+        return True
 
     def _batches(
         self,
@@ -249,8 +262,11 @@ class Drafting:
         )
         if not call.state.lane.always_drafts:
             self._lanes.suspects.answered(requests, answers)
-        self._estimates.learn_draft_cost(name, orders, trees, seconds)
-        self._observe(Drafted(clock(), name, seconds, len(orders), len(trees.tokens)))
+        predicted_s = self._estimates.learn_draft_cost(name, orders, trees, seconds)
+        drafted = Drafted(
+            clock(), name, seconds, len(orders), len(trees.tokens), trees, predicted_s
+        )
+        self._observe(drafted)
         return trees
 
 

@@ -147,22 +147,35 @@ class Estimates:
 
     def learn_draft_cost(
         self, lane: str, orders: Sequence[DraftOrder], trees: FlatTrees, seconds: float
-    ) -> None:
-        """Counts a draft call as one equal forward for each level of its deepest tree."""
-        if lane not in self._draft:
-            return
+    ) -> float:
+        """Counts a draft call as one equal forward for each level of its deepest tree. Returns the
+        seconds that were expected of it; 0 for a lane that drafts at no cost."""
+        draft = self._draft.get(lane)
+        if draft is None:
+            return 0.0
         levels = int(trees.depth.max(initial=1))
         context = sum([order.prefix.base for order in orders])
         tokens = sum([len(order.prefix.delta) for order in orders]) + len(trees.tokens)
-        self._draft[lane].observe(context, tokens / levels, seconds, levels)
+        predicted_s = levels * draft.predict(context, tokens / levels) + draft.call_s
+        draft.observe(context, tokens / levels, seconds, levels)
+        return predicted_s
 
     def usual_draft_s(self, lane: str, orders: Sequence[DraftOrder]) -> float:
         """What such a call of the lane usually takes; 0 while its costs are unknown."""
         cost = self._draft.get(lane)
         return 0.0 if cost is None else draft_call_s(cost, orders) + max(0.0, self._call_s(lane))
 
+    def verify_s(self, context: int, tokens: int) -> float:
+        """The expected seconds of a forward."""
+        return self._verify.predict(context, tokens)
+
+    def plain_round_s(self, running: Sequence[RequestState]) -> float:
+        """The expected seconds of a round in which all of them decode plainly, in one forward."""
+        contexts = [request.view.prefilled for request in running if request.prefilled]
+        return self._verify.predict(sum(contexts), len(contexts)) + self._handling.plain_s
+
     def learn_verify(self, verified: Verified) -> None:
-        predicted_s = self._verify.predict(verified.context, verified.tokens)
+        predicted_s = verified.predicted_s
         slower_s = verified.seconds - predicted_s
         if not verified.outcomes or verified.prefill_tokens:
             # Only the last token of a prompt is sampled, so prompts would make draft tokens look

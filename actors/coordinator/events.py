@@ -1,9 +1,12 @@
 """Events that the coordinator passes to its observer: metrics, the recorder, benchmarks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from actors.coordinator.stream import Statistics
 from engine.protocol import Finish
+from policies.flat_trees import NO_TREES, FlatTrees, Ints
 from policies.request import RequestView, RoundOutcome
 
 
@@ -25,6 +28,18 @@ class Drafted:
     seconds: float
     requests: int
     tokens: int
+    trees: FlatTrees = NO_TREES
+    """What it has proposed."""
+    predicted_s: float = 0.0
+    """What its cost model expected; 0 where its calls cost next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A round goes on without a lane that has not answered."""
+
+    at_s: float
+    lane: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,19 @@ class CaughtUp:
     lane: str
     seconds: float
     tokens: int
+
+
+class VerifiedTrees(NamedTuple):
+    """The draft trees of one forward: one for each request in it that decodes."""
+
+    trees: FlatTrees
+    """With calibrated confidences."""
+    sources: Ints | None
+    """MergedTree.sources of all nodes; None where at most one lane has proposed each tree."""
+    proposers: Sequence[Sequence[str]]
+    """The lanes that have proposed each tree: those that `sources` numbers."""
+    accepted: Sequence[Sequence[int] | None]
+    """The accepted nodes of each tree; None where it was not verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +77,16 @@ class Verified:
     tokens: int
     prefill_tokens: int
     outcomes: tuple[RoundOutcome, ...]
+    prompts: Sequence[str] = ()
+    """Requests whose prompts are in this forward."""
+    drafts: VerifiedTrees | None = None
+    """None where nothing was drafted."""
+    select_s: float = 0.0
+    """The selection of these nodes, before the forward."""
+    predicted_s: float = 0.0
+    """What the cost model expected of the forward."""
+    plain_s: float = 0.0
+    """What it expects of a round in which all running requests decode plainly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +153,7 @@ class Left:
 Event = (
     Arrived
     | Drafted
+    | Late
     | CaughtUp
     | Verified
     | Switched

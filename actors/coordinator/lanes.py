@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.drafter_suspects import DrafterSuspects
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, LaneDown, LaneUp
+from actors.coordinator.events import Event, LaneDown, LaneUp, Late
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane, Limits
 from actors.hosts.protocol import DrafterHost, HostLost
@@ -153,6 +153,7 @@ class Lanes:
             _LOG.warning("%s has not answered for %.1f s: rounds go on", state.name, now - begun)
             state.late = True
             state.late_calls.record(now - begun, now)
+            self._observe(Late(now, state.name))
             on_late()
 
         timer = loop.call_later(self._slow_s, check)

@@ -75,7 +75,7 @@ class Coordinator:
         self._tasks = Tasks(self._stop)
         self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, limits, estimates, observe, self._tasks, self._wake)
-        self._drafting = Drafting(self._lanes, estimates, observe, self._tasks, self._wake)
+        self._drafting = Drafting(self._lanes, limits, estimates, observe, self._tasks, self._wake)
         self._catch_up = CatchUp(
             self._lanes, limits.catch_up_tokens, estimates, observe, self._tasks, self._wake
         )

@@ -32,6 +32,8 @@ class Limits:
     stalled_host_s: float = 5.0
     """A host in an actor that gives no answer for so long counts as dead; the limit is longer where
     its cost model predicts long work (actors/hosts/remote.py)."""
+    probe_after_s: float | None = None
+    """After drafting for this long, one round of all requests decodes plainly; None: never."""
     recovery_s: float = 120.0
     """A lost verifier that is not ready again by then, its model loaded, ends the coordinator. Also
     the time for which ranks of a target wait for each other."""

@@ -1,45 +1,33 @@
-"""The verifying side of a round: what goes into the next forward, and how verdicts are applied."""
+"""The verifying side of a round: one forward after the other, and how verdicts are applied."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from itertools import pairwise
-from typing import NamedTuple
-
-import numpy as np
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
+from actors.coordinator.events import (
+    Event,
+    Verified,
+    VerifierDown,
+    VerifierUp,
+)
+from actors.coordinator.forward import Forward, Item, next_forward
 from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
-from actors.coordinator.round_draft import RoundDraft
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
-from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, fast_new
+from engine.protocol import Failed, Missing, NoRoom, Verdict, fast_new
 from engine.request import VERIFIER
-from policies.flat_trees import Ints, gather_trees, prune_each, split
-from policies.protocols import Candidates
+from policies.flat_trees import Ints
 from policies.request import RoundOutcome
-from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
 _SUSPECT_LOSSES = 2
 """Consecutive losses of the verifier after which a request is verified alone."""
 _FATAL_LOSSES = 4
 """Consecutive losses, the last ones alone, after which a request fails as their cause."""
-_PREFILL_SHARE = 4
-"""Prompts get at least this fraction (a quarter) of a forward, however much is drafted."""
-
-
-class _Item(NamedTuple):
-    """One request's part of a forward."""
-
-    request: RequestState
-    order: VerifyOrder
-    sources: Ints | None
-    """MergedTree.sources of the order's tree."""
 
 
 class Verifying:
@@ -85,79 +73,28 @@ class Verifying:
             self._has_suspects = bool(suspects)
             # One alone, so that a loss shows whether it is the cause.
             batch = [request for request in batch if _is_suspect(request)][:1] or batch
-        decoding = [request for request in batch if request.prefilled]
-        drafted = sum([request.draft.tree.nodes for request in decoding])
-        left = self._limits.forward_tokens - len(decoding)
-        chunks = _chunks(
-            [request for request in batch if not request.prefilled],
-            max(left - drafted, left // _PREFILL_SHARE),
-        )
-        prefill_tokens = sum(chunk for _, chunk in chunks)
-        items = self._decode_items(decoding, policies, prefill_tokens, now)
-        items += [_prefill_item(request, chunk) for request, chunk in chunks]
-        for item in items:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        most, speculation = self._limits.forward_tokens, policies.speculation
+        forward = next_forward(batch, most, speculation, self._estimates, now)
+        select_s = clock() - began
+        for item in forward.items:
             item.request.stage = VERIFYING
         self._busy = True
-        self._tasks.spawn(self._verify, items, policies, prefill_tokens, now)
+        plain_s = self._estimates.plain_round_s(running)
+        self._tasks.spawn(self._verify, forward, policies, now, select_s, plain_s)
         return True
-
-    def _decode_items(
-        self,
-        decoding: Sequence[RequestState],
-        policies: Policies,
-        prefill_tokens: int,
-        now: float,
-    ) -> list[_Item]:
-        """Each request's draft tree, cut down to the nodes that the speculation policy selects."""
-        drafts = [request.draft for request in decoding]
-        sources = [draft.tree.sources for draft in drafts]
-        if any([draft.tree.nodes for draft in drafts]):
-            trees = gather_trees([draft.tree.ref for draft in drafts])
-            node_sources = _node_sources(drafts)
-            proposers = [draft.proposers for draft in drafts]
-            self._estimates.acceptance.credit(
-                [request.name for request in decoding], trees, proposers, node_sources
-            )
-            mask = policies.speculation.select(
-                Candidates(
-                    [request.view for request in decoding],
-                    trees,
-                    [draft.seconds for draft in drafts],
-                    proposers,
-                    node_sources,
-                ),
-                self._estimates.context(prefill_tokens),
-                now,
-            )
-            if node_sources is not None:
-                bounds = pairwise(trees.starts.tolist())
-                sources = [
-                    None if own is None else own[mask[begin:end]]
-                    for own, (begin, end) in zip(sources, bounds, strict=True)
-                ]
-            selected = split(prune_each(trees, mask))
-        else:
-            selected = [DraftTree.empty()] * len(decoding)
-        most = self._limits.forward_tokens
-        return [
-            fast_new(
-                _Item,
-                (
-                    request,
-                    fast_new(VerifyOrder, (request.served.prefix_for(VERIFIER), tree, most, None)),
-                    own,
-                ),
-            )
-            for request, tree, own in zip(decoding, selected, sources, strict=True)
-        ]
 
     async def _verify(
         self,
-        items: Sequence[_Item],
+        forward: Forward,
         policies: Policies,
-        prefill_tokens: int,
         started: float,
+        select_s: float,
+        plain_s: float,
     ) -> None:
+        """`started`: when the pass began. `select_s`, `plain_s`: of Verified."""
+        items, drafts, prefill_tokens = forward
         requests = [item.request for item in items]
         idle_s = started - self._idle_since_s
         try:
@@ -168,9 +105,9 @@ class Verifying:
         now = asyncio.get_running_loop().time()
         context = sum([request.view.prefilled for request in requests])
         # Roots and nodes: prompt chunks come without a tree.
-        roots = sum([request.prefilled for request in requests])
+        decoding = sum([request.prefilled for request in requests])
         nodes = sum([len(item.order.tree.tokens) for item in items])
-        tokens = prefill_tokens + roots + nodes
+        tokens = prefill_tokens + decoding + nodes
         self._estimates.calibration_buffer.learn(
             [
                 (proposal, answer.tokens)
@@ -201,14 +138,27 @@ class Verifying:
         policies.speculation.observe(outcomes, now)
         policies.selection.observe(outcomes)
         policies.schedule.observe(outcomes, now)
-        verified = Verified(now, verify_s, idle_s, context, tokens, prefill_tokens, tuple(outcomes))
+        verified = Verified(
+            now,
+            verify_s,
+            idle_s,
+            context,
+            tokens,
+            prefill_tokens,
+            tuple(outcomes),
+            prompts=[request.name for request in requests[decoding:]],
+            drafts=None if drafts is None else drafts.with_verdicts(answers),
+            select_s=select_s,
+            predicted_s=self._estimates.verify_s(context, tokens),
+            plain_s=plain_s,
+        )
         self._estimates.learn_verify(verified)
         self._observe(verified)
         self._changed()
 
     def _apply(
         self,
-        item: _Item,
+        item: Item,
         answer: Verdict | Missing | NoRoom | Failed,
         now: float,
         verify_s: float,
@@ -343,36 +293,3 @@ def _ready(running: Sequence[RequestState], micro_batches: MicroBatchPlan) -> li
 
 def _is_suspect(request: RequestState) -> bool:
     return request.verifier_losses >= _SUSPECT_LOSSES
-
-
-def _prefill_item(request: RequestState, chunk: int) -> _Item:
-    served = request.served
-    prefix = served.prefix_for(VERIFIER)
-    order = VerifyOrder(prefix, DraftTree.empty(), chunk, served.prompt_logprobs_from)
-    return _Item(request, order, None)
-
-
-def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:
-    """MergedTree.sources of all drafts' nodes; None where no draft was merged from several."""
-    if all([draft.tree.sources is None for draft in drafts]):
-        return None
-    return np.concatenate(
-        [
-            np.full(draft.tree.nodes, (1 << len(draft.proposers)) - 1)
-            if draft.tree.sources is None
-            else draft.tree.sources
-            for draft in drafts
-        ]
-    )
-
-
-def _chunks(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
-    """Prompt tokens for this forward, in the schedule's order."""
-    chunks = []
-    for request in prefilling:
-        if room <= 0:
-            break
-        chunk = min(request.pending, room)
-        chunks.append((request, chunk))
-        room -= chunk
-    return chunks

@@ -79,9 +79,10 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
 
     def kv_state() -> KvState:
         kv = model.kv
-        kv.check()
+        if not kv.used_blocks:  # else it would delay a round
+            kv.check()
         blocks = kv.capacity // kv.block_size
-        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
+        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks, kv.swaps)
 
     grammars = Grammars.of(spec.checkpoint, model.vocab_size)
     return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)

@@ -28,6 +28,7 @@ from cluster.config.serving import (
     PoliciesConfig,
     ScalingConfig,
     SloClass,
+    TracingConfig,
 )
 from cluster.sources import name_of
 
@@ -75,10 +76,15 @@ class AppConfig(Section):
     priority_for: tuple[Name, ...] = ()
     """The tenants whose requests may set `priority`; `"*"`: every client, also without a key.
     Requests of others that set it are refused."""
+    debug_for: tuple[Name, ...] = ()
+    """The tenants that may ask for `/debug/trace`, which slows replicas down a little; `"*"`: every
+    client, also without a key."""
     metrics_without_key: bool = False
     """Whether `/metrics` is open to clients without an API key."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
+    tracing: TracingConfig | None = None
+    """Spans of requests and rounds; null: there are none."""
     log_format: Literal["text", "json"] = "text"
     """The format of the log files of ingress and replicas, with one line per request that ends."""
     strict_fields: bool = False
@@ -103,6 +109,7 @@ class AppConfig(Section):
         check_vocabulary(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
+        check_tenants("debug_for", self.debug_for, self.api_keys)
         return self
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":

@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from cluster.config.section import Section, problems, within
 from policies import catalogue, ranges
 from policies.microbatch import MicroBatchParams
+from policies.request import Slo
 from policies.scheduling.fairness import FairnessParams
 from policies.scheduling.rank_prompts import MAX_BATCH
 
@@ -99,6 +100,14 @@ class SloClass(Section):
     tpot_ms: Milliseconds | None = None
     """Mean time per output token after the first."""
 
+    @property
+    def slo(self) -> Slo:
+        """The objectives in seconds."""
+        return Slo(
+            None if self.ttft_ms is None else self.ttft_ms / 1000,
+            None if self.tpot_ms is None else self.tpot_ms / 1000,
+        )
+
     @model_validator(mode="after")
     def _promises_something(self) -> Self:
         if self.ttft_ms is None and self.tpot_ms is None:
@@ -143,6 +152,9 @@ class LimitsConfig(Section):
     stalled_host_s: Seconds = 5.0
     """A drafter or verifier counts as lost if a call takes longer than this and 4 times as long as
     calls of its size have lately taken."""
+    probe_after_s: Seconds | None = 30.0
+    """After drafting for this long, one round of all requests decodes plainly, which measures what
+    drafting gains (docs/metrics.md); null: never."""
     recovery_s: Seconds = 120.0
     """A replica whose verifier has not recovered after this long fails, and is replaced; and how
     long a request waits for a replica that takes it. So it must exceed what a restart takes."""
@@ -155,6 +167,15 @@ class LimitsConfig(Section):
                 f"max_batch = {self.max_batch} requests"
             )
         return self
+
+
+class TracingConfig(Section):
+    """OpenTelemetry's spans of requests and their rounds (docs/operating.md)."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")]
+    """Where a collector takes traces by OTLP over HTTP, such as `http://localhost:4318/v1/traces`."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of requests that have spans."""
 
 
 class GrpcConfig(Section):

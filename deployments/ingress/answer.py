@@ -126,10 +126,19 @@ class Choice:
         return self.failover_stream.statistics["cached"]
 
     @property
+    def first_token_s(self) -> float:
+        """Seconds from arrival to the first token, or until now without one."""
+        return (self._last if self._first is None else self._first) - self._arrived
+
+    @property
+    def last_token_s(self) -> float:
+        """Seconds from arrival to the last token so far."""
+        return self._last - self._arrived
+
+    @property
     def statistics(self) -> dict[str, object]:
         """Returned to the client under `spindle`; docs/api.md explains each field."""
         statistics = self.failover_stream.statistics
-        first = self._last if self._first is None else self._first
         between = self.produced - 1
         return {
             "rounds": statistics["rounds"],
@@ -137,8 +146,8 @@ class Choice:
             "accepted": statistics["accepted"],
             "rounds_by_lane": statistics["by_lane"],
             "queue_s": statistics["queue_s"],
-            "ttft_s": first - self._arrived,
-            "tpot_s": (self._last - first) / between if between > 0 else None,
+            "ttft_s": self.first_token_s,
+            "tpot_s": (self.last_token_s - self.first_token_s) / between if between > 0 else None,
             "seed": self.failover_stream.request["seed"],
             "replica": self.failover_stream.replica,
             "attempts": self.failover_stream.attempt + 1,

@@ -24,6 +24,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
+from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.parsing.choose import OutputParsers
@@ -44,7 +45,6 @@ from deployments.ingress.token_requests import DetokenizeRequest, TokenizeReques
 from deployments.ingress.tokenization import detokenize, tokenize
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.tools import ToolUse
-from deployments.metrics import IngressMetrics
 from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
@@ -60,15 +60,15 @@ class Api:
     def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
         self.config = config
         keys = resolved("api_keys", config.api_keys, os.environ)
-        self.keys = Keys(keys, config.priority_for)
+        self.keys = Keys(keys, config.priority_for, config.debug_for)
         self.version = version()
         # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
         # where the handle is made, possibly without the environment of cluster/serve.env, so it is
         # set again here.
         replicas = replicas.options(_by_reference=False)
-        self._replicas = replicas
+        self.replicas = replicas
         self._streaming = replicas.options(stream=True)
-        self.metrics = IngressMetrics()
+        self.metrics = IngressMetrics(config.api_keys)
         self.log = RequestLog(self.metrics, config.served_name)
         self.tokens = Tokens(config.target.header_path())
         self.parsers = OutputParsers(config.target, self.tokens)
@@ -95,9 +95,14 @@ class Api:
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
         self.departures.show()
-        calls = [families_of(self._replicas, name) for name in sorted(self._heartbeats.replicas)]
+        calls = [families_of(self.replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
+
+    @property
+    def replica_names(self) -> frozenset[str]:
+        """Those that were there at the last call."""
+        return self._heartbeats.replicas
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}

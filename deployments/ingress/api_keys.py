@@ -20,6 +20,8 @@ class Client:
     """Whose share of all places its requests count to; None: a caller without such a limit."""
     may_prioritize: bool
     """Whether its requests may set `priority`."""
+    may_debug: bool = False
+    """Whether it may ask for `/debug/trace`."""
 
 
 def trusted(tenant: str) -> Client:
@@ -28,18 +30,30 @@ def trusted(tenant: str) -> Client:
 
 
 class Keys:
-    def __init__(self, api_keys: Mapping[str, str], priority_for: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        api_keys: Mapping[str, str],
+        priority_for: Collection[str] = (),
+        debug_for: Collection[str] = (),
+    ) -> None:
         """`api_keys`: the key of each tenant. If empty, no key is required, and each address is a
-        tenant. `priority_for`: the tenants that may set `priority`."""
+        tenant. `priority_for`: the tenants that may set `priority`. `debug_for`: those that may ask
+        for traces."""
         self._tenants = {key.encode(): tenant for tenant, key in api_keys.items()}
         self._priority_for = frozenset(priority_for)
+        self._debug_for = frozenset(debug_for)
 
     def client(self, authorization: str, address: str) -> Client:
         """The client that sends this `Authorization` header from this address; raises ApiError 401
         without a valid key."""
         tenant = self._tenant(authorization) if self._tenants else _network(address)
-        may_prioritize = not self._priority_for.isdisjoint((tenant, EVERYONE))
-        return Client(tenant, tenant, may_prioritize)
+        named = (tenant, EVERYONE)
+        return Client(
+            tenant,
+            tenant,
+            may_prioritize=not self._priority_for.isdisjoint(named),
+            may_debug=not self._debug_for.isdisjoint(named),
+        )
 
     def _tenant(self, authorization: str) -> str:
         scheme, _, given = authorization.partition(" ")

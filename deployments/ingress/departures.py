@@ -9,7 +9,8 @@ from ray._private import state  # the public API needs a dashboard
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.metrics import LOST, STOPPED, IngressMetrics
+from deployments.ingress.metrics import IngressMetrics
+from deployments.metrics import LOST, STOPPED
 
 _LOG = logging.getLogger(__name__)
 

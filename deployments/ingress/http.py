@@ -18,6 +18,7 @@ from deployments.ingress.answer import Answer
 from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client, Keys
 from deployments.ingress.backpressure import BackpressureWindow
+from deployments.ingress.debug import add_debug
 from deployments.ingress.delivery import (
     EventStream,
     cancel_if_disconnected,
@@ -131,6 +132,7 @@ def make_http(api: Api) -> FastAPI:
         response = responses.full_response(body, answer)
         return await _respond_whole(answer, response, request, headers)
 
+    add_debug(http, api)
     return http
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.ingress.answer import Answer
 from deployments.ingress.errors import ApiError
-from deployments.metrics import IngressMetrics
+from deployments.ingress.metrics import IngressMetrics
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ class RequestLog:
             answer.error.logged = True
         attempts = [choice.failover_stream.attempt for choice in answer.choices]
         self._metrics.resubmitted(sum(attempts))
+        if status == 200:
+            self._metrics.answered(*_times(answer))
         self._write(
             {
                 "request": answer.name,
@@ -62,7 +64,7 @@ class RequestLog:
         )
 
     def _write(self, fields: dict[str, Any]) -> None:
-        self._metrics.responded(fields["status"])
+        self._metrics.responded(fields)
         fields["reason"] = fields["reason"][:_MOST_REASON]
         text = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
         # With `log_format: json` the fields are an object of their own.
@@ -82,6 +84,14 @@ def _end(answer: Answer) -> tuple[int, str, str]:
     if answer.error is not None or None in finishes:
         return CLIENT_LEFT, "cancelled", "the client left"
     return 200, "/".join(sorted({str(finish) for finish in finishes})), ""
+
+
+def _times(answer: Answer) -> tuple[float, float]:
+    """Of a finished answer, seconds until the first token of any choice and the last one of all."""
+    return (
+        min(choice.first_token_s for choice in answer.choices),
+        max(choice.last_token_s for choice in answer.choices),
+    )
 
 
 def _sums(statistics: list[dict[str, Any]]) -> dict[str, Any]:

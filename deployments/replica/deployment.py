@@ -4,22 +4,32 @@ deployments/messages.py."""
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.schema import ReplicaRank
 
-from actors.coordinator.events import Event, Verified
+from actors.coordinator.events import Event
 from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stream
+from actors.hosts.protocol import HostLost
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.logs import forward_to_serve
-from deployments.messages import Heartbeat, Message, Named, Refused, Routed, StreamRequest
-from deployments.metrics import Metrics
+from deployments.messages import (
+    Heartbeat,
+    Message,
+    Named,
+    Refused,
+    Routed,
+    StreamRequest,
+    TraceAsked,
+)
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
+from deployments.replica.metrics import Metrics
+from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange
 from deployments.series import Family
 from deployments.start_report import announce, print_line
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
     from deployments.replica.service import Service
 
 _LOG = logging.getLogger(__name__)
+_EXPORT_EVERY_S = 1.0
+"""Ray reports metrics every 10 s unless told otherwise."""
 
 
 class Replica:
@@ -45,6 +57,8 @@ class Replica:
         )
         self._without_ingress: set[str] = set()
         self._signals = AutoscalingSignals()
+        self._timelines: list[Timeline] = []
+        """Those being recorded."""
         # Started here rather than in a request, because tasks that a request starts are cancelled
         # with it.
         loop = asyncio.get_running_loop()
@@ -65,9 +79,17 @@ class Replica:
         print_line("Spindle: warming up")
         await service.warm_up()
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
-        self._metrics = Metrics(self._name, drafters)
+        slo_classes = {name: named.slo for name, named in self._config.slo_classes.items()}
+        self._metrics = Metrics(self._name, drafters, slo_classes)
         service.add_observer(self._observe)
+        if self._config.tracing is not None:
+            from deployments.replica.spans import RequestSpans
+
+            now, model = asyncio.get_running_loop().time(), self._config.served_name
+            spans = RequestSpans(self._config.tracing, model, self._name, now)
+            service.add_observer(spans.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
+        self._exporting = asyncio.create_task(self._export_metrics(service))
         return service
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:
@@ -100,7 +122,6 @@ class Replica:
         name, ingress = request["name"], request["ingress"]
         self._streams[name] = stream
         self._heartbeat_monitor.add_stream(name, ingress)
-        self._export_load()
         try:
             yield {"kind": "accepted", "replica": self._name}
             async with aclosing(stream.relay()) as commits:
@@ -122,7 +143,6 @@ class Replica:
             if self._streams.get(name) is stream:  # not replaced by a later attempt
                 del self._streams[name]
                 self._heartbeat_monitor.remove_stream(name, ingress)
-            self._export_load()
 
     async def heartbeat(self, message: Heartbeat) -> None:
         """Processes a heartbeat. Those for a replica that is lost may arrive here, and are
@@ -170,7 +190,24 @@ class Replica:
 
     async def metrics(self, named: Named) -> list[Family]:
         """Its series, for `/metrics`; none if the call was for a replica that is gone."""
-        return self._metrics.families() if named["replica"] == self._name else []
+        if named["replica"] != self._name:
+            return []
+        self._set_load(self._service)
+        return self._metrics.families()
+
+    async def trace(self, asked: TraceAsked) -> list[TraceEvent]:
+        """What it does from now on for some seconds; nothing if the call was for a replica that is
+        gone."""
+        if asked["replica"] != self._name:
+            return []
+        lanes = [lane.name for lane in self._service.lanes]
+        timeline = Timeline(lanes, asyncio.get_running_loop().time())
+        self._timelines.append(timeline)
+        try:
+            await asyncio.sleep(asked["seconds"])
+        finally:
+            self._timelines.remove(timeline)
+        return timeline.events(self._name, asked["process"])
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
@@ -181,14 +218,16 @@ class Replica:
         coordinator, so it raises only if the coordinator itself has stopped."""
         if not self._service.coordinator.alive:
             raise RuntimeError("the coordinator has stopped")
-        self._export_load()  # Ray drops a gauge that has not been set for 20 s
         if self._checking is None or self._checking.done():
             # Not awaited, because Serve would replace the replica if a host is slow to answer.
             self._checking = asyncio.create_task(self._check_hosts())
 
     async def _check_hosts(self) -> None:
         try:
-            await self._service.coordinator.check_hosts()
+            coordinator = self._service.coordinator
+            await coordinator.check_hosts()
+            with suppress(HostLost):  # it is being replaced
+                self._metrics.set_kv(await coordinator.kv_state())
         except Exception:
             _LOG.exception("idle hosts could not be checked")
 
@@ -233,12 +272,21 @@ class Replica:
         self._metrics.observe(event)
         log_event(event)
         self._signals.observe(event)
-        if isinstance(event, Verified):
-            self._export_load()
+        for timeline in self._timelines:
+            timeline.observe(event)
 
-    def _export_load(self) -> None:
+    async def _export_metrics(self, service: "Service") -> None:
+        while True:
+            await asyncio.sleep(_EXPORT_EVERY_S)
+            try:
+                self._set_load(service)
+                self._metrics.export()
+            except Exception:
+                _LOG.exception("metrics are not exported")
+
+    def _set_load(self, service: "Service") -> None:
         load = self._load()
-        self._metrics.set_load(load["running"], load["waiting"])
+        self._metrics.set_load(load["running"], load["waiting"], service.regret)
 
     def _load(self) -> dict[str, float]:
         served = [stream.statistics for stream in self._streams.values()]

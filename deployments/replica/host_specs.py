@@ -105,5 +105,6 @@ def limits_of(config: AppConfig) -> Limits:
         stalled_s=limits.stalled_s,
         slow_drafter_s=limits.slow_drafter_s,
         stalled_host_s=limits.stalled_host_s,
+        probe_after_s=limits.probe_after_s,
         recovery_s=limits.recovery_s,
     )

@@ -69,6 +69,8 @@ class KVCache:
         """Per layer: [slots, kv_heads, head_dim]."""
         self.v: list[Tensor] = list(heads[1::2])
         self._entries: dict[str, _Entry] = {}
+        self.swaps = 0
+        """Requests that were swapped out."""
 
     @property
     def capacity(self) -> int:
@@ -211,6 +213,7 @@ class KVCache:
         entry.blocks = []
         self._append(entry, host_blocks)
         entry.swapped = True
+        self.swaps += 1
         _copy_rows(self._storage, source, self._host_storage, entry.slots[:length])
 
     def swap_in(self, request: str) -> None:

@@ -39,7 +39,10 @@ def learn(
     )
     outcomes = (drafting, RoundOutcome("waits", None, 0, 0, 0, 1, seconds, FORWARD_S))
     for _ in range(count):
-        estimates.learn_verify(Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes))
+        predicted_s = estimates.verify_s(10, 2)
+        estimates.learn_verify(
+            Verified(1.0, FORWARD_S, idle_s, 10, 2, 0, outcomes, predicted_s=predicted_s)
+        )
 
 
 def test_waiting_for_the_drafts_of_other_requests_is_no_queueing() -> None:

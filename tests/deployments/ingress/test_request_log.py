@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.api import Api
 from deployments.ingress.metrics_text import prometheus_text
-from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
+from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from deployments.replica.metrics import Metrics
 from deployments.series import Family
 from tests.deployments.local import LocalReplicas, Method, local_api, make_config, serving
 
@@ -67,6 +68,13 @@ def test_a_request_that_ends_has_one_line_with_its_numbers(
         assert line["tpot_s"] == pytest.approx(max(one["tpot_s"] for one in spindle), abs=1e-5)
         text = caplog.records[-1].getMessage()
         assert f"request={line['request']} tenant=127.0.0.1 " in text
+        metrics = (await client.get("/metrics")).text
+        families = {one.name: one.samples for one in text_string_to_metric_families(metrics)}
+        [count] = [
+            one.value for one in families["spindle_response_seconds"] if one.name.endswith("count")
+        ]
+        assert count == 1
+        assert families["spindle_tenant_tokens"] == []
 
     run(test)
 
@@ -126,6 +134,8 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
         assert counts(text, "spindle_responses", "status") == (
             {"401": 2} if status == 401 else {str(status): 1, "401": 1}
         )
+        of_tenant = counts(text, "spindle_tenant_responses", "status")
+        assert of_tenant == ({} if status == 401 else {str(status): 1})
 
     limits = {"max_body_bytes": 4096, "max_choices": 8}
     run(test, api_keys={"tenant": "key"}, limits=limits)
@@ -164,7 +174,7 @@ def test_losses_of_replicas_are_in_line_and_counts(caplog: pytest.LogCaptureFixt
 
 def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["one", "two", "lost"]
-    of_replicas = {name: Metrics(name, {"lane": "near"}) for name in names}
+    of_replicas = {name: Metrics(name, {"lane": "near"}, {}) for name in names}
 
     async def describe(call_args: Any) -> dict[str, int]:
         call_args["replicas"] = names
@@ -183,10 +193,10 @@ def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.M
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert "spindle_replicas_started_total 3.0" in answer.text
         families = {one.name: one for one in text_string_to_metric_families(answer.text)}
-        for name in (*COUNTERS, *HISTOGRAMS, *GAUGES):
-            samples = families[f"spindle_{name}"].samples
+        for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
+            samples = families[f"spindle_{metric.name}"].samples
             assert {one.labels["replica"] for one in samples} == {"one", "two"}
-            assert {one.value for one in samples} == {0.0}, name
+            assert {one.value for one in samples} == {0.0}, metric.name
         of_replicas["one"]._histograms["ttft_seconds"].observe(0.015)
         text = (await client.get("/metrics")).text
         assert 'spindle_ttft_seconds_bucket{le="0.01",replica="one"} 0.0' in text

@@ -1,0 +1,74 @@
+"""Panels that several boards show."""
+
+from deployments.boards.queries import (
+    Panel,
+    Query,
+    gauge,
+    of_ingress,
+    quantiles,
+    rate,
+    ratio,
+    speed_up,
+)
+
+_PROBES_BY_CLOCK = rate("probe_seconds", more='by="clock"')
+_PROBES_BY_MODEL = rate("probe_seconds", more='by="model"')
+_ATTAINMENT = ratio(rate("promises", "slo_class", 'kept="yes"'), rate("promises", "slo_class"))
+_ACCEPTANCE = ratio(rate("accepted_tokens", "drafter"), rate("verified_tokens", "drafter"))
+GOODPUT = Panel(
+    "Goodput",
+    "Output tokens committed per second.",
+    "suffix: tokens/s",
+    [
+        Query(rate("committed_tokens"), "all"),
+        Query(rate("committed_tokens", "replica"), "{{replica}}"),
+    ],
+)
+SPEED_UP = Panel(
+    "Speed-up over plain decoding",
+    "Above 1, speculation is faster: as the cost model reckons it, and corrected by the time that "
+    "plain rounds really take.",
+    "suffix: ×",
+    [
+        Query(speed_up(), "reckoned"),
+        Query(
+            f"{speed_up()} * {_PROBES_BY_CLOCK} / {_PROBES_BY_MODEL}",
+            "measured",
+        ),
+    ],
+)
+LOAD = Panel(
+    "Requests",
+    "Those that run and those that wait for a place.",
+    "short",
+    [Query(gauge("running"), "running"), Query(gauge("waiting"), "waiting")],
+)
+ATTAINMENT = Panel(
+    "SLO attainment by class",
+    "The share of finished requests that kept their SLO.",
+    "percentunit",
+    [Query(_ATTAINMENT, "{{slo_class}}")],
+)
+ACCEPTANCE = Panel(
+    "Acceptance by drafter",
+    "The share of verified draft tokens that the target agreed with.",
+    "percentunit",
+    [Query(_ACCEPTANCE, "{{drafter}}")],
+)
+STATUSES = Panel(
+    "Responses by status",
+    "Requests that have ended, at all ingresses.",
+    "reqps",
+    [Query(of_ingress("responses", "status"), "{{status}}")],
+    stacked=True,
+)
+TTFT = Panel("Time to first token", "From arrival at the replica.", "s", quantiles("ttft_seconds"))
+TPOT = Panel(
+    "Time per output token", "Of the tokens behind the first.", "s", quantiles("tpot_seconds")
+)
+DOWN = Panel(
+    "Lost hosts",
+    "1 while a drafter or the verifier is lost.",
+    "short",
+    [Query(gauge("down", "replica, host", "max"), "{{replica}} {{host}}")],
+)

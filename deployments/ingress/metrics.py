@@ -1,0 +1,67 @@
+"""The metrics of the ingress: how requests end, and which replicas come and go."""
+
+from collections.abc import Collection, Mapping
+from itertools import product
+from typing import Any
+
+from deployments.metrics import (
+    INGRESS_COUNTERS,
+    INGRESS_HISTOGRAMS,
+    LOST,
+    MOST_TENANTS,
+    OTHER,
+    STATUSES,
+    STOPPED,
+)
+from deployments.series import Counter, Family, Histogram
+
+
+class IngressMetrics:
+    def __init__(self, tenants: Collection[str] = ()) -> None:
+        """`tenants`: those with an API key, which have series of their own."""
+        self._counters = {metric.name: Counter(metric, {}) for metric in INGRESS_COUNTERS}
+        self._histograms = {metric.name: Histogram(metric, {}) for metric in INGRESS_HISTOGRAMS}
+        listed = list(tenants)[:MOST_TENANTS]
+        self._tenants = {name: name if name in listed else OTHER for name in tenants}
+        shown = dict.fromkeys(self._tenants.values())
+        values: Mapping[str, Collection[str]] = {
+            "status": STATUSES,
+            "tenant": shown,
+            "kind": ("prompt", "output"),
+            "reason": (LOST, STOPPED),
+        }
+        for metric in INGRESS_COUNTERS:
+            labels = [values[label] for label in metric.labels]
+            self._counters[metric.name].start(product(*labels))
+
+    def responded(self, fields: Mapping[str, Any]) -> None:
+        """`fields`: those of the request's log line."""
+        status = str(fields["status"])
+        self._count("responses", 1, status)
+        tenant = self._tenants.get(fields["tenant"])
+        if tenant is not None:
+            self._count("tenant_responses", 1, tenant, status)
+            self._count("tenant_tokens", fields.get("prompt_tokens", 0), tenant, "prompt")
+            self._count("tenant_tokens", fields.get("output_tokens", 0), tenant, "output")
+
+    def answered(self, ttft_s: float, seconds: float) -> None:
+        """A request has been answered to its end."""
+        self._histograms["response_ttft_seconds"].observe(ttft_s)
+        self._histograms["response_seconds"].observe(seconds)
+
+    def resubmitted(self, choices: int) -> None:
+        self._count("resubmissions", choices)
+
+    def replicas_started(self, number: int) -> None:
+        self._count("replicas_started", number)
+
+    def replica_left(self, reason: str) -> None:
+        self._count("replicas_left", 1, reason)
+
+    def families(self) -> list[Family]:
+        counters = [counter.family() for counter in self._counters.values()]
+        return counters + [histogram.family() for histogram in self._histograms.values()]
+
+    def _count(self, name: str, amount: float, *values: str) -> None:
+        self._counters[name].add(amount, *values)
+        self._counters[name].export()

@@ -1,0 +1,285 @@
+"""The metrics of one replica, from its coordinator's events."""
+
+from collections import Counter as TimesSeen
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from actors.coordinator.events import (
+    CaughtUp,
+    Drafted,
+    Event,
+    LaneDown,
+    LaneUp,
+    Late,
+    Left,
+    Preempted,
+    Switched,
+    Verified,
+    VerifiedTrees,
+    VerifierDown,
+    VerifierUp,
+)
+from actors.hosts.protocol import KvState
+from deployments.metrics import (
+    ACCEPTED,
+    COORDINATOR,
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    KV_STATES,
+    LOOKUPS,
+    OTHER,
+    OUTCOMES,
+    PARTS,
+    PLAIN,
+    POSITIONS,
+    VERIFIER,
+)
+from deployments.replica.autoscaling_signals import met_slo, tpot_s
+from deployments.series import Counter, Family, Gauge, Histogram
+from policies.flat_trees import FlatTrees
+from policies.request import RoundOutcome, Slo
+from policies.tree_counts import ACCEPTED as ACCEPTED_NODES
+from policies.tree_counts import EXPECTED, VERIFIED, count_nodes
+
+_NO_INTS = np.zeros(0, np.int64)
+_NOT_VERIFIED = -1
+
+
+class Metrics:
+    """`observe` takes the coordinator's events; `export` passes all sums on to Ray."""
+
+    def __init__(
+        self, replica: str, drafters: Mapping[str, str], slo_classes: Mapping[str, Slo]
+    ) -> None:
+        """`drafters`: drafter name by lane."""
+        own = {"replica": replica}
+        self._drafters = drafters
+        names = list(dict.fromkeys(drafters.values()))
+        self._names = names
+        self._column = {lane: names.index(drafter) for lane, drafter in drafters.items()}
+        self._slo_classes = {slo: name for name, slo in slo_classes.items()}
+        self._lane_free_since: dict[str, float] = {}
+        self._drafted = np.zeros((len(names), len(POSITIONS)))
+        """[drafter, depth - 1]: since the last export."""
+        self._nodes = np.zeros((len(names), len(POSITIONS), 3))
+        """[drafter, depth - 1, column of policies/tree_counts.py]: the same."""
+        self._swaps = 0
+        self._counters = {metric.name: Counter(metric, own) for metric in COUNTERS}
+        self._histograms = {metric.name: Histogram(metric, own) for metric in HISTOGRAMS}
+        self._gauges = {metric.name: Gauge(metric, own) for metric in GAUGES}
+        self._start()
+
+    def _start(self) -> None:
+        lanes = list(self._drafters)
+        selected = [*self._names, LOOKUPS, PLAIN]
+        classes = [*self._slo_classes.values(), OTHER]
+        work = [(lane, kind) for lane in lanes for kind in ("draft", "catch_up")]
+        values: Mapping[tuple[str, ...], Collection[tuple[str, ...]]] = {
+            (): [()],
+            ("drafter",): [(name,) for name in selected],
+            ("drafter", "accepted"): [*product(selected, ACCEPTED)],
+            ("drafter", "position"): [*product(self._names, POSITIONS)],
+            ("drafter", "part"): [*product(selected, PARTS)],
+            ("by",): [("clock",), ("model",)],
+            ("host", "work"): [*work, (VERIFIER, "verify"), (COORDINATOR, "select")],
+            ("host",): [(host,) for host in (*lanes, VERIFIER)],
+            ("outcome",): [(outcome,) for outcome in OUTCOMES],
+            ("kept", "slo_class"): [*product(("yes", "no"), classes)],
+            ("state",): [(state,) for state in KV_STATES],
+        }
+        for metric in COUNTERS:
+            self._counters[metric.name].start(values[metric.labels])
+        for metric in GAUGES:
+            for labels in values[metric.labels]:
+                self._gauges[metric.name].set(0.0, *labels)
+        self.export()
+
+    def families(self) -> list[Family]:
+        self._sum_up()
+        counters = [counter.family() for counter in self._counters.values()]
+        histograms = [histogram.family() for histogram in self._histograms.values()]
+        return counters + histograms + [gauge.family() for gauge in self._gauges.values()]
+
+    def export(self) -> None:
+        """Called every second."""
+        self._sum_up()
+        for counter in self._counters.values():
+            counter.export()
+        for gauge in self._gauges.values():
+            gauge.export()
+
+    def set_load(self, running: float, waiting: float, regret: float) -> None:
+        self._gauges["running"].set(running)
+        self._gauges["waiting"].set(waiting)
+        self._gauges["regret"].set(regret)
+
+    def set_kv(self, kv: KvState) -> None:
+        for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
+            self._gauges["kv_blocks"].set(blocks, state)
+        # A verifier that has been replaced counts anew.
+        self._count("swaps", kv.swaps - self._swaps if kv.swaps >= self._swaps else kv.swaps)
+        self._swaps = kv.swaps
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Verified():
+                self._verified(event)
+            case Drafted():
+                self._worked(event.lane, "draft", event.at_s, event.seconds)
+                self._count("assignments", event.requests, event.lane)
+                self._add_drafted(event.lane, event.trees)
+                if event.predicted_s > 0.0:
+                    self._compare(event.lane, event.predicted_s, event.seconds)
+            case CaughtUp():
+                self._worked(event.lane, "catch_up", event.at_s, event.seconds)
+                self._count("caught_up_tokens", event.tokens, event.lane)
+            case Switched():
+                self._count("switches", 1)
+            case Preempted():
+                self._count("preemptions", 1)
+            case Late():
+                self._count("late_calls", 1, event.lane)
+            case LaneDown():
+                self._lost(event.lane)
+            case VerifierDown():
+                self._lost(VERIFIER)
+            case LaneUp():
+                self._recovered(event.lane, event.seconds)
+            case VerifierUp():
+                self._recovered(VERIFIER, event.seconds)
+            case Left() if not event.internal:
+                self._left(event)
+
+    def _verified(self, event: Verified) -> None:
+        count, outcomes = self._count, event.outcomes
+        count("forwards", 1)
+        count("prefilled_tokens", event.prefill_tokens)
+        count("busy_seconds", event.seconds, VERIFIER, "verify")
+        count("busy_seconds", event.select_s, COORDINATOR, "select")
+        count("idle_seconds", event.idle_s, VERIFIER)
+        self._histograms["forward_seconds"].observe(event.seconds)
+        if outcomes:
+            self._histograms["forward_requests"].observe(len(outcomes))
+        if not event.prefill_tokens:
+            self._compare(VERIFIER, event.predicted_s, event.seconds)
+        count("committed_tokens", sum([outcome.committed for outcome in outcomes]))
+        decoded = outcomes
+        if event.prompts:
+            decoded = tuple(one for one in outcomes if one.request not in event.prompts)
+            count("rounds", len(outcomes) - len(decoded), PLAIN, ACCEPTED[0])
+        for drafter, rounds in self._by_drafter(decoded).items():
+            self._add_rounds(drafter, rounds, event.plain_s)
+        if event.drafts is not None:
+            self._count_nodes(event.drafts)
+        elif decoded and not event.prefill_tokens:
+            count("probe_seconds", sum([outcome.seconds for outcome in decoded]), "clock")
+            count("probe_seconds", len(decoded) * event.plain_s, "model")
+
+    def _by_drafter(self, outcomes: Sequence[RoundOutcome]) -> dict[str, list[RoundOutcome]]:
+        """By the drafter of the selected lane."""
+        groups: dict[str, list[RoundOutcome]] = {}
+        for outcome in outcomes:
+            groups.setdefault(self._drafter_of(outcome.lane, outcome.drafted), []).append(outcome)
+        return groups
+
+    def _add_rounds(self, drafter: str, outcomes: Sequence[RoundOutcome], plain_s: float) -> None:
+        """Sums of lists, because to update a series costs as much as several of their items."""
+        draft_s = sum([outcome.draft_s for outcome in outcomes])
+        prompts_s = sum([outcome.prompts_s for outcome in outcomes])
+        verify_s = sum([outcome.verify_s for outcome in outcomes])
+        seconds = sum([outcome.seconds for outcome in outcomes])
+        parts = (draft_s, verify_s - prompts_s, prompts_s, seconds - verify_s - draft_s)
+        for part, part_s in zip(PARTS, parts, strict=True):
+            self._count("slot_seconds", max(0.0, part_s), drafter, part)
+        committed = sum([outcome.committed for outcome in outcomes])
+        self._count("plain_seconds", committed * plain_s, drafter)
+        most = len(ACCEPTED) - 1
+        for accepted, rounds in TimesSeen([min(one.accepted, most) for one in outcomes]).items():
+            self._count("rounds", rounds, drafter, ACCEPTED[accepted])
+
+    def _drafter_of(self, lane: str | None, drafted: int) -> str:
+        if lane is not None:
+            return self._drafters[lane]
+        return LOOKUPS if drafted else PLAIN
+
+    def _count_nodes(self, drafts: VerifiedTrees) -> None:
+        column, most = self._column, max([1, *map(len, drafts.proposers)])
+        drafters = np.zeros((len(drafts.proposers), most), np.int64)
+        for tree, lanes in enumerate(drafts.proposers):
+            for bit, lane in enumerate(lanes):
+                drafters[tree, bit] = column[lane]
+        nodes: list[int] = []
+        ends: list[int] = []
+        for accepted in drafts.accepted:
+            if accepted is None:
+                ends.append(_NOT_VERIFIED)
+            else:
+                nodes += accepted
+                ends.append(len(nodes))
+        count_nodes(
+            drafts.trees,
+            drafters,
+            _NO_INTS if drafts.sources is None else drafts.sources,
+            np.array(nodes, np.int64),
+            np.array(ends, np.int64),
+            self._nodes,
+        )
+
+    def _add_drafted(self, lane: str, trees: FlatTrees) -> None:
+        most = len(POSITIONS)
+        depths = np.minimum(trees.depth, most)
+        self._drafted[self._column[lane]] += np.bincount(depths, minlength=most + 1)[1:]
+
+    def _sum_up(self) -> None:
+        """Adds what has been counted in arrays."""
+        for drafter, name in enumerate(self._names):
+            for depth, position in enumerate(POSITIONS):
+                labels = (name, position)
+                verified = self._nodes[drafter, depth]
+                self._count("drafted_tokens", float(self._drafted[drafter, depth]), *labels)
+                self._count("verified_tokens", float(verified[VERIFIED]), *labels)
+                self._count("expected_tokens", float(verified[EXPECTED]), *labels)
+                self._count("accepted_tokens", float(verified[ACCEPTED_NODES]), *labels)
+        self._drafted[:] = 0.0
+        self._nodes[:] = 0.0
+
+    def _worked(self, lane: str, work: str, at_s: float, seconds: float) -> None:
+        started_at = at_s - seconds
+        idle_s = started_at - self._lane_free_since.get(lane, started_at)
+        self._count("busy_seconds", seconds, lane, work)
+        self._count("idle_seconds", max(0.0, idle_s), lane)
+        self._lane_free_since[lane] = at_s
+
+    def _compare(self, host: str, predicted_s: float, seconds: float) -> None:
+        self._count("predicted_seconds", predicted_s, host)
+        self._count("prediction_error_seconds", abs(seconds - predicted_s), host)
+
+    def _lost(self, host: str) -> None:
+        self._count("losses", 1, host)
+        self._gauges["down"].set(1.0, host)
+
+    def _recovered(self, host: str, seconds: float) -> None:
+        self._count("restarts", 1, host)
+        self._count("recovery_seconds", seconds, host)
+        self._gauges["down"].set(0.0, host)
+
+    def _left(self, event: Left) -> None:
+        self._count("requests", 1, event.finish or ("failed" if event.failed else "cancelled"))
+        if (met := met_slo(event)) is not None:
+            slo_class = self._slo_classes.get(event.view.slo, OTHER)
+            self._count("promises", 1, "yes" if met else "no", slo_class)
+        latency_s = event.at_s - event.view.arrival_s
+        for name, seconds in (
+            ("queue_seconds", event.statistics.queue_s),
+            ("ttft_seconds", event.statistics.ttft_s),
+            ("tpot_seconds", tpot_s(event)),
+            ("latency_seconds", latency_s if event.finish else None),
+        ):
+            if seconds is not None:
+                self._histograms[name].observe(seconds)
+
+    def _count(self, name: str, amount: float, *values: str) -> None:
+        self._counters[name].add(amount, *values)

@@ -1,0 +1,114 @@
+"""The metrics of a coordinator's run in virtual time agree with what the run shows otherwise."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from actors.coordinator.events import Drafted, Event, Left, Verified
+from actors.coordinator.settings import Limits
+from actors.hosts.protocol import KvState
+from benchmarks.simulator.clock import run
+from deployments.replica.metrics import Metrics
+from policies.request import Slo
+from tests.actors.coordinator.test_loop import GREEDY, PROMPTS, WARM, Service, plainly, read
+
+DRAFTERS = {"near": "near", "far": "far", "ngram": "ngram"}
+LONG = [replace(GREEDY if number % 2 else WARM, max_tokens=60) for number in range(len(PROMPTS))]
+
+
+def totals(events: Sequence[Event]) -> dict[str, float]:
+    """Of each series, by name, and by name and label values."""
+    metrics = Metrics("one", DRAFTERS, {"chat": Slo(ttft_s=1.0)})
+    for event in events:
+        metrics.observe(event)
+    values: dict[str, float] = {}
+    for family in metrics.families():
+        for sample in family["samples"]:
+            labels = [value for label, value in sample["labels"].items() if label != "replica"]
+            name = family["name"] + sample["suffix"].removesuffix("_total")
+            for key in {name, "/".join([name, *labels])}:
+                values[key] = values.get(key, 0.0) + sample["value"]
+    return values
+
+
+async def serve(service: Service, speculate: bool = True) -> list[list[int]]:
+    """All streams, each with the class `chat`, which all of them meet."""
+    submit = service.coordinator.submit
+    streams = await asyncio.gather(
+        *(
+            read(submit(str(number), prompt, params, slo=Slo(1.0), speculate=speculate))
+            for number, (prompt, params) in enumerate(zip(PROMPTS, LONG, strict=True))
+        )
+    )
+    await service.end()
+    return list(streams)
+
+
+def test_counts_are_those_of_the_rounds() -> None:
+    async def main() -> None:
+        service = Service()
+        streams = await serve(service)
+        values = totals(service.events)
+        outcomes = [outcome for event in service.seen(Verified) for outcome in event.outcomes]
+        proposed = sum(event.tokens for event in service.seen(Drafted))
+        assert values["committed_tokens"] == sum(map(len, streams))
+        assert values["drafted_tokens"] == proposed
+        assert values["verified_tokens"] == sum(outcome.drafted for outcome in outcomes)
+        assert values["accepted_tokens"] == sum(outcome.accepted for outcome in outcomes)
+        for drafter in DRAFTERS:
+            by = [f"{kind}_tokens/{drafter}" for kind in ("drafted", "verified", "accepted")]
+            drafted, verified, accepted = (
+                sum(value for key, value in values.items() if key.startswith(name + "/"))
+                for name in by
+            )
+            assert drafted >= verified >= accepted > 0, drafter
+        assert values["rounds"] == len(outcomes)
+        assert values["promises/yes/chat"] == values["promises"] == len(PROMPTS)
+
+    run(main())
+
+
+def test_the_reckoned_speed_up_is_that_of_serving_the_same_plainly() -> None:
+    async def main() -> None:
+        seconds = []
+        for speculate in (True, False):
+            service = Service(limits=Limits(max_batch=8, kv_tokens=1024))
+            assert await serve(service, speculate) == plainly(PROMPTS, LONG)
+            left = service.seen(Left)
+            seconds.append(sum(event.at_s - (event.view.first_token_s or 0.0) for event in left))
+            if speculate:
+                values = totals(service.events)
+        slots = values["slot_seconds"] - sum(
+            value for key, value in values.items() if key.endswith("/prompts")
+        )
+        assert values["plain_seconds"] / slots == pytest.approx(seconds[1] / seconds[0], rel=0.1)
+
+    run(main())
+
+
+def test_a_probe_is_a_plain_round_of_all_requests_and_rare() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=8, kv_tokens=1024, probe_after_s=0.1))
+        assert await serve(service) == plainly(PROMPTS, LONG)
+        rounds = [event for event in service.seen(Verified) if not event.prefill_tokens]
+        probes = [event for event in rounds if event.drafts is None]
+        assert 0 < len(probes) <= 1 + (rounds[-1].at_s - rounds[0].at_s) / 0.1
+        values = totals(service.events)
+        assert values["probe_seconds/clock"] == pytest.approx(
+            sum(outcome.seconds for event in probes for outcome in event.outcomes)
+        )
+        assert values["probe_seconds/model"] == pytest.approx(
+            values["probe_seconds/clock"], rel=0.2
+        )
+
+    run(main())
+
+
+def test_a_restarted_verifier_does_not_take_back_its_swaps() -> None:
+    metrics = Metrics("one", DRAFTERS, {})
+    for swaps in (3, 5, 1):
+        metrics.set_kv(KvState(4, 2, 1, 7, swaps))
+    [swapped] = [family for family in metrics.families() if family["name"] == "swaps"]
+    assert swapped["samples"][0]["value"] == 6
