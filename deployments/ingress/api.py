@@ -23,6 +23,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
+from deployments.ingress.live import live
 from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
 from deployments.ingress.parsing.choose import OutputParsers
@@ -96,6 +97,12 @@ class Api:
         calls = [families_of(self._replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
+
+    async def live(self, seconds: float) -> Body:
+        """The numbers of the replicas' last seconds."""
+        if not self._heartbeats.replicas:
+            await self.ready()
+        return await live(self.config, self._replicas, self._heartbeats.replicas, seconds)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}

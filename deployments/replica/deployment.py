@@ -15,11 +15,21 @@ from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stre
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.logs import forward_to_serve
-from deployments.messages import Heartbeat, Message, Named, Refused, Routed, StreamRequest
+from deployments.messages import (
+    Heartbeat,
+    Live,
+    LiveAsked,
+    Message,
+    Named,
+    Refused,
+    Routed,
+    StreamRequest,
+)
 from deployments.metrics import Metrics
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
+from deployments.replica.live import LiveNumbers
 from deployments.router_actor import exchange
 from deployments.series import Family
 from deployments.start_report import announce, print_line
@@ -65,7 +75,9 @@ class Replica:
         await service.warm_up()
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
         self._metrics = Metrics(self._name, drafters)
+        self._live = LiveNumbers(self._name, service.lanes)
         service.add_observer(self._observe)
+        service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         return service
 
@@ -169,6 +181,13 @@ class Replica:
         """Its series, for `/metrics`; none if the call was for a replica that is gone."""
         return self._metrics.families() if named["replica"] == self._name else []
 
+    async def live(self, asked: LiveAsked) -> Live | None:
+        """The numbers of its last seconds; None if the call was for a replica that is gone."""
+        if asked["replica"] != self._name:
+            return None
+        now = asyncio.get_running_loop().time()
+        return self._live.read(asked["seconds"], now, self._load(), self._signals.attainment)
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
         return self._load()
@@ -211,6 +230,7 @@ class Replica:
             speculate=speculation["enabled"],
             drafter=speculation["drafter"],
             max_depth=speculation["max_depth"],
+            traced=request["trace"],
         )
 
     def _refusal(self, error: SpindleError, request: StreamRequest) -> Refused:

@@ -225,6 +225,7 @@ class ScriptedReplicas:
 def commit(first: int, *tokens: int, finish: Any = None, rounds: int = 1) -> Message:
     return {
         "kind": "commit",
+        "trace": None,
         "first_index": first,
         "token_ids": list(tokens),
         "logprobs": None,
@@ -255,6 +256,7 @@ REQUEST: StreamRequest = {
     "priority": 0,
     "tenant": "",
     "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+    "trace": False,
     "avoid": [],
     "routed_to": None,
 }
