@@ -1,0 +1,131 @@
+// An answer, token by token in the colours of the drafters, and its legend.
+
+import { TARGET, colourOf, duration, el, plural, swatch } from "./page.js";
+
+const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
+const ROUNDS = { ArrowDown: 1, ArrowUp: -1 };
+
+export class Answer {
+  /** `onSelect` gets the token that was chosen, its round, and who wrote it. */
+  constructor(onSelect) {
+    this.text = "";
+    this.tokens = [];
+    this.statistics = null;
+    this._onSelect = onSelect;
+    this._selected = -1;
+    this._counts = new Map();
+    this._share = el("div", { class: "share", "aria-hidden": "true" });
+    this._legend = el("ul", { class: "legend", "aria-label": "Tokens by who wrote them" });
+    this._facts = el("p", { class: "facts" });
+    this._words = el("div", {
+      class: "text",
+      role: "group",
+      tabindex: "0",
+      "aria-label": "Answer. The arrow keys go from token to token, and from round to round.",
+      "aria-busy": "true",
+      pointerover: (event) => this._pointed(event),
+      click: (event) => this._pointed(event),
+      focus: () => this._selected < 0 && this.select(0),
+      keydown: (event) => this._pressed(event),
+    });
+    this.element = el("div", { class: "answer" }, this._share, this._legend, this._words, this._facts);
+  }
+
+  /** One event's choice: the tokens of one round. */
+  add(choice) {
+    this.text += choice.delta?.content ?? "";
+    const { trace, ...statistics } = choice.spindle ?? {};
+    if (trace) this._addRound(trace);
+    if (choice.finish_reason) this._end(choice.finish_reason, statistics);
+  }
+
+  _addRound(round) {
+    const spans = round.tokens.map((token) => {
+      const drafter = token.node === null ? TARGET : round.nodes[token.node].drafters[0];
+      this._counts.set(drafter, (this._counts.get(drafter) ?? 0) + 1);
+      const span = el("span", { class: `token ${colourOf(drafter)}` }, token.text);
+      this.tokens.push({ token, round, drafter, span });
+      return span;
+    });
+    this._words.append(...spans);
+    this._showCounts();
+  }
+
+  _showCounts() {
+    const counts = [...this._counts].sort((one, other) => other[1] - one[1]);
+    this._legend.replaceChildren(...counts.map(([drafter, count]) => el(
+      "li",
+      { pointerenter: () => this._stress(drafter), pointerleave: () => this._stress(null) },
+      swatch(drafter), `${drafter === TARGET ? "the target itself" : drafter} `, el("b", {}, String(count)),
+    )));
+    this._share.replaceChildren(...counts.map(([drafter, count]) => {
+      const part = el("i", { class: colourOf(drafter) });
+      part.style.flexGrow = count;
+      return part;
+    }));
+  }
+
+  _stress(drafter) {
+    this._words.classList.toggle("stressed", drafter !== null);
+    for (const token of this.tokens) token.span.classList.toggle("stress", token.drafter === drafter);
+  }
+
+  _end(reason, statistics) {
+    this.statistics = statistics;
+    const { ttft_s: ttft, tpot_s: tpot, rounds } = statistics;
+    const count = this.tokens.length;
+    const facts = [
+      plural(count, "token"),
+      rounds ? `${(count / rounds).toFixed(1)} per round of the target` : null,
+      tpot ? `${Math.round(1 / tpot)} tokens per second` : null,
+      `first after ${duration(ttft)}`,
+      reason === "length" ? "cut off at the limit of tokens" : null,
+    ];
+    this._facts.textContent = facts.filter(Boolean).join(" · ");
+    this.close();
+  }
+
+  /** Nothing follows. */
+  close() {
+    this._words.setAttribute("aria-busy", "false");
+  }
+
+  select(index) {
+    const chosen = this.tokens[Math.max(0, Math.min(index, this.tokens.length - 1))];
+    if (!chosen) return;
+    this._selected = this.tokens.indexOf(chosen);
+    for (const marked of document.querySelectorAll(".token.chosen, .token.same-round")) {
+      marked.classList.remove("chosen", "same-round");
+    }
+    for (const { span, round } of this.tokens) {
+      if (round === chosen.round) span.classList.add("same-round");
+    }
+    chosen.span.classList.add("chosen");
+    this._onSelect(chosen);
+  }
+
+  _pointed(event) {
+    const index = this.tokens.findIndex(({ span }) => span === event.target);
+    if (index >= 0 && index !== this._selected) this.select(index);
+  }
+
+  _pressed(event) {
+    let next = null;
+    if (event.key in STEPS) next = this._selected + STEPS[event.key];
+    else if (event.key in ROUNDS) next = this._firstOfRound(ROUNDS[event.key]);
+    else if (event.key === "Home") next = 0;
+    else if (event.key === "End") next = this.tokens.length - 1;
+    if (next === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.select(next);
+    this.tokens[this._selected]?.span.scrollIntoView({ block: "nearest" });
+  }
+
+  /** The first token of the next round, or of the one before. */
+  _firstOfRound(direction) {
+    const { round } = this.tokens[this._selected] ?? {};
+    const rounds = [...new Set(this.tokens.map((token) => token.round))];
+    const wanted = rounds[rounds.indexOf(round) + direction] ?? round;
+    return this.tokens.findIndex((token) => token.round === wanted);
+  }
+}
