@@ -44,7 +44,7 @@ function treeOf(round) {
     el("div", { class: "scrolls", tabindex: "0", role: "group", "aria-label": "Draft tree" }, drawTree(round)),
     el(
       "figcaption", {},
-      "Filled: accepted. Dashed: fell. Below each draft, its chance as estimated.",
+      "Filled: accepted. Dashed: fell. Beside each draft, its confidence.",
       left > 0 ? ` ${plural(left, "more draft")} not drawn.` : null,
     ),
   );

@@ -41,6 +41,7 @@ export class Strip {
       if (!(error instanceof Problem)) throw error;
       if (this._round !== round) return;
       this._onProblem(error);
+      if (error.kind === "key") return; // until one is entered
       wait = RETRY_MS;
     }
     const connected = wait === PERIOD_MS;

@@ -1,29 +1,31 @@
-// The draft tree of a round: what was drafted from left to right, with the accepted path.
+// The draft tree of a round: one level below the other, with the accepted path at the left edge.
 
 import { TARGET, colourOf, percent, spelled, svg } from "./page.js";
 
-const ROW = 44;
+const LEVEL = 42;
 const BOX = 24;
-const GAP = 30;
+const GAP = 14;
+const ANCHOR = 15; // where edges leave and reach a box, from its left
 const CHARACTER = 7.3;
-const LONGEST = 14;
+const LABEL = 40;
+const LONGEST = 18;
 
 export function drawTree(round) {
   const nodes = placed(round);
-  const columns = columnsOf(nodes);
-  const rows = Math.max(...nodes.map((node) => node.row)) + 1;
-  const width = columns.at(-1).right + 2;
-  const height = rows * ROW;
+  const lefts = leftsOf(nodes);
+  const width = lefts.at(-1);
+  const height = LEVEL * (Math.max(...nodes.map((node) => node.depth)) + 1);
   const drawing = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, width, height, class: "tree", role: "img",
     "aria-label": described(round),
   });
-  for (const node of nodes) if (node.above) drawing.append(edge(node, columns));
-  for (const node of nodes) drawing.append(box(node, columns));
+  const spots = new Map(nodes.map((node) => [node, { x: lefts[node.column], y: node.depth * LEVEL + 2 }]));
+  for (const node of nodes) if (node.above) drawing.append(edge(node, spots));
+  for (const node of nodes) drawing.append(box(node, spots.get(node)));
   return drawing;
 }
 
-/** The last token before the round, its drafts, and the target's own token, with their rows. */
+/** The last token before the round, its drafts, and the target's own token, with their columns. */
 function placed(round) {
   const root = { text: "•", depth: 0, kind: "root", below: [] };
   const drafts = round.nodes.map((node) => ({
@@ -39,11 +41,11 @@ function placed(round) {
     hang(token, end, true);
     all.push(token);
   }
-  let row = 0;
+  let column = 0;
   const settle = (node) => {
     node.below.forEach(settle);
-    // On one line with the first below it, so that the accepted path runs straight.
-    node.row = node.below.length ? node.below[0].row : row++;
+    // Straight above the first below it.
+    node.column = node.below.length ? node.below[0].column : column++;
   };
   settle(root);
   return all;
@@ -58,42 +60,41 @@ function hang(node, above, first = false) {
 }
 
 const shortened = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
-const widthOf = (node) => (node.kind === "root" ? 12 : Math.max(30, shortened(node.text).length * CHARACTER + 14));
+const widthOf = (node) => (
+  node.kind === "root" ? 2 * ANCHOR : Math.max(2 * ANCHOR, shortened(node.text).length * CHARACTER + 14)
+);
 
-function columnsOf(nodes) {
+/** The left edge of each column, and at the end the right edge of the last one. */
+function leftsOf(nodes) {
   const widths = [];
-  for (const node of nodes) widths[node.depth] = Math.max(widths[node.depth] ?? 0, widthOf(node));
-  let left = 1;
-  return widths.map((width) => {
-    const column = { left, right: left + width };
-    left += width + GAP;
-    return column;
-  });
+  for (const node of nodes) {
+    widths[node.column] = Math.max(widths[node.column] ?? 0, widthOf(node) + LABEL);
+  }
+  return widths.reduce((lefts, width) => [...lefts, lefts.at(-1) + width + GAP], [2]);
 }
 
-function edge(node, columns) {
-  const fromX = columns[node.above.depth].left + widthOf(node.above);
-  const toX = columns[node.depth].left;
-  const fromY = node.above.row * ROW + BOX / 2 + 1;
-  const toY = node.row * ROW + BOX / 2 + 1;
-  const middle = toX - GAP / 2;
-  const path = `M${fromX} ${fromY}H${middle - 8}C${middle} ${fromY} ${middle} ${toY} ${middle + 8} ${toY}H${toX}`;
+function edge(node, spots) {
+  const from = spots.get(node.above);
+  const to = spots.get(node);
+  const [x1, x2] = [from.x + ANCHOR, to.x + ANCHOR];
+  const [y1, y2] = [from.y + (node.above.kind === "root" ? BOX / 2 : BOX), to.y];
+  const middle = y2 - (LEVEL - BOX) / 2;
+  const path = x1 === x2 ? `M${x1} ${y1}V${y2}` : `M${x1} ${y1}V${middle}H${x2}V${y2}`;
   return svg("path", { d: path, class: `edge ${node.kind} ${colourOf(node.drafter)}` });
 }
 
-function box(node, columns) {
-  const x = columns[node.depth].left;
-  const y = node.row * ROW + 1;
-  if (node.kind === "root") return svg("circle", { cx: x + 6, cy: y + BOX / 2, r: 4, class: "root" });
+function box(node, { x, y }) {
+  if (node.kind === "root") {
+    return svg("circle", { cx: x + ANCHOR, cy: y + BOX / 2, r: 4, class: "root" });
+  }
   const width = widthOf(node);
-  const middle = x + width / 2;
-  const below = node.kind === "own" ? "target" : percent(node.confidence);
+  const beside = node.kind === "own" ? "target" : percent(node.confidence);
   return svg(
     "g", { class: `node ${node.kind} ${colourOf(node.drafter)}` },
     svg("title", {}, node.kind === "own" ? "the target’s own token" : `${node.drafter}: ${node.text}`),
     svg("rect", { x, y, width, height: BOX, rx: 6 }),
-    svg("text", { x: middle, y: y + 16, class: "word" }, shortened(node.text)),
-    svg("text", { x: middle, y: y + BOX + 12, class: "confidence" }, below),
+    svg("text", { x: x + width / 2, y: y + 16, class: "word" }, shortened(node.text)),
+    svg("text", { x: x + width + 5, y: y + 16, class: "confidence" }, beside),
   );
 }
 

@@ -66,8 +66,8 @@ class LiveNumbers:
         for at_s, *sums in self._rounds:
             if at_s > begin:
                 committed += sums[0]
-                drafted += sums[1]
-                accepted += sums[2]
+                drafted.update(sums[1])  # += would drop what is 0
+                accepted.update(sums[2])
         return {
             "replica": self._replica,
             "now_s": now,
