@@ -6,8 +6,9 @@ const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 const ROUNDS = { ArrowDown: 1, ArrowUp: -1 };
 
 export class Answer {
-  /** `onSelect` gets the token that was chosen, its round, and who wrote it. */
-  constructor(onSelect) {
+  /** `onSelect` gets the token that was chosen, its round, and who wrote it. `head` stays in view
+   * with the legend. */
+  constructor(onSelect, head = null) {
     this.text = "";
     this.tokens = [];
     this.statistics = null;
@@ -28,7 +29,8 @@ export class Answer {
       focus: () => this._selected < 0 && this.select(0),
       keydown: (event) => this._pressed(event),
     });
-    this.element = el("div", { class: "answer" }, this._share, this._legend, this._words, this._facts);
+    const tally = el("div", { class: "tally" }, head, this._share, this._legend);
+    this.element = el("div", { class: "answer" }, tally, this._words, this._facts);
   }
 
   /** One event's choice: the tokens of one round. */
@@ -102,6 +104,14 @@ export class Answer {
     }
     chosen.span.classList.add("chosen");
     this._onSelect(chosen);
+  }
+
+  /** The round with the most accepted drafts. */
+  selectBest() {
+    const best = this.tokens.reduce((one, other) => (
+      other.round.accepted > one.round.accepted ? other : one
+    ));
+    this.select(this.tokens.indexOf(best));
   }
 
   _pointed(event) {

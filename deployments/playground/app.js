@@ -8,10 +8,12 @@ import { showRound } from "./round.js";
 import { Strip } from "./strip.js";
 
 const EXAMPLES = [
-  "Count from 1 to 40.",
-  "Write a Python class of a bank account with deposit and withdraw.",
+  "Write a Python class of a shopping cart with add, remove and total.",
   "Write a song whose refrain comes back after every verse.",
+  "Count from 1 to 40.",
 ];
+/** Both columns fit beside each other, as in style.css. */
+const WIDE = matchMedia("(min-width: 60rem) and (min-height: 36rem)");
 const LABELS = { gone: "No answer", key: "API key needed", busy: "Full", starting: "Starting" };
 
 const key = () => byId("key").value.trim();
@@ -136,6 +138,8 @@ function send(text) {
       answer.close();
     }
     strip.replica = answer.statistics?.replica ?? strip.replica;
+    const first = !byId("round").classList.contains("filled");
+    if (first && WIDE.matches && answer.tokens.length) answer.selectBest();
     return answer.text;
   });
 }

@@ -14,14 +14,14 @@ class Runner {
     this.seconds = null;
     this._onSelect = onSelect;
     this._clock = el("span", { class: "clock", role: "timer", "aria-label": `Clock, ${title}` }, "–");
-    this.element = el("section", { class: "runner", "aria-label": title }, el("h3", {}, title), this._clock);
+    this._head = el("div", { class: "head" }, el("h3", {}, title), this._clock);
+    this.element = el("section", { class: "runner", "aria-label": title });
     this._fresh();
   }
 
   _fresh() {
-    this.answer?.element.remove();
-    this.answer = new Answer(this._onSelect);
-    this.element.append(this.answer.element);
+    this.answer = new Answer(this._onSelect, this._head);
+    this.element.replaceChildren(this.answer.element);
   }
 
   async run(body, key, signal) {
@@ -100,10 +100,9 @@ export class Race {
 
 function verdict(drafting, plain) {
   const ratio = plain.seconds / drafting.seconds;
-  const faster = ratio >= 1 ? `${ratio.toFixed(2)} times as fast` : `${(1 / ratio).toFixed(2)} times as slow`;
   const same = drafting.answer.text === plain.answer.text;
   const text = same
-    ? " and the same text."
-    : ". The texts differ: a target in bfloat16 rounds differently in other batches.";
-  return [el("b", {}, faster), text];
+    ? " with drafts, and the same text."
+    : " with drafts. The texts differ: a target in bfloat16 rounds differently in other batches.";
+  return [el("b", {}, `${ratio.toFixed(2)} × the speed`), text];
 }

@@ -8,7 +8,11 @@ export function showRound({ token, round, drafter }) {
   const node = token.node === null ? null : round.nodes[token.node];
   const others = node?.drafters.slice(1) ?? [];
   const again = round.attempt > 1 ? `, attempt ${round.attempt}` : "";
-  byId("round").replaceChildren(
+  const panel = byId("round");
+  panel.classList.add("filled");
+  panel.replaceChildren(
+    // Where the panel lies over the page.
+    el("button", { type: "button", class: "close", click: () => panel.classList.remove("filled") }, "Close"),
     el("h2", {}, el("code", { class: "chosen-token" }, spelled(token.text)), ` in round ${round.round}${again}`),
     el(
       "dl", { "aria-live": "polite" },
