@@ -5,6 +5,7 @@ They are recorded while somebody asks for them, and cost nothing otherwise.
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
 from deployments.messages import Live, LiveHost
@@ -20,12 +21,22 @@ _MOST_SPANS = 512
 _MOST_ROUNDS = 4096
 
 
+class _Round(NamedTuple):
+    """The sums of one forward."""
+
+    at_s: float
+    committed: int
+    drafted: Counter[str]
+    """By drafter."""
+    accepted: Counter[str]
+
+
 class LiveNumbers:
     def __init__(self, replica: str, lanes: Sequence[LaneView]) -> None:
         self._replica = replica
         self._drafters = {lane.name: lane.drafter for lane in lanes}
         self._spans = {name: deque[tuple[float, float]](maxlen=_MOST_SPANS) for name in self._hosts}
-        self._rounds = deque[tuple[float, int, Counter[str], Counter[str]]](maxlen=_MOST_ROUNDS)
+        self._rounds = deque[_Round](maxlen=_MOST_ROUNDS)
         self._since_s = 0.0
         self._until_s = 0.0
 
@@ -51,7 +62,7 @@ class LiveNumbers:
                 drafter = LOOKUPS if outcome.lane is None else self._drafters[outcome.lane]
                 drafted[drafter] += outcome.drafted
                 accepted[drafter] += outcome.accepted
-        self._rounds.append((event.at_s, committed, drafted, accepted))
+        self._rounds.append(_Round(event.at_s, committed, drafted, accepted))
 
     def read(
         self, seconds: float, now: float, load: dict[str, float], attainment: float | None
@@ -63,11 +74,11 @@ class LiveNumbers:
         self._until_s = now + _WATCHED_S
         begin = max(self._since_s, now - min(seconds, LONGEST_S))
         committed, drafted, accepted = 0, Counter[str](), Counter[str]()
-        for at_s, *sums in self._rounds:
-            if at_s > begin:
-                committed += sums[0]
-                drafted.update(sums[1])  # += would drop what is 0
-                accepted.update(sums[2])
+        for one in self._rounds:
+            if one.at_s > begin:
+                committed += one.committed
+                drafted.update(one.drafted)  # += would drop what is 0
+                accepted.update(one.accepted)
         return {
             "replica": self._replica,
             "now_s": now,

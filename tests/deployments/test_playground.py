@@ -9,7 +9,7 @@ from pathlib import Path
 import axe_playwright_python
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 from ray import serve
 
 from benchmarks.browser import MISSING, chromium, chromium_path
@@ -26,8 +26,9 @@ ADMITTED = 2
 LIMITS = {"max_batch": ADMITTED, "max_waiting": 0, "client_share": 1.0}
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 PROMPT = "Count to 7."
-DESKTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 360, "height": 740}
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
+TABLET: ViewportSize = {"width": 768, "height": 1024}
+PHONE: ViewportSize = {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ class Visit:
         """The page when the answer to a prompt is complete."""
         page = self.open()
         expect(page.locator("#server")).to_have_text("target, ready")
-        page.get_by_label("Message").fill(prompt)
+        page.get_by_label("Message", exact=True).fill(prompt)
         page.keyboard.press("Enter")
         expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
         return page
@@ -126,7 +127,7 @@ def test_pointing_at_a_token_shows_its_round_and_tree(visit: Visit) -> None:
 
 def test_a_race_ends_with_both_clocks_and_the_same_text(visit: Visit) -> None:
     page = visit.open()
-    page.get_by_label("Message").fill(PROMPT)
+    page.get_by_label("Message", exact=True).fill(PROMPT)
     page.get_by_role("button", name="Race with").click()
     verdict = page.locator(".verdict")
     expect(verdict).to_contain_text("with drafts, and the same text", timeout=60_000)
@@ -184,7 +185,7 @@ def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
     page.get_by_text("Settings").click()
     page.get_by_label("Most tokens").fill("1500")
     page.get_by_label("Temperature").fill("2")
-    page.get_by_label("Message").fill("Write without end.")
+    page.get_by_label("Message", exact=True).fill("Write without end.")
     page.keyboard.press("Enter")
     page.locator(".token").first.wait_for()
     page.keyboard.press("Escape")
@@ -195,7 +196,7 @@ def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
 
 def test_a_narrow_window_shows_everything_without_scrolling_sideways(visit: Visit) -> None:
     page = visit.answered()
-    for size in (PHONE, {"width": 768, "height": 1024}, DESKTOP):
+    for size in (PHONE, TABLET, DESKTOP):
         page.set_viewport_size(size)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         page.get_by_role("button", name="Send").scroll_into_view_if_needed()
@@ -278,7 +279,7 @@ def test_what_a_model_writes_stays_text(visit: Visit) -> None:
 def test_a_wrong_key_is_asked_for_again(visit: Visit) -> None:
     page = visit.open(key="wrong")
     expect(page.locator("#server")).to_have_text("API key needed")
-    page.get_by_label("Message").fill(PROMPT)
+    page.get_by_label("Message", exact=True).fill(PROMPT)
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("valid API key")
     expect(page.get_by_label("API key")).to_be_focused()
@@ -301,7 +302,8 @@ def full() -> Iterator[None]:
         with httpx.stream(
             "POST", f"{URL}/v1/completions", json={**body, "stream": True}, headers=AUTHORIZED
         ) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: the stream ends with it
+            next(lines)
             begun.wait(60)
             done.wait(60)
 
@@ -320,7 +322,7 @@ def full() -> Iterator[None]:
 def test_a_full_server_says_so_and_the_request_can_be_sent_again(visit: Visit) -> None:
     page = visit.open()
     expect(page.locator("#server")).to_have_text("target, ready")
-    page.get_by_label("Message").fill(PROMPT)
+    page.get_by_label("Message", exact=True).fill(PROMPT)
     with full():
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("The server is full")
@@ -350,7 +352,7 @@ def test_a_server_that_is_gone_is_named(visit: Visit) -> None:
     page = visit.open()
     expect(page.locator("#server")).to_have_text("target, ready")
     serve.shutdown()
-    page.get_by_label("Message").fill(PROMPT)
+    page.get_by_label("Message", exact=True).fill(PROMPT)
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
     expect(page.locator("#server")).to_have_text("No answer")
