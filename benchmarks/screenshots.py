@@ -2,8 +2,8 @@
 
     python -m benchmarks.screenshots
 
-It drives the playground of a running application (`--url`), by default one that it starts with the
-built-in models, in the machine's own Chromium.
+It drives the playground of a running application (`--url`), by default one that it starts as `make
+serve` does, in the machine's own Chromium.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from benchmarks.processes import end_after_ray
 from benchmarks.serving.app import running
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-_TOPOLOGY = Path(__file__).parents[1] / "cluster" / "zoo.yaml"
+_TOPOLOGY = Path(__file__).parents[1] / "cluster.yaml"
 _PORT = 8147
 _SIZE: ViewportSize = {"width": 1280, "height": 800}
 _ANSWER_MS = 120_000
 _NEXT_NUMBERS_MS = 1200
 """Until the strip has drawn the end of the answer."""
-_PROMPT = "Count from 1 to 40."
+_PROMPT = "Write a Python class of a shopping cart with add, remove and total."
 
 
 @contextmanager

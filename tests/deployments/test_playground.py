@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from ray import serve
 
 from benchmarks.browser import MISSING, chromium, chromium_path
-from tests.deployments.serving import ARGS, cluster, deploy, eventually, is_idle
+from tests.deployments.serving import ARGS, cluster, deploy, eventually
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
@@ -42,6 +42,11 @@ def app() -> Iterator[str]:
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
+
+
+def is_empty() -> bool:
+    numbers = httpx.get(f"{URL}/spindle/live", headers=AUTHORIZED).json()["replicas"][0]
+    return bool(numbers["running"] == numbers["waiting"] == 0)
 
 
 @dataclass
@@ -191,7 +196,7 @@ def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
     page.keyboard.press("Escape")
     expect(page.locator(".turn")).to_contain_text("Stopped.")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    eventually(is_idle, "the request has left its replica")
+    eventually(is_empty, "the request has left its replica")
 
 
 def test_a_narrow_window_shows_everything_without_scrolling_sideways(visit: Visit) -> None:
@@ -326,7 +331,7 @@ def test_a_full_server_says_so_and_the_request_can_be_sent_again(visit: Visit) -
     with full():
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("The server is full")
-    eventually(is_idle, "the places are free again")
+    eventually(is_empty, "the places are free again")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
     visit.complaints = [one for one in visit.complaints if "429" not in one]
