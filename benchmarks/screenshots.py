@@ -25,7 +25,11 @@ _SIZE: ViewportSize = {"width": 1280, "height": 800}
 _ANSWER_MS = 120_000
 _NEXT_NUMBERS_MS = 1200
 """Until the strip has drawn the end of the answer."""
-_PROMPT = "Write a Python class of a shopping cart with add, remove and total."
+_PROMPTS = {
+    "answer": "Write a Python class of a shopping cart with add, remove and total.",
+    # Another one: lookups find past answers, so the same would look too good.
+    "race": "Write a song whose refrain comes back after every verse.",
+}
 
 
 @contextmanager
@@ -38,7 +42,7 @@ def _address(url: str | None) -> Iterator[str]:
         yield app.url
 
 
-def take(url: str, prompt: str, folder: Path) -> list[Path]:
+def take(url: str, folder: Path) -> list[Path]:
     """The pictures: an answer with the tree of a round in light and dark, and a race."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -46,7 +50,7 @@ def take(url: str, prompt: str, folder: Path) -> list[Path]:
         page = browser.new_page(viewport=_SIZE, color_scheme="light")
         page.goto(url)
         page.locator("#server[data-state=ready]").wait_for()
-        _ask(page, prompt)
+        _ask(page, _PROMPTS["answer"])
         made.append(_picture(page, folder / "playground.png"))
         page.emulate_media(color_scheme="dark")
         page.wait_for_timeout(_NEXT_NUMBERS_MS)
@@ -54,7 +58,7 @@ def take(url: str, prompt: str, folder: Path) -> list[Path]:
         page.goto(url)
         page.locator("#server[data-state=ready]").wait_for()
         page.emulate_media(color_scheme="light")
-        page.locator("#prompt").fill(prompt)
+        page.locator("#prompt").fill(_PROMPTS["race"])
         page.locator("#race").click()
         page.locator(".result button").wait_for(timeout=_ANSWER_MS)
         made.append(_picture(page, folder / "race.png"))
@@ -76,11 +80,10 @@ def _picture(page: Page, path: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="of a running application without API keys")
-    parser.add_argument("--prompt", default=_PROMPT)
     parser.add_argument("--folder", type=Path, default=IMAGES)
     options = parser.parse_args()
     with _address(options.url) as url:
-        for path in take(url, options.prompt, options.folder):
+        for path in take(url, options.folder):
             print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
     if options.url is None:
         end_after_ray(0)

@@ -5,6 +5,8 @@ import { TARGET, colourOf, duration, el, plural, swatch } from "./page.js";
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 const ROUNDS = { ArrowDown: 1, ArrowUp: -1 };
 
+const count = (counts, name, more) => counts.set(name, (counts.get(name) ?? 0) + more);
+
 export class Answer {
   /** `onSelect` gets the token that was chosen, its round, and who wrote it. `head` stays in view
    * with the legend. */
@@ -14,7 +16,8 @@ export class Answer {
     this.statistics = null;
     this._onSelect = onSelect;
     this._selected = -1;
-    this._counts = new Map();
+    this._counts = new Map(); // tokens by who wrote them
+    this._also = new Map(); // and tokens of others that a drafter has proposed as well
     this._share = el("div", { class: "share", "aria-hidden": "true" });
     this._legend = el("ul", { class: "legend", "aria-label": "Tokens by who wrote them" });
     this._facts = el("p", { class: "facts" });
@@ -43,8 +46,12 @@ export class Answer {
 
   _addRound(round) {
     const spans = round.tokens.map((token) => {
-      const drafter = token.node === null ? TARGET : round.nodes[token.node].drafters[0];
-      this._counts.set(drafter, (this._counts.get(drafter) ?? 0) + 1);
+      const [drafter, ...others] = token.node === null ? [TARGET] : round.nodes[token.node].drafters;
+      count(this._counts, drafter, 1);
+      for (const other of others) {
+        count(this._counts, other, 0);
+        count(this._also, other, 1);
+      }
       const span = el("span", { class: `token ${colourOf(drafter)}` }, token.text);
       this.tokens.push({ token, round, drafter, span });
       return span;
@@ -55,14 +62,15 @@ export class Answer {
 
   _showCounts() {
     const counts = [...this._counts].sort((one, other) => other[1] - one[1]);
-    this._legend.replaceChildren(...counts.map(([drafter, count]) => el(
+    this._legend.replaceChildren(...counts.map(([drafter, own]) => el(
       "li",
       { pointerenter: () => this._stress(drafter), pointerleave: () => this._stress(null) },
-      swatch(drafter), `${drafter === TARGET ? "the target itself" : drafter} `, el("b", {}, String(count)),
+      swatch(drafter), `${drafter === TARGET ? "the target itself" : drafter} `, el("b", {}, String(own)),
+      this._also.has(drafter) ? ` and ${this._also.get(drafter)} others’ too` : null,
     )));
-    this._share.replaceChildren(...counts.map(([drafter, count]) => {
+    this._share.replaceChildren(...counts.filter(([, own]) => own).map(([drafter, own]) => {
       const part = el("i", { class: colourOf(drafter) });
-      part.style.flexGrow = count;
+      part.style.flexGrow = own;
       return part;
     }));
   }
@@ -106,11 +114,10 @@ export class Answer {
     this._onSelect(chosen);
   }
 
-  /** The round with the most accepted drafts. */
+  /** The round with the most accepted drafts, and of several the one with the most drafts. */
   selectBest() {
-    const best = this.tokens.reduce((one, other) => (
-      other.round.accepted > one.round.accepted ? other : one
-    ));
+    const rank = ({ round }) => 1e6 * round.accepted + round.verified;
+    const best = this.tokens.reduce((one, other) => (rank(other) > rank(one) ? other : one));
     this.select(this.tokens.indexOf(best));
   }
 

@@ -137,18 +137,25 @@ function send(text) {
     } finally {
       answer.close();
     }
-    strip.replica = answer.statistics?.replica ?? strip.replica;
-    const first = !byId("round").classList.contains("filled");
-    if (first && WIDE.matches && answer.tokens.length) answer.selectBest();
+    ended(answer);
     return answer.text;
   });
 }
 
+/** The strip shows its replica, and the other column its best round if it is still empty. */
+function ended(answer) {
+  strip.replica = answer.statistics?.replica ?? strip.replica;
+  const empty = !byId("round").classList.contains("filled");
+  if (empty && WIDE.matches && answer.tokens.length) answer.selectBest();
+}
+
 function race(text) {
   const view = new Race(showRound);
-  return take(text, view, (body, signal) => {
+  return take(text, view, async (body, signal) => {
     if (body.speculation === "off") body.speculation = null;
-    return view.run(body, key(), signal);
+    const answer = await view.run(body, key(), signal);
+    ended(answer);
+    return answer.text;
   });
 }
 

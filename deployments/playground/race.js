@@ -79,7 +79,7 @@ export class Race {
     );
   }
 
-  /** The text that both have given. */
+  /** The answer with speculation. */
   async run(body, key, signal) {
     const [drafting, plain] = this._runners;
     await drafting.run(body, key, signal);
@@ -88,7 +88,7 @@ export class Race {
     await plain.run({ ...body, seed, speculation: "off" }, key, signal);
     this._verdict.replaceChildren(...verdict(drafting, plain));
     this._again.hidden = false;
-    return drafting.answer.text;
+    return drafting.answer;
   }
 
   async _replay() {

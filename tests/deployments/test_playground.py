@@ -101,8 +101,10 @@ def test_each_token_has_the_colour_of_its_drafter(visit: Visit) -> None:
     answer = httpx.post(f"{URL}/v1/chat/completions", json=asked, headers=AUTHORIZED, timeout=60)
     choice = answer.json()["choices"][0]
     assert page.locator(".text").text_content() == choice["message"]["content"]
-    legend = page.locator(".legend li").all_text_contents()
-    counts = {name.rsplit(" ", 1)[0]: int(name.rsplit(" ", 1)[1]) for name in legend}
+    legend = page.locator(".legend li").evaluate_all(
+        "all => all.map(one => [one.childNodes[1].data.trim(), one.querySelector('b').innerText])"
+    )
+    counts = {name: int(number) for name, number in legend if int(number)}
     assert counts.keys() - {"the target itself"} <= DRAFTERS
     assert counts["tiny"] > 2
     assert sum(counts.values()) == answer.json()["usage"]["completion_tokens"]
