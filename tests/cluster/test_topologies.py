@@ -1,11 +1,12 @@
 """Every topology in cluster/ is valid, and fits the machines that it is written for.
 
-Those with outside checkpoints name them as /models/NAME. Here that folder is one of headers
-without weights, so that everything but loading is checked: fields, vocabulary, heads per rank,
+Recipes name real models on the hub, or /models/NAME. Here those are folders with the same headers
+and no weights, so that everything but loading is checked: fields, vocabulary, heads per rank,
 memory.
 """
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from cluster.footprint import footprints
 from cluster.nodes import Node, parse_node
 from cluster.placement import plan
 from cluster.smollm2 import smollm2_path
-from tests.cluster.checkpoints import write_qwen3
+from tests.cluster.checkpoints import write_models
 from tests.smollm2 import needs_smollm2
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +41,12 @@ MACHINES: Mapping[str, list[Node]] = {
     "cluster/one_process.yaml": LAPTOP,
     "cluster/test.yaml": LAPTOP,
     "cluster/vllm.yaml": LAPTOP,
-    "cluster/one_gpu.yaml": [GPU],
-    "cluster/eight_gpus.yaml": [EIGHT],
-    "cluster/several_nodes.yaml": [H100] * 2 + [L4] * 8,
-    "cluster/kuberay.yaml": [H100] + [L4] * 4,
+    "cluster/recipes/one_gpu.yaml": [GPU],
+    "cluster/recipes/code_agent.yaml": [GPU],
+    "cluster/recipes/llama_70b.yaml": [EIGHT],
+    "cluster/recipes/eight_gpus.yaml": [EIGHT],
+    "cluster/recipes/several_nodes.yaml": [H100] * 2 + [L4] * 8,
+    "cluster/recipes/kuberay.yaml": [H100] + [L4] * 4,
 }
 
 
@@ -55,15 +58,14 @@ LOADED = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_qwen3(folder)
+    write_models(folder)
     return folder
 
 
 def load(name: str, models: Path) -> AppConfig:
-    (said,) = read(ROOT / name)
-    return AppConfig.model_validate(
-        json.loads(json.dumps(said.args).replace("/models", str(models)))
-    )
+    (application,) = read(ROOT / name)
+    here = re.sub(r'"(/models|Qwen|meta-llama)/', f'"{models}/', json.dumps(application.args))
+    return AppConfig.model_validate(json.loads(here))
 
 
 @needs_smollm2
@@ -101,7 +103,7 @@ def test_make_serve_refuses_another_target() -> None:
 
 
 def test_all_topologies_are_tested() -> None:
-    files = {str(file.relative_to(ROOT)) for file in (ROOT / "cluster").glob("*.yaml")}
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "cluster").rglob("*.yaml")}
     assert files | {"cluster.yaml"} == MACHINES.keys()
 
 
@@ -135,14 +137,14 @@ def test_every_bundle_holds_what_its_processes_ask_for(name: str, models: Path) 
 
 
 def test_five_models_and_ranks_take_all_eight_gpus(models: Path) -> None:
-    placement = plan(load("cluster/eight_gpus.yaml", models))
+    placement = plan(load("cluster/recipes/eight_gpus.yaml", models))
     assert sum(bundle.get("GPU", 0) for bundle in placement.bundles) == 8
     assert len({placement.lanes[lane] for lane in placement.lanes}) == len(placement.lanes) == 6
 
 
 def test_the_variant_with_four_ranks_fits_as_well(models: Path) -> None:
     """As the comment in the file says."""
-    config = load("cluster/eight_gpus.yaml", models).model_dump(exclude_unset=True)
+    config = load("cluster/recipes/eight_gpus.yaml", models).model_dump(exclude_unset=True)
     config["target"]["tensor_parallel"] = 4
     for drafter in config["drafters"]:
         if "0.6B" in drafter.get("model", ""):
@@ -173,7 +175,7 @@ def test_one_process_starts_no_actor(models: Path) -> None:
 
 def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:
     """As Ray's autoscaler reads the worker groups."""
-    cluster = yaml.safe_load((ROOT / "cluster/kuberay.yaml").read_text())["spec"][
+    cluster = yaml.safe_load((ROOT / "cluster/recipes/kuberay.yaml").read_text())["spec"][
         "rayClusterConfig"
     ]
 
@@ -184,7 +186,7 @@ def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:
             for _ in range(group[count])
         ]
 
-    config = load("cluster/kuberay.yaml", models)
+    config = load("cluster/recipes/kuberay.yaml", models)
     assert config.growing_cluster
     assert missing(config, nodes("replicas")) == []
     assert missing(config, nodes("maxReplicas"), config.scaling.max_replicas) == []
