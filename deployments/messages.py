@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from actors.coordinator.stream import Overloaded, Statistics
 from engine.errors import InvalidRequest
 from engine.grammar.spec import OutputGrammar
-from engine.protocol import Commit, Finish, TokenLogprobs
+from engine.protocol import Commit, Finish, RoundTrace, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from policies.request import Slo
 
@@ -61,6 +61,8 @@ class StreamRequest(Routed):
     priority: int
     tenant: str
     speculation: SpeculationFields
+    trace: bool
+    """Each commit says how it came about."""
 
 
 class Heartbeat(TypedDict):
@@ -86,6 +88,39 @@ class TraceAsked(Named):
     """How long the replica records."""
     process: int
     """Its number in the trace."""
+
+
+class LiveAsked(Named):
+    seconds: float
+    """How far back."""
+
+
+class LiveHost(TypedDict):
+    name: str
+    """A lane's, or `verifier`."""
+    drafter: str | None
+    busy: list[list[float]]
+    """From when to when, in seconds of the replica's clock."""
+
+
+class Live(TypedDict):
+    """The numbers of a replica's last seconds."""
+
+    replica: str
+    now_s: float
+    """The replica's clock."""
+    seconds: float
+    """How far back the numbers go."""
+    running: int
+    waiting: int
+    goodput: float
+    """Committed output tokens per second."""
+    attainment: float | None
+    """The share of the latest requests with an SLO that met it; None: there were none."""
+    drafted: dict[str, int]
+    """Draft tokens that were verified, by drafter; `lookups` where only lookups drafted."""
+    accepted: dict[str, int]
+    hosts: list[LiveHost]
 
 
 class Accepted(TypedDict):
@@ -141,6 +176,8 @@ class Committed(TypedDict):
     statistics: StreamStatistics
     """Sent with every commit, because the ingress may end the stream at any of them (stop
     strings)."""
+    trace: RoundTrace | None
+    """If requested."""
 
 
 class Failed(TypedDict):
@@ -189,6 +226,7 @@ def committed(commit: Commit, statistics: Statistics) -> Committed:
             "ttft_s": statistics.ttft_s or 0.0,
             "cached": statistics.cached or 0,
         },
+        "trace": commit.trace,
     }
 
 

@@ -34,6 +34,7 @@ async def announce(config: AppConfig) -> None:
     http, grpc = details.http_options, config.grpc
     url = f"http://{_callable(http.host)}:{http.port}"
     print_line(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
+    print_line(f"Open {url}/ in a browser to see it draft")
     if grpc is not None:
         print_line(f"gRPC at {_callable(grpc.host or http.host)}:{grpc.port}")
     print_line(f"Handles: serve.get_app_handle({app!r})")

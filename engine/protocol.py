@@ -7,7 +7,7 @@ as long to make.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +132,37 @@ class Verdict(NamedTuple):
 Finish = Literal["stop", "length"]
 
 
+class TracedNode(TypedDict):
+    """A node of the tree that a round has verified."""
+
+    token: int
+    parent: int
+    """Its place among RoundTrace.nodes, or policies.tree.ROOT."""
+    confidence: float
+    """The calibrated probability that it is accepted if its parent is."""
+    drafters: list[str]
+    """All that have proposed it."""
+
+
+class RoundTrace(TypedDict):
+    """How a round has produced the tokens of a commit, made only for requests that ask for it, and
+    sent on as it is."""
+
+    round: int
+    """The number of the request's rounds at this coordinator, with this one."""
+    first_index: int
+    """Index in the output of the round's first token."""
+    drafted: int
+    """Nodes that were proposed; the speculation policy has chosen those to verify among them."""
+    verified: int
+    accepted: int
+    """So many tokens come from nodes, the others are the target's own."""
+    nodes: list[TracedNode]
+    """The accepted ones from the root downwards, then as many others as the trace may have."""
+    draft_s: float
+    verify_s: float
+
+
 class Commit(NamedTuple):
     """What a request's reader receives: one per verdict, never one per token."""
 
@@ -145,6 +176,8 @@ class Commit(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """For all of the prompt's tokens except the first, if requested. Sent once, with the first
     output token, so a resubmission after that token need not request them again."""
+    trace: RoundTrace | None = None
+    """If requested."""
 
 
 class DraftStep(NamedTuple):

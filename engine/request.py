@@ -89,7 +89,16 @@ class ServedRequest:
         prompt_logprobs = None if prompt is None else tuple(prompt)
         return fast_new(
             Commit,
-            (self.name, self.attempt, first, output, output_logprobs, finish, prompt_logprobs),
+            (
+                self.name,
+                self.attempt,
+                first,
+                output,
+                output_logprobs,
+                finish,
+                prompt_logprobs,
+                None,
+            ),
         )
 
 

@@ -87,6 +87,7 @@ class Coordinator:
             self._tasks,
             self._wake,
             {lane.view.name for lane in lanes if lane.always_drafts},
+            {lane.view.name: lane.view.drafter for lane in lanes},
         )
 
     @property
@@ -107,11 +108,12 @@ class Coordinator:
         speculate: bool = True,
         max_depth: int | None = None,
         drafter: str | None = None,
+        traced: bool = False,
         internal: bool = False,
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
         request that another coordinator has started. `drafter`: the only drafter that may draft for
-        it. `internal`: one of the system's own requests."""
+        it. `traced`: its commits have traces. `internal`: one of the system's own requests."""
         if self._failure is not None:
             raise self._failure
         if name in self._requests:
@@ -153,6 +155,7 @@ class Coordinator:
             speculate=speculate and not internal,
             max_depth=max_depth,
             drafter=drafter,
+            traced=traced,
             pending=len(served.committed),
             slot_since_s=now,
             covered=[False] * served.produced,

@@ -46,6 +46,8 @@ class RequestState:
     """The request's own limit of the draft depth."""
     drafter: str | None = None
     """The only drafter that may draft for it; None: the selection policy chooses."""
+    traced: bool = False
+    """Each commit says how it came about."""
     ends: bool = False
     """Finished, failed or cancelled: leaves as soon as no host is working on it."""
     finish: Finish | None = None

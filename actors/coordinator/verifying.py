@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from actors.coordinator.background_tasks import Tasks
@@ -16,9 +16,10 @@ from actors.coordinator.events import (
 from actors.coordinator.forward import Forward, Item, next_forward
 from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
+from actors.coordinator.round_trace import round_trace
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
-from engine.protocol import Failed, Missing, NoRoom, Verdict, fast_new
+from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict, fast_new
 from engine.request import VERIFIER
 from policies.flat_trees import Ints
 from policies.request import RoundOutcome
@@ -40,8 +41,10 @@ class Verifying:
         tasks: Tasks,
         changed: Callable[[], None],
         always_drafting: Collection[str],
+        drafters: Mapping[str, str],
     ) -> None:
-        """`always_drafting`: the names of the lanes that draft for every request."""
+        """`always_drafting`: the names of the lanes that draft for every request. `drafters`: by
+        lane."""
         self._host = host
         self._limits = limits
         self._estimates = estimates
@@ -49,6 +52,7 @@ class Verifying:
         self._tasks = tasks
         self._changed = changed
         self._always_drafting = always_drafting
+        self._drafters = drafters
         self._busy = False
         self._idle_since_s = 0.0
         self._has_suspects = False
@@ -228,8 +232,19 @@ class Verifying:
             request.statistics.ttft_s = now - view.arrival_s
         if commit.finish is not None:
             request.finish, request.ends = commit.finish, True
+        if request.traced:
+            commit = self._traced(commit, item, answer, verify_s)
         request.stream.deliver(commit)
         return outcome
+
+    def _traced(self, commit: Commit, item: Item, verdict: Verdict, verify_s: float) -> Commit:
+        draft, rounds = item.request.draft, item.request.statistics.rounds
+        drafters = [self._drafters[lane] for lane in draft.proposers]
+        tree, sources = item.order.tree, item.sources
+        trace = round_trace(
+            commit, draft, drafters, tree, sources, verdict.accepted, rounds, verify_s
+        )
+        return commit._replace(trace=trace)
 
     def _accepted_free(
         self, proposers: Sequence[str], sources: Ints | None, accepted: Sequence[int]

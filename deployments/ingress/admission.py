@@ -96,6 +96,7 @@ class Admission:
                         "priority": -request.priority,
                         "tenant": tenant,
                         "speculation": speculation,
+                        "trace": request.spindle.trace,
                         "avoid": [],
                         "routed_to": None,
                     }

@@ -4,13 +4,14 @@ ingress."""
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.trace import trace_body
 from deployments.messages import Logprob
 from engine.protocol import Finish
 
@@ -52,6 +53,8 @@ class Piece:
     finish: Finish | None
     stop_reason: str | int | None = None
     """The stop string or requested stop token that has ended the choice."""
+    trace: dict[str, Any] | None = None
+    """How the tokens came about, if requested."""
 
 
 class Choice:
@@ -80,6 +83,7 @@ class Choice:
         start_offset = 0 if echo is None else len(echo.text)
         special = special or (parser is not None and parser.keeps_special)
         self._text = AnswerText(tokens, stop, start_offset, special)
+        self._tokens = tokens
         self._clock = asyncio.get_running_loop().time
         self._arrived = self._clock()
         self._first: float | None = None
@@ -107,6 +111,9 @@ class Choice:
                 produced=self.produced,
                 finish=added.finish,
                 stop_reason=added.stop_reason,
+                trace=trace_body(
+                    commit, added.texts, self.failover_stream.attempt + 1, self._tokens
+                ),
             )
             self.finish = piece.finish
             yield piece if echo is None else _with_echo(echo, commit["prompt_logprobs"], piece)

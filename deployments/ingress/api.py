@@ -24,6 +24,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
+from deployments.ingress.live import live
 from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
@@ -103,6 +104,12 @@ class Api:
     def replica_names(self) -> frozenset[str]:
         """Those that were there at the last call."""
         return self._heartbeats.replicas
+
+    async def live(self, seconds: float) -> Body:
+        """The numbers of the replicas' last seconds."""
+        if not self._heartbeats.replicas:
+            await self.ready()
+        return await live(self.config, self.replicas, self._heartbeats.replicas, seconds)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}

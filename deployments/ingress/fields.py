@@ -116,6 +116,14 @@ class SpeculationOptions(Fields):
     """Maximum draft depth."""
 
 
+class SpindleOptions(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+    trace: bool = False
+    """Say with each event of the stream how its tokens came about: which drafter has proposed each,
+    with which confidence, and what else was drafted."""
+
+
 class TemplateFields(Fields):
     """How messages are rendered."""
 

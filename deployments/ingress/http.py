@@ -28,7 +28,9 @@ from deployments.ingress.delivery import (
 from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import REQUEST_ID, Fields
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
+from deployments.ingress.live import LiveView, Seconds
 from deployments.ingress.metrics_text import CONTENT_TYPE
+from deployments.ingress.playground import RESPONSES, add_playground
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
@@ -48,7 +50,7 @@ def make_http(api: Api) -> FastAPI:
     responses = ResponsesApi(api)
     http = FastAPI(title="Spindle", version=api.version)
     http.state.request_log = api.log
-    open_paths = PATHS_WITHOUT_KEY
+    open_paths = (*PATHS_WITHOUT_KEY, *RESPONSES)
     if api.config.metrics_without_key:
         open_paths = (*open_paths, "/metrics")
     limit = api.config.limits.max_body_bytes
@@ -83,6 +85,11 @@ def make_http(api: Api) -> FastAPI:
     async def load() -> Body:
         """The choices that are being served."""
         return api.load()
+
+    @http.get("/spindle/live", responses={200: {"model": LiveView}})
+    async def live(seconds: Seconds = 5.0) -> Response:
+        """The numbers of the last seconds, of the kind that the playground shows."""
+        return await _json(await api.live(seconds), {})
 
     @http.get("/version")
     async def version() -> Body:
@@ -133,6 +140,7 @@ def make_http(api: Api) -> FastAPI:
         return await _respond_whole(answer, response, request, headers)
 
     add_debug(http, api)
+    add_playground(http)
     return http
 
 

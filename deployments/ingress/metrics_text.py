@@ -1,7 +1,5 @@
 """Prometheus's text of the series of several processes, for `/metrics`."""
 
-import asyncio
-import logging
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -9,11 +7,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from ray.serve.handle import DeploymentHandle
 
+from deployments.ingress.replica_calls import answer_of
 from deployments.series import Family
 
-_LOG = logging.getLogger(__name__)
-_WAIT_S = 2.0
-"""How long `/metrics` waits for a replica."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -26,14 +22,7 @@ def prometheus_text(families: Iterable[Family]) -> bytes:
 
 async def families_of(replicas: DeploymentHandle, replica: str) -> list[Family]:
     """The series of one replica; none if it does not answer in time."""
-    call = replicas.metrics.remote({"replica": replica})
-    try:
-        async with asyncio.timeout(_WAIT_S):
-            families: list[Family] = await call
-    except Exception as error:  # the replica is lost, or slow
-        _LOG.warning("%s sends no metrics: %s", replica, error)
-        return []
-    return families
+    return await answer_of(replica, replicas.metrics.remote({"replica": replica})) or []
 
 
 class _Families(Collector):

@@ -132,6 +132,8 @@ class TextPiece:
     """How many of the verdict's tokens belong to the answer: it ends at a stop string."""
     offsets: tuple[int, ...]
     """Index in the answer's text at which each of these tokens begins."""
+    texts: tuple[str, ...]
+    """What each of these tokens adds, before stop strings are cut off."""
     finish: Finish | None
     stop_reason: str | int | None = None
     """The stop string, or the token among the rule's, that has ended the output."""
@@ -159,22 +161,28 @@ class AnswerText:
     def take(self, token_ids: Sequence[int], finish: Finish | None) -> TextPiece:
         added: list[str] = []
         offsets: list[int] = []
+        texts: list[str] = []
         for position, token in enumerate(token_ids, 1):
             self._tokens += 1
             offsets.append(self._length)
             ends = finish == "stop" and position == len(token_ids)
             hidden = ends and not self._rule.included
-            text, stop = self._step("" if hidden else self._detokenizer.push(token))
+            texts.append("" if hidden else self._detokenizer.push(token))
+            text, stop = self._step(texts[-1])
             added.append(text)
             if stop is not None:
                 added.append(stop if self._rule.included else "")
-                return TextPiece("".join(added), position, tuple(offsets), "stop", stop)
+                piece = "".join(added), position, tuple(offsets), tuple(texts)
+                return TextPiece(*piece, "stop", stop)
         if finish is not None:
-            added += [self._stops.flush(), self._detokenizer.flush()]
+            rest = self._detokenizer.flush()
+            added += [self._stops.flush(), rest]
+            texts[-1:] = [text + rest for text in texts[-1:]]
         reason = token_ids[-1] if finish == "stop" and token_ids else None
         if reason not in self._rule.token_ids:
             reason = None
-        return TextPiece("".join(added), len(token_ids), tuple(offsets), finish, reason)
+        piece = "".join(added), len(token_ids), tuple(offsets), tuple(texts)
+        return TextPiece(*piece, finish, reason)
 
     def _step(self, text: str) -> tuple[str, str | None]:
         self._length += len(text)

@@ -21,6 +21,7 @@ from deployments.ingress.fields import (
     RequestId,
     SloTargets,
     SpeculationOptions,
+    SpindleOptions,
     StopString,
     StreamOptions,
     TemplateFields,
@@ -123,11 +124,15 @@ class SharedFields(Fields):
     """Requests with a lower value run earlier, as in vLLM."""
     speculation: str | SpeculationOptions | None = None
     """`off`, a drafter's name, or an object with a drafter and a depth bound."""
+    spindle: SpindleOptions = SpindleOptions()
+    """What the response says about its own making, beside its statistics."""
 
     @model_validator(mode="after")
     def _check_shared(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "needs stream to be true")
+        if self.spindle.trace and not self.stream:
+            raise InvalidRequest("spindle", "trace needs stream to be true")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest("truncate_prompt_tokens", "must be -1 or at least 1")
         return self

@@ -85,7 +85,7 @@ class CompletionFormat:
             "finish_reason": piece.finish,
             **_token_ids(piece, self._with_token_ids),
         }
-        return [_with_statistics(body, choice, piece)]
+        return [_with_statistics(_with_trace(body, piece), choice, piece)]
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
@@ -143,13 +143,14 @@ class ChatFormat:
         if not _shows(piece, self._with_token_ids):
             return []
         body = self._chunk(choice, piece, {"content": piece.text}, first)
-        return [_with_statistics({**body, "finish_reason": piece.finish}, choice, piece)]
+        body["finish_reason"] = piece.finish
+        return [_with_statistics(body, choice, piece)]
 
     def _parsed(
         self, choice: Choice, parser: OutputParser, piece: Piece, first: bool
     ) -> list[dict[str, Any]]:
         """One chunk for each delta and one for the end, as in OpenAI's streams of calls. The first
-        has the piece's tokens."""
+        has the piece's tokens and trace."""
         deltas = parser.push(piece.text, piece.token_ids)
         if piece.finish is not None:
             deltas += parser.finish()
@@ -158,7 +159,7 @@ class ChatFormat:
             added.append({})
         elif not added and _shows(replace(piece, text=""), self._with_token_ids):
             added.append({"content": ""})
-        bare = replace(piece, tokens=(), token_ids=())
+        bare = replace(piece, tokens=(), token_ids=(), trace=None)
         bodies = [
             self._chunk(choice, bare if number else piece, delta, first and not number)
             for number, delta in enumerate(added)
@@ -172,13 +173,14 @@ class ChatFormat:
         self, choice: Choice, piece: Piece, delta: dict[str, Any], first: bool
     ) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}
-        return {
+        body = {
             "index": choice.index,
             "delta": {**role, **delta},
             "logprobs": self._logprobs(piece.tokens),
             "finish_reason": None,
             **_token_ids(piece, self._with_token_ids),
         }
+        return _with_trace(body, piece)
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
@@ -213,7 +215,7 @@ def finish_reason(choice: Choice, finish: Finish | None) -> str | None:
 
 def _shows(piece: Piece, with_token_ids: bool) -> bool:
     """Whether a piece has anything for the client."""
-    shown = piece.text or piece.tokens or piece.finish
+    shown = piece.text or piece.tokens or piece.finish or piece.trace
     return bool(shown or (with_token_ids and piece.token_ids))
 
 
@@ -221,10 +223,15 @@ def _token_ids(piece: Piece | CollectedChoice, requested: bool) -> dict[str, lis
     return {"token_ids": list(piece.token_ids)} if requested else {}
 
 
+def _with_trace(body: dict[str, Any], piece: Piece) -> dict[str, Any]:
+    return body if piece.trace is None else {**body, "spindle": {"trace": piece.trace}}
+
+
 def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict[str, Any]:
     if piece.finish is None:
         return body
-    return {**body, "stop_reason": piece.stop_reason, "spindle": choice.statistics}
+    spindle = {**choice.statistics, **body.get("spindle", {})}
+    return {**body, "stop_reason": piece.stop_reason, "spindle": spindle}
 
 
 def _finite(logprob: float) -> float:

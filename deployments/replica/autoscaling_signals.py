@@ -33,8 +33,13 @@ class AutoscalingSignals:
             "running": float(sum(started)),
             "waiting": float(len(started) - sum(started)),
             "goodput": sum(tokens for _, tokens in self._commits) / _WINDOW_S,
-            "attainment": sum(self._met) / len(self._met) if self._met else 1.0,
+            "attainment": 1.0 if self.attainment is None else self.attainment,
         }
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of the latest requests with an SLO that met it; None: there were none."""
+        return sum(self._met) / len(self._met) if self._met else None
 
     def _trim(self, now: float) -> None:
         while self._commits and self._commits[0][0] < now - _WINDOW_S:

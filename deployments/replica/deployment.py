@@ -18,6 +18,8 @@ from deployments import messages
 from deployments.logs import forward_to_serve
 from deployments.messages import (
     Heartbeat,
+    Live,
+    LiveAsked,
     Message,
     Named,
     Refused,
@@ -28,6 +30,7 @@ from deployments.messages import (
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
+from deployments.replica.live import LiveNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange
@@ -88,6 +91,8 @@ class Replica:
             now, model = asyncio.get_running_loop().time(), self._config.served_name
             spans = RequestSpans(self._config.tracing, model, self._name, now)
             service.add_observer(spans.observe)
+        self._live = LiveNumbers(self._name, service.lanes)
+        service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._exporting = asyncio.create_task(self._export_metrics(service))
         return service
@@ -209,6 +214,13 @@ class Replica:
             self._timelines.remove(timeline)
         return timeline.events(self._name, asked["process"])
 
+    async def live(self, asked: LiveAsked) -> Live | None:
+        """The numbers of its last seconds; None if the call was for a replica that is gone."""
+        if asked["replica"] != self._name:
+            return None
+        now = asyncio.get_running_loop().time()
+        return self._live.read(asked["seconds"], now, self._load(), self._signals.attainment)
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
         return self._load()
@@ -253,6 +265,7 @@ class Replica:
             speculate=speculation["enabled"],
             drafter=speculation["drafter"],
             max_depth=speculation["max_depth"],
+            traced=request["trace"],
         )
 
     def _refusal(self, error: SpindleError, request: StreamRequest) -> Refused:

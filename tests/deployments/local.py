@@ -131,6 +131,7 @@ class LocalReplicas:
                 output=request["output_ids"],
                 attempt=request["attempt"],
                 speculate=request["speculation"]["enabled"],
+                traced=request["trace"],
             )
         except (InvalidRequest, Overloaded) as error:
             yield messages.refused(429, error)

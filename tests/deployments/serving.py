@@ -155,6 +155,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "priority": 0,
         "tenant": "",
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+        "trace": False,
         "avoid": [],
         "routed_to": None,
     }

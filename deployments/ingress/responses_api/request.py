@@ -132,6 +132,12 @@ class ResponsesRequest(SharedFields):
     return_token_ids: Literal[False] = False
     """Chats have them."""
 
+    @model_validator(mode="after")
+    def _check_trace(self) -> Self:
+        if self.spindle.trace:
+            raise InvalidRequest("spindle", "trace is for /v1/chat/completions")
+        return self
+
     @property
     def without_effect(self) -> tuple[str, ...]:
         others = [one for one in self.include if one != LOGPROBS]

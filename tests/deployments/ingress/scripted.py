@@ -90,6 +90,7 @@ class ScriptedReplicas:
             "prompt_logprobs": None,
             "finish": finish,
             "statistics": NO_STATISTICS,
+            "trace": None,
         }
 
     async def _heartbeat(self, heartbeat: Heartbeat) -> None:

@@ -150,6 +150,33 @@ def test_a_stream_goes_on_without_a_gap_or_a_repeat(death: str) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("death", ["", "0", "7", "11 13"])
+def test_a_trace_covers_every_token_once_over_all_replicas(death: str) -> None:
+    async def test(api: Api, replicas: LocalReplicas) -> None:
+        request = {**PLAIN, "spindle": {"trace": True}, "return_token_ids": True}
+        chunks = [chunk async for chunk in api.stream(request, trusted(death))]
+        choices = [chunk["choices"][0] for chunk in chunks]
+        traces = [choice["spindle"]["trace"] for choice in choices]
+        for choice, trace in zip(choices, traces, strict=True):
+            assert [token["id"] for token in trace["tokens"]] == choice["token_ids"]
+        drafted = [
+            (token["id"], trace["nodes"][token["node"]]["id"])
+            for trace in traces
+            for token in trace["tokens"]
+            if token["node"] is not None
+        ]
+        assert len(drafted) > 4
+        assert all(one == other for one, other in drafted)
+        text = "".join(token["text"] for trace in traces for token in trace["tokens"])
+        assert text == "".join(choice["text"] for choice in choices)
+        assert {trace["attempt"] for trace in traces} <= {*range(1, len(death.split()) + 2)}
+        assert traces[-1]["attempt"] == len(death.split()) + 1
+        assert choices[-1]["spindle"]["attempts"] == traces[-1]["attempt"], "beside the statistics"
+        assert sum(len(choice["token_ids"]) for choice in choices) == TOKENS
+
+    run(test)
+
+
 def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed() -> None:
     async def test(api: Api, replicas: LocalReplicas) -> None:
         request = {name: value for name, value in PLAIN.items() if name != "seed"}
@@ -232,6 +259,7 @@ class ScriptedReplicas:
 def commit(first: int, *tokens: int, finish: Any = None, rounds: int = 1) -> Message:
     return {
         "kind": "commit",
+        "trace": None,
         "first_index": first,
         "token_ids": list(tokens),
         "logprobs": None,
@@ -263,6 +291,7 @@ REQUEST: StreamRequest = {
     "priority": 0,
     "tenant": "",
     "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+    "trace": False,
     "avoid": [],
     "routed_to": None,
 }

@@ -220,6 +220,8 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"seed": 2**64}),
     ("stream", {"stream": "yes"}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("spindle", {"spindle": {"trace": True}}),
+    ("spindle", {"spindle": {"traces": True}, "stream": True}),
     ("slo", {"slo": "slow"}),
     ("slo", {"slo": {"ttft_ms": 0}}),
     ("slo", {"slo": {"ttft": 5}}),

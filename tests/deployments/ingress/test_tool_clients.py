@@ -419,6 +419,11 @@ def test_log_probabilities_of_a_response(checkpoint: Path) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored here; send"),
         ({"conversation": "conv_1"}, "conversation", "not stored here; send"),
         ({"background": True}, "background", "background"),
+        (
+            {"extra_body": {"spindle": {"trace": True}, "stream": True}},
+            "spindle",
+            "trace is for /v1/chat/completions",
+        ),
         ({"input": []}, "input", "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", r"input\.0: type: only"),
         ({"input": "word " * 600}, "input", "input"),

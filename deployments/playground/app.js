@@ -1,0 +1,211 @@
+// The page: what is sent, the turns of the conversation, and what the header says of the server.
+
+import { Answer } from "./answer.js";
+import { Problem, chat } from "./api.js";
+import { byId, colourOf, el } from "./page.js";
+import { Race } from "./race.js";
+import { showRound } from "./round.js";
+import { Strip } from "./strip.js";
+
+const EXAMPLES = [
+  "Write a Python class of a shopping cart with add, remove and total.",
+  "Write a song whose refrain comes back after every verse.",
+  "Count from 1 to 40.",
+];
+/** Both columns fit beside each other, as in style.css. */
+const WIDE = matchMedia("(min-width: 60rem) and (min-height: 36rem)");
+const LABELS = { gone: "No answer", key: "API key needed", busy: "Full", starting: "Starting" };
+
+const key = () => byId("key").value.trim();
+const messages = [];
+let model = "";
+let running = null;
+
+const strip = new Strip(key, connected, disconnected);
+
+function connected(numbers) {
+  model = numbers.model;
+  const state = numbers.replicas.length ? "ready" : "starting";
+  server(state, `${model}, ${state}`);
+  const menu = byId("drafter");
+  if (menu.options.length === 1) {
+    numbers.drafters.forEach(colourOf); // in the order of the config
+    menu.append(...numbers.drafters.map((name) => el("option", { value: name }, `only ${name}`)));
+    menu.append(el("option", { value: "off" }, "off: the target alone"));
+    const classes = Object.keys(numbers.slo_classes);
+    byId("slo").firstElementChild.after(...classes.map((name) => el("option", { value: `class ${name}` }, name)));
+  }
+}
+
+function disconnected(problem) {
+  server(problem.kind, LABELS[problem.kind] ?? problem.message);
+  if (problem.kind === "key") askForKey();
+}
+
+function server(state, text) {
+  const shown = byId("server");
+  shown.dataset.state = state;
+  if (shown.textContent !== text) shown.textContent = text;
+}
+
+function askForKey() {
+  const field = byId("key");
+  field.placeholder = "enter it here";
+  field.setAttribute("aria-invalid", "true");
+}
+
+/** The request's body; raises Problem for settings that are not valid. */
+function bodyOf(text) {
+  for (const input of document.querySelectorAll("#settings input")) {
+    if (!input.checkValidity()) {
+      byId("settings").open = true;
+      input.focus();
+      throw new Problem("refused", `${input.parentElement.firstChild.data.trim()}: ${input.validationMessage}`);
+    }
+  }
+  const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
+  const system = byId("system").value.trim();
+  return {
+    model,
+    messages: [
+      ...(system ? [{ role: "system", content: system }] : []),
+      ...messages,
+      { role: "user", content: text },
+    ],
+    temperature: number("temperature"),
+    top_p: number("top_p"),
+    max_tokens: number("max_tokens"),
+    seed: number("seed"),
+    slo: sloOf(byId("slo").value, number),
+    speculation: speculationOf(byId("drafter").value, number("max_depth")),
+  };
+}
+
+function sloOf(chosen, number) {
+  if (chosen === "own") return { ttft_ms: number("ttft_ms"), tpot_ms: number("tpot_ms") };
+  return chosen ? chosen.slice("class ".length) : null;
+}
+
+function speculationOf(drafter, depth) {
+  return drafter === "off" ? "off" : { drafter: drafter || null, max_depth: depth };
+}
+
+/** One turn: `view` shows the answer, `answerOf` gets it and gives its text. */
+async function take(text, view, answerOf) {
+  if (running || !text) return;
+  const turn = el("article", { class: "turn" }, el("p", { class: "said" }, text), view.element);
+  byId("welcome").hidden = true;
+  byId("turns").append(turn);
+  turn.scrollIntoView({ block: "start" });
+  running = new AbortController();
+  busy(true);
+  try {
+    const answer = await answerOf(bodyOf(text), running.signal);
+    messages.push({ role: "user", content: text }, { role: "assistant", content: answer });
+    byId("prompt").value = "";
+  } catch (error) {
+    const stopped = running.signal.aborted;
+    if (!stopped && !(error instanceof Problem)) throw error;
+    turn.append(stopped ? el("p", { class: "facts" }, "Stopped.") : problemOf(error, turn, text, view));
+  } finally {
+    running = null;
+    busy(false);
+    strip.poll();
+  }
+}
+
+function problemOf(problem, turn, text, view) {
+  if (problem.kind !== "refused") disconnected(problem);
+  const again = () => {
+    turn.remove();
+    if (view instanceof Race) race(text);
+    else send(text);
+  };
+  const notice = el(
+    "div", { class: "problem", role: "alert" },
+    el("p", {}, problem.message), el("button", { type: "button", click: again }, "Try again"),
+  );
+  if (problem.kind === "key") byId("key").focus();
+  return notice;
+}
+
+function send(text) {
+  const answer = new Answer(showRound);
+  return take(text, answer, async (body, signal) => {
+    try {
+      for await (const choice of chat(body, key(), signal)) answer.add(choice);
+    } finally {
+      answer.close();
+    }
+    ended(answer);
+    return answer.text;
+  });
+}
+
+/** The strip shows its replica, and the other column its best round if it is still empty. */
+function ended(answer) {
+  strip.replica = answer.statistics?.replica ?? strip.replica;
+  const empty = !byId("round").classList.contains("filled");
+  if (empty && WIDE.matches && answer.tokens.length) answer.selectBest();
+}
+
+function race(text) {
+  const view = new Race(showRound);
+  return take(text, view, async (body, signal) => {
+    if (body.speculation === "off") body.speculation = null;
+    const answer = await view.run(body, key(), signal);
+    ended(answer);
+    return answer.text;
+  });
+}
+
+function busy(is) {
+  byId("send").hidden = byId("race").hidden = is;
+  byId("stop").hidden = !is;
+  byId("new").hidden = is || !byId("turns").childElementCount;
+  if (is) byId("stop").focus({ preventScroll: true });
+  else if (document.activeElement === document.body) byId("prompt").focus({ preventScroll: true });
+}
+
+const prompted = () => byId("prompt").value.trim();
+
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send(prompted());
+});
+byId("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send(prompted());
+  }
+});
+byId("race").addEventListener("click", () => race(prompted() || EXAMPLES[0]));
+byId("stop").addEventListener("click", () => running?.abort());
+addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
+byId("new").addEventListener("click", () => {
+  messages.length = 0;
+  byId("turns").replaceChildren();
+  byId("welcome").hidden = false;
+  byId("new").hidden = true;
+  byId("prompt").focus();
+});
+byId("key").addEventListener("change", () => {
+  byId("key").removeAttribute("aria-invalid");
+  strip.poll();
+});
+byId("slo").addEventListener("change", () => {
+  for (const field of document.querySelectorAll(".own-slo")) field.hidden = byId("slo").value !== "own";
+});
+byId("examples").append(...EXAMPLES.map((text) => el(
+  "li", {}, el("button", { type: "button", click: () => send(text) }, text),
+)));
+const pane = byId("conversation");
+let followed = true; // the reader has not scrolled back
+pane.addEventListener("scroll", () => {
+  followed = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
+});
+new ResizeObserver(() => {
+  if (followed) pane.scrollTop = pane.scrollHeight;
+}).observe(byId("turns"));
+byId("prompt").focus();
+strip.poll();

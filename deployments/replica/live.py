@@ -1,0 +1,104 @@
+"""The numbers of a replica's last seconds, for the playground's strip (docs/playground.md).
+
+They are recorded while somebody asks for them, and cost nothing otherwise.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
+from deployments.messages import Live, LiveHost
+from deployments.metrics import LOOKUPS, VERIFIER
+from policies.request import LaneView
+
+LONGEST_S = 10.0
+"""How far back the numbers go."""
+_WATCHED_S = 10.0
+"""They are recorded for so long after they were asked for last."""
+_MOST_SPANS = 512
+"""The latest that are kept of each host."""
+_MOST_ROUNDS = 4096
+
+
+class _Round(NamedTuple):
+    """The sums of one forward."""
+
+    at_s: float
+    committed: int
+    drafted: Counter[str]
+    """By drafter."""
+    accepted: Counter[str]
+
+
+class LiveNumbers:
+    def __init__(self, replica: str, lanes: Sequence[LaneView]) -> None:
+        self._replica = replica
+        self._drafters = {lane.name: lane.drafter for lane in lanes}
+        self._spans = {name: deque[tuple[float, float]](maxlen=_MOST_SPANS) for name in self._hosts}
+        self._rounds = deque[_Round](maxlen=_MOST_ROUNDS)
+        self._since_s = 0.0
+        self._until_s = 0.0
+
+    @property
+    def _hosts(self) -> list[str]:
+        return [VERIFIER, *self._drafters]
+
+    def observe(self, event: Event) -> None:
+        if event.at_s > self._until_s:
+            return
+        match event:
+            case Verified():
+                self._spans[VERIFIER].append((event.at_s - event.seconds, event.at_s))
+                self._verified(event)
+            case Drafted() | CaughtUp():
+                self._spans[event.lane].append((event.at_s - event.seconds, event.at_s))
+
+    def _verified(self, event: Verified) -> None:
+        committed, drafted, accepted = 0, Counter[str](), Counter[str]()
+        for outcome in event.outcomes:
+            committed += outcome.committed
+            if outcome.drafted:
+                drafter = LOOKUPS if outcome.lane is None else self._drafters[outcome.lane]
+                drafted[drafter] += outcome.drafted
+                accepted[drafter] += outcome.accepted
+        self._rounds.append(_Round(event.at_s, committed, drafted, accepted))
+
+    def read(
+        self, seconds: float, now: float, load: dict[str, float], attainment: float | None
+    ) -> Live:
+        """The numbers of the last `seconds`. `load`: what the autoscaler is told as well.
+        `attainment`: of the latest requests with an SLO; None: there were none."""
+        if now > self._until_s:  # what was recorded before has a gap behind it
+            self._since_s = now
+        self._until_s = now + _WATCHED_S
+        begin = max(self._since_s, now - min(seconds, LONGEST_S))
+        committed, drafted, accepted = 0, Counter[str](), Counter[str]()
+        for one in self._rounds:
+            if one.at_s > begin:
+                committed += one.committed
+                drafted.update(one.drafted)  # += would drop what is 0
+                accepted.update(one.accepted)
+        return {
+            "replica": self._replica,
+            "now_s": now,
+            "seconds": now - begin,
+            "running": int(load["running"]),
+            "waiting": int(load["waiting"]),
+            "goodput": committed / (now - begin) if now > begin else 0.0,
+            "attainment": attainment,
+            "drafted": dict(drafted),
+            "accepted": dict(accepted),
+            "hosts": [self._host(name, begin) for name in self._hosts],
+        }
+
+    def _host(self, name: str, begin: float) -> LiveHost:
+        return {
+            "name": name,
+            "drafter": self._drafters.get(name),
+            "busy": [
+                [round(max(start, begin), 4), round(end, 4)]
+                for start, end in self._spans[name]
+                if end > begin
+            ],
+        }

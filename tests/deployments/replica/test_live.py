@@ -1,0 +1,70 @@
+"""The numbers of a replica's last seconds: right while somebody asks, and nothing otherwise."""
+
+import json
+
+import pytest
+
+from actors.coordinator.events import CaughtUp, Drafted, Verified
+from deployments.messages import Live
+from deployments.replica.live import LiveNumbers
+from policies.request import LaneView, RoundOutcome
+
+LANES = [
+    LaneView("tiny/0", "tiny", 8),
+    LaneView("tiny/1", "tiny", 8),
+    LaneView("ngram", "ngram", 8),
+]
+LOAD = {"running": 2.0, "waiting": 1.0, "goodput": 9.0, "attainment": 1.0}
+
+
+def outcome(lane: str | None, drafted: int, accepted: int) -> RoundOutcome:
+    return RoundOutcome("a name", lane, drafted, drafted, accepted, accepted + 1, 0.1)
+
+
+def observe_rounds(numbers: LiveNumbers, begin: float, rounds: int) -> None:
+    """Rounds of 0.1 s: 0.03 s of drafting, 0.06 s of verifying."""
+    for number in range(rounds):
+        at_s = begin + 0.1 * number
+        outcomes = (outcome("tiny/1", 4, 3), outcome(None, 2, 0), outcome(None, 0, 0))
+        numbers.observe(Drafted(at_s + 0.03, "tiny/1", 0.03, 2, 8))
+        numbers.observe(Verified(at_s + 0.09, 0.06, 0.04, 100, 9, 0, outcomes))
+
+
+def read(numbers: LiveNumbers, now: float, seconds: float = 5.0) -> Live:
+    return numbers.read(seconds, now, LOAD, None)
+
+
+def test_the_numbers_add_up() -> None:
+    numbers = LiveNumbers("r1", LANES)
+    read(numbers, 100.0)
+    observe_rounds(numbers, 100.0, 20)
+    numbers.observe(CaughtUp(101.99, "tiny/0", 0.5, 7))
+    shown = read(numbers, 102.0)
+    assert shown["goodput"] == pytest.approx(20 * 6 / 2.0)
+    assert shown["drafted"] == {"tiny": 80, "lookups": 40}
+    assert shown["accepted"] == {"tiny": 60, "lookups": 0}
+    assert (shown["running"], shown["waiting"], shown["attainment"]) == (2, 1, None)
+    busy = {one["name"]: sum(end - start for start, end in one["busy"]) for one in shown["hosts"]}
+    assert busy == pytest.approx({"verifier": 1.2, "tiny/0": 0.5, "tiny/1": 0.6, "ngram": 0.0})
+    assert [one["drafter"] for one in shown["hosts"]] == [None, "tiny", "tiny", "ngram"]
+    assert "a name" not in json.dumps(shown), "numbers only"
+    assert read(numbers, 102.0, seconds=1.0)["drafted"]["tiny"] == 40
+
+
+def test_nothing_is_recorded_while_nobody_asks() -> None:
+    numbers = LiveNumbers("r1", LANES)
+    observe_rounds(numbers, 0.0, 5)
+    assert read(numbers, 1.0)["goodput"] == 0
+    observe_rounds(numbers, 1.0, 5)
+    observe_rounds(numbers, 50.0, 5)  # nobody has asked for so long
+    shown = read(numbers, 51.0, seconds=10.0)
+    assert shown["goodput"] == 0
+    assert not any(host["busy"] for host in shown["hosts"])
+
+
+def test_the_answer_is_bounded() -> None:
+    numbers = LiveNumbers("r1", LANES)
+    read(numbers, 0.0)
+    for number in range(20_000):
+        numbers.observe(Verified(number * 1e-4, 1e-5, 0.0, 1, 1, 0, ()))
+    assert len(json.dumps(read(numbers, 2.0, seconds=10.0))) < 16_384

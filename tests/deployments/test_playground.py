@@ -1,0 +1,366 @@
+"""The playground in a real browser, against one application over Serve."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import axe_playwright_python
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+from ray import serve
+
+from benchmarks.browser import MISSING, chromium, chromium_path
+from tests.deployments.serving import ARGS, cluster, deploy, eventually
+
+pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
+
+PORT = 8146
+URL = f"http://127.0.0.1:{PORT}"
+KEY = "key-of-a-visitor"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+DRAFTERS = {"tiny", "ngram"}
+ADMITTED = 2
+LIMITS = {"max_batch": ADMITTED, "max_waiting": 0, "client_share": 1.0}
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+PROMPT = "Count to 7."
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
+TABLET: ViewportSize = {"width": 768, "height": 1024}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[str]:
+    with cluster(PORT):
+        deploy({**ARGS, "api_keys": {"visitor": KEY}, "limits": LIMITS})
+        yield URL
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def is_empty() -> bool:
+    numbers = httpx.get(f"{URL}/spindle/live", headers=AUTHORIZED).json()["replicas"][0]
+    return bool(numbers["running"] == numbers["waiting"] == 0)
+
+
+@dataclass
+class Visit:
+    """A page, and what its console and network have shown."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda one: self._complain(one.type, one.text))
+        self.page.on("pageerror", lambda error: self._complain("error", str(error)))
+        self.page.on("request", lambda request: self.urls.append(request.url))
+
+    def _complain(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def open(self, key: str = KEY) -> Page:
+        self.page.goto(URL)
+        self.page.get_by_label("API key").fill(key)
+        self.page.keyboard.press("Tab")
+        return self.page
+
+    def answered(self, prompt: str = PROMPT) -> Page:
+        """The page when the answer to a prompt is complete."""
+        page = self.open()
+        expect(page.locator("#server")).to_have_text("target, ready")
+        page.get_by_label("Message", exact=True).fill(prompt)
+        page.keyboard.press("Enter")
+        expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
+        return page
+
+
+@pytest.fixture
+def visit(app: str, browser: Browser) -> Iterator[Visit]:
+    """Fails where the console shows an error that the test has not removed."""
+    context = browser.new_context(viewport=DESKTOP)
+    seen = Visit(context.new_page())
+    yield seen
+    context.close()
+    # The browser itself reports the answer 401 to the first question, before a key was entered.
+    assert [one for one in seen.complaints if "401" not in one] == []
+    assert all(url.startswith(URL) for url in seen.urls), "nothing comes from other hosts"
+
+
+def test_each_token_has_the_colour_of_its_drafter(visit: Visit) -> None:
+    page = visit.answered()
+    body = {"model": "target", "messages": [{"role": "user", "content": PROMPT}]}
+    asked = {**body, "temperature": 0, "max_tokens": 192}
+    answer = httpx.post(f"{URL}/v1/chat/completions", json=asked, headers=AUTHORIZED, timeout=60)
+    choice = answer.json()["choices"][0]
+    assert page.locator(".text").text_content() == choice["message"]["content"]
+    legend = page.locator(".legend li").evaluate_all(
+        "all => all.map(one => [one.childNodes[1].data.trim(), one.querySelector('b').innerText])"
+    )
+    counts = {name: int(number) for name, number in legend if int(number)}
+    assert counts.keys() - {"the target itself"} <= DRAFTERS
+    assert counts["tiny"] > 2
+    assert sum(counts.values()) == answer.json()["usage"]["completion_tokens"]
+    for name, drawn in (("tiny", ".of-0"), ("the target itself", ".of-target")):
+        assert page.locator(f".token{drawn}").count() == counts[name]
+    colours = page.locator(".token").evaluate_all(
+        "tokens => tokens.map(one => getComputedStyle(one).backgroundColor)"
+    )
+    assert len(set(colours)) == len(counts)
+
+
+def test_pointing_at_a_token_shows_its_round_and_tree(visit: Visit) -> None:
+    page = visit.answered()
+    expect(page.locator("#round svg")).to_be_visible()  # of the best round, without being asked for
+    drafted = page.locator(".token.of-0").nth(1)
+    drafted.hover()
+    details = page.locator("#round")
+    expect(details).to_contain_text("Written bytiny")
+    for shown in ("Confidence", "Depth", "Drafts", "Fell", "in round"):
+        expect(details).to_contain_text(shown)
+    assert details.locator("svg .node.accepted").count() >= 1
+    assert details.locator("svg .node.own").count() == 1, "the target's own token"
+    target = page.locator(".token.of-target:not(:empty)").first
+    target.hover()
+    expect(details).to_contain_text("the target itself")
+
+
+def test_a_race_ends_with_both_clocks_and_the_same_text(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_label("Message", exact=True).fill(PROMPT)
+    page.get_by_role("button", name="Race with").click()
+    verdict = page.locator(".verdict")
+    expect(verdict).to_contain_text("with drafts, and the same text", timeout=60_000)
+    texts = page.locator(".runner .text").all_text_contents()
+    assert texts[0] == texts[1] != ""
+    clocks = [float(text.removesuffix(" s")) for text in page.locator(".clock").all_text_contents()]
+    assert min(clocks) > 0
+    plain = page.locator(".runner").nth(1)
+    assert plain.locator(".token:not(.of-target)").count() == 0
+    page.get_by_role("button", name="Replay side by side").click()
+    expect(page.get_by_role("button", name="Replay side by side")).to_be_enabled(timeout=60_000)
+    assert page.locator(".runner .text").all_text_contents() == texts
+
+
+def test_everything_works_by_keyboard_alone(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("#server")).to_have_text("target, ready")
+    press = page.keyboard.press
+
+    def go_to(selector: str, key: str = "Tab") -> None:
+        for _ in range(40):
+            if page.evaluate("wanted => document.activeElement.matches(wanted)", selector):
+                return
+            press(key)
+        pytest.fail(f"Tab never reaches {selector}")
+
+    go_to("#examples button")
+    press("Enter")
+    expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
+    go_to(".text", "Shift+Tab")
+    press("Home")
+    expect(page.locator("#round h2")).to_contain_text("in round 1")
+    press("ArrowDown")
+    expect(page.locator("#round h2")).to_contain_text("in round 2")
+    press("End")
+    assert page.locator(".token.chosen").count() == 1
+    go_to("#settings summary")
+    press("Enter")
+    go_to("#temperature")
+    press("ArrowUp")
+    assert page.locator("#temperature").input_value() == "0.1"
+    go_to("#drafter", "Shift+Tab")
+    page.keyboard.type("off")
+    go_to("#prompt", "Shift+Tab")
+    page.keyboard.type("Once more.")
+    press("Enter")
+    expect(page.locator(".turn").nth(1).locator(".facts")).to_contain_text("1.0 per round")
+    go_to("#new")
+    press("Enter")
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_text("Settings").click()
+    page.get_by_label("Most tokens").fill("1500")
+    page.get_by_label("Temperature").fill("2")
+    page.get_by_label("Message", exact=True).fill("Write without end.")
+    page.keyboard.press("Enter")
+    page.locator(".token").first.wait_for()
+    page.keyboard.press("Escape")
+    expect(page.locator(".turn")).to_contain_text("Stopped.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    eventually(is_empty, "the request has left its replica")
+
+
+def test_a_narrow_window_shows_everything_without_scrolling_sideways(visit: Visit) -> None:
+    page = visit.answered()
+    for size in (PHONE, TABLET, DESKTOP):
+        page.set_viewport_size(size)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        page.get_by_role("button", name="Send").scroll_into_view_if_needed()
+        expect(page.get_by_role("button", name="Send")).to_be_in_viewport()
+    page.set_viewport_size(PHONE)
+    page.locator(".token").first.click()
+    expect(page.locator("#round h2")).to_be_in_viewport()
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#round h2")).not_to_be_in_viewport()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_barrier(visit: Visit, scheme: str) -> None:
+    visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of its literals
+    page = visit.open()
+    expect(page.locator("#server")).to_have_text("target, ready")
+    assert barriers(page) == []
+    page = visit.answered()
+    page.locator(".token.of-0").first.hover()
+    page.get_by_text("Settings").click()
+    assert barriers(page) == []
+    page.set_viewport_size(PHONE)
+    assert barriers(page) == []
+
+
+def barriers(page: Page) -> list[str]:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
+
+
+def test_the_strip_shows_who_is_busy_and_whose_drafts_are_accepted(visit: Visit) -> None:
+    page = visit.answered()
+    hosts = page.locator("#hosts li")
+    expect(hosts).to_have_count(3)
+    assert [text.rstrip("0123456789 %") for text in hosts.all_text_contents()] == [
+        "verifier",
+        "tiny",
+        "ngram",
+    ]
+    expect(page.locator("#numbers")).to_contain_text("of tiny")
+    painted = (
+        "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, 20).data.some(x => x)"
+    )
+    assert page.locator("#gantt").evaluate(painted)
+    page.get_by_text("Live", exact=True).click()
+    page.wait_for_timeout(1500)
+    before = sum("live" in url for url in visit.urls)
+    page.wait_for_timeout(2500)
+    assert sum("live" in url for url in visit.urls) == before, "a closed strip asks for nothing"
+
+
+def test_what_a_model_writes_stays_text(visit: Visit) -> None:
+    page = visit.open()
+    hostile = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
+    page.evaluate(
+        """async (hostile) => {
+            const { Answer } = await import("/playground/answer.js");
+            const { showRound } = await import("/playground/round.js");
+            const answer = new Answer(showRound);
+            document.getElementById("turns").append(answer.element);
+            const node = { text: hostile, parent: null, confidence: 0.5, drafters: [hostile],
+                           accepted: true };
+            const tokens = [{ text: hostile, node: 0 }, { text: hostile, node: null }];
+            const trace = { attempt: 1, round: 1, drafted: 1, verified: 1, accepted: 1,
+                            draft_s: 0, verify_s: 0, tokens, nodes: [node] };
+            answer.add({ delta: { content: hostile + hostile }, spindle: { trace } });
+            answer.select(0);
+        }""",
+        hostile,
+    )
+    assert page.locator(".text").text_content() == hostile * 2
+    assert page.locator("#turns img, #turns script, #round img, #round script").count() == 0
+    assert page.title() == "Spindle playground"
+    policy = httpx.get(URL).headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_a_wrong_key_is_asked_for_again(visit: Visit) -> None:
+    page = visit.open(key="wrong")
+    expect(page.locator("#server")).to_have_text("API key needed")
+    page.get_by_label("Message", exact=True).fill(PROMPT)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("valid API key")
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type(KEY)
+    page.keyboard.press("Tab")
+    expect(page.locator("#server")).to_have_text("target, ready")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
+
+
+@contextmanager
+def full() -> Iterator[None]:
+    """All places of the replica are taken."""
+    body = {"model": "target", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+    begun = threading.Barrier(ADMITTED + 1)
+    done = threading.Event()
+
+    def hold() -> None:
+        with httpx.stream(
+            "POST", f"{URL}/v1/completions", json={**body, "stream": True}, headers=AUTHORIZED
+        ) as answer:
+            lines = answer.iter_lines()  # kept: the stream ends with it
+            next(lines)
+            begun.wait(60)
+            done.wait(60)
+
+    holders = [threading.Thread(target=hold) for _ in range(ADMITTED)]
+    for holder in holders:
+        holder.start()
+    begun.wait(60)
+    try:
+        yield
+    finally:
+        done.set()
+        for holder in holders:
+            holder.join()
+
+
+def test_a_full_server_says_so_and_the_request_can_be_sent_again(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("#server")).to_have_text("target, ready")
+    page.get_by_label("Message", exact=True).fill(PROMPT)
+    with full():
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    eventually(is_empty, "the places are free again")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
+    visit.complaints = [one for one in visit.complaints if "429" not in one]
+
+
+def test_the_numbers_need_a_key_and_the_page_does_not(app: str) -> None:
+    assert httpx.get(f"{app}/spindle/live").status_code == 401
+    assert httpx.get(app).status_code == httpx.get(f"{app}/playground/app.js").status_code == 200
+    assert httpx.get(f"{app}/playground/../app.py").status_code in (401, 404)
+    too_long = httpx.get(f"{app}/spindle/live?seconds=60", headers=AUTHORIZED)
+    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "seconds")
+    numbers = httpx.get(f"{app}/spindle/live", headers=AUTHORIZED).json()
+    assert numbers["drafters"] == ["tiny", "ngram"]
+    assert [host["name"] for host in numbers["replicas"][0]["hosts"]] == [
+        "verifier",
+        "tiny",
+        "ngram",
+    ]
+
+
+def test_a_server_that_is_gone_is_named(visit: Visit) -> None:
+    """The last test: it stops the application."""
+    page = visit.open()
+    expect(page.locator("#server")).to_have_text("target, ready")
+    serve.shutdown()
+    page.get_by_label("Message", exact=True).fill(PROMPT)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.locator("#server")).to_have_text("No answer")
+    visit.complaints = [one for one in visit.complaints if "ERR_CONNECTION" not in one]
