@@ -37,6 +37,9 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "too_short": lambda limits: _at_least(limits, "item"),
     "too_long": lambda limits: _at_most(limits, "item"),
     "literal_error": lambda limits: f"must be {limits['expected']}",
+    "union_tag_invalid": lambda kinds: (
+        f"{kinds['discriminator'].strip(chr(39))} must be one of {kinds['expected_tags']}"
+    ),
     "none_required": lambda _: "is not supported here; leave it out",
     "string_pattern_mismatch": lambda limits: f"must match {limits['pattern']}",
     "string_unicode": lambda _: "holds text that is no Unicode",
