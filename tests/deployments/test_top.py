@@ -92,8 +92,10 @@ class Terminal:
         self._own, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
         command = [sys.executable, "-m", "deployments.top", url, "--every", "0.1"]
+        # COLUMNS, which other tests set, would be believed before the terminal.
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=terminal, stdout=terminal, env={**os.environ, "TERM": "xterm"}
+            command, cwd=ROOT, stdin=terminal, stdout=terminal, env={**environment, "TERM": "xterm"}
         )
         os.close(terminal)
         self._received = ""

@@ -255,14 +255,14 @@ def by_lane(lane: str, confidence: Sequence[float]) -> list[Candidate]:
 
 def test_each_lane_has_the_history_of_its_own_drafts() -> None:
     policy = SpecServe()
-    selected(policy, by_lane("good", [0.9]) + by_lane("poor", [0.2]), round_context(), 0.0)
-    assert policy.mean_confidence("good") == pytest.approx(0.9)
-    assert policy.mean_confidence("poor") == pytest.approx(0.2)
-    both = by_lane("good", [0.5, 0.3])[0]._replace(lanes=["good", "poor"])
-    merged = both._replace(sources=np.array([0b11, 0b10]))  # the second node is of `poor` alone
+    selected(policy, by_lane("lane", [0.9]) + by_lane("lookup", [0.2]), round_context(), 0.0)
+    assert policy.mean_confidence("lane") == pytest.approx(0.9)
+    assert policy.mean_confidence("lookup") == pytest.approx(0.2)
+    both = by_lane("lane", [0.5, 0.3])[0]._replace(lanes=["lane", "lookup"])
+    merged = both._replace(sources=np.array([0b11, 0b10]))  # the second node is of `lookup` alone
     selected(policy, [merged], round_context(), 0.0)
-    assert policy.mean_confidence("good") == pytest.approx((0.9 + 0.5) / 2)
-    assert policy.mean_confidence("poor") == pytest.approx((0.2 + 0.5 + 0.3) / 3)
+    assert policy.mean_confidence("lane") == pytest.approx((0.9 + 0.5) / 2)
+    assert policy.mean_confidence("lookup") == pytest.approx((0.2 + 0.5 + 0.3) / 3)
 
 
 def test_algorithm_1_sees_the_confidences_that_algorithm_2_will_see() -> None:
