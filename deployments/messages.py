@@ -95,34 +95,6 @@ class LiveAsked(Named):
     """How far back."""
 
 
-class LiveHost(TypedDict):
-    name: str
-    """A lane's, or `verifier`."""
-    drafter: str | None
-    busy: list[list[float]]
-    """From when to when, in seconds of the replica's clock."""
-
-
-class Live(TypedDict):
-    """The numbers of a replica's last seconds."""
-
-    replica: str
-    now_s: float
-    """The replica's clock."""
-    seconds: float
-    """How far back the numbers go."""
-    running: int
-    waiting: int
-    goodput: float
-    """Committed output tokens per second."""
-    attainment: float | None
-    """The share of the latest requests with an SLO that met it; None: there were none."""
-    drafted: dict[str, int]
-    """Draft tokens that were verified, by drafter; `lookups` where only lookups drafted."""
-    accepted: dict[str, int]
-    hosts: list[LiveHost]
-
-
 class Accepted(TypedDict):
     kind: Literal["accepted"]
     replica: str

@@ -7,12 +7,7 @@ from contextlib import suppress
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import (
-    Event,
-    Verified,
-    VerifierDown,
-    VerifierUp,
-)
+from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
 from actors.coordinator.forward import Forward, Item, next_forward
 from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState

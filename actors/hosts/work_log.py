@@ -11,6 +11,7 @@ from logging.handlers import RotatingFileHandler
 from math import inf
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 _LOG = logging.getLogger("spindle")
 _OURS = ("actors", "cluster", "engine", "policies", "spindle")
@@ -53,7 +54,7 @@ class LoggedWorker:
     def __getattr__(self, method: str) -> Callable[..., object]:
         return partial(self._call, method, getattr(self._worker, method))
 
-    def _call(self, method: str, work: Callable[..., object], *arguments: object) -> object:
+    def _call(self, method: str, work: Callable[..., object], *arguments: Any) -> object:
         begun = monotonic()
         try:
             answer = work(*arguments)
@@ -63,10 +64,10 @@ class LoggedWorker:
         now = monotonic()
         if method in _BATCHES:
             self._calls += 1
-            self._orders += len(arguments[0])  # type: ignore[arg-type]
+            self._orders += len(arguments[0])
             self._seconds += now - begun
         elif method == "forget":
-            self._left += len(arguments[0])  # type: ignore[arg-type]
+            self._left += len(arguments[0])
             if self._left and now - self._logged_s >= PERIOD_S:
                 self._log_batches(now)
         elif method not in _UNLOGGED:

@@ -24,7 +24,7 @@ from deployments.ingress.failover import FailoverStream
 from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
-from deployments.ingress.live import live
+from deployments.ingress.live import LiveView, live
 from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
@@ -105,7 +105,7 @@ class Api:
         """Those that were there at the last call."""
         return self._heartbeats.replicas
 
-    async def live(self, seconds: float) -> Body:
+    async def live(self, seconds: float) -> LiveView:
         """The numbers of the replicas' last seconds."""
         if not self._heartbeats.replicas:
             await self.ready()

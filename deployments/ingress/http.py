@@ -86,10 +86,10 @@ def make_http(api: Api) -> FastAPI:
         """The choices that are being served."""
         return api.load()
 
-    @http.get("/spindle/live", responses={200: {"model": LiveView}})
-    async def live(seconds: Seconds = 5.0) -> Response:
+    @http.get("/spindle/live")
+    async def live(seconds: Seconds = 5.0) -> LiveView:
         """The numbers of the last seconds, of the kind that the playground shows."""
-        return await _json(await api.live(seconds), {})
+        return await api.live(seconds)
 
     @http.get("/version")
     async def version() -> Body:

@@ -18,7 +18,6 @@ from deployments import messages
 from deployments.logs import forward_to_serve
 from deployments.messages import (
     Heartbeat,
-    Live,
     LiveAsked,
     Message,
     Named,
@@ -30,7 +29,7 @@ from deployments.messages import (
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
-from deployments.replica.live import LiveNumbers
+from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _EXPORT_EVERY_S = 1.0
-"""Ray reports metrics every 10 s unless told otherwise."""
+"""Ray reports metrics every 10 s by default."""
 
 
 class Replica:
@@ -214,7 +213,7 @@ class Replica:
             self._timelines.remove(timeline)
         return timeline.events(self._name, asked["process"])
 
-    async def live(self, asked: LiveAsked) -> Live | None:
+    async def live(self, asked: LiveAsked) -> ReplicaNumbers | None:
         """The numbers of its last seconds; None if the call was for a replica that is gone."""
         if asked["replica"] != self._name:
             return None

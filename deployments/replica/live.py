@@ -1,14 +1,15 @@
 """The numbers of a replica's last seconds, for the playground's strip (docs/playground.md).
 
-They are recorded while somebody asks for them, and cost nothing otherwise.
+They are recorded while the playground asks for them, and cost nothing otherwise.
 """
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
-from deployments.messages import Live, LiveHost
 from deployments.metrics import LOOKUPS, VERIFIER
 from policies.request import LaneView
 
@@ -19,6 +20,38 @@ _WATCHED_S = 10.0
 _MOST_SPANS = 512
 """The latest that are kept of each host."""
 _MOST_ROUNDS = 4096
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class HostNumbers(_Shown):
+    name: str
+    """A lane's, or `verifier`."""
+    drafter: str | None
+    """The lane's drafter."""
+    busy: list[tuple[float, float]]
+    """From when to when it worked, by the replica's clock; at most the latest 512."""
+
+
+class ReplicaNumbers(_Shown):
+    replica: str
+    now_s: float
+    """The replica's clock."""
+    seconds: float
+    """How far back the numbers go: they are recorded for ten seconds after each request."""
+    running: int
+    waiting: int
+    goodput: float
+    """Output tokens per second."""
+    attainment: float | None
+    """The share of the last 64 requests with an SLO that met it; null: there were none."""
+    drafted: dict[str, int]
+    """Draft tokens that were verified, by drafter; `lookups` where only lookups drafted."""
+    accepted: dict[str, int]
+    """Those that the target agreed with."""
+    hosts: list[HostNumbers]
 
 
 class _Round(NamedTuple):
@@ -66,9 +99,8 @@ class LiveNumbers:
 
     def read(
         self, seconds: float, now: float, load: dict[str, float], attainment: float | None
-    ) -> Live:
-        """The numbers of the last `seconds`. `load`: what the autoscaler is told as well.
-        `attainment`: of the latest requests with an SLO; None: there were none."""
+    ) -> ReplicaNumbers:
+        """The numbers of the last `seconds`. `load`: the numbers that the autoscaler gets."""
         if now > self._until_s:  # what was recorded before has a gap behind it
             self._since_s = now
         self._until_s = now + _WATCHED_S
@@ -79,26 +111,23 @@ class LiveNumbers:
                 committed += one.committed
                 drafted.update(one.drafted)  # += would drop what is 0
                 accepted.update(one.accepted)
-        return {
-            "replica": self._replica,
-            "now_s": now,
-            "seconds": now - begin,
-            "running": int(load["running"]),
-            "waiting": int(load["waiting"]),
-            "goodput": committed / (now - begin) if now > begin else 0.0,
-            "attainment": attainment,
-            "drafted": dict(drafted),
-            "accepted": dict(accepted),
-            "hosts": [self._host(name, begin) for name in self._hosts],
-        }
+        return ReplicaNumbers(
+            replica=self._replica,
+            now_s=now,
+            seconds=now - begin,
+            running=int(load["running"]),
+            waiting=int(load["waiting"]),
+            goodput=committed / (now - begin) if now > begin else 0.0,
+            attainment=attainment,
+            drafted=dict(drafted),
+            accepted=dict(accepted),
+            hosts=[self._host(name, begin) for name in self._hosts],
+        )
 
-    def _host(self, name: str, begin: float) -> LiveHost:
-        return {
-            "name": name,
-            "drafter": self._drafters.get(name),
-            "busy": [
-                [round(max(start, begin), 4), round(end, 4)]
-                for start, end in self._spans[name]
-                if end > begin
-            ],
-        }
+    def _host(self, name: str, begin: float) -> HostNumbers:
+        busy = [
+            (round(max(start, begin), 4), round(end, 4))
+            for start, end in self._spans[name]
+            if end > begin
+        ]
+        return HostNumbers(name=name, drafter=self._drafters.get(name), busy=busy)

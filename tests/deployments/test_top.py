@@ -9,11 +9,10 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from deployments.top.scrapes import Change, parse
 from policies.flat_trees import flatten
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
+from tests.deployments.http_server import http_server
 
 ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 60, 24
@@ -74,15 +74,8 @@ def served(exporter: Exporter, key: str = "") -> Iterator[str]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(Handler) as url:
+        yield f"{url}/metrics"
 
 
 class Terminal:

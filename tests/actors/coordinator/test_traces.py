@@ -1,4 +1,4 @@
-"""What a request is told of its rounds agrees with its tokens, and costs others nothing."""
+"""A request's trace agrees with its tokens, and costs others nothing."""
 
 import asyncio
 from itertools import chain

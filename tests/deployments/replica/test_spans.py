@@ -1,10 +1,9 @@
 """A collector gets one span for each request and one for each of its rounds."""
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from benchmarks.simulator.clock import run
 from cluster.config.serving import TracingConfig
 from deployments.replica.spans import RequestSpans
 from tests.actors.coordinator.test_loop import PROMPTS, Service, serve_all
+from tests.deployments.http_server import http_server
 
 
 @contextmanager
@@ -33,15 +33,8 @@ def collector(spans: list[Any]) -> Iterator[str]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(Handler) as url:
+        yield f"{url}/v1/traces"
 
 
 @pytest.mark.parametrize("share", [1.0, 1e-9])
