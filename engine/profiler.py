@@ -6,6 +6,7 @@ stores the measurements in a file, so that later starts need not measure again.
 
 import hashlib
 import json
+import logging
 import math
 import os
 import tempfile
@@ -35,6 +36,8 @@ from policies.cost import (
     token_budget,
 )
 
+_LOG = logging.getLogger("spindle")
+
 FORMAT = 3
 """Format version of the cache file; increased when what is measured, or how, changes."""
 WARM_UP_ROUNDS = 1
@@ -42,6 +45,11 @@ _LEAST_ROUNDS = 3
 """Shapes are added only while the time allows this many rounds, including the warm-up."""
 _LEAST_SHAPES = 4
 """At least as many shapes as a fit has parameters."""
+_CHECKS = 5
+"""Forwards of the smallest shape that are compared with a cached profile; the fastest counts."""
+_MOST_DEVIATION = 2.0
+"""A cached profile that differs by a larger factor was measured beside other work, or the machine
+has changed."""
 NO_TOKEN = -1
 """Placeholder for committed tokens of measured requests, whose KV rows were never computed. No real
 request has this token, so the prefix cache never returns these rows."""
@@ -134,20 +142,44 @@ def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None =
     left out. Measure while nothing else runs on the device and the KV pool has no requests.
     """
     key = ProfileKey.of(model.hf_model, model.device, setup, grid or Grid())
-    return cached_profile(key, cache_dir, lambda: measure(model, key.grid))
+    return cached_profile(key, cache_dir, partial(measure, model))
 
 
 def cached_profile(
-    key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
+    key: ProfileKey, cache_dir: Path, measure_grid: Callable[[Grid], tuple[ForwardSample, ...]]
 ) -> Profile:
-    """The profile of the cached samples, or of those that `measure_samples` measures."""
-    return Profile.fit(key, cached_samples(key, cache_dir, measure_samples))
+    """The profile of the cached samples, if the smallest shape still takes about as long, or of new
+    ones."""
+    path = _path(key, cache_dir)
+    samples = _read(path, key)
+    if samples is not None and not _holds(samples, key.grid, measure_grid):
+        path.unlink(missing_ok=True)
+    return Profile.fit(key, cached_samples(key, cache_dir, lambda: measure_grid(key.grid)))
+
+
+def _holds(
+    samples: Sequence[ForwardSample],
+    grid: Grid,
+    measure_grid: Callable[[Grid], tuple[ForwardSample, ...]],
+) -> bool:
+    smallest = Grid(*((min(axis),) for axis in _axes(grid)), rounds=1)
+    now_s = min(measure_grid(smallest)[0].seconds for _ in range(_CHECKS))
+    then_s = min(samples, key=lambda sample: (sample.tokens, sample.context)).seconds
+    holds = then_s / _MOST_DEVIATION <= now_s <= then_s * _MOST_DEVIATION
+    if not holds:
+        _LOG.warning(
+            "The stored profile says %.1f ms for the smallest forward, which takes %.1f ms now: "
+            "measuring again",
+            then_s * 1e3,
+            now_s * 1e3,
+        )
+    return holds
 
 
 def cached_samples(
     key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
 ) -> tuple[ForwardSample, ...]:
-    path = cache_dir / f"{digest(_describe(key))}.json"
+    path = _path(key, cache_dir)
     samples = _read(path, key)
     if samples is None:
         samples = measure_samples()
@@ -278,6 +310,10 @@ def _describe(key: ProfileKey) -> str:
 
 def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _path(key: ProfileKey, cache_dir: Path) -> Path:
+    return cache_dir / f"{digest(_describe(key))}.json"
 
 
 def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:

@@ -40,8 +40,9 @@ _PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class RefinementParams:
-    furthest: float = 4.0
-    """The scales stay within [1 / furthest, furthest]."""
+    furthest: float = 16.0
+    """The scales stay within [1 / furthest, furthest]: a profile measured beside other work can be
+    wrong by a factor of ten."""
     memory: float = 256.0
     """Observations over which the fit is made, with exponentially decaying weights."""
     longest_call: float = 0.0

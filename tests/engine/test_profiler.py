@@ -69,6 +69,25 @@ def test_a_second_profile_comes_from_the_cache(model: PackedModel, tmp_path: Pat
     assert 1 <= first.token_budget <= 12
 
 
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_a_profile_measured_beside_other_work_is_measured_again(
+    model: PackedModel, tmp_path: Path, factor: float
+) -> None:
+    profile(model, "packed", tmp_path, GRID)
+    (path,) = tmp_path.iterdir()
+    content = json.loads(path.read_text())
+    for sample in content["samples"]:
+        sample["seconds"] *= factor
+    path.write_text(json.dumps(content))
+    again = profile(model, "packed", tmp_path, GRID)
+    wrong_s = [sample["seconds"] for sample in content["samples"]]
+    assert all(
+        0.2 < sample.seconds * factor / wrong < 5.0
+        for sample, wrong in zip(again.samples, wrong_s, strict=True)
+    )
+    assert json.loads(path.read_text())["samples"][0]["seconds"] == again.samples[0].seconds
+
+
 @pytest.mark.parametrize("difference", ["setup", "grid", "threads", "model", "dtype"])
 def test_whatever_changes_the_cost_is_measured_anew(
     model: PackedModel, tmp_path: Path, difference: str

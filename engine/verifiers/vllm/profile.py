@@ -5,6 +5,7 @@ Steps are measured through the verifier, so they include vLLM's scheduler and ou
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -51,7 +52,7 @@ def profile_vllm(
         grid=grid or Grid(),
         step=row_cost_step(device, dtype),
     )
-    return cached_profile(key, cache_dir, lambda: measure(verifier, key.grid))
+    return cached_profile(key, cache_dir, partial(measure, verifier))
 
 
 def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
