@@ -13,7 +13,7 @@ from actors.coordinator.settings import Limits, Policies
 from benchmarks.papers.cells import cell
 from benchmarks.papers.experiment import build_experiment
 from benchmarks.papers.run_observer import RunObserver
-from benchmarks.simulator.no_harm import KV_TOKENS, cluster, planner_policies, workload
+from benchmarks.simulator.mixed_load import DEFAULT, KV_TOKENS, cluster, workload
 from benchmarks.simulator.run import simulate
 from policies.catalogue import Calibrations
 from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
@@ -25,8 +25,8 @@ REQUESTS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class NoHarm:
-    """The mixed load of benchmarks/simulator/no_harm.py under the default policies."""
+class MixedLoad:
+    """The load of benchmarks/simulator/mixed_load.py under the default policies."""
 
     clients: int
     apart: bool
@@ -34,11 +34,10 @@ class NoHarm:
 
     def __call__(self, through: Through) -> None:
         limits = Limits(max_batch=self.clients, max_waiting=self.clients, kv_tokens=KV_TOKENS)
-        make = planner_policies("fair")
         simulate(
             workload(0, self.requests),
             cluster(apart=self.apart),
-            lambda calibrations: through(make(calibrations)),
+            lambda calibrations: through(DEFAULT(calibrations)),
             limits,
             clients=self.clients,
         )
@@ -69,7 +68,7 @@ class PaperCell:
 
 RUNS: dict[str, Run] = {
     **{
-        f"no_harm_{clients}{'_apart' if apart else ''}": NoHarm(clients, apart, requests)
+        f"mixed_load_{clients}{'_apart' if apart else ''}": MixedLoad(clients, apart, requests)
         for clients, requests in ((1, 12), (4, 24), (16, 48))
         for apart in (False, True)
     },

@@ -17,6 +17,6 @@ def test_decides_as_recorded(name: str) -> None:
 
 
 def test_rounding_changes_no_recorded_decision_but_a_real_difference_does() -> None:
-    run, expected = RUNS["no_harm_4"], recorded("no_harm_4")
+    run, expected = RUNS["mixed_load_4"], recorded("mixed_load_4")
     assert decisions_of(run, ROUNDING) == expected
     assert decisions_of(run, 1e-2) != expected

@@ -1,37 +1,31 @@
-"""The default speculation policy: one plan for the whole round, fair to every request.
+"""The default speculation policy: rounds in which all requests together decode as fast as possible,
+and within which SLOs are kept.
 
-Precedence: the capacity of a forward; needs of SLO requests, the greatest A(r) first; SLO caps;
-no-harm caps; the objective. `plan` decides for all lanes which requests draft and how wide
-(draft_depths.py), `PlannerStepRule` how deep, level by level, and `select` which nodes are
-verified. All three use the same search over what can be added to a round (best_prefix.py).
+Precedence: the capacity of a forward; needs of SLO requests, the greatest A(r) first; SLO caps; the
+speed of all requests. `plan` decides how wide each lane drafts, `PlannerStepRule` how deep, level
+by level, and `select` which nodes are verified. The last two use the same search over what can be
+added to a round (best_prefix.py).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
-from policies.estimates.calibration import Calibration
+from policies.estimates.acceptance import level_accepted
+from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
 from policies.rows import Rows, with_rows
-from policies.speculation.forest import Floats, Ints, context_tokens, draft_room
-from policies.speculation.planner.confidence_scale import ConfidenceScale
-from policies.speculation.planner.exploration import Exploration
-from policies.speculation.planner.lane_backoff import LaneBackoff
-from policies.speculation.planner.no_harm import NoHarmAccounts
-from policies.speculation.planner.objective import Objective
-from policies.speculation.planner.plan import (
-    LaneInputs,
-    Plan,
-    PlanSettings,
-    lane_inputs,
-    plan_round,
-    rules_of,
-)
-from policies.speculation.planner.round_inputs import RoundCosts
+from policies.speculation.forest import Ints, context_tokens, draft_room, draft_tokens_left
+from policies.speculation.planner.beam_width import best_width, sibling_shares
+from policies.speculation.planner.chances import chances_of
+from policies.speculation.planner.confidence_scale import ConfidenceScale, scales_of
+from policies.speculation.planner.round_costs import RoundCosts
+from policies.speculation.planner.round_requests import RoundTimes, round_requests
 from policies.speculation.planner.select import RoundState, select_round
-from policies.speculation.planner.step_rule import PlannerStepRule
+from policies.speculation.planner.step_rule import LaneCosts, PlannerStepRule
 from policies.speculation.slo import BatchProgress, request_terms
 
 _ROUND_MEMORY = 0.2
@@ -40,18 +34,9 @@ _ROUND_MEMORY = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PlannerParams:
-    objective: Objective = "fair"
-    """fair: the weighted geometric mean of the requests' speeds, with no-harm caps. throughput:
-    their arithmetic mean, without these caps."""
     max_depth: int = 8
     max_width: int = 3
     """Maximum width of draft trees, if the verifier takes trees."""
-    no_harm: float = 0.97
-    """The share of its speed under plain decoding that a request without an SLO keeps at least."""
-    window: int = 128
-    """A request may fall behind at once by the loss of this many rounds, 1 - `no_harm` each."""
-    explore: float = 0.003
-    """Share of the time for exploration (drafts that are not expected to pay), over all lanes."""
 
 
 class Planner:
@@ -64,12 +49,8 @@ class Planner:
         calibrations: Mapping[str, Calibration] | None = None,
     ) -> None:
         self._params = params or PlannerParams()
-        self._fair = self._params.objective == "fair"
         self._calibrations = calibrations or {}
-        self._no_harm = NoHarmAccounts(self._params.no_harm, self._params.window)
         self._scale = ConfidenceScale()
-        self._backoff = LaneBackoff()
-        self._exploration = Exploration(self._params.explore)
         self._rows = Rows()
         self._terms = request_terms([])
         """`request_terms` of each request, by row."""
@@ -79,82 +60,84 @@ class Planner:
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        drafting = [batch for batch in batches if self._backoff.considers(batch)]
-        if not drafting:
-            return [DraftPlan.plain(batch) for batch in batches]
-        by_name = {one.name: one for batch in batches for one in batch.requests}
-        names, requests = tuple(by_name), list(by_name.values())
-        rows = self._rows_of(requests)
-        lane_names = [batch.lane or "" for batch in drafting]
-        places = {name: place for place, name in enumerate(names)}
-        lanes = lane_inputs(drafting, places, context, self._calibrations)
-        known = context.acceptance.rows(names)
+        requests = list({one.name: one for batch in batches for one in batch.requests}.values())
+        drafting = [batch for batch in batches if batch.lane and batch.requests]
+        models = [batch for batch in drafting if batch.lane in context.draft]
+        lookups = [batch for batch in drafting if batch.lane not in context.draft]
+        width = self._params.max_width if context.trees else 1
+        # Lookups draft at no cost, so `select` alone decides.
+        plans = {batch.lane: DraftPlan(self._limits(batch, width)) for batch in lookups}
+        if models:
+            plans |= self._plan_models(models, lookups, requests, context, now)
+        return [plans.get(batch.lane) or DraftPlan.plain(batch) for batch in batches]
+
+    def _limits(self, batch: LaneBatch, width: int) -> list[DraftLimit]:
+        most = self._params.max_depth
+        return [DraftLimit(min(most, draft_tokens_left(one)), width) for one in batch.requests]
+
+    def _plan_models(
+        self,
+        models: Sequence[LaneBatch],
+        lookups: Sequence[LaneBatch],
+        requests: Sequence[RequestView],
+        context: RoundContext,
+        now: float,
+    ) -> dict[str | None, DraftPlan]:
+        names, max_depth = tuple([one.name for one in requests]), self._params.max_depth
+        rows, known = self._rows_of(requests), context.acceptance.rows(names)
+        place = {name: number for number, name in enumerate(names)}
+        members = [[place[one.name] for one in batch.requests] for batch in (*models, *lookups)]
+        starts = np.array([*accumulate(map(len, members), initial=0)], np.int64)
+        numbers = context.acceptance.numbers([batch.lane or "" for batch in (*models, *lookups)])
+        tables = context.acceptance.tables
+        chances = chances_of(
+            tables,
+            known,
+            starts,
+            np.concatenate(members, dtype=np.int64),
+            numbers,
+            scales_of(rows, self._scale.tables),
+        )
         costs = RoundCosts(
             verify=context.verify.piecewise,
             context=float(context_tokens(requests)),
             base_tokens=float(len(requests) + context.prefill_tokens),
-            wait_s=context.waiting_s,
-            overhead_s=context.handling_s,
-            other_lanes_s=0.0,
+            # Lookups draft in any case, so their handling does not depend on what models do.
+            wait_s=context.waiting_s + (context.handling_s if lookups else 0.0),
+            overhead_s=0.0 if lookups else context.handling_s,
             room=draft_room(len(requests), context),
         )
-        plan = plan_round(
-            rows,
+        plain_s = costs.wait_s + context.verify.predict(costs.context, costs.base_tokens)
+        expected = round_requests(
             BatchProgress.of(requests, self._terms[rows]),
-            lanes,
-            context.acceptance.tables,
-            known,
-            self._scale.tables,
-            self._no_harm.accounts,
-            costs,
-            PlanSettings(
-                self._fair,
-                self._params.max_depth,
-                self._params.max_width if context.trees else 1,
-                now,
-                self._round_s,
-            ),
+            chances,
+            len(models),
+            max_depth,
+            RoundTimes(now, plain_s, self._round_s),
         )
-        rules = rules_of(plan, self._fair, lane_names, names, context, costs, self._calibrations)
         plans: dict[str | None, DraftPlan] = {}
-        for lane, (name, rule) in enumerate(zip(lane_names, rules, strict=True)):
-            drafts = context.acceptance.drafts(known, lanes.numbers[lane : lane + 1])[:, 0]
-            depth = self._depths(lane, name, lanes, plan, drafts, rule)
-            if any(depth):
-                self._backoff.bring_back(name)
-                # Lookups draft at no cost, so they need no step rule: `select` decides.
-                plans[name] = _draft_plan(
-                    depth, rule if name in context.draft else None, rule.width
+        for lane, (batch, at) in enumerate(zip(models, members, strict=False)):
+            name = batch.lane or ""
+            calibration = self._calibrations.get(name)
+            ranks = calibration.rank_counts if calibration else NO_RANK_COUNTS
+            own = LaneCosts(context.draft[name].piecewise, context.call_s.get(name, 0.0))
+            width = 1
+            if context.trees and self._params.max_width > 1:
+                wrong = 1.0 - level_accepted(tables, numbers[lane])
+                width = best_width(
+                    chances[lane][:, at],
+                    expected.context[at].sum(),
+                    sibling_shares(wrong, ranks, self._params.max_width),
+                    own.step,
+                    own.call_s,
+                    costs,
+                    len(requests) - len(at),
+                    max_depth,
                 )
-            else:
-                self._backoff.leave_out(name)
-        if plans:
-            self._no_harm.open_round(rows, 0.0, 0.0, context.waiting_s, context.handling_s)
-        return [plans.get(batch.lane) or DraftPlan.plain(batch) for batch in batches]
-
-    def _depths(
-        self,
-        lane: int,
-        name: str,
-        lanes: LaneInputs,
-        plan: Plan,
-        evidence: Floats,
-        rule: PlannerStepRule,
-    ) -> list[int]:
-        """Depth limits of the lane's requests: for those that draft or explore the largest possible
-        depth, because the step rule decides while drafting; 0 for the others. `evidence`: the
-        drafts that each request of the round has had from the lane."""
-        pairs = lanes.pairs(lane)
-        drafts, deepest = plan.depths.depth[pairs] > 0, plan.deepest[pairs]
-        self._exploration.add_budget(name, plan.plain_s, self._backoff.rounds(name))
-        idle = np.flatnonzero(~drafts & (deepest > 0))
-        if len(idle):
-            places = lanes.request[pairs]
-            least_known = idle[np.argsort(evidence[places[idle]], kind="stable")]
-            costs_s = rule.exploration_s(places[drafts], places[least_known])
-            drafts = drafts.copy()
-            drafts[least_known[: self._exploration.spend(name, *costs_s)]] = True
-        return (deepest * drafts).tolist()
+            survival = calibration.survival if calibration else IDENTITY
+            rule = PlannerStepRule(costs, own, names, expected, chances[lane], survival, width)
+            plans[batch.lane] = DraftPlan(self._limits(batch, width), rule)
+        return plans
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         requests = candidates.requests
@@ -162,12 +145,10 @@ class Planner:
             return np.zeros(0, np.bool_)
         rows = self._rows_of(requests)
         selected = select_round(
-            self._fair,
             rows,
             BatchProgress.of(requests, self._terms[rows]),
             candidates.trees,
             self._scale.tables,
-            self._no_harm.accounts,
             RoundState(
                 context.verify.piecewise,
                 context.prefill_tokens,
@@ -176,9 +157,6 @@ class Planner:
                 max(candidates.drafting_s) + context.handling_s,
                 context.waiting_s,
             ),
-        )
-        self._no_harm.open_round(
-            rows, selected.gain, selected.drafts_share, context.waiting_s, context.handling_s
         )
         self._round_s += _ROUND_MEMORY * (selected.seconds - self._round_s)
         return selected.kept
@@ -189,17 +167,10 @@ class Planner:
         if known:
             rows = np.array([row for row in places if row is not None], np.int64)
             self._scale.observe(rows, np.array([float(one.accepted) for one in known]))
-            self._no_harm.close_round(
-                rows,
-                np.array([one.verify_s for one in known]),
-                np.array([one.prompts_s for one in known]),
-                max(one.draft_s for one in outcomes),
-            )
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
         if row is not None:
-            self._no_harm.forget(row)
             self._scale.forget(row)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
@@ -208,13 +179,7 @@ class Planner:
         if known is not None:
             return known
         rows = self._rows.of(names)
-        self._no_harm.reserve(len(self._rows))
         self._scale.reserve(len(self._rows))
         self._terms = with_rows(self._terms, len(self._rows))
         self._terms[rows] = request_terms(requests)
         return rows
-
-
-def _draft_plan(depths: Sequence[int], rule: PlannerStepRule | None, width: int) -> DraftPlan:
-    limit = {depth: DraftLimit(depth, width) for depth in set(depths)}
-    return DraftPlan([limit[depth] for depth in depths], rule)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import PiecewiseLinear, forward_seconds
+from policies.cost import PiecewiseLinear
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_draft_tokens
@@ -14,11 +14,8 @@ from policies.speculation.planner.best_prefix import (
     Requests,
     best_prefix,
     item_order,
-    no_caps,
 )
 from policies.speculation.planner.confidence_scale import ScaleTables, scales_of
-from policies.speculation.planner.no_harm import Accounts, caps_of, weights_of
-from policies.speculation.planner.objective import worth_of
 from policies.speculation.slo import (
     BatchProgress,
     TimeCaps,
@@ -26,7 +23,6 @@ from policies.speculation.slo import (
     needs_at,
     slo_caps,
     tpots_of,
-    without_tpot,
 )
 
 
@@ -48,20 +44,14 @@ class Selected(NamedTuple):
     """Mask over all nodes."""
     seconds: float
     """Expected time between two verdicts of a request."""
-    gain: Floats
-    """Expected accepted tokens of each request."""
-    drafts_share: float
-    """Share of the verification's time that the kept drafts cause."""
 
 
 @njit(cache=True)
 def select_round(
-    fair: bool,
     rows: Ints,
     progress: BatchProgress,
     trees: FlatTrees,
     scale_tables: ScaleTables,
-    accounts: Accounts,
     state: RoundState,
 ) -> Selected:
     """The nodes to verify."""
@@ -70,14 +60,7 @@ def select_round(
     for node in range(len(path)):
         path[node] = min(path[node] * scale[proposed.owner[node]], 1.0)
     forest = Forest(proposed.starts, proposed.owner, proposed.depth, path)
-    bound = without_tpot(progress)
-    if not fair:
-        bound[:] = False
-    fixed = float(len(rows) + state.prefill_tokens)
-    plain_s = state.wait_s + forward_seconds(state.verify, context_lengths(progress).sum(), fixed)
-    no_harm = caps_of(rows, bound, plain_s, accounts)
-    weight = weights_of(rows, bound, accounts)
-    selected = _select_nodes(fair, progress, forest, weight, no_harm, state)
+    selected = _select_nodes(progress, forest, state)
     for row in rows:
         scale_tables.open[row] = 0.0
     for node in np.flatnonzero(selected.kept):
@@ -86,37 +69,30 @@ def select_round(
 
 
 @njit(cache=True)
-def _select_nodes(
-    fair: bool,
-    progress: BatchProgress,
-    forest: Forest,
-    weight: Floats,
-    no_harm: TimeCaps,
-    state: RoundState,
-) -> Selected:
+def _select_nodes(progress: BatchProgress, forest: Forest, state: RoundState) -> Selected:
     """Selects without SLOs first, since most rounds then keep them anyway; otherwise again with
     needs and SLO caps."""
-    requests, context = len(weight), context_lengths(progress)
+    context = context_lengths(progress)
+    requests = len(context)
     most = min(len(forest.path), state.room)
     fixed = requests + state.prefill_tokens
     verify_s = seconds_by_draft_tokens(state.verify, context.sum(), fixed, most)
     seconds = state.drafting_s + state.wait_s + verify_s
     zeros = np.zeros(requests)
     slo = slo_caps(progress, state.now - state.drafting_s)
-    batch = Requests(context, weight, zeros, zeros, no_caps(requests), no_harm, zeros, zeros)
-    nodes, gain = _best_nodes(fair, forest, batch, seconds)
+    without_slos = TimeCaps(zeros, np.full(requests, np.inf))
+    batch = Requests(context, zeros, zeros, without_slos, zeros, zeros)
+    nodes, gain = _best_nodes(forest, batch, seconds)
     if not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
         start_s = state.now - state.drafting_s
         need = np.maximum(needs_at(progress, start_s + seconds[len(nodes)]) - 1.0, 0.0)
         least = needs_at(progress, start_s + seconds[0]) - 1.0
         _drop_lost_slos(slo, need, forest, least)
-        batch = Requests(context, weight, need, tpots_of(progress), slo, no_harm, zeros, zeros)
-        nodes, gain = _best_nodes(fair, forest, batch, seconds)
+        batch = Requests(context, need, tpots_of(progress), slo, zeros, zeros)
+        nodes, gain = _best_nodes(forest, batch, seconds)
     kept = np.zeros(len(forest.path), np.bool_)
     kept[nodes] = True
-    kept_s = verify_s[len(nodes)]
-    drafts_share = 1.0 - verify_s[0] / kept_s if kept_s > 0.0 else 0.0
-    return Selected(kept, seconds[len(nodes)], gain, drafts_share)
+    return Selected(kept, seconds[len(nodes)])
 
 
 @njit(cache=True)
@@ -132,27 +108,23 @@ def _drop_lost_slos(slo: TimeCaps, need: Floats, forest: Forest, least: Floats) 
 
 
 @njit(cache=True)
-def _best_nodes(
-    fair: bool, forest: Forest, requests: Requests, seconds: Floats
-) -> tuple[Ints, Floats]:
+def _best_nodes(forest: Forest, requests: Requests, seconds: Floats) -> tuple[Ints, Floats]:
     """The nodes to keep, and the gain of each request from them."""
     count = len(forest.path)
-    nodes, urgent = np.empty(count, np.int64), np.empty(count, np.bool_)
-    gains, worth = np.empty((2, count))
-    for request in range(len(requests.weight)):
+    nodes, urgent, gains = np.empty(count, np.int64), np.empty(count, np.bool_), np.empty(count)
+    for request in range(len(requests.need)):
         begin, end = forest.starts[request], forest.starts[request + 1]
         nodes[begin:end] = begin + _most_probable_first(forest.path[begin:end])
         gain = 0.0
         for at in range(begin, end):
             gains[at] = forest.path[nodes[at]]
-            worth[at] = requests.weight[request] * worth_of(fair, gain, gains[at])
             urgent[at] = gain < requests.need[request]
             gain += gains[at]
-    order = item_order(worth, forest.owner, urgent, requests.need)[: len(seconds) - 1]
+    order = item_order(gains, forest.owner, urgent, requests.need)[: len(seconds) - 1]
     owner = forest.owner[order]
-    items = Items(owner, gains[order], worth[order], min(urgent.sum(), len(order)))
-    taken = best_prefix(fair, items, requests, seconds, seconds)
-    gain_of = np.zeros(len(requests.weight))
+    items = Items(owner, gains[order], min(urgent.sum(), len(order)))
+    taken = best_prefix(items, requests, seconds)
+    gain_of = np.zeros(len(requests.need))
     for at in range(taken):
         gain_of[owner[at]] += items.gain[at]
     return nodes[order[:taken]], gain_of

@@ -19,19 +19,14 @@ from policies.estimates.calibration import Curve, interpolate
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import Items, Requests, best_prefix, item_order
-from policies.speculation.planner.objective import worth_of
-from policies.speculation.planner.round_inputs import RoundCosts, round_seconds
+from policies.speculation.planner.chances import ADDED, NEXT
+from policies.speculation.planner.round_costs import RoundCosts, round_seconds
 
 
-class LaneOutlook(NamedTuple):
-    """What one lane can add for each request of the round."""
-
-    unread: Floats
-    """Committed tokens that the first draft step processes."""
-    next: Floats
-    """Probability that a later level is accepted, given that the one before it is."""
-    added: Floats
-    """Tokens that the lane adds per accepted token: lookups may propose the same ones."""
+class LaneCosts(NamedTuple):
+    step: PiecewiseLinear
+    call_s: float
+    """Time of a draft call besides its steps."""
 
 
 class _Drafted(NamedTuple):
@@ -48,14 +43,12 @@ class _Drafted(NamedTuple):
 class PlannerStepRule:
     """The StepRule of one lane; its arrays have one element for each of `names`."""
 
-    fair: bool
     costs: RoundCosts
-    step: PiecewiseLinear
-    call_s: float
+    lane: LaneCosts
     names: tuple[str, ...]
     """All requests of the micro-batch."""
     requests: Requests
-    outlook: LaneOutlook
+    chances: Floats
     survival: Curve
     width: int
     index: dict[str, int] = field(init=False, default_factory=dict)
@@ -70,7 +63,7 @@ class PlannerStepRule:
     def _reset(self) -> None:
         count = len(self.names)
         self.drafted = _Drafted(np.zeros(count), np.ones(count), np.ones(count))
-        self.nodes, self.drafting_s = 0, 0.0
+        self.nodes, self.drafting_s = 0, self.lane.call_s
 
     def __call__(
         self, depth: int, requests: Sequence[str], frontier: Sequence[NDArray[np.float32]]
@@ -80,59 +73,33 @@ class PlannerStepRule:
             self._reset()
         at = np.array([self.index[name] for name in requests], np.int64)
         if depth == 0:
-            continues = np.ones(
-                len(at), np.bool_
-            )  # the plan has already decided which requests draft
+            continues = np.ones(len(at), np.bool_)  # the call itself costs most
         else:
             sizes = np.array([len(level) for level in frontier], np.int64)
             confidence = np.concatenate(frontier)
-            _absorb(at, sizes, confidence, self.drafted, self.survival, self.outlook)
+            _absorb(at, sizes, confidence, self.drafted, self.survival, self.chances)
             self.nodes += len(confidence)
             continues = _continuing(
-                self.fair,
                 at,
                 depth,
                 self.width,
                 self.costs,
-                self.step,
+                self.lane,
                 self.nodes,
                 self.drafting_s,
                 self.drafted,
-                self.outlook,
+                self.chances,
                 self.requests,
             )
-        self.drafting_s += self.step_s(at[continues], depth)
+        self.drafting_s += self._step_s(at[continues], depth)
         return continues.tolist()
 
-    def exploration_s(self, drafting: Ints, idle: Ints) -> tuple[list[float], float]:
-        """The time that one level for the first 1, 2, 4, ... of the `idle` requests adds to a round
-        in which `drafting` requests draft; and the slack, by which the round may be longer within
-        all caps."""
-        without_s = self._round_s(drafting)
-        cost_s, count = [], 1
-        while count <= len(idle):
-            with_s = self._round_s(np.concatenate([drafting, idle[:count]]))
-            cost_s.append(with_s - without_s)
-            count *= 2
-        gain = 1.0 + np.maximum(self.requests.expected, self.requests.min_gain)
-        caps = (self.requests.slo, self.requests.no_harm)
-        cap_s = min(float((cap.slope * gain + cap.offset).min()) for cap in caps)
-        return cost_s, cap_s - without_s
-
-    def _round_s(self, drafting: Ints) -> float:
-        """Time of a round in which these requests draft one level."""
-        nodes = len(drafting) * self.width
-        if nodes > self.costs.room:
-            return np.inf
-        return round_seconds.py_func(self.costs, float(nodes), self.step_s(drafting, 0))
-
-    def step_s(self, going: Ints, depth: int) -> float:
-        """Time of one draft step of these requests; the first one includes the call's own time."""
+    def _step_s(self, going: Ints, depth: int) -> float:
         if not len(going):
             return 0.0
-        tokens = self.outlook.unread[going].sum() if depth == 0 else len(going) * self.width
+        tokens = len(going) * (self.width if depth else 1)
         context = self.requests.context[going].sum() + len(going) * depth
-        return self.step.predict(context, tokens) + (self.call_s if depth == 0 else 0.0)
+        return self.lane.step.predict(context, tokens)
 
 
 @njit(cache=True)
@@ -142,7 +109,7 @@ def _absorb(
     confidence: NDArray[np.float32],
     drafted: _Drafted,
     survival: Curve,
-    outlook: LaneOutlook,
+    chances: Floats,
 ) -> None:
     """Adds the level drafted last, with calibrated confidences."""
     begin = 0
@@ -152,52 +119,48 @@ def _absorb(
         share = raw / max(drafted.raw[request], 1e-12)
         survives = interpolate(survival.confidence, survival.probability, share)
         drafted.mass[request] *= survives if raw > 0.0 else 0.0
-        drafted.gain[request] += drafted.mass[request] * outlook.added[request]
+        drafted.gain[request] += drafted.mass[request] * chances[ADDED, request]
         drafted.raw[request] = raw
 
 
 @njit(cache=True)
 def _continuing(
-    fair: bool,
     at: Ints,
     depth: int,
     width: int,
     costs: RoundCosts,
-    step: PiecewiseLinear,
+    lane: LaneCosts,
     nodes: int,
     drafting_s: float,
     drafted: _Drafted,
-    outlook: LaneOutlook,
+    chances: Floats,
     requests: Requests,
 ) -> Mask:
     expected = requests.expected + drafted.gain
-    gain = drafted.mass[at] * outlook.next[at] * outlook.added[at]
-    worth, urgent = np.empty(len(at)), np.empty(len(at), np.bool_)
+    gain, urgent = np.empty(len(at)), np.empty(len(at), np.bool_)
     for number, request in enumerate(at):
-        worth[number] = requests.weight[request] * worth_of(fair, expected[request], gain[number])
+        gain[number] = drafted.mass[request] * chances[NEXT, request] * chances[ADDED, request]
         urgent[number] = expected[request] < requests.min_gain[request]
     fitting = max(0, costs.room - nodes) // width
-    order = item_order(worth, at, urgent, requests.need)[:fitting]
-    items = Items(at[order], gain[order], worth[order], min(urgent.sum(), len(order)))
+    order = item_order(gain, at, urgent, requests.need)[:fitting]
+    items = Items(at[order], gain[order], min(urgent.sum(), len(order)))
     seconds = np.empty(len(order) + 1)
     seconds[0] = round_seconds(costs, nodes, drafting_s)
     context = 0.0
     for number, request in enumerate(items.owner):
         context += requests.context[request] + depth
         rows = (number + 1.0) * width
-        step_s = forward_seconds(step, context, rows)
+        step_s = forward_seconds(lane.step, context, rows)
         seconds[number + 1] = round_seconds(costs, nodes + rows, drafting_s + step_s)
     so_far = Requests(
         requests.context,
-        requests.weight,
         requests.need,
         requests.token_s,
         requests.slo,
-        requests.no_harm,
         expected,
         requests.min_gain,
     )
-    taken = best_prefix(fair, items, so_far, seconds, seconds)
+    taken = best_prefix(items, so_far, seconds)
     continues = np.zeros(len(at), np.bool_)
     continues[order[:taken]] = True
     return continues

@@ -5,15 +5,15 @@ from itertools import product
 
 import numpy as np
 import pytest
+from policies.speculation.planner.draft_depths import Depths, best_depths
+from policies.speculation.planner.round_inputs import LaneCosts, Pairs, RoundCosts, round_seconds
 
 from policies.cost import FREE, LinearCost, PiecewiseLinear
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import LaneView, RequestView
 from policies.speculation.planner.best_prefix import Requests, no_caps
-from policies.speculation.planner.draft_depths import Depths, best_depths
 from policies.speculation.planner.policy import Planner, PlannerParams
-from policies.speculation.planner.round_inputs import LaneCosts, Pairs, RoundCosts, round_seconds
 from tests.policies.speculation.play import plan_alone
 
 GREEDY = PlannerParams(explore=0.0, max_width=1)

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-
-from policies.speculation.forest import Floats
 from policies.speculation.planner.no_harm import (
     FAIRNESS_WEIGHT,
     NoHarmAccounts,
     caps_of,
     weights_of,
 )
+
+from policies.speculation.forest import Floats
 
 WINDOW, NO_HARM = 100, 0.97
 FORWARD_S, WAIT_S, DRAFTING_S = 10e-3, 1e-3, 3e-3

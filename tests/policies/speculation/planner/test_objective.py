@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from policies.speculation.planner.objective import value_of, worth_of
 
 GAINS = np.array([[0.9, 0.7, 0.1], [0.4, 0.0, 0.0], [0.0, 0.0, 0.0]])

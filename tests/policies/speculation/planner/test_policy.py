@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policies.speculation.planner.objective import Objective
 
 from policies.cost import LinearCost, RooflineCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import DraftLimit, Mask, RoundContext
 from policies.request import RequestView, RoundOutcome
-from policies.speculation.planner.objective import Objective
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.tree import ROOT, DraftTree

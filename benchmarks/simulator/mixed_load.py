@@ -1,36 +1,23 @@
-"""Measures the planner's goodput and each domain's speed over plain decoding, in virtual time.
+"""A model of the zoo's mixed load in `benchmarks.serving.local`, in virtual time.
 
-`python -m benchmarks.simulator.no_harm [--clients 1 4 16] [--seeds 3] [--apart] [--json FILE]`.
-
-A model of the zoo's mixed load in `benchmarks.serving.local`, so that versions of the planner are
-compared on the same run, whatever else the machine does. Costs, acceptances and the additional time
-of rounds with drafts were options so that results at 4 and 16 clients are about those measured on a
-quiet machine (docs/policies/planner.md). `--call-ms` is the round trip of a call to a host, with
-`--scatters` only its mean, as on a shared machine. Drafters share the verifier's processors, so
-they hardly catch up in idle time, except with `--apart`.
-
-Names: no_harm/CLIENTS/OBJECTIVE/{total,code,prose,tasks}; values are over plain decoding, those of
-domains medians of each request's own ratio. no_harm/CLIENTS/to_throughput_objective is the fair
-objective's total over the throughput objective's. Exits with 1 where a domain is below 0.97 under
-the fair objective, or its total below 0.95 of the throughput objective's.
+Versions of a policy are compared on the same run, whatever else the machine does. Costs,
+acceptances and the additional time of rounds with drafts were chosen so that results at 4 and 16
+clients are about those measured on a quiet machine (docs/experiments/mixed_load.md). Drafters share
+the verifier's processors, so they hardly catch up in idle time, unless they are `apart`.
 """
 
-import sys
 from collections.abc import Mapping
-from statistics import mean, median
+from statistics import median
 
 import numpy as np
 
 from actors.coordinator.settings import Limits
-from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, named_policies, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from policies.cost import LinearCost
 
-NO_HARM_BOUND, SHARE_OF_THROUGHPUT = 0.97, 0.95
-OBJECTIVES = ("fair", "throughput")
 KV_TOKENS = 1 << 20
 MAX_TOKENS = 128
 OUTPUT_TOKENS = {"code": 45, "prose": 20, "tasks": 70}
@@ -53,42 +40,7 @@ ACCEPTED = {
 LOOKUP = {"code": (0.45, 0.23), "prose": (0.37, 0.27), "tasks": (0.58, 0.09)}
 """Of the suffix lookup, by domain: acceptance, and share of positions without a proposal."""
 
-PLAIN = named_policies("off", "fixed")
-
-
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    arguments.add_argument("--seeds", type=int, default=3)
-    arguments.add_argument("--requests", type=int, default=144)
-    arguments.add_argument("--call-ms", type=float, default=1e3 * TRANSPORT_S)
-    arguments.add_argument("--scatters", action="store_true")
-    arguments.add_argument("--apart", action="store_true", help="drafters have their own devices")
-    options = arguments.parse_args()
-    replica = cluster(options.call_ms / 1e3, options.scatters, options.apart)
-    policies = objectives()
-    records, missed = [], []
-    for clients in options.clients:
-        runs = [
-            compare(replica, seed, clients, options.requests, policies)
-            for seed in range(options.seeds)
-        ]
-        for name in runs[0]:
-            value = mean(run[name] for run in runs)
-            records.append(Record(f"no_harm/{clients}/{name}", value, "x plain"))
-            if name.startswith("fair") and value < NO_HARM_BOUND:
-                missed.append(f"{clients}/{name} {value:.3f}, below {NO_HARM_BOUND}")
-        fair, throughput = (
-            mean(run[f"{objective}/total"] for run in runs) for objective in OBJECTIVES
-        )
-        name = f"no_harm/{clients}/to_throughput_objective"
-        records.append(Record.over(throughput, name, fair, "x plain"))
-        share = fair / throughput
-        if share < SHARE_OF_THROUGHPUT:
-            missed.append(f"{clients}/total {share:.3f} of {throughput:.2f}")
-    publish(records, options.json)
-    if missed:
-        sys.exit(f"missed: {'; '.join(missed)}")
+PLAIN, DEFAULT = named_policies("off", "fixed"), named_policies("planner", "hedge")
 
 
 def compare(
@@ -147,15 +99,3 @@ def cluster(
     drafters.append(lookup)
     memory, acceptance = KvMemory(KV_TOKENS), Acceptance(models)
     return Cluster(VERIFY, memory, drafters, acceptance, transport_s=transport_s, scatters=scatters)
-
-
-def objectives() -> dict[str, MakePolicies]:
-    return {objective: planner_policies(objective) for objective in OBJECTIVES}
-
-
-def planner_policies(objective: str) -> MakePolicies:
-    return named_policies("planner", "hedge", speculation_options={"objective": objective})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,62 @@
+"""Chooses the width of a lane's beam before anything is drafted."""
+
+import numpy as np
+from numba import njit
+
+from policies.cost import PiecewiseLinear, forward_seconds
+from policies.estimates.calibration import rank_acceptance
+from policies.speculation.forest import Floats
+from policies.speculation.planner.chances import ADDED, FIRST, NEXT
+from policies.speculation.planner.round_costs import RoundCosts, round_seconds
+
+
+@njit(cache=True)
+def best_width(
+    chances: Floats,
+    context: float,
+    siblings: Floats,
+    step: PiecewiseLinear,
+    call_s: float,
+    costs: RoundCosts,
+    others: int,
+    max_depth: int,
+) -> int:
+    """The width of the best uniform beam of any depth, if all requests of the lane draft.
+
+    `chances`: the lane's (chances.py), a column for each of its requests. A level of width w is
+    accepted with probability p + (1 - p)·siblings[w - 1]. `context`: committed tokens of these
+    requests; `others`: requests of the round that do not draft here.
+    """
+    count = chances.shape[1]
+    best, most = 1, 0.0
+    for width in range(1, min(len(siblings), costs.room // max(1, count)) + 1):
+        mass, tokens = chances[ADDED].copy(), float(count + others)
+        rows = float(count * width)
+        step_s = forward_seconds(step, context, rows)
+        for depth in range(1, max_depth + 1):
+            if rows * depth > costs.room:
+                break
+            for request in range(count):
+                chain = chances[FIRST if depth == 1 else NEXT, request]
+                mass[request] *= min(chain + (1.0 - chain) * siblings[width - 1], 0.99)
+                tokens += mass[request]
+            speed = tokens / round_seconds(costs, rows * depth, call_s + step_s * depth)
+            if speed > most:
+                best, most = width, speed
+    return best
+
+
+@njit(cache=True)
+def sibling_shares(wrong: float, ranks: Floats, widest: int) -> Floats:
+    """P(one of the further siblings is accepted | the first one is not), for each width.
+
+    `wrong`: how often the first one is not accepted. `ranks`: for each rank, how often a sibling
+    was verified and how often it was accepted.
+    """
+    shares, share = np.zeros(widest), wrong / 3
+    for rank in range(1, widest):
+        # Prior: the second sibling is accepted in a quarter of the cases that the first one misses,
+        # and each further one three quarters as often as the one before it.
+        share = rank_acceptance(ranks, rank, 0.75 * share)
+        shares[rank] = min(1.0, shares[rank - 1] + share / max(wrong, share, 1e-9))
+    return shares
