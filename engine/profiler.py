@@ -162,7 +162,8 @@ def _holds(
     grid: Grid,
     measure_grid: Callable[[Grid], tuple[ForwardSample, ...]],
 ) -> bool:
-    smallest = Grid(*((min(axis),) for axis in _axes(grid)), rounds=1)
+    requests, rows, context = ((min(axis),) for axis in _axes(grid))
+    smallest = Grid(requests, rows, context, rounds=1)
     now_s = min(measure_grid(smallest)[0].seconds for _ in range(_CHECKS))
     then_s = min(samples, key=lambda sample: (sample.tokens, sample.context)).seconds
     holds = then_s / _MOST_DEVIATION <= now_s <= then_s * _MOST_DEVIATION

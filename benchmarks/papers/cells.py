@@ -11,7 +11,7 @@ from policies.scheduling.laps_sd import LapsSdParams
 
 READ_BY_METRIC = ("window",)
 """Axes that change only which metric is read, not the run."""
-ORACLES = {"srpt": "default", "clairvoyant": "planner_throughput"}
+ORACLES = {"srpt": "default", "clairvoyant": "planner"}
 """Oracles, which no file lists; each equals this arm in all else."""
 
 

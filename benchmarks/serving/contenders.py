@@ -69,14 +69,13 @@ class Spindle:
     """The application of cluster/vllm.yaml without HTTP: coordinator and policies in this process,
     models in actors or, with `in_process`, here as well."""
 
-    def __init__(self, objective: str, dtype: Dtype, in_process: bool = False) -> None:
-        """`objective` is the planner's."""
+    def __init__(self, dtype: Dtype, in_process: bool = False) -> None:
         self._events: list[Event] = []
         self._names = map(str, count())
         # On a thread of its own: heartbeats of actors arrive between turns as well.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        starting = self._start(_config(objective, dtype, in_process), in_process)
+        starting = self._start(_config(dtype, in_process), in_process)
         self._coordinator = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
 
     async def _start(self, config: "AppConfig", in_process: bool) -> "Coordinator":
@@ -133,14 +132,13 @@ class Spindle:
         return TurnResult(*timed, forwards)
 
 
-def _config(objective: str, dtype: Dtype, in_process: bool) -> "AppConfig":
+def _config(dtype: Dtype, in_process: bool) -> "AppConfig":
     from cluster.check import read
     from cluster.config import AppConfig
 
     (application,) = read(CONFIG)
     args: dict[str, Any] = {**application.args}
     args["target"] = {**args["target"], "dtype": dtype, "kv_tokens": KV_TOKENS}
-    args["policies"] = {"speculation": {"name": "planner", "options": {"objective": objective}}}
     if in_process:
         args["threads"] = args["target"].pop("threads")
         for model in (args["target"], *args["drafters"]):

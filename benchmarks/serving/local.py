@@ -36,7 +36,7 @@ from policies.microbatch import MicroBatchParams
 
 PLAIN = "plain"
 """Among the modes compared, the one without drafts."""
-OBJECTIVES = ("planner", "planner:objective=throughput")
+POLICIES = ("planner", "specserve")
 KV_TOKENS = 32_768
 MAX_TOKENS = 128
 
@@ -82,7 +82,7 @@ def main() -> None:
     )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "suffix"])
     arguments.add_argument("--selection", default="hedge")
-    add_choices(arguments, "--speculation", OBJECTIVES)
+    add_choices(arguments, "--speculation", POLICIES)
     arguments.add_argument("--schedule", default="default")
     options = arguments.parse_args()
     torch.set_num_threads(2)

@@ -4,8 +4,7 @@
 
 The zoo's target inflated to 90M, in bf16, or with `--dtype float32` for a CPU without bf16
 arithmetic. Contenders: plain vLLM; its ngram, suffix and draft_model at k = 1, 3, 5; Spindle with
-its default policies, and with the planner's throughput objective, for vLLM's methods keep no
-no-harm bound either.
+its default policies.
 
 Each contender is one process: vLLM a bare loop of engine steps, Spindle with all models inline.
 That is the fastest that either gets here, but a bare loop cannot serve clients. `--served` compares
@@ -61,9 +60,7 @@ DRAFTER = "tiny"
 FINALISTS = 2
 """Methods of vLLM in the final, besides plain decoding."""
 DRAFT_LENGTHS = (1, 3, 5)
-PLAIN, SPINDLE, THROUGHPUT = "vllm", "spindle", "spindle_throughput"
-OBJECTIVES = {SPINDLE: "fair", THROUGHPUT: "throughput"}
-"""Of the planner, by contender."""
+PLAIN, SPINDLE = "vllm", "spindle"
 PEERS: Mapping[str, Mapping[str, Any]] = {
     f"vllm_{method}_k{k}": {"method": method, "num_speculative_tokens": k, **options}
     for method, options in (
@@ -73,7 +70,7 @@ PEERS: Mapping[str, Mapping[str, Any]] = {
     )
     for k in DRAFT_LENGTHS
 }
-CONTENDERS = (*PEERS, *OBJECTIVES)
+CONTENDERS = (*PEERS, SPINDLE)
 SMOKE = ("vllm_ngram_k3", SPINDLE)
 
 
@@ -96,9 +93,7 @@ def main() -> None:
     vllm = partial(ServedVllm if options.served else VllmLoop, checkpoint, dtype=options.dtype)
     spindle = partial(Spindle, dtype=options.dtype, in_process=not options.served)
     others: dict[str, MakeServer] = {
-        name: partial(spindle, OBJECTIVES[name])
-        if name in OBJECTIVES
-        else partial(vllm, speculation=PEERS[name])
+        name: spindle if name == SPINDLE else partial(vllm, speculation=PEERS[name])
         for name in options.contenders
     }
     with closing(Contender(PLAIN, partial(vllm, speculation=None))) as plain:
@@ -126,9 +121,9 @@ def finalists_of(results: Results, load: int) -> list[str]:
     """Spindle, and the best of vLLM's methods in the heats."""
     at_load = {name: turns for (name, clients), turns in results.items() if clients == load}
     ratios = {name: goodput_ratio(turns) for name, turns in at_load.items()}
-    spindles = [name for name in ratios if name in OBJECTIVES]
-    theirs = sorted(set(ratios).difference(OBJECTIVES), key=ratios.__getitem__, reverse=True)
-    return spindles + theirs[:FINALISTS]
+    ours = [name for name in ratios if name == SPINDLE]
+    theirs = sorted(set(ratios) - {SPINDLE}, key=ratios.__getitem__, reverse=True)
+    return ours + theirs[:FINALISTS]
 
 
 def report(results: Results, prefix: str) -> list[Record]:
@@ -145,12 +140,12 @@ def compared_with_best(finals: Results) -> tuple[list[Record], list[str]]:
     """Spindle over the best of vLLM's, plain decoding included; and a line where it is behind."""
     records, behind = [], []
     for (name, clients), turns in finals.items():
-        if name not in OBJECTIVES:
+        if name != SPINDLE:
             continue
         theirs = {
             other: other_turns
             for (other, load), other_turns in finals.items()
-            if load == clients and other not in OBJECTIVES
+            if load == clients and other != SPINDLE
         }
         theirs[PLAIN] = [_plain(turn) for turn in turns]
         best = max(theirs, key=lambda other: goodput_ratio(theirs[other]))

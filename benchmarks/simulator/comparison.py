@@ -3,10 +3,11 @@
 `python -m benchmarks.simulator.comparison [--clients 1 4 16] [--seeds 3] [--apart]
 [--policies planner fixed:length=4 ...] [--json FILE]`.
 
-All of them run with hedge's choice of lanes. `--call-ms` is the round trip of a call to a host, with
-`--scatters` only its mean, as on a shared machine. Names: comparison/CLIENTS/POLICY/{total,code,prose,
-tasks}; values are over plain decoding, those of domains medians of each request's own ratio.
-comparison/CLIENTS/first_over_best is the total of the first policy over that of the best other one.
+All of them run with hedge's choice of lanes. `--call-ms` is the round trip of a call to a host,
+with `--scatters` only its mean, as on a shared machine. Names:
+comparison/CLIENTS/POLICY/{total,code,prose,tasks}; values are over plain decoding, those of domains
+medians of each request's own ratio. comparison/CLIENTS/first_over_best is the total of the first
+policy over that of the best other one.
 """
 
 from statistics import mean

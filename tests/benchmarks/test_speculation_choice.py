@@ -8,11 +8,8 @@ from benchmarks.speculation_choice import SpeculationChoice
 
 
 def test_options_are_numbers_or_words() -> None:
-    choice = SpeculationChoice.parse("planner:objective=throughput,max_depth=3")
-    assert (choice.name, choice.options) == (
-        "planner",
-        {"objective": "throughput", "max_depth": 3},
-    )
+    choice = SpeculationChoice.parse("specserve:max_length=3,eliminate=false")
+    assert (choice.name, choice.options) == ("specserve", {"max_length": 3, "eliminate": False})
     assert SpeculationChoice.parse("specserve").options == {}
 
 

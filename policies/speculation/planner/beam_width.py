@@ -21,14 +21,15 @@ def best_width(
     others: int,
     max_depth: int,
 ) -> int:
-    """The width of the best uniform beam of any depth, if all requests of the lane draft.
+    """The width of the fastest uniform beam of any depth, if all requests of the lane draft; 0 if
+    plain decoding is faster.
 
     `chances`: the lane's (chances.py), a column for each of its requests. A level of width w is
     accepted with probability p + (1 - p)·siblings[w - 1]. `context`: committed tokens of these
     requests; `others`: requests of the round that do not draft here.
     """
     count = chances.shape[1]
-    best, most = 1, 0.0
+    best, most = 0, (count + others) / round_seconds(costs, 0.0, 0.0)
     for width in range(1, min(len(siblings), costs.room // max(1, count)) + 1):
         mass, tokens = chances[ADDED].copy(), float(count + others)
         rows = float(count * width)

@@ -13,18 +13,15 @@ since lookups may propose the same ones. 0 for requests that the lane may not dr
 
 
 @njit(cache=True)
-def chances_of(
-    tables: Tables, rows: Ints, starts: Ints, request: Ints, numbers: Ints, scale: Floats
-) -> Floats:
+def chances_of(tables: Tables, rows: Ints, starts: Ints, request: Ints, numbers: Ints) -> Floats:
     """By [lane, quantity, request]. Lane l may draft for request[starts[l]:starts[l + 1]], with the
-    drafter numbers[l]; `rows`: the requests' rows in the tables; `scale`: by what their acceptance
-    differs from what confidences say."""
+    drafter numbers[l]; `rows`: the requests' rows in the tables."""
     chances = np.zeros((len(numbers), 3, len(rows)))
     for lane, number in enumerate(numbers):
         for place in request[starts[lane] : starts[lane + 1]]:
             first, later, added, _ = estimate(tables, rows[place], number)
             chances[lane, FIRST, place], chances[lane, NEXT, place] = first, later
-            chances[lane, ADDED, place] = added * scale[place]
+            chances[lane, ADDED, place] = added
     return chances
 
 

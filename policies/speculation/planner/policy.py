@@ -16,17 +16,16 @@ import numpy as np
 from policies.estimates.acceptance import level_accepted
 from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
-from policies.request import RequestView, RoundOutcome
-from policies.rows import Rows, with_rows
-from policies.speculation.forest import Ints, context_tokens, draft_room, draft_tokens_left
+from policies.request import RequestView
+from policies.speculation.forest import context_tokens, draft_room, draft_tokens_left
 from policies.speculation.planner.beam_width import best_width, sibling_shares
 from policies.speculation.planner.chances import chances_of
-from policies.speculation.planner.confidence_scale import ConfidenceScale, scales_of
 from policies.speculation.planner.round_costs import RoundCosts
 from policies.speculation.planner.round_requests import RoundTimes, round_requests
 from policies.speculation.planner.select import RoundState, select_round
 from policies.speculation.planner.step_rule import LaneCosts, PlannerStepRule
 from policies.speculation.slo import BatchProgress, request_terms
+from policies.speculation.stateless import Stateless
 
 _ROUND_MEMORY = 0.2
 """Weight of the last round in the running mean of a round's time."""
@@ -39,7 +38,7 @@ class PlannerParams:
     """Maximum width of draft trees, if the verifier takes trees."""
 
 
-class Planner:
+class Planner(Stateless):
     """`calibrations`: of each lane, for the raw confidences in its step rule. Those of `Candidates`
     are calibrated already."""
 
@@ -50,10 +49,6 @@ class Planner:
     ) -> None:
         self._params = params or PlannerParams()
         self._calibrations = calibrations or {}
-        self._scale = ConfidenceScale()
-        self._rows = Rows()
-        self._terms = request_terms([])
-        """`request_terms` of each request, by row."""
         self._round_s = 0.0
         """Running mean of the time between two verdicts of a request."""
 
@@ -84,7 +79,7 @@ class Planner:
         now: float,
     ) -> dict[str | None, DraftPlan]:
         names, max_depth = tuple([one.name for one in requests]), self._params.max_depth
-        rows, known = self._rows_of(requests), context.acceptance.rows(names)
+        known = context.acceptance.rows(names)  # first, since it may enlarge the tables
         place = {name: number for number, name in enumerate(names)}
         members = [[place[one.name] for one in batch.requests] for batch in (*models, *lookups)]
         starts = np.array([*accumulate(map(len, members), initial=0)], np.int64)
@@ -96,7 +91,6 @@ class Planner:
             starts,
             np.concatenate(members, dtype=np.int64),
             numbers,
-            scales_of(rows, self._scale.tables),
         )
         costs = RoundCosts(
             verify=context.verify.piecewise,
@@ -109,7 +103,7 @@ class Planner:
         )
         plain_s = costs.wait_s + context.verify.predict(costs.context, costs.base_tokens)
         expected = round_requests(
-            BatchProgress.of(requests, self._terms[rows]),
+            BatchProgress.of(requests, request_terms(requests)),
             chances,
             len(models),
             max_depth,
@@ -121,34 +115,33 @@ class Planner:
             calibration = self._calibrations.get(name)
             ranks = calibration.rank_counts if calibration else NO_RANK_COUNTS
             own = LaneCosts(context.draft[name].piecewise, context.call_s.get(name, 0.0))
-            width = 1
-            if context.trees and self._params.max_width > 1:
-                wrong = 1.0 - level_accepted(tables, numbers[lane])
-                width = best_width(
-                    chances[lane][:, at],
-                    expected.context[at].sum(),
-                    sibling_shares(wrong, ranks, self._params.max_width),
-                    own.step,
-                    own.call_s,
-                    costs,
-                    len(requests) - len(at),
-                    max_depth,
-                )
+            wrong = 1.0 - level_accepted(tables, numbers[lane])
+            width = best_width(
+                chances[lane][:, at],
+                expected.context[at].sum(),
+                sibling_shares(wrong, ranks, self._params.max_width if context.trees else 1),
+                own.step,
+                own.call_s,
+                costs,
+                len(requests) - len(at),
+                max_depth,
+            )
+            if not width and not expected.min_gain[at].any():
+                continue  # plain decoding is faster, and keeps all SLOs
             survival = calibration.survival if calibration else IDENTITY
-            rule = PlannerStepRule(costs, own, names, expected, chances[lane], survival, width)
-            plans[batch.lane] = DraftPlan(self._limits(batch, width), rule)
+            rule = PlannerStepRule(
+                costs, own, names, expected, chances[lane], survival, max(1, width)
+            )
+            plans[batch.lane] = DraftPlan(self._limits(batch, rule.width), rule)
         return plans
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         requests = candidates.requests
         if not requests:
             return np.zeros(0, np.bool_)
-        rows = self._rows_of(requests)
         selected = select_round(
-            rows,
-            BatchProgress.of(requests, self._terms[rows]),
+            BatchProgress.of(requests, request_terms(requests)),
             candidates.trees,
-            self._scale.tables,
             RoundState(
                 context.verify.piecewise,
                 context.prefill_tokens,
@@ -160,26 +153,3 @@ class Planner:
         )
         self._round_s += _ROUND_MEMORY * (selected.seconds - self._round_s)
         return selected.kept
-
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        places = [self._rows.get(one.request) for one in outcomes]
-        known = [one for one, row in zip(outcomes, places, strict=True) if row is not None]
-        if known:
-            rows = np.array([row for row in places if row is not None], np.int64)
-            self._scale.observe(rows, np.array([float(one.accepted) for one in known]))
-
-    def forget(self, request: str) -> None:
-        row = self._rows.drop(request)
-        if row is not None:
-            self._scale.forget(row)
-
-    def _rows_of(self, requests: Sequence[RequestView]) -> Ints:
-        names = [request.name for request in requests]
-        known = self._rows.known(names)
-        if known is not None:
-            return known
-        rows = self._rows.of(names)
-        self._scale.reserve(len(self._rows))
-        self._terms = with_rows(self._terms, len(self._rows))
-        self._terms[rows] = request_terms(requests)
-        return rows

@@ -15,7 +15,6 @@ from policies.speculation.planner.best_prefix import (
     best_prefix,
     item_order,
 )
-from policies.speculation.planner.confidence_scale import ScaleTables, scales_of
 from policies.speculation.slo import (
     BatchProgress,
     TimeCaps,
@@ -47,32 +46,10 @@ class Selected(NamedTuple):
 
 
 @njit(cache=True)
-def select_round(
-    rows: Ints,
-    progress: BatchProgress,
-    trees: FlatTrees,
-    scale_tables: ScaleTables,
-    state: RoundState,
-) -> Selected:
-    """The nodes to verify."""
-    proposed = forest_of(trees)
-    scale, path = scales_of(rows, scale_tables), proposed.path.copy()
-    for node in range(len(path)):
-        path[node] = min(path[node] * scale[proposed.owner[node]], 1.0)
-    forest = Forest(proposed.starts, proposed.owner, proposed.depth, path)
-    selected = _select_nodes(progress, forest, state)
-    for row in rows:
-        scale_tables.open[row] = 0.0
-    for node in np.flatnonzero(selected.kept):
-        scale_tables.open[rows[proposed.owner[node]]] += proposed.path[node]
-    return selected
-
-
-@njit(cache=True)
-def _select_nodes(progress: BatchProgress, forest: Forest, state: RoundState) -> Selected:
-    """Selects without SLOs first, since most rounds then keep them anyway; otherwise again with
-    needs and SLO caps."""
-    context = context_lengths(progress)
+def select_round(progress: BatchProgress, trees: FlatTrees, state: RoundState) -> Selected:
+    """The nodes to verify: without regard to SLOs, since most rounds then keep them anyway, or else
+    again with needs and SLO caps."""
+    forest, context = forest_of(trees), context_lengths(progress)
     requests = len(context)
     most = min(len(forest.path), state.room)
     fixed = requests + state.prefill_tokens

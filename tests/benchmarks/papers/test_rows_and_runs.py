@@ -149,11 +149,11 @@ def test_a_row_that_is_not_reproduced_has_its_cause_and_one_without_claim_has_no
 
 
 def test_our_own_bounds_are_kept_or_missed() -> None:
-    name = "adaserve/fig9/bound/llama/4.8/planner_throughput_vs_oracle"
+    name = "adaserve/fig9/bound/llama/4.8/planner_vs_oracle"
     cells = cells_of("adaserve", row(name))
     assert {one.seed for one in cells} == set(range(5))
     for ours, status in ((0.86, "kept"), (0.84, "missed")):
-        goodput = {"planner_throughput": ours, "clairvoyant": 1.0}
+        goodput = {"planner": ours, "clairvoyant": 1.0}
         measured = {one: {"goodput": goodput[one.arm]} for one in cells}
         assert evaluate("adaserve", row(name), measured).status.partition(":")[0] == status
 

@@ -151,7 +151,7 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
 
 
 def test_a_costly_lane_that_adds_nothing_to_lookup_is_no_longer_drafted_with() -> None:
-    """It is as often right as lookup is, but about the same tokens: 1% is left for exploration.
+    """It is as often right as lookup is, but about the same tokens.
     Where lookup is silent about what it says, it is drafted with for much longer."""
     assert costly_share(token=1, confidence=0.8) <= 0.012
     assert costly_share(token=2, confidence=0.2) > 0.03
@@ -188,8 +188,8 @@ def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> No
 
 
 def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
-    """Without exploration, and without a single draft of its own."""
-    planner, request = Planner(PlannerParams(explore=0.0)), view("r")
+    """Without a single draft of its own."""
+    planner, request = Planner(PlannerParams(max_width=1)), view("r")
     context = round_context()
     bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
     for number in range(60):

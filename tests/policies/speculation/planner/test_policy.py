@@ -1,4 +1,4 @@
-"""The planner's precedence, its promise to do no harm, and that it keeps learning, boundedly."""
+"""The planner's precedence, what it drafts and what it leaves, and that it learns."""
 
 import pickle
 from collections.abc import Sequence
@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policies.speculation.planner.objective import Objective
 
 from policies.cost import LinearCost, RooflineCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import DraftLimit, Mask, RoundContext
-from policies.request import RequestView, RoundOutcome
+from policies.request import RequestView
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.tree import ROOT, DraftTree
@@ -35,8 +34,6 @@ from tests.policies.tree_lists import learn
 STEEP = LinearCost(alpha=0.0, gamma=8e-3, delta=8e-3)
 GPU = RooflineCost(alpha=1e-8, gamma=1e-5, delta=20e-3, knee=160, gamma_more=1.1e-4)
 GPU_DRAFT = LinearCost(alpha=0.0, gamma=1e-5, delta=2e-3)
-GREEDY = PlannerParams(no_harm=1e-9)
-"""The objective alone."""
 ACCEPTS = [0.25, 0.5, 0.75, 0.95]
 
 
@@ -53,26 +50,6 @@ def kept(masks: Sequence[Mask]) -> list[int]:
     return [int(mask.sum()) for mask in masks]
 
 
-def concluded(
-    planner: Planner,
-    chosen: Sequence[Candidate],
-    context: RoundContext,
-    drafting_s: float = 0.0,
-) -> list[int]:
-    """A round that took as long as the costs say, and `drafting_s`: how much was verified."""
-    nodes = kept(selected(planner, chosen, context, 10.0))
-    read = sum(one.request.context for one in chosen)
-    verify_s = context.verify.predict(read, len(chosen) + sum(nodes))
-    outcomes = [
-        RoundOutcome(
-            one.request.name, None, count, 0, 0, 1, drafting_s + verify_s, verify_s, drafting_s
-        )
-        for one, count in zip(chosen, nodes, strict=True)
-    ]
-    planner.observe(outcomes, 10.0)
-    return nodes
-
-
 def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
     return np.array(path, np.float32)
 
@@ -80,29 +57,22 @@ def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
 # -- the objective -----------------------------------------------------------------------------
 
 
-def log_speeds(
-    kind: Objective, chosen: Sequence[Candidate], masks: Sequence[Mask], context: RoundContext
-) -> float:
+def speed(chosen: Sequence[Candidate], masks: Sequence[Mask], context: RoundContext) -> float:
     read = sum(one.request.context for one in chosen)
     tokens = len(chosen) + sum(kept(masks)) + context.prefill_tokens
     seconds = context.waiting_s + max(one.drafting_s for one in chosen)
     seconds += context.verify.predict(read, tokens)
-    gains = np.array([gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True)])
-    if kind == "fair":
-        return float(np.log1p(gains).sum() - len(gains) * np.log(seconds))
-    return float(np.log((len(gains) + gains.sum()) / seconds))
+    gained = sum(gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True))
+    return (len(chosen) + gained) / seconds
 
 
-@pytest.mark.parametrize("kind", ["fair", "throughput"])
 @SEEDED
 @given(
     drafted=st.lists(trees(nodes=4), min_size=1, max_size=3),
     gamma=st.sampled_from([1e-5, 1e-3, 4e-3]),
     budget=st.integers(0, 16),
 )
-def test_selects_what_brute_force_does(
-    kind: Objective, drafted: list[DraftTree], gamma: float, budget: int
-) -> None:
+def test_selects_what_brute_force_does(drafted: list[DraftTree], gamma: float, budget: int) -> None:
     """Through the whole policy: time of drafting, waits and riding prefill included."""
     chosen = candidates(drafted, drafting_s=3e-3)
     context = round_context(
@@ -111,37 +81,25 @@ def test_selects_what_brute_force_does(
         prefill_tokens=2,
         waiting_s=2e-3,
     )
-    masks = selected(Planner(replace(GREEDY, objective=kind)), chosen, context, 0.0)
+    masks = selected(Planner(), chosen, context, 0.0)
     assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
     space = max(0, budget - 2 - len(drafted))
     best = max(
-        log_speeds(kind, chosen, selection, context)
+        speed(chosen, selection, context)
         for selection in all_selections(drafted)
         if sum(kept(selection)) <= space
     )
     assert sum(kept(masks)) <= space
-    assert log_speeds(kind, chosen, masks, context) == pytest.approx(best, rel=1e-5, abs=1e-6)
+    assert speed(chosen, masks, context) == pytest.approx(best, rel=1e-5)
 
 
 def test_plain_where_nothing_pays() -> None:
-    for kind in ("fair", "throughput"):
-        planner = Planner(PlannerParams(objective=kind))
-        context = round_context(verify=STEEP)
-        plan = plan_alone(planner, batch_of(16), "lane", context, 0.0)
-        assert {limit.depth for limit in plan.limits} == {0}
-        assert plan.rule is None
-        masks = selected(planner, candidates([DraftTree.chain([1], [0.5])] * 16), context, 0.0)
-        assert kept(masks) == [0] * 16
-
-
-def test_fair_keeps_nodes_of_the_hard_request_that_throughput_drops() -> None:
-    """DESIGN 4.6: long drafts for easy requests lengthen everyone's step."""
-    easy, hard = DraftTree.chain([1, 2, 3, 4], [0.98] * 4), DraftTree.chain([1], [0.6])
-    context = round_context(verify=LinearCost(0.0, 3.5e-3, 8e-3))
-    chosen = candidates([easy, hard])
-    robbing = Planner(replace(GREEDY, objective="throughput"))
-    assert kept(selected(robbing, chosen, context, 0.0)) == [4, 0]
-    assert kept(selected(Planner(GREEDY), chosen, context, 0.0)) == [3, 1]
+    context = round_context(verify=STEEP)
+    plan = plan_alone(Planner(), batch_of(16), "lane", context, 0.0)
+    assert {limit.depth for limit in plan.limits} == {0}
+    assert plan.rule is None
+    masks = selected(Planner(), candidates([DraftTree.chain([1], [0.5])] * 16), context, 0.0)
+    assert kept(masks) == [0] * 16
 
 
 # -- needs and SLOs ----------------------------------------------------------------------------
@@ -176,20 +134,20 @@ def test_no_round_grows_beyond_an_slo(drafting_s: float) -> None:
     with_slo = [Candidate(tight, DraftTree.empty()), *others]
     without = [Candidate(view("tight"), DraftTree.empty()), *others]
     now = 10.0 + drafting_s
-    nodes = sum(kept(selected(Planner(GREEDY), with_slo, context, now)))
+    nodes = sum(kept(selected(Planner(), with_slo, context, now)))
     assert nodes > 0
     assert drafting_s + context.verify.predict(0, 4 + nodes) <= 12.2e-3
     assert drafting_s + context.verify.predict(0, 4 + nodes + 1) > 12.2e-3
-    assert sum(kept(selected(Planner(GREEDY), without, context, now))) > nodes
+    assert sum(kept(selected(Planner(), without, context, now))) > nodes
 
 
 def test_a_lost_slo_does_not_hold_back_the_others() -> None:
     lost = Candidate(late("lost", 1e-3, 5.0), DraftTree.chain([1], [0.5]))
     easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
-    masks = selected(Planner(GREEDY), [lost, easy], round_context(), 10.0)
+    masks = selected(Planner(), [lost, easy], round_context(), 10.0)
     assert kept(masks)[1] == 3
     ended = replace(lost.request, max_tokens=7)  # has no use for drafts itself
-    plan = plan_alone(Planner(GREEDY), [ended, easy.request], "lane", round_context(), 10.0)
+    plan = plan_alone(Planner(), [ended, easy.request], "lane", round_context(), 10.0)
     assert [limit.depth > 0 for limit in plan.limits] == [False, True]
 
 
@@ -197,20 +155,7 @@ def test_a_need_out_of_reach_takes_only_what_the_objective_gives() -> None:
     lost = Candidate(late("lost", 0.1, 500.0), DraftTree.chain(list(range(9)), [0.9] * 9))
     sure = Candidate(view("sure"), DraftTree.chain([1, 2, 3], [0.95] * 3))
     context = round_context(most_tokens=2 + 6)
-    assert kept(selected(Planner(GREEDY), [lost, sure], context, 10.0)) == [3, 3]
-
-
-def test_where_needs_and_no_harm_collide_needs_win() -> None:
-    """Every token costs the plain request, which gains nothing and may lose nothing, a tenth of
-    its speed."""
-    context = round_context(verify=LinearCost(0.0, 1e-3, 8e-3))
-    plain = Candidate(view("plain"), DraftTree.empty())
-    needy = Candidate(late("needy", 0.02, 0.02), DraftTree.chain([1, 2], [0.9, 0.9]))
-    planner = Planner(PlannerParams(no_harm=1.0))
-    assert kept(selected(planner, [plain, needy], context, 10.0))[1] > 0
-    relaxed = Planner(PlannerParams(no_harm=1.0))
-    other = Candidate(view("e"), needy.tree)
-    assert kept(selected(relaxed, [plain, other], context, 10.0)) == [0, 0]
+    assert kept(selected(Planner(), [lost, sure], context, 10.0)) == [3, 3]
 
 
 def test_a_request_behind_its_slo_drafts_where_the_objective_would_not() -> None:
@@ -249,102 +194,7 @@ def test_a_draft_step_must_save_requests_in_need_more_time_than_it_costs(
     assert plan.rule(1, names, frontier)[0] == goes_on
 
 
-# -- no harm -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("requests", "rounds"), [(4, 300), (16, 150), (64, 60)])
-def test_no_request_runs_slower_than_plain(requests: int, rounds: int) -> None:
-    """0.97 of plain decoding in expectation: the mean of the worst of four kinds of request."""
-    speeds = {}
-    for name, params in {
-        "fair": PlannerParams(),
-        "throughput": PlannerParams(objective="throughput"),
-    }.items():
-        batch = batch_of(requests)
-        context = round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=512)
-        played = play(Planner(params), batch, mixed, context, rounds)
-        kinds = [batch[kind::4] for kind in range(4)]
-        speeds[name] = [
-            float(np.mean([played.speed(one.name, rounds) for one in kind])) for kind in kinds
-        ]
-        print(name, requests, [round(speed, 3) for speed in speeds[name]])
-    assert min(speeds["fair"]) >= 0.96
-    assert min(speeds["throughput"]) < min(speeds["fair"])  # the promise is not idle
-    assert np.mean(speeds["fair"]) > 1.2
-
-
-def test_a_request_whose_confidences_are_too_high_is_recognised() -> None:
-    """Its drafts look as good as others', and fail: calibration pools requests, the scale does
-    not."""
-    context = round_context(verify=LinearCost(0.0, 1.5e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
-    planner = Planner()
-    liar = view("liar")
-    tree = DraftTree.chain([1, 2, 3], [0.8] * 3)
-
-    def verified() -> int:
-        return kept(selected(planner, [Candidate(liar, tree)], context, 0.0))[0]
-
-    def drafts() -> bool:
-        return plan_alone(planner, [liar], "lane", context, 0.0).limits[0].depth > 0
-
-    assert verified() == 3
-    assert drafts()
-    for _ in range(40):
-        nodes = verified()
-        planner.observe([RoundOutcome("liar", "lane", nodes, 3, 0, 1, 0.01)], 0.0)
-    assert verified() <= 1
-    assert not drafts()
-
-
-def test_debts_are_repaid() -> None:
-    """Needs of another have slowed a request down; afterwards it gets its share before others."""
-    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3))
-    planner = Planner(PlannerParams(window=32))
-    plain = Candidate(view("plain"), DraftTree.empty())
-    needy = Candidate(late("needy", 0.02, 1.0), DraftTree.chain(list(range(6)), [0.9] * 6))
-    easy = Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3))
-    # Rounds without debt give it credit, which a later round may use: the easy one is drafted.
-    for _ in range(20):
-        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], context)
-    assert concluded(planner, [plain, easy], context)[1] > 0
-    for _ in range(10):
-        concluded(planner, [plain, needy], context)
-    assert concluded(planner, [plain, easy], context)[1] == 0
-    for _ in range(40):
-        concluded(planner, [plain, Candidate(view("easy"), DraftTree.empty())], context)
-    assert concluded(planner, [plain, easy], context)[1] > 0
-
-
-def test_time_beyond_the_prediction_is_a_debt() -> None:
-    """Drafts for one are short and sure, and yet rounds with them take half as long again."""
-    context = round_context(verify=LinearCost(0.0, 2.5e-4, 20e-3))
-    chosen = [
-        Candidate(view("plain"), DraftTree.empty()),
-        Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3)),
-    ]
-    as_expected, slower = Planner(), Planner()
-    for _ in range(20):
-        concluded(as_expected, chosen, context)
-        concluded(slower, chosen, context, drafting_s=10e-3)
-    assert concluded(as_expected, chosen, context)[1] > 0
-    assert concluded(slower, chosen, context)[1] == 0
-
-
-def test_a_lookup_that_finds_nothing_is_called_less() -> None:
-    def asked(tree: DraftTree) -> int:
-        context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3), handling_s=2e-3)
-        planner, batch, orders = Planner(), batch_of(4), 0
-        for _ in range(60):
-            plan = plan_alone(planner, batch, "lookup", context, 1.0)
-            names = [one.name for one, limit in zip(batch, plan.limits, strict=True) if limit.depth]
-            orders += len(names)
-            if not len(tree):
-                context.acceptance.observe_miss(names, "lookup")
-            drafted = [Candidate(one, tree, lanes=("lookup",) * bool(len(tree))) for one in batch]
-            concluded(planner, drafted, context)
-        return orders
-
-    assert asked(DraftTree.empty()) < 0.2 * asked(DraftTree.chain([1, 2], [0.8, 0.8]))
+# -- what drafts, and how far ------------------------------------------------------------------
 
 
 def test_a_lookup_gets_no_step_rule() -> None:
@@ -356,17 +206,10 @@ def test_a_lookup_gets_no_step_rule() -> None:
     assert lookup.rule is None
 
 
-def test_the_first_step_is_charged_for_unread_tokens() -> None:
-    context = round_context(draft=LinearCost(0.0, 1e-6, 1e-4))
-    first = np.array([0], np.int64)
-    seconds = [rule_for(context, unread=unread).step_s(first, 0) for unread in (1, 101)]
-    assert seconds[1] - seconds[0] == pytest.approx(100 * 1e-6)
-
-
-@pytest.mark.parametrize(("overhead_s", "drafts"), [(0.0, True), (40e-3, False)])
+@pytest.mark.parametrize(("overhead_s", "drafts"), [(0.0, True), (100e-3, False)])
 def test_overhead_can_make_drafting_a_loss(overhead_s: float, drafts: bool) -> None:
     context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
-    plan = plan_alone(Planner(PlannerParams(explore=0.0)), batch_of(1), "lane", context, 10.0)
+    plan = plan_alone(Planner(), batch_of(1), "lane", context, 10.0)
     assert (plan.limits[0].depth > 0) == drafts
 
 
@@ -383,8 +226,8 @@ def test_drafts_without_cost_are_kept_where_an_slo_is_missed_anyway() -> None:
 def test_a_lane_that_drafts_for_a_need_drafts_for_all_that_gain() -> None:
     """The step is paid for by one request's SLO; the others would lose more by looking on."""
     context = round_context(verify=LinearCost(0.0, 1e-6, 10e-3), draft=LinearCost(0.0, 1e-6, 3e-3))
-    planner = Planner(PlannerParams(max_width=1, explore=0.0))
-    play(planner, batch_of(4), lambda request, number: 0.3, context, 40)
+    planner = Planner(PlannerParams(max_width=1))
+    play(planner, batch_of(4), lambda request, number: 0.2, context, 40)
     others = batch_of(3)
     alone = plan_alone(planner, others, "lane", context, 10.0)
     assert [limit.depth for limit in alone.limits] == [0, 0, 0]
@@ -422,7 +265,7 @@ def test_a_rule_called_at_depth_0_starts_anew() -> None:
 
 
 def test_each_request_stops_independently() -> None:
-    planner = Planner(replace(GREEDY, max_width=1))
+    planner = Planner(PlannerParams(max_width=1))
     plan = plan_alone(planner, [view("a"), view("b")], "lane", round_context(), 0.0)
     assert plan.rule is not None
     assert plan.rule(0, ["a", "b"], [level(), level()]) == [True, True]
@@ -473,7 +316,7 @@ def test_no_knee_ends_drafts_that_pay() -> None:
     batch, steep = batch_of(8), LinearCost(0.0, 1e-3, 10e-3)
 
     def plans(context: RoundContext) -> list[DraftLimit]:
-        return list(plan_alone(Planner(GREEDY), batch, "lane", context, 0.0).limits)
+        return list(plan_alone(Planner(), batch, "lane", context, 0.0).limits)
 
     context = round_context(verify=steep)
     assert any(limit.depth for limit in plans(context))
@@ -482,7 +325,7 @@ def test_no_knee_ends_drafts_that_pay() -> None:
 
 def test_no_request_drafts_beyond_its_output() -> None:
     batch = [view("a", generated=97, max_tokens=100), view("b", generated=99, max_tokens=100)]
-    plan = plan_alone(Planner(GREEDY), batch, "lane", round_context(), 0.0)
+    plan = plan_alone(Planner(), batch, "lane", round_context(), 0.0)
     assert [limit.depth for limit in plan.limits] == [2, 0]
 
 
@@ -514,61 +357,17 @@ def test_a_lane_without_cost_drafts_where_a_costly_one_does_not() -> None:
     assert plan_alone(Planner(), [view("a")], "lookup", context, 0.0).limits[0].depth > 0
 
 
-# -- exploration and memory --------------------------------------------------------------------
-
-
-def test_exploration_is_bounded_and_finds_what_has_changed() -> None:
-    """The lane is hopeless for 300 rounds, then good: at most `explore` of the time is spent on
-    it meanwhile (one plain round's worth may have been saved up), and it is taken up again."""
+def test_a_lane_that_looked_bad_drafts_again_when_catching_up_shows_that_it_has_changed() -> None:
     context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
     planner, batch = Planner(), batch_of(4)
-    play(planner, batch, lambda request, number: 0.02, context, 30)  # it learns how bad it is
+    play(planner, batch, lambda request, number: 0.02, context, 300)
     bad = play(planner, batch, lambda request, number: 0.02, context, 300)
-    assert sum(bad.drafted.values()) > 0
-    assert bad.seconds / bad.plain_s <= 1.01 + 1 / 300
-    play(planner, batch, lambda request, number: 0.9, context, 300)
+    assert bad.seconds / bad.plain_s <= 1.001
+    for _ in range(30):
+        for one in batch:
+            context.acceptance.observe_read(one.name, "lane", [True] * 20, [False] * 20)
     good = play(planner, batch, lambda request, number: 0.9, context, 50)
     assert min(good.drafted.values()) >= 50
-
-
-def test_the_exploration_budget_is_bounded() -> None:
-    """After any number of rounds without drafts, at most a plain round's time is spent at once."""
-    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
-    planner, batch = Planner(PlannerParams(objective="throughput")), batch_of(4)
-    play(planner, batch, lambda request, number: 0.02, context, 30)
-    ended = [view(one.name, generated=9, max_tokens=10) for one in batch]
-    for _ in range(1000):
-        plan_alone(planner, ended, "lane", context, 0.0)
-    bad = play(planner, batch, lambda request, number: 0.02, context, 20)
-    # Four drafts at once cost 6 ms of 24; without a bound each of the 20 rounds would draft four.
-    assert 0 < sum(bad.drafted.values()) <= 5 * 4
-
-
-def test_without_exploration_a_bad_start_is_never_corrected() -> None:
-    """The check above can fail."""
-    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
-    planner, batch = Planner(PlannerParams(explore=0.0)), batch_of(4)
-    play(planner, batch, lambda request, number: 0.02, context, 30)
-    later = play(planner, batch, lambda request, number: 0.9, context, 300)
-    assert sum(later.drafted.values()) == 0
-
-
-def test_forgotten_requests_leave_no_state() -> None:
-    planner = Planner()
-    context = round_context(verify=GPU, draft=GPU_DRAFT)
-
-    def serve(names: Sequence[str]) -> int:
-        batch = [view(name, max_tokens=10**6) for name in names]
-        play(planner, batch, lambda request, number: 0.7, context, 3)
-        for name in names:
-            planner.forget(name)
-            context.acceptance.forget(name)
-        return len(pickle.dumps((planner, context.acceptance)))
-
-    size = serve([f"a{number}" for number in range(4)])
-    for wave in range(20):
-        again = serve([f"b{wave}-{number}" for number in range(4)])
-    assert again <= size + 64
 
 
 def test_the_same_rounds_give_the_same_plan() -> None:
@@ -590,22 +389,14 @@ def test_the_same_rounds_give_the_same_plan() -> None:
     st.lists(trees(), max_size=5),
     st.lists(st.one_of(st.none(), st.floats(1e-3, 0.1)), min_size=5, max_size=5),
     st.integers(0, 30),
-    st.sampled_from(["fair", "throughput"]),
 )
 def test_every_selection_has_all_ancestors_and_is_within_the_budget(
-    drafted: list[DraftTree], tpots: list[float | None], budget: int, kind: Objective
+    drafted: list[DraftTree], tpots: list[float | None], budget: int
 ) -> None:
-    planner = Planner(PlannerParams(objective=kind))
+    planner = Planner()
     chosen = candidates(drafted, tpots[: len(drafted)], drafting_s=1e-3)
     for _ in range(3):
         masks = selected(planner, chosen, round_context(most_tokens=budget, prefill_tokens=3), 0.05)
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         assert sum(kept(masks)) <= max(0, budget - 3 - len(drafted))
         assert all(is_whole(tree, mask) for tree, mask in zip(drafted, masks, strict=True))
-        planner.observe(
-            [
-                RoundOutcome(one.request.name, "lane", nodes, nodes, 0, 1, 0.01)
-                for one, nodes in zip(chosen, kept(masks), strict=True)
-            ],
-            0.06,
-        )
