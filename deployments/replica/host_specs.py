@@ -51,6 +51,7 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         kv_tokens=target.kv_tokens,
         swap_tokens=target.swap_tokens,
         backend=target.backend,
+        attention=target.attention,
         engine_args=target.engine_args,
         tensor_parallel=target.tensor_parallel,
         standby=target.standby,

@@ -49,6 +49,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("slo_classes.fast.tpot_ms", {"slo_classes": {"fast": {"tpot_ms": 1e-320}}}),
         ("policies.seed", {"policies": {"seed": -1}}),
         ("policies.seed", {"policies": {"seed": 2**64}}),
+        ("target.attention", {"target": {"attention": "flash"}}),
+        ("attention: .* or set backend: native", {"target": VLLM | {"attention": "auto"}}),
         ("engine_args: backend native", {"target": {"engine_args": {"a": 1}}}),
         ("swap_tokens: .* or backend: native", {"target": VLLM | {"swap_tokens": 64}}),
         ("accelerator: L4 without a GPU", {"target": {"accelerator": "L4"}}),
