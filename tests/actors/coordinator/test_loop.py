@@ -558,7 +558,7 @@ def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
         assert len(service.seen(Verified)[-1].outcomes) == 4
         service.coordinator.use(
             Policies(service.schedule, service.selection, Fixed()),
-            MicroBatchParams("barrier", epsilon=1.0, max_parts=2),
+            MicroBatchParams("barrier", parts=2),
         )
         await asyncio.sleep(0.1)
         assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
