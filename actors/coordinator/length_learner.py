@@ -15,10 +15,18 @@ class LengthLearner:
     """Pass the coordinator's events to `observe`."""
 
     def __init__(self, lengths: LearnedLengths, predict: Callable[[str, float], None]) -> None:
+        self._predicts = True
         self._lengths = lengths
         self._predict = predict
         self._served: dict[str, RequestView] = {}
         self._revise_at: dict[str, int] = {}
+
+    def use(self, predicts: bool) -> None:
+        """Whether predictions are made, for all present requests as well. Lengths are learned
+        always, so that a schedule which is set later has them at once."""
+        self._predicts = predicts
+        for view in self._served.values():
+            self._make(view)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Arrived):
@@ -39,6 +47,6 @@ class LengthLearner:
                 self._lengths.finished(event.view)
 
     def _make(self, view: RequestView) -> None:
-        predicted = self._lengths.predict(view)
+        predicted = self._lengths.predict(view) if self._predicts else None
         if predicted is not None:
             self._predict(view.name, predicted)
