@@ -136,6 +136,11 @@ class LimitsConfig(Section):
     forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
     """The most new tokens in one forward of the target: last committed tokens, draft tokens and
     prompt chunks."""
+    catch_up_share: Annotated[float, Field(ge=0, le=1)] = 0.005
+    """Fast switching (Spin): the share of the time in which an idle drafter without a GPU may read,
+    while the target verifies, what requests that will probably move to it have committed. Such
+    reading slows the target down, unless the drafter's cores are its own; 0: never. Drafters on
+    GPUs of their own have no such bound."""
     unread_tokens: AtLeastOne = 256
     """A request pauses when it is more than this many tokens ahead of its reader."""
     stalled_s: Seconds = 30.0

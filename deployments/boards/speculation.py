@@ -112,6 +112,7 @@ DRAFTERS = [
         "none",
         [
             Query(rate("switches"), "switches/s"),
+            Query(rate("prepared_switches"), "of them prepared/s"),
             Query(rate("caught_up_tokens", "host"), "{{host}}: tokens/s read ahead"),
         ],
     ),

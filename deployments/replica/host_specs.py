@@ -102,6 +102,7 @@ def limits_of(config: AppConfig) -> Limits:
         max_waiting=limits.max_waiting,
         kv_tokens=config.target.kv_tokens,
         forward_tokens=limits.forward_tokens,
+        catch_up_share=limits.catch_up_share,
         unread_tokens=limits.unread_tokens,
         stalled_s=limits.stalled_s,
         slow_drafter_s=limits.slow_drafter_s,
