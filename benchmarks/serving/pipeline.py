@@ -4,10 +4,9 @@
 
 Verifier and drafter are actors with one thread, pinned to a core each (`taskset`'s call); the
 coordinator shares the drafter's. Closed-loop clients send the same held-out requests by turns: with
-one micro-batch, with two, and with as many as are predicted to gain. Names:
-pipeline/POLICY/PARTS; `reference` is one micro-batch, ratios are medians of
-the turns' own. `overlap` is the share of
-the verifier's time in which the drafter worked, too.
+one micro-batch, with two, and with as many as are predicted to gain. Names: pipeline/POLICY/PARTS;
+`reference` is one micro-batch, ratios are medians of the turns' own. `overlap` is the share of the
+verifier's time in which the drafter worked, too.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.local import KV_TOKENS, serve
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.speculation_choice import SpeculationChoice, add_choices
-from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
+from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
 
@@ -62,8 +61,8 @@ def main() -> None:
     arguments.add_argument("--clients", type=int, default=8)
     arguments.add_argument("--requests", type=int, default=24, help="in each turn")
     arguments.add_argument("--turns", type=int, default=4)
-    arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
-    arguments.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    arguments.add_argument("--params", type=int, help="of the target; default: not inflated")
+    arguments.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
     arguments.add_argument("--drafter", choices=DRAFTERS, default="small")
     add_choices(arguments, "--speculation", ("fixed:length=4", "planner"))
     options = arguments.parse_args()
@@ -76,8 +75,9 @@ def main() -> None:
 
 async def compare(options: argparse.Namespace) -> list[Record]:
     dtype = getattr(torch, options.dtype)
+    checkpoint = inflated_target(options.params) if options.params else model_path(TARGET)
     fleet = await start_fleet(
-        TargetSpec(inflated_target(options.params), dtype, KV_TOKENS, placement="actor"),
+        TargetSpec(checkpoint, dtype, KV_TOKENS, placement="actor"),
         [DrafterSpec("drafter", checkpoint=model_path(options.drafter), placement="actor")],
         cache_dir() / "profiles",
         Group(_REPLICA),
@@ -125,7 +125,8 @@ async def _compare(fleet: Fleet, options: argparse.Namespace) -> list[Record]:
             max_batch=options.clients,
             max_waiting=options.clients,
             kv_tokens=KV_TOKENS,
-            probe_after_s=None,
+            slow_drafter_s=10.0,
+            stalled_host_s=60.0,
         ),
         observe=events.append,
     )
