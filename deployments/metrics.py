@@ -104,6 +104,15 @@ COUNTERS = (
     ),
     Metric("assignments", "Requests in draft calls of a lane", ("host",)),
     Metric("switches", "Requests that moved to another lane"),
+    Metric(
+        "prepared_switches",
+        "Switches to a lane that had read committed tokens of the request in idle time",
+    ),
+    Metric(
+        "catch_up_saved_seconds",
+        "What the first drafts after these switches would have taken longer, by the lane's profile",
+        ("host",),
+    ),
     Metric("caught_up_tokens", "Committed tokens that lanes have read in idle time", ("host",)),
     Metric("preemptions", "Requests that lost their place in the batch"),
     Metric("swaps", "Requests whose KV went to host memory"),

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from engine.attention.choice import fastest_layout
 from engine.attention.context import AttentionBatch
 from engine.attention.hook import Handler, LayerCall, attention_handled_by
-from engine.attention.layouts import LAYOUTS, LayoutName
+from engine.attention.layouts import LAYOUTS, LayoutChoice, LayoutName
 from engine.cpu.decoder_loop import Forward, fused_forward
 from engine.cpu.prepack import prepack
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
@@ -63,7 +64,7 @@ class PackedModel:
         model: PreTrainedModel,
         *,
         kv_tokens: int,
-        layout: LayoutName = "packed",
+        layout: LayoutChoice = "packed",
         swap_tokens: int = 0,
     ) -> None:
         """Raises UnsupportedModel, naming the model type and the reason, if the model could not be
@@ -75,7 +76,6 @@ class PackedModel:
             )
         self.hf_model = model.eval()
         self.device: torch.device = model.device
-        self._layout = LAYOUTS[layout]
         shape = prepare(model)
         self._group = shape.heads // shape.kv_heads
         self.kv = self.kv_type(
@@ -83,6 +83,9 @@ class PackedModel:
             blocks=-(-kv_tokens // BLOCK_SIZE),
             block_size=BLOCK_SIZE,
             swap_blocks=-(-swap_tokens // BLOCK_SIZE),
+        )
+        self.layout: LayoutName = (
+            fastest_layout(self.kv, shape.heads, self.max_context) if layout == "auto" else layout
         )
         # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
@@ -102,7 +105,7 @@ class PackedModel:
         dtype: torch.dtype,
         device: torch.device | str,
         kv_tokens: int,
-        layout: LayoutName = "packed",
+        layout: LayoutChoice = "packed",
         swap_tokens: int = 0,
     ) -> Self:
         model = load_stock(path, dtype).to(device)
@@ -134,7 +137,7 @@ class PackedModel:
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
         new_slots = self._reserve(segments)
-        plan = self._layout(self._batch(segments, new_slots))
+        plan = LAYOUTS[self.layout](self._batch(segments, new_slots))
         slots = self._tensor(np.concatenate(new_slots))
 
         def attend(call: LayerCall) -> Tensor:

@@ -2,7 +2,8 @@
 
 More micro-batches keep drafters and verifier busy at the same time, but each costs another forward,
 which reads all weights again. Spin (section V-B) adds micro-batches until the predicted throughput
-falls. There are two modes:
+falls; we take the best number of those, and split only where that is predicted to gain. There are
+two modes:
 
 - `barrier`, Spin's Fig. 6(b): micro-batch p of all lanes is verified in one forward;
 - `asynchronous`, ours: the verifier takes whatever any lane has drafted in one forward, and each
@@ -34,9 +35,16 @@ class MicroBatchParams:
     """`faster`: whichever of the two is predicted to be faster. The default beat or equalled both
     others in most simulated settings (docs/policies/microbatch.md)."""
     epsilon: float = 0.03
-    """Splitting ends where the predicted throughput falls by more than this share."""
+    """The search ends where the predicted throughput falls by more than this share, and a batch is
+    split only if that is predicted to gain more."""
     max_parts: int = 8
     """The most micro-batches of a lane."""
+    parts: int | None = None
+    """Always so many for a lane with as many requests; null: as many as are predicted to gain."""
+
+    def __post_init__(self) -> None:
+        if self.parts is not None and self.parts < 1:
+            raise ValueError(f"parts is at least 1, or null, and not {self.parts}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,10 @@ def cut(batch: Sequence[Item], parts: int) -> list[list[Item]]:
 def split(
     loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams = MicroBatchParams()
 ) -> Split:
+    if params.parts is not None:
+        mode: Mode = "barrier" if params.mode == "faster" else params.mode
+        parts = [params.parts] * len(loads)
+        return Split(mode, parts, throughput(loads, parts, verify, mode))
     if params.mode == "barrier":
         return _split_barrier(loads, verify, params)
     if params.mode == "asynchronous":
@@ -97,14 +109,18 @@ def split(
 
 
 def _split_barrier(loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams) -> Split:
-    """Spin's heuristic: one number for all lanes, the last one before throughput falls."""
+    """Spin's heuristic, which ends where throughput falls: one number for all lanes. Of the numbers
+    tried the best, if its gain is more than the error that predictions are allowed."""
 
     def predict(count: int) -> float:
         return throughput(loads, [count] * len(loads), verify, "barrier")
 
     most = min(params.max_parts, max((load.requests for load in loads), default=1))
     predictions = _predictions_until_fall(predict, most, params.epsilon)
-    return Split("barrier", [len(predictions)] * len(loads), predictions[-1])
+    best = max(predictions)
+    if best <= (1 + params.epsilon) * predictions[0]:
+        best = predictions[0]
+    return Split("barrier", [1 + predictions.index(best)] * len(loads), best)
 
 
 def _split_asynchronous(

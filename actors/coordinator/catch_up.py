@@ -15,9 +15,6 @@ from engine.protocol import Draft, DraftOrder, fast_new
 _WORTH_READING = 8
 """The fewest committed tokens for which an idle lane gets an order to catch up: otherwise every
 round of every request would cost one, and so few can be read when the request switches."""
-_READING_SHARE = 0.005
-"""The fraction of the time in which lanes that share processors with the verifier may read: reading
-slows the forward down there, so it only serves to learn about the drafters."""
 _MOST_READING_S = 0.1
 """The most reading time that can be saved up, or overdrawn."""
 _SAVING_LASTS_S = 1.0
@@ -26,12 +23,15 @@ would be spent in the rounds of the next ones."""
 
 
 class CatchUp:
-    """An order has at most `most_tokens`, so that no micro-batch waits long behind it."""
+    """An order has at most `most_tokens`, so that no micro-batch waits long behind it. `share`: of
+    the time, in which lanes that share processors with the verifier may read. Reading slows the
+    forward down there, so by default it only serves to learn about the drafters."""
 
     def __init__(
         self,
         lanes: Lanes,
         most_tokens: int,
+        share: float,
         estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
@@ -39,6 +39,7 @@ class CatchUp:
     ) -> None:
         self._lanes = lanes
         self._most_tokens = most_tokens
+        self._share = share
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
@@ -86,7 +87,7 @@ class CatchUp:
 
     def _save_reading_time(self, now: float) -> None:
         passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
-        saved_s = self._reading_s + _READING_SHARE * passed_s
+        saved_s = self._reading_s + self._share * passed_s
         self._reading_s, self._saved_at_s = min(saved_s, _MOST_READING_S), now
 
     def _may_read(self, state: LaneState) -> bool:
@@ -113,6 +114,9 @@ class CatchUp:
         for (request, order), answer in zip(pieces, answers, strict=True):
             read = order.prefix.base + len(order.prefix.delta)
             take_answer(request, state.name, answer, upto=read)
+            if isinstance(answer, Draft) and request.lane != state.name:
+                ahead = request.read_ahead
+                ahead[state.name] = ahead.get(state.name, 0) + len(order.prefix.delta)
             if isinstance(answer, Draft) and answer.matched and not request.ends:
                 end = read - request.served.prompt_len
                 covered = request.covered[end - len(answer.matched) : end]

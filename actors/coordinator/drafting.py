@@ -178,8 +178,11 @@ class Drafting:
         if request.lane == lane:
             return 0
         catch_up = request.lacks(lane)
+        ahead = request.read_ahead.pop(lane, 0)
         if request.lane is not None:
-            self._observe(Switched(now, request.name, request.lane, lane, catch_up))
+            saved_s = ahead * self._lanes[lane].lane.view.catch_up_s
+            before = request.lane
+            self._observe(Switched(now, request.name, before, lane, catch_up, ahead, saved_s))
         request.lane = lane
         return catch_up
 

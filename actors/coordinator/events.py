@@ -99,6 +99,10 @@ class Switched:
     lane: str
     caught_up: int
     """Committed tokens on which the new drafter must catch up."""
+    read_ahead: int = 0
+    """Those that it has read before, in idle time."""
+    saved_s: float = 0.0
+    """What its first draft would otherwise have taken longer."""
 
 
 @dataclass(frozen=True, slots=True)

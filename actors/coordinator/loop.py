@@ -77,7 +77,13 @@ class Coordinator:
         self._lanes = Lanes(lanes, limits, estimates, observe, self._tasks, self._wake)
         self._drafting = Drafting(self._lanes, limits, estimates, observe, self._tasks, self._wake)
         self._catch_up = CatchUp(
-            self._lanes, limits.catch_up_tokens, estimates, observe, self._tasks, self._wake
+            self._lanes,
+            limits.catch_up_tokens,
+            limits.catch_up_share,
+            estimates,
+            observe,
+            self._tasks,
+            self._wake,
         )
         self._verifying = Verifying(
             verifier,

@@ -72,6 +72,9 @@ class RequestState:
     """Its last verdict, or when it last got a batch slot."""
     lane: str | None = None
     """The lane that the selection put it on last."""
+    read_ahead: dict[str, int] = field(default_factory=dict)
+    """Committed tokens that other lanes have read in idle time since the request was last on
+    them."""
     covered: list[bool] = field(default_factory=list)
     """For each output token, whether a lane that always drafts had proposed it."""
     draft: RoundDraft = NO_DRAFT

@@ -22,6 +22,9 @@ class Limits:
     quarter."""
     catch_up_tokens: int = 256
     """Committed tokens in one catch-up order, which bounds how long it delays a micro-batch."""
+    catch_up_share: float = 0.005
+    """The fraction of the time in which lanes that share processors with the verifier may catch up
+    in the verifier's time; others always may."""
     unread_tokens: int = 256
     """A request that is further ahead of its reader pauses."""
     stalled_s: float = 30.0

@@ -72,6 +72,8 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
         setup = "native" if place is None else f"native, {place.ranks} ranks"
+        if model.layout != "packed":
+            setup += f", {model.layout}"
         measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
         switch = swap_cost(model, setup, cache_dir) if spec.swap_tokens else recompute
@@ -93,6 +95,7 @@ def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
     return PackedModel(
         split(load_stock(spec.checkpoint, target_dtype(spec)), place, spec.device),
         kv_tokens=spec.kv_tokens,
+        layout=spec.attention,
         swap_tokens=spec.swap_tokens,
     )
 
@@ -121,6 +124,7 @@ def _unsharded(spec: TargetSpec) -> PackedModel:
         dtype=spec.dtype,
         device=spec.device,
         kv_tokens=spec.kv_tokens,
+        layout=spec.attention,
         swap_tokens=spec.swap_tokens,
     )
 
@@ -157,5 +161,6 @@ def _leader(spec: TargetSpec, place: Place) -> LeadingModel:
         split(load_stock(spec.checkpoint, spec.dtype), place, spec.device),
         place,
         kv_tokens=spec.kv_tokens,
+        layout=spec.attention,
         swap_tokens=spec.swap_tokens,
     )

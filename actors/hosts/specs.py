@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # takes a second to import, which a replica whose models are 
     import torch
 
 Backend = Literal["native", "vllm"]
+Attention = Literal["packed", "decomposed", "padded", "auto"]
+"""LayoutChoice of engine/attention/layouts.py, which imports torch."""
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 
@@ -42,6 +44,8 @@ class TargetSpec(PlacementSpec):
     kv_tokens: int
     swap_tokens: int = 0
     backend: Backend = "native"
+    attention: Attention = "packed"
+    """Of the native backend."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's own arguments."""
     tensor_parallel: int = 1

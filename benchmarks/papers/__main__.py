@@ -19,9 +19,10 @@ from pathlib import Path
 
 from benchmarks.papers.bounds import bounds
 from benchmarks.papers.causes import CAUSES
-from benchmarks.papers.cells import settings
+from benchmarks.papers.cells import Cell, settings
 from benchmarks.papers.counting import count_claims
 from benchmarks.papers.measuring import measure_all, processes
+from benchmarks.papers.native import measure_native
 from benchmarks.papers.ranges import RANGES
 from benchmarks.papers.row import Row
 from benchmarks.papers.settings import PAPERS, rows
@@ -37,11 +38,8 @@ SMOKE = (
     "adaserve/fig16/llama/",
 )
 """Prefixes of the rows of `--smoke`, chosen before any result and then cut to a minute."""
-_NOT_SIMULATED = {
-    "native": "needs the real engine",
-    "zoo": "needs a model that answers",
-}
-"""By `Figure.run`."""
+_NEEDS_A_MODEL = "needs a model that answers"
+_OTHER_MACHINE = "the time of the paper's own machine"
 
 
 def main() -> None:
@@ -96,8 +94,12 @@ def _wanted(row: str, prefixes: Sequence[str], smoke: bool) -> bool:
 def _run(paper: str, chosen: Sequence[Row], traces: Path, pool: Executor) -> list[Verdict]:
     obstacles = {row.name: _obstacle(paper, row, traces) for row in chosen}
     runnable = [row for row in chosen if obstacles[row.name] is None]
-    needed = {cell: None for row in runnable for cell in sorted(cells_of(paper, row), key=str)}
-    measured = measure_all(list(needed), traces, pool)
+    measured: dict[Cell, Mapping[str, float]] = {}
+    for native in (False, True):
+        of_kind = [row for row in runnable if _is_native(paper, row) == native]
+        needed = {cell: None for row in of_kind for cell in sorted(cells_of(paper, row), key=str)}
+        # What is timed runs alone, behind the others.
+        measured |= measure_native(needed) if native else measure_all(list(needed), traces, pool)
     verdicts = []
     width = max((len(row.name) for row in chosen), default=0)
     for row in chosen:
@@ -126,6 +128,7 @@ def _compare(name: str, traces: Path, pool: Executor, first_seed: int) -> None:
         for row in _rows(paper)
         if any(fnmatchcase(row.name, pattern) for pattern in patterns)
         and _obstacle(paper, row, traces) is None
+        and not _is_native(paper, row)
     ]
     values = {
         label: _values(variant, wanted, traces, pool, first_seed)
@@ -146,11 +149,17 @@ def _values(
     return {row.name: evaluate(paper, row, measured, first_seed) for row in wanted}
 
 
+def _is_native(paper: str, row: Row) -> bool:
+    return settings(paper).figures[row.figure].run == "native"
+
+
 def _obstacle(paper: str, row: Row, traces: Path) -> str | None:
     """Why the row cannot be measured, if so."""
     run = settings(paper).figures[row.figure].run
-    if run != "simulator":
-        return _NOT_SIMULATED[run]
+    if run == "zoo":
+        return _NEEDS_A_MODEL
+    if run == "native":
+        return _OTHER_MACHINE if row.template.value == "plain" else None
     for cell in cells_of(paper, row):
         trace = settings(paper).workloads[str(cell.at["workload"])].trace
         if trace is not None and not (traces / trace).exists():

@@ -63,8 +63,8 @@ def _changes_run(paper: Paper, arm: str, axis: str, at: Scalar, case: Mapping[st
     of = paper.arms[ORACLES.get(arm, arm)]
     match axis:
         case "parts":
-            # Where splitting has no stopping rule; Spin's heuristic chooses its own number.
-            return of.pipeline.epsilon >= 1.0
+            # Where the number is fixed; Spin's heuristic chooses its own.
+            return of.pipeline.parts is not None
         case "queues":
             return of.schedule.name == "laps_sd" and at != LapsSdParams().queues
         case "slo_scale":

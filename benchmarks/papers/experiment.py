@@ -123,8 +123,15 @@ def build_experiment(cell: Cell, traces: Path) -> Experiment:
         cluster=_cluster(paper, machine, arm, limits, verify),
         limits=limits,
         clients=None if workload.arrivals != "closed" or clients is None else int(clients),
-        pipeline=replace(arm.pipeline, max_parts=int(case.get("parts", arm.pipeline.max_parts))),
+        pipeline=_pipeline(arm.pipeline, case),
     )
+
+
+def _pipeline(pipeline: MicroBatchParams, case: Mapping[str, Scalar]) -> MicroBatchParams:
+    """With the axis `parts`, where the arm fixes their number."""
+    if pipeline.parts is None or "parts" not in case:
+        return pipeline
+    return replace(pipeline, parts=int(case["parts"]))
 
 
 def _verification(paper: Paper, machine: Machine, arm: Arm) -> RooflineCost:

@@ -29,7 +29,7 @@ class Figure(Block):
     seeds: int = Field(1, ge=1)
     """Number of paired runs whose mean is taken."""
     run: Literal["simulator", "native", "zoo"]
-    """`native`: needs the real engine; `zoo`: needs the zoo's target itself to answer."""
+    """`native`: on the real engine (native.py); `zoo`: needs the zoo's target itself to answer."""
     case: Mapping[str, Scalar] = {}
     over: Mapping[str, tuple[Scalar, ...]] = {}
     """Axes. `machine`, `dataset` and `workload` must each be in `case` or here."""

@@ -27,6 +27,7 @@ from deployments import app as product
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from engine.attention.context import AttentionBatch
+from engine.attention.layouts import LAYOUTS
 from engine.model import Segment
 from engine.parallel.ranks import Place
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
@@ -78,12 +79,13 @@ class PoisonedVerifier(VerifierWorker):
         patch.object(native, "choose", _poisoned_choose).start()
         assert isinstance(self._verifier, native.NativeVerifier)
         model = self._verifier._model
-        forward, layout = model.forward, model._layout
+        forward = model.forward
 
         def poisoned_forward(segments: Sequence[Segment]) -> Any:
             kinds = self._kinds.among(segment.request for segment in segments)
-            model._layout = _raising_layout if "attention" in kinds else layout
-            return forward(segments)
+            poisoned = {model.layout: _raising_layout} if "attention" in kinds else {}
+            with patch.dict(LAYOUTS, poisoned):
+                return forward(segments)
 
         model.forward = poisoned_forward
 

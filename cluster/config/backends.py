@@ -13,14 +13,16 @@ class Backend:
     recomputed."""
     engine_args: bool
     """Takes `engine_args`, arguments specific to this backend."""
+    layouts: bool
+    """Its attention layout can be chosen; otherwise it has one of its own."""
     rank_actors: bool
     """Each tensor-parallel rank is an actor of Spindle; otherwise the backend starts its ranks
     itself."""
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "native": Backend(trees=True, swap=True, engine_args=False, rank_actors=True),
-    "vllm": Backend(trees=False, swap=False, engine_args=True, rank_actors=False),
+    "native": Backend(trees=True, swap=True, engine_args=False, layouts=True, rank_actors=True),
+    "vllm": Backend(trees=False, swap=False, engine_args=True, layouts=False, rank_actors=False),
 }
 
 

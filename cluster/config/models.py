@@ -48,6 +48,7 @@ Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
+Attention = Literal["packed", "decomposed", "padded", "auto"]
 
 
 class TargetConfig(Section):
@@ -68,6 +69,11 @@ class TargetConfig(Section):
     backend: Literal["native", "vllm"] = "native"
     """`native` verifies trees and swaps KV; `vllm` verifies chains with vLLM's own kernels
     (docs/config.md has the table)."""
+    attention: Attention = "packed"
+    """How the native backend attends to requests of different lengths, with the same output:
+    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest;
+    `auto` takes what a second of measuring at each start finds fastest, and logs it
+    (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
     """Number of ranks that share the model. Each needs whole attention heads."""
     placement: Placement = "actor"
@@ -103,6 +109,11 @@ class TargetConfig(Section):
             raise ValueError(
                 f"swap_tokens: backend {self.backend} recomputes the KV of preempted requests; "
                 f"set 0, or backend: {able('swap')}"
+            )
+        if self.attention != "packed" and not backend.layouts:
+            raise ValueError(
+                f"attention: backend {self.backend} has a layout of its own; leave it out, or set "
+                f"backend: {able('layouts')}"
             )
         if self.engine_args and not backend.engine_args:
             raise ValueError(

@@ -31,11 +31,14 @@ class Choice(Section):
 
 
 class LengthsConfig(Section):
-    """Output lengths, which the target itself predicts (docs/policies/ranking.md)."""
+    """How output lengths are predicted (docs/policies/ranking.md)."""
 
     enabled: bool | None = None
     """Whether lengths are predicted; null: if the schedule orders by them (`laps_sd`, `lp_sjf`).
     `self_ranked` requests predictions of its own."""
+    predictor: Literal["target", "learned"] = "learned"
+    """`target`: the target itself, asked by prompts (Self-scheduling). `learned`: the lengths of
+    finished requests with the same tenant, SLO and `max_tokens` and a prompt about as long."""
     form: Literal["length_only"] = "length_only"
     """The form of the ranking prompt: `length_only`, whose answers are lengths."""
     batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = MAX_BATCH
@@ -43,6 +46,16 @@ class LengthsConfig(Section):
     timeout_s: Seconds = 0.5
     """The longest time for which a request, which runs meanwhile, waits to enter a ranking
     prompt."""
+
+    @model_validator(mode="after")
+    def _asks_the_target(self) -> Self:
+        unused = {"form", "batch", "timeout_s"} & self.model_fields_set
+        if self.predictor == "learned" and unused:
+            raise ValueError(
+                f"{', '.join(sorted(unused))}: of ranking prompts, which predictor learned does "
+                "not send; leave it out, or set predictor: target"
+            )
+        return self
 
 
 class PoliciesConfig(Section):
@@ -86,7 +99,7 @@ class PoliciesConfig(Section):
 
     @property
     def predicts_lengths(self) -> bool:
-        """Whether the target predicts output lengths."""
+        """Whether output lengths are predicted for the schedule."""
         if self.lengths.enabled is None:
             return self.schedule.name in ORDERED_BY_LENGTH
         return self.lengths.enabled
@@ -123,6 +136,11 @@ class LimitsConfig(Section):
     forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
     """The most new tokens in one forward of the target: last committed tokens, draft tokens and
     prompt chunks."""
+    catch_up_share: Annotated[float, Field(ge=0, le=1)] = 0.005
+    """Fast switching (Spin): the share of the time in which an idle drafter without a GPU may read,
+    while the target verifies, what requests that will probably move to it have committed. Such
+    reading slows the target down, unless the drafter's cores are its own; 0: never. Drafters on
+    GPUs of their own have no such bound."""
     unread_tokens: AtLeastOne = 256
     """A request pauses when it is more than this many tokens ahead of its reader."""
     stalled_s: Seconds = 30.0

@@ -108,10 +108,13 @@ DRAFTERS = [
     ),
     Panel(
         "Switches",
-        "Requests that moved to another lane, and tokens read in idle time to prepare it.",
+        "Requests that moved to another lane, tokens read in idle time to prepare it, and the "
+        "time that this saved.",
         "none",
         [
             Query(rate("switches"), "switches/s"),
+            Query(rate("prepared_switches"), "of them prepared/s"),
+            Query(rate("catch_up_saved_seconds", "host"), "{{host}}: s saved/s"),
             Query(rate("caught_up_tokens", "host"), "{{host}}: tokens/s read ahead"),
         ],
     ),

@@ -138,6 +138,8 @@ class Metrics:
                 self._count("caught_up_tokens", event.tokens, event.lane)
             case Switched():
                 self._count("switches", 1)
+                self._count("prepared_switches", event.read_ahead > 0)
+                self._count("catch_up_saved_seconds", event.saved_s, event.lane)
             case Preempted():
                 self._count("preemptions", 1)
             case Late():

@@ -1,5 +1,5 @@
 """The parts of one replica: its hosts, the coordinator, the current policies, and the prediction of
-output lengths by the target."""
+output lengths."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
+from actors.coordinator.length_learner import LengthLearner
 from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Ranker
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
@@ -21,6 +22,7 @@ from deployments.replica.host_specs import limits_of
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
+from policies.estimates.output_lengths import LearnedLengths
 from policies.pooling import Pooled
 from policies.protocols import EstimatesRegret, Schedule
 from policies.request import LaneView
@@ -59,8 +61,9 @@ class Service:
             self._observe,
         )
         self._text = RankerText(config.target.header_path())
+        self._learner = LengthLearner(LearnedLengths(), self.coordinator.predict)
         self._ranker = Ranker(None, fleet.verifier, self._text, config.policies.lengths.timeout_s)
-        self._observers.append(self._ranker.observe)
+        self._observers += [self._ranker.observe, self._learner.observe]
         self._use_length_prediction(config.policies, schedule)
         self._ranking = asyncio.create_task(self._ranker.run(self.coordinator))
         self._ranking.add_done_callback(_log_end)
@@ -158,12 +161,13 @@ class Service:
         if isinstance(schedule, SelfRanked):
             ranked = schedule
             timeout_s = config.schedule.options.get("timeout_s", SelfRankedParams().timeout_s)
-        elif config.predicts_lengths:
+        elif config.predicts_lengths and config.lengths.predictor == "target":
             queue = RankQueue(config.lengths.form, config.lengths.batch, timeout_s)
             ranked = LengthPredictor(queue, self.coordinator.predict)
         if ranked is not None:
             self._check_chat_template(config)
         self._ranker.use(ranked, timeout_s)
+        self._learner.use(config.predicts_lengths and config.lengths.predictor == "learned")
 
     def _check_chat_template(self, config: PoliciesConfig) -> None:
         try:
@@ -172,7 +176,7 @@ class Service:
             raise ValueError(
                 f"policies.schedule: {config.schedule.name} has the target asked for output "
                 "lengths, and its tokenizer has no chat template to ask with; choose another "
-                "schedule, or set lengths.enabled: false"
+                "schedule, or for all but self_ranked lengths.predictor: learned"
             ) from error
 
 

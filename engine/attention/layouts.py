@@ -9,6 +9,8 @@ from engine.attention.packed import PackedPlan
 from engine.attention.pieces import padded
 
 LayoutName = Literal["packed", "decomposed", "padded"]
+LayoutChoice = Literal["packed", "decomposed", "padded", "auto"]
+"""`auto`: measured when a model is loaded (engine/attention/choice.py)."""
 
 
 def packed(batch: AttentionBatch) -> AttentionPlan:

@@ -51,6 +51,7 @@ from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
 Kind = TypeVar("Kind", bound=Event)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 WARM = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=11, ignore_eos=True)
+CATCH_UP_S = 1e-5
 PROMPTS = [[5, 6, 7], [9] * 30, [3], [11, 12] * 20, [40, 41, 42, 43], [8] * 3]
 PARAMS = [GREEDY, WARM, replace(WARM, seed=12), GREEDY, replace(WARM, temperature=0.7), GREEDY]
 
@@ -90,9 +91,15 @@ class Service:
         self.far = PacedDrafter(lambda: make_drafter("far", 0.2), seconds=0.004)
         lanes = [
             Lane(
-                LaneView("near", "near", capacity=8), self.near, own_processors=self.own_processors
+                LaneView("near", "near", capacity=8, catch_up_s=CATCH_UP_S),
+                self.near,
+                own_processors=self.own_processors,
             ),
-            Lane(LaneView("far", "far", capacity=8), self.far, own_processors=self.own_processors),
+            Lane(
+                LaneView("far", "far", capacity=8, catch_up_s=CATCH_UP_S),
+                self.far,
+                own_processors=self.own_processors,
+            ),
             Lane(
                 LaneView("ngram", "ngram", 64),
                 DirectDrafter(NgramDrafter("ngram")),
@@ -558,7 +565,7 @@ def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
         assert len(service.seen(Verified)[-1].outcomes) == 4
         service.coordinator.use(
             Policies(service.schedule, service.selection, Fixed()),
-            MicroBatchParams("barrier", epsilon=1.0, max_parts=2),
+            MicroBatchParams("barrier", parts=2),
         )
         await asyncio.sleep(0.1)
         assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
@@ -582,6 +589,12 @@ def test_idle_lanes_catch_up_on_requests_that_will_switch_to_them() -> None:
         alone.selection.likely_next = lambda request: None  # type: ignore[method-assign]
         assert await late_tokens(reading) < await late_tokens(alone) / 2
         assert reading.seen(CaughtUp)
+        prepared = [event for event in reading.seen(Switched) if event.read_ahead]
+        assert len(prepared) > len(reading.seen(Switched)) / 2
+        for event in prepared:
+            assert event.saved_s == pytest.approx(event.read_ahead * CATCH_UP_S)
+        assert sum(e.read_ahead for e in prepared) <= sum(e.tokens for e in reading.seen(CaughtUp))
+        assert not any(event.read_ahead for event in alone.seen(Switched))
         assert not alone.seen(CaughtUp)
 
     run(main())
@@ -590,8 +603,11 @@ def test_idle_lanes_catch_up_on_requests_that_will_switch_to_them() -> None:
 def test_lanes_that_share_processors_with_the_verifier_catch_up_for_a_small_share_of_the_time() -> (
     None
 ):
-    async def share_of_reading(own_processors: bool, idle_s: float = 0.0) -> float:
-        service = Service(stay=24, own_processors=own_processors)
+    async def share_of_reading(
+        own_processors: bool, idle_s: float = 0.0, budget: float = 0.005
+    ) -> float:
+        limits = Limits(max_batch=4, kv_tokens=1024, catch_up_share=budget)
+        service = Service(stay=24, own_processors=own_processors, limits=limits)
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(idle_s)
         started = clock()
@@ -606,6 +622,8 @@ def test_lanes_that_share_processors_with_the_verifier_catch_up_for_a_small_shar
         # One order may exceed the reading time saved up.
         assert 0 < await share_of_reading(own_processors=False) < 0.05
         assert await share_of_reading(own_processors=True) > 0.05
+        assert await share_of_reading(own_processors=False, budget=0.0) == 0
+        assert await share_of_reading(own_processors=False, budget=1.0) > 0.05
         # No reading time is saved up while no request runs.
         assert await share_of_reading(own_processors=False, idle_s=60.0) < 0.05
 

@@ -15,13 +15,19 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
     config = AppConfig.model_validate(
         {
             "target": {"standby": True},
-            "limits": {"slow_drafter_s": 0.2, "probe_after_s": 9, "recovery_s": 90},
+            "limits": {
+                "slow_drafter_s": 0.2,
+                "probe_after_s": 9,
+                "recovery_s": 90,
+                "catch_up_share": 0.25,
+            },
         }
     )
     assert target_spec(config, plan(config)).standby
     assert limits_of(config).slow_drafter_s == 0.2
     assert limits_of(config).probe_after_s == 9
     assert limits_of(config).recovery_s == 90
+    assert limits_of(config).catch_up_share == 0.25
 
 
 def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:

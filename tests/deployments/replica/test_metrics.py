@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.coordinator.events import Drafted, Event, Left, Verified
+from actors.coordinator.events import Drafted, Event, Left, Switched, Verified
 from actors.coordinator.settings import Limits
 from actors.hosts.protocol import KvState
 from benchmarks.simulator.clock import run
@@ -64,6 +64,12 @@ def test_counts_are_those_of_the_rounds() -> None:
                 for name in by
             )
             assert drafted >= verified >= accepted > 0, drafter
+        switched = service.seen(Switched)
+        assert values["switches"] == len(switched) > 0
+        prepared = sum(event.read_ahead > 0 for event in switched)
+        assert values["prepared_switches"] == prepared > 0
+        assert values["catch_up_saved_seconds"] == pytest.approx(sum(e.saved_s for e in switched))
+        assert values["catch_up_saved_seconds"] > 0
         assert values["rounds"] == len(outcomes)
         assert values["promises/yes/chat"] == values["promises"] == len(PROMPTS)
 

@@ -1,0 +1,60 @@
+"""`policies.lengths.predictor`, from the config to the predictions of a replica's service."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.coordinator.events import Arrived, Event, Left
+from actors.hosts.fleet import start_fleet
+from cluster.config import AppConfig
+from cluster.placement import plan
+from deployments.replica.host_specs import target_spec
+from deployments.replica.service import Service
+from engine.sampling.params import SamplingParams
+from policies.request import RequestView
+
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lengths", "learned", "asked"),
+    [
+        ("lp_sjf", {}, True, False),
+        ("lp_sjf", {"predictor": "target", "timeout_s": 0.01}, False, True),
+        ("lp_sjf", {"enabled": False}, False, False),
+        ("default", {"enabled": True}, True, False),
+        ("default", {}, False, False),
+    ],
+)
+def test_the_chosen_predictor_predicts_and_no_other(
+    schedule: str, lengths: dict[str, Any], learned: bool, asked: bool, tmp_path: Path
+) -> None:
+    config = AppConfig.model_validate(
+        {
+            "target": {"placement": "inline", "dtype": "float32"},
+            "policies": {"schedule": {"name": schedule}, "lengths": lengths},
+        }
+    )
+
+    async def main() -> tuple[RequestView, bool]:
+        fleet = await start_fleet(target_spec(config, plan(config)), [], tmp_path, measure_s=0.1)
+        service = Service(config, fleet)
+        events: list[Event] = []
+        service.add_observer(events.append)
+        for number in range(10):
+            async for _ in service.coordinator.submit(str(number), [5, 6, 7], PARAMS):
+                pass
+            await asyncio.sleep(0.05)
+        await service.coordinator.close()
+        await fleet.close()
+        views = [event.view for event in events if isinstance(event, Arrived)]
+        return views[-1], any(isinstance(one, Left) and one.internal for one in events)
+
+    last, prompted = asyncio.run(main())
+    if learned:
+        assert last.predicted_len == 6
+    elif not asked:
+        assert last.predicted_len is None
+    assert prompted == asked
