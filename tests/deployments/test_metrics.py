@@ -123,6 +123,10 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     assert by_position["accepted_tokens_total/1"] == any_accepted
     assert 0 < samples["expected_tokens_total"] < samples["verified_tokens_total"]
     assert samples["prefilled_tokens_total"] >= answers[0]["usage"]["prompt_tokens"]
+    found = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert samples["cached_tokens_total"] == sum(found)
+    assert scrape("cached")["prompts_total/yes"] == len([tokens for tokens in found if tokens])
+    assert samples["prompts_total"] == STREAMS
     assert samples["requests_total"] == samples["queue_seconds_count"] == STREAMS
     assert samples["ttft_seconds_sum"] > 0
     assert samples["latency_seconds_count"] == samples["response_seconds_count"] == STREAMS

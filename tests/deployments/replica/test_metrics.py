@@ -65,6 +65,9 @@ def test_counts_are_those_of_the_rounds() -> None:
             )
             assert drafted >= verified >= accepted > 0, drafter
         assert values["rounds"] == len(outcomes)
+        cached = [event.statistics.cached for event in service.seen(Left)]
+        assert values["cached_tokens"] == sum(one or 0 for one in cached)
+        assert values["prompts"] == len([one for one in cached if one is not None])
         assert values["promises/yes/chat"] == values["promises"] == len(PROMPTS)
 
     run(main())
