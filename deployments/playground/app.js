@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { Problem, chat } from "./api.js";
-import { byId, colourOf, el } from "./page.js";
+import { WIDE, byId, colourOf, el } from "./page.js";
 import { Race } from "./race.js";
 import { showRound } from "./round.js";
 import { Strip } from "./strip.js";
@@ -12,8 +12,6 @@ const EXAMPLES = [
   "Write a song whose refrain comes back after every verse.",
   "Count from 1 to 40.",
 ];
-/** Both columns fit beside each other, as in style.css. */
-const WIDE = matchMedia("(min-width: 60rem) and (min-height: 36rem)");
 const LABELS = { gone: "No answer", key: "API key needed", busy: "Full", starting: "Starting" };
 
 const key = () => byId("key").value.trim();
@@ -49,9 +47,8 @@ function server(state, text) {
 }
 
 function askForKey() {
-  const field = byId("key");
-  field.placeholder = "enter it here";
-  field.setAttribute("aria-invalid", "true");
+  byId("key-field").hidden = false;
+  byId("key").setAttribute("aria-invalid", "true");
 }
 
 /** The request's body; raises Problem for settings that are not valid. */
@@ -189,6 +186,7 @@ byId("new").addEventListener("click", () => {
   byId("new").hidden = true;
   byId("prompt").focus();
 });
+byId("key-field").addEventListener("submit", (event) => event.preventDefault());
 byId("key").addEventListener("change", () => {
   byId("key").removeAttribute("aria-invalid");
   strip.poll();
