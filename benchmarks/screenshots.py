@@ -32,7 +32,7 @@ from deployments.top.__main__ import Top
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 _PORT = 8147
-_DESKTOP: ViewportSize = {"width": 1280, "height": 860}
+_DESKTOP: ViewportSize = {"width": 1280, "height": 960}
 _PHONE: ViewportSize = {"width": 390, "height": 844}
 _ANSWER_MS = 180_000
 _NEXT_NUMBERS_MS = 1200
@@ -44,7 +44,7 @@ _SLO = {"ttft_ms": 1500, "tpot_ms": 60}
 _CODE = "Write a Python class of a shopping cart with add, remove and total."
 # Another one: lookups find past answers, so the same would look too good.
 _SONG = "Write a song whose refrain comes back after every verse."
-_ZOO = "Write a function that returns the sum of a list, then count to 7."
+_ZOO = ("Write JSON with 5 items.", "Write a function that returns the sum of a list.")
 
 
 def _served_by(topology: str) -> Mapping[str, Any]:
@@ -74,7 +74,12 @@ def _ask(page: Page, prompt: str, tokens: int) -> None:
     page.locator("#settings summary").click()
     page.locator("#prompt").fill(prompt)
     page.keyboard.press("Enter")
-    page.locator(".facts", has_text="per round").wait_for(timeout=_ANSWER_MS)
+    _await_answer(page)
+
+
+def _await_answer(page: Page) -> None:
+    page.locator(".facts", has_text="per round").last.wait_for(timeout=_ANSWER_MS)
+    page.locator("#send").wait_for(timeout=_ANSWER_MS)
     page.wait_for_timeout(_NEXT_NUMBERS_MS)
 
 
@@ -82,7 +87,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
     """An answer in light and dark and on a phone, and a race."""
     with chromium() as browser:
         page = _open(browser, url, _DESKTOP)
-        _ask(page, _CODE, 192)
+        _ask(page, _CODE, 150)
         yield _picture(page, folder / "playground.png")
         page.emulate_media(color_scheme="dark")
         page.wait_for_timeout(_NEXT_NUMBERS_MS)
@@ -94,7 +99,8 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
         page.wait_for_timeout(_NEXT_NUMBERS_MS)
         yield _picture(page, folder / "race.png")
         page = _open(browser, url, _PHONE)
-        _ask(page, "Count from 1 to 40.", 96)
+        page.locator("#examples button").last.click()
+        _await_answer(page)
         page.evaluate("scrollTo(0, 0)")
         yield _picture(page, folder / "playground-narrow.png")
 
@@ -104,11 +110,12 @@ def zoo(url: str, folder: Path) -> Iterator[Path]:
     `deployments.top`."""
     with chromium() as browser:
         page = _open(browser, url, _DESKTOP, "dark")
-        _ask(page, _ZOO, 160)
+        for prompt in _ZOO:
+            _ask(page, prompt, 160)
+        _choose_widest(page)
         yield _picture(page, folder / "playground-zoo.png")
         page.emulate_media(color_scheme="light")
-        _choose_widest(page)
-        yield _picture(page.locator("#round"), folder / "tree.png")
+        yield _picture(page.locator("#round .scrolls"), folder / "tree.png")
         with Load(url, clients=4, slo=_SLO):
             top = Top(f"{url}/metrics", 2.0)
             for _ in range(6):

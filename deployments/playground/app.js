@@ -10,7 +10,7 @@ import { Strip } from "./strip.js";
 const EXAMPLES = [
   "Write a Python class of a shopping cart with add, remove and total.",
   "Write a song whose refrain comes back after every verse.",
-  "Count from 1 to 40.",
+  "Repeat this text without its spelling mistakes: The quik brown fox jumps over the lazy dog. The lazy dog sleeps in the sun. The quik brown fox runs away.",
 ];
 const LABELS = { gone: "No answer", key: "API key needed", busy: "Full", starting: "Starting" };
 

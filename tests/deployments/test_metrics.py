@@ -269,7 +269,7 @@ def test_a_trace_needs_permission_and_shows_every_track(
         while not recorded.done():
             ask(app, 1)
     events = recorded.result()["traceEvents"]
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = {(event["name"], tracks[event["tid"]]) for event in events if event["ph"] == "X"}
     assert {("verify", "verifier"), ("draft", "tiny"), ("select", "coordinator")} <= spans
     assert any(name == "round" for name, _ in spans)
