@@ -25,6 +25,8 @@ _COLUMNS = 3
 _MOST_SERIES = 8
 _LONGEST_NAME = 12
 _LABEL = re.compile(r"{{\s*(\w+)\s*}}")
+_MARK = 0.07
+"""Of a panel's height, for a bar that marks a time."""
 _PAPER = "#ffffff"
 
 
@@ -43,7 +45,7 @@ def draw_board(
     marks: Mapping[str, Sequence[Span]] | None = None,
     heading: str = "",
 ) -> None:
-    """`titles`: only these panels. `marks`: spans to shade, by what they are: firing alerts."""
+    """`titles`: only these panels. `marks`: when what was the case, as bars: firing alerts."""
     title, panels = BOARDS[name]
     shown = [panel for panel in panels if not titles or panel.title in titles]
     columns = min(_COLUMNS, len(shown))
@@ -53,13 +55,15 @@ def draw_board(
     colours = dict(zip(marks or {}, cycle(reversed(COLOURS)), strict=False))
     for one, panel in zip(axes.flat, shown, strict=False):
         _draw(server, panel, span, one)
-        for mark, spans in (marks or {}).items():
+        for row, (mark, spans) in enumerate((marks or {}).items()):
+            top = 1 - _MARK * row
             for begin, end in spans:
-                one.axvspan(begin - span[0], end - span[0], color=colours[mark], alpha=0.13, lw=0)
+                place = {"ymin": top - 0.8 * _MARK, "ymax": top}
+                one.axvspan(begin - span[0], end - span[0], color=colours[mark], lw=0, **place)
     for one in axes.flat[len(shown) :]:
         one.axis("off")
     if colours:
-        patches = [Patch(color=colour, alpha=0.3, label=mark) for mark, colour in colours.items()]
+        patches = [Patch(color=colour, label=mark) for mark, colour in colours.items()]
         made.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=8.5)
     made.suptitle(heading or f"{title}, drawn from its queries", fontsize=11, color=INK)
     save(made, path, dpi=80)
@@ -90,7 +94,7 @@ def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any) -> None:
         for one in lines:
             axes.plot(one.times_s, one.values, label=one.name, lw=1.4)
     top = max((value for one in lines for value in one.values), default=0.0)
-    axes.set_ylim(0, None if top > 0 else 1)
+    axes.set_ylim(0, 1.2 * top if top > 0 else 1)
     axes.set_xlim(0, span[1] - span[0])
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:.0f} s")
     if lines:

@@ -99,7 +99,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
         page.wait_for_timeout(_NEXT_NUMBERS_MS)
         yield _picture(page, folder / "race.png")
         page = _open(browser, url, _PHONE)
-        page.locator("#examples button").last.click()
+        page.locator("#examples button").first.click()
         _await_answer(page)
         page.evaluate("scrollTo(0, 0)")
         yield _picture(page, folder / "playground-narrow.png")

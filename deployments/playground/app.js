@@ -7,10 +7,11 @@ import { Race } from "./race.js";
 import { showRound } from "./round.js";
 import { Strip } from "./strip.js";
 
+/** The first has drafts from its first tokens on, the last is long enough for a race. */
 const EXAMPLES = [
-  "Write a Python class of a shopping cart with add, remove and total.",
-  "Write a song whose refrain comes back after every verse.",
   "Repeat this text without its spelling mistakes: The quik brown fox jumps over the lazy dog. The lazy dog sleeps in the sun. The quik brown fox runs away.",
+  "Write a song whose refrain comes back after every verse.",
+  "Write a Python class of a shopping cart with add, remove and total.",
 ];
 const LABELS = { gone: "No answer", key: "API key needed", busy: "Full", starting: "Starting" };
 
@@ -176,7 +177,7 @@ byId("prompt").addEventListener("keydown", (event) => {
     send(prompted());
   }
 });
-byId("race").addEventListener("click", () => race(prompted() || EXAMPLES[0]));
+byId("race").addEventListener("click", () => race(prompted() || EXAMPLES.at(-1)));
 byId("stop").addEventListener("click", () => running?.abort());
 addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
 byId("new").addEventListener("click", () => {
