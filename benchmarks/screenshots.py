@@ -68,10 +68,14 @@ def _open(browser: Browser, url: str, size: ViewportSize, scheme: Any = "light")
     return page
 
 
-def _ask(page: Page, prompt: str, tokens: int) -> None:
+def _limit(page: Page, tokens: int) -> None:
     page.locator("#settings summary").click()
     page.locator("#max_tokens").fill(str(tokens))
     page.locator("#settings summary").click()
+
+
+def _ask(page: Page, prompt: str, tokens: int) -> None:
+    _limit(page, tokens)
     page.locator("#prompt").fill(prompt)
     page.keyboard.press("Enter")
     _await_answer(page)
@@ -93,6 +97,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
         page.wait_for_timeout(_NEXT_NUMBERS_MS)
         yield _picture(page, folder / "playground-dark.png")
         page = _open(browser, url, _DESKTOP)
+        _limit(page, 128)
         page.locator("#prompt").fill(_SONG)
         page.locator("#race").click()
         page.locator(".result button").wait_for(timeout=_ANSWER_MS)
@@ -129,13 +134,13 @@ def _choose_widest(page: Page) -> None:
     """The token whose round's tree has the most drafts beside the accepted path."""
     tokens, best = page.locator(".token"), (-1, 0)
     for number in range(0, tokens.count(), 2):
-        tokens.nth(number).click()
+        tokens.nth(number).dispatch_event("click")
         drawn = page.locator("#round .tree")
         fallen, accepted = (
             drawn.locator(f".node.{kind}").count() for kind in ("fallen", "accepted")
         )
         best = max(best, (min(fallen, 6) * min(accepted, 4), number))
-    tokens.nth(best[1]).click()
+    tokens.nth(best[1]).dispatch_event("click")
 
 
 def _picture(what: Any, path: Path) -> Path:

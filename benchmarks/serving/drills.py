@@ -185,7 +185,8 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=IMAGES)
     options = parser.parse_args()
     options.images.mkdir(parents=True, exist_ok=True)
-    args = {**small_args(), "metrics_without_key": True}
+    # As if the clients came from many addresses.
+    args = {**small_args(), "metrics_without_key": True, "limits": {"client_share": 1.0}}
     findings = []
     with (
         running(args, _PORT) as app,

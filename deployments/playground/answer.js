@@ -123,6 +123,11 @@ export class Answer {
     this.select(this.tokens.indexOf(best));
   }
 
+  /** Whether the reader has chosen a token of it. */
+  get hasChosen() {
+    return this._selected >= 0;
+  }
+
   _isChosen(span) {
     return span === this.tokens[this._selected]?.span && span.classList.contains("chosen");
   }

@@ -9,7 +9,7 @@ import { Strip } from "./strip.js";
 
 /** The first has drafts from its first tokens on, the last is long enough for a race. */
 const EXAMPLES = [
-  "Repeat this text without its spelling mistakes: The quik brown fox jumps over the lazy dog. The lazy dog sleeps in the sun. The quik brown fox runs away.",
+  "Fix the typos: The weather tomorow will be sunny in the morning, cloudy in the afternoon, and rainy in the evening.",
   "Write a song whose refrain comes back after every verse.",
   "Write a Python class of a shopping cart with add, remove and total.",
 ];
@@ -140,11 +140,10 @@ function send(text) {
   });
 }
 
-/** The strip shows its replica, and the other column its best round if it is still empty. */
+/** The strip shows its replica, and the other column its best round, unless the reader is elsewhere. */
 function ended(answer) {
   strip.replica = answer.statistics?.replica ?? strip.replica;
-  const empty = !byId("round").classList.contains("filled");
-  if (empty && WIDE.matches && answer.tokens.length) answer.selectBest();
+  if (WIDE.matches && followed && answer.tokens.length && !answer.hasChosen) answer.selectBest();
 }
 
 function race(text) {
@@ -185,6 +184,8 @@ byId("new").addEventListener("click", () => {
   byId("turns").replaceChildren();
   byId("welcome").hidden = false;
   byId("new").hidden = true;
+  byId("round").classList.remove("filled");
+  byId("round").replaceChildren(...hint);
   byId("prompt").focus();
 });
 byId("key-field").addEventListener("submit", (event) => event.preventDefault());
@@ -198,6 +199,7 @@ byId("slo").addEventListener("change", () => {
 byId("examples").append(...EXAMPLES.map((text) => el(
   "li", {}, el("button", { type: "button", click: () => send(text) }, text),
 )));
+const hint = [...byId("round").childNodes]; // before any token was chosen
 const pane = byId("conversation");
 let followed = true; // the reader has not scrolled back
 pane.addEventListener("scroll", () => {

@@ -188,6 +188,7 @@ def test_everything_works_by_keyboard_alone(visit: Visit) -> None:
     go_to("#new")
     press("Enter")
     expect(page.locator("#welcome")).to_be_visible()
+    expect(page.locator("#round h2")).to_have_text("How a token came about")
 
 
 def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
