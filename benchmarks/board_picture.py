@@ -80,20 +80,22 @@ def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any) -> None:
         axes.bar([one.name for one in lines], [one.values[-1] for one in lines], color=COLOURS[0])
         axes.grid(axis="x", visible=False)
         return
+    top = max((value for one in lines for value in one.values), default=0.0)
     if panel.stacked and lines:
         times = sorted({at for one in lines for at in one.times_s})
         found = [dict(zip(one.times_s, one.values, strict=True)) for one in lines]
+        stack = [[of.get(at, 0.0) for at in times] for of in found]
+        top = max(map(sum, zip(*stack, strict=True)))
         axes.stackplot(
             times,
-            [[of.get(at, 0.0) for at in times] for of in found],
+            stack,
             labels=[one.name for one in lines],
             colors=COLOURS,
             alpha=0.75,
         )
     else:
         for one in lines:
-            axes.plot(one.times_s, one.values, label=one.name, lw=1.4)
-    top = max((value for one in lines for value in one.values), default=0.0)
+            axes.plot(*_with_gaps(one), label=one.name, lw=1.4)
     axes.set_ylim(0, 1.2 * top if top > 0 else 1)
     axes.set_xlim(0, span[1] - span[0])
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:.0f} s")
@@ -101,6 +103,18 @@ def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any) -> None:
         legend(axes, 2 if len(lines) > 4 else 1)
         for text in axes.get_legend().get_texts():
             text.set_fontsize(7)
+
+
+def _with_gaps(line: _Line) -> tuple[list[float], list[float]]:
+    """Without a line across times that have no value."""
+    times, values = [line.times_s[0]], [line.values[0]]
+    for at, value in zip(line.times_s[1:], line.values[1:], strict=True):
+        if at - times[-1] > 1.5 * _STEP_S:
+            times.append(at - _STEP_S)
+            values.append(math.nan)
+        times.append(at)
+        values.append(value)
+    return times, values
 
 
 def _lines(server: Prometheus, panel: Panel, span: Span) -> Sequence[_Line]:

@@ -97,7 +97,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
         page.wait_for_timeout(_NEXT_NUMBERS_MS)
         yield _picture(page, folder / "playground-dark.png")
         page = _open(browser, url, _DESKTOP)
-        _limit(page, 96)
+        _limit(page, 80)
         page.locator("#prompt").fill(_SONG)
         page.locator("#race").click()
         page.locator(".result button").wait_for(timeout=_ANSWER_MS)

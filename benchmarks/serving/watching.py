@@ -160,7 +160,7 @@ def main() -> None:
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "tasks", "suffix"])
     options = arguments.parse_args()
     torch.set_num_threads(2)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     target = TargetSpec(inflated_target(options.params), torch.bfloat16, KV_TOKENS)
     drafters = [drafter_spec(name) for name in options.drafters]
     fleet = load(target, drafters, cache_dir() / "profiles")
