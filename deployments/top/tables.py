@@ -43,7 +43,9 @@ def _times(value: Value) -> str:
 
 
 def milliseconds(value: Value) -> str:
-    return f"{1000 * value:,.3g} ms" if isinstance(value, float) else "-"
+    if not isinstance(value, float):
+        return "-"
+    return f"{value:.3g} s" if value >= 0.9995 else f"{1000 * value:.3g} ms"
 
 
 def ratio(above: float, below: float) -> float | None:
