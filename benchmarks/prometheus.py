@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.parse import urlencode, urlsplit
 
+import ray
 import yaml
+from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
+from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
 ALERTS = Path(__file__).parents[1] / "dashboards" / "alerts.yaml"
 MISSING = "no Prometheus is installed: apt-get install prometheus, or name its binary in PROMETHEUS"
@@ -66,17 +69,15 @@ def binary() -> str | None:
 
 
 @contextmanager
-def prometheus(metrics_url: str, rules: str = ALERTS.read_text()) -> Iterator[Prometheus]:
+def prometheus(metrics_url: str | None, rules: str = ALERTS.read_text()) -> Iterator[Prometheus]:
     """It scrapes the application's /metrics every second, and renames its series as Ray exports
-    them, which boards and alerts use. Raises FileNotFoundError."""
+    them, which boards and alerts use; without a URL, the nodes of the Ray that this process is
+    connected to. Raises FileNotFoundError."""
     program = binary()
     if program is None:
         raise FileNotFoundError(MISSING)
-    address = urlsplit(metrics_url)
-    scrape = {
+    scrape: dict[str, Any] = {
         "job_name": "spindle",
-        "metrics_path": address.path,
-        "static_configs": [{"targets": [address.netloc]}],
         "metric_relabel_configs": [
             {
                 "source_labels": ["__name__"],
@@ -92,6 +93,14 @@ def prometheus(metrics_url: str, rules: str = ALERTS.read_text()) -> Iterator[Pr
         port = probe.getsockname()[1]
         probe.close()
         (folder / "rules.yml").write_text(rules)
+        if metrics_url is None:
+            PrometheusServiceDiscoveryWriter(ray.get_runtime_context().gcs_address, name).write()
+            files = [str(folder / PROMETHEUS_SERVICE_DISCOVERY_FILE)]
+            scrape["file_sd_configs"] = [{"files": files}]
+        else:
+            address = urlsplit(metrics_url)
+            scrape["metrics_path"] = address.path
+            scrape["static_configs"] = [{"targets": [address.netloc]}]
         every = f"{_EVERY_S:.0f}s"
         config = {
             "global": {"scrape_interval": every, "evaluation_interval": every},

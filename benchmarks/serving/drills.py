@@ -190,7 +190,8 @@ def main() -> None:
     findings = []
     with (
         running(args, _PORT) as app,
-        prometheus(f"{app.url}/metrics", faster(ALERTS.read_text())) as server,
+        # Not /metrics: overload delays its answers beyond a scrape's limit.
+        prometheus(None, faster(ALERTS.read_text())) as server,
     ):
         for drill in DRILLS:
             finding = run(app, server, drill, options.images)

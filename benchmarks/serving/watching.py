@@ -3,7 +3,7 @@
 `python -m benchmarks.serving.watching [--clients 4] [--segments 24] [--json FILE]`.
 
 Each segment serves the same requests: observed by nothing (`off`), by a replica's metrics, exported
-to Ray once a second and rendered for a scrape every five (`metrics`), and by the strip as well, with
+to Ray once a second and rendered for a scrape every five (`metrics`), and by the strip too, with
 its numbers read once a second (`strip`). `share` is the time inside that code over the segment's:
 goodput's scatter hides it. `reference` of goodput is `off`, or `metrics` for the strip. Exits with
 status 1 where the shares of metrics together, or that of the strip, are above 1%.
