@@ -40,7 +40,7 @@ define install
 @touch $@
 endef
 
-.PHONY: model serve test test-fast lint bench clean
+.PHONY: model serve test test-fast lint bench screenshots plots clean
 
 $(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -106,6 +106,14 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.serving.overhead
 	$(RUN)/python -m benchmarks.serving.chaos --rounds 1
 	$(RUN)/python -m benchmarks.serving.soak --seconds 60
+
+# Every picture and chart of the README and docs, in docs/images/: of a running application, in
+# Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
+screenshots: $(WITH_TESTS) model
+	$(RUN)/python -m benchmarks.screenshots
+
+plots: $(WITH_TESTS)
+	$(BIN)/python -m benchmarks.plots
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

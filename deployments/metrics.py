@@ -47,6 +47,13 @@ _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 COUNTERS = (
     Metric("committed_tokens", "Output tokens committed: their rate is goodput"),
     Metric("prefilled_tokens", "Prompt tokens that the target has read"),
+    Metric(
+        "prompts",
+        "Prompts of requests that have left, by whether their beginning was in KV memory (the "
+        "prefix cache)",
+        ("cached",),
+    ),
+    Metric("cached_tokens", "Tokens of these prompts that were there, and so were not read"),
     Metric("forwards", "Forwards of the target"),
     Metric(
         "rounds",
@@ -185,6 +192,7 @@ LABELS: Mapping[str, str] = {
     "work": "`draft`, `catch_up`, `verify`, `select`",
     "outcome": ", ".join(f"`{outcome}`" for outcome in OUTCOMES) + " (by an error of its own)",
     "kept": "`yes`, `no`",
+    "cached": "`yes`, `no`",
     "slo_class": f"a class of the config with these objectives, or `{OTHER}`",
     "state": "`free`, `used` by requests, `cached` for prompts with the same beginning",
     "status": "HTTP status",

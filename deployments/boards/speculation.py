@@ -184,9 +184,28 @@ PIPELINE = [
     ),
     Panel(
         "Prompt tokens",
-        "Read by the target per second.",
+        "Read by the target, and found in its prefix cache instead.",
         "suffix: tokens/s",
-        [Query(rate("prefilled_tokens"), "prefilled")],
+        [
+            Query(rate("prefilled_tokens"), "read"),
+            Query(rate("cached_tokens"), "cached"),
+        ],
+        stacked=True,
+    ),
+    Panel(
+        "Prefix cache",
+        "Prompts whose beginning was in KV memory, and the share of prompt tokens that were.",
+        "percentunit",
+        [
+            Query(ratio(rate("prompts", more='cached="yes"'), rate("prompts")), "prompts"),
+            Query(
+                ratio(
+                    rate("cached_tokens"),
+                    f"({rate('cached_tokens')} + {rate('prefilled_tokens')})",
+                ),
+                "tokens",
+            ),
+        ],
     ),
     Panel(
         "KV memory of the target",

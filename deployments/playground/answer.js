@@ -1,6 +1,6 @@
 // An answer, token by token in the colours of the drafters, and its legend.
 
-import { TARGET, colourOf, duration, el, plural, swatch } from "./page.js";
+import { TARGET, WIDE, colourOf, duration, el, plural, swatch } from "./page.js";
 
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 const ROUNDS = { ArrowDown: 1, ArrowUp: -1 };
@@ -27,7 +27,9 @@ export class Answer {
       tabindex: "0",
       "aria-label": "Answer. The arrow keys go from token to token, and from round to round.",
       "aria-busy": "true",
-      pointerover: (event) => this._pointed(event),
+      // Not pointerover: text that grows under a pointer at rest would choose tokens by itself. And
+      // where the round lies over the page, it is asked for by a click.
+      pointermove: (event) => WIDE.matches && !this._isChosen(event.target) && this._pointed(event),
       click: (event) => this._pointed(event),
       focus: () => this._selected < 0 && this.select(0),
       keydown: (event) => this._pressed(event),
@@ -66,7 +68,7 @@ export class Answer {
       "li",
       { pointerenter: () => this._stress(drafter), pointerleave: () => this._stress(null) },
       swatch(drafter), `${drafter === TARGET ? "the target itself" : drafter} `, el("b", {}, String(own)),
-      this._also.has(drafter) ? ` and ${this._also.get(drafter)} others’ too` : null,
+      this._also.has(drafter) ? `, agreed with ${this._also.get(drafter)}` : null,
     )));
     this._share.replaceChildren(...counts.filter(([, own]) => own).map(([drafter, own]) => {
       const part = el("i", { class: colourOf(drafter) });
@@ -121,9 +123,18 @@ export class Answer {
     this.select(this.tokens.indexOf(best));
   }
 
+  /** Whether the reader has chosen a token of it. */
+  get hasChosen() {
+    return this._selected >= 0;
+  }
+
+  _isChosen(span) {
+    return span === this.tokens[this._selected]?.span && span.classList.contains("chosen");
+  }
+
   _pointed(event) {
     const index = this.tokens.findIndex(({ span }) => span === event.target);
-    if (index >= 0 && index !== this._selected) this.select(index);
+    if (index >= 0) this.select(index);
   }
 
   _pressed(event) {

@@ -2,18 +2,17 @@
 
 import { Answer } from "./answer.js";
 import { Problem, chat } from "./api.js";
-import { byId, colourOf, el } from "./page.js";
+import { WIDE, byId, colourOf, el } from "./page.js";
 import { Race } from "./race.js";
 import { showRound } from "./round.js";
 import { Strip } from "./strip.js";
 
+/** The first has drafts from its first tokens on, the last is long enough for a race. */
 const EXAMPLES = [
-  "Write a Python class of a shopping cart with add, remove and total.",
+  "Fix the typos: The weather tomorow will be sunny in the morning, cloudy in the afternoon, and rainy in the evening.",
   "Write a song whose refrain comes back after every verse.",
-  "Count from 1 to 40.",
+  "Write a Python class of a shopping cart with add, remove and total.",
 ];
-/** Both columns fit beside each other, as in style.css. */
-const WIDE = matchMedia("(min-width: 60rem) and (min-height: 36rem)");
 const LABELS = { gone: "No answer", key: "API key needed", busy: "Full", starting: "Starting" };
 
 const key = () => byId("key").value.trim();
@@ -49,9 +48,8 @@ function server(state, text) {
 }
 
 function askForKey() {
-  const field = byId("key");
-  field.placeholder = "enter it here";
-  field.setAttribute("aria-invalid", "true");
+  byId("key-field").hidden = false;
+  byId("key").setAttribute("aria-invalid", "true");
 }
 
 /** The request's body; raises Problem for settings that are not valid. */
@@ -142,11 +140,10 @@ function send(text) {
   });
 }
 
-/** The strip shows its replica, and the other column its best round if it is still empty. */
+/** The strip shows its replica, and the other column its best round, unless the reader is elsewhere. */
 function ended(answer) {
   strip.replica = answer.statistics?.replica ?? strip.replica;
-  const empty = !byId("round").classList.contains("filled");
-  if (empty && WIDE.matches && answer.tokens.length) answer.selectBest();
+  if (WIDE.matches && followed && answer.tokens.length && !answer.hasChosen) answer.selectBest();
 }
 
 function race(text) {
@@ -179,7 +176,7 @@ byId("prompt").addEventListener("keydown", (event) => {
     send(prompted());
   }
 });
-byId("race").addEventListener("click", () => race(prompted() || EXAMPLES[0]));
+byId("race").addEventListener("click", () => race(prompted() || EXAMPLES.at(-1)));
 byId("stop").addEventListener("click", () => running?.abort());
 addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
 byId("new").addEventListener("click", () => {
@@ -187,8 +184,11 @@ byId("new").addEventListener("click", () => {
   byId("turns").replaceChildren();
   byId("welcome").hidden = false;
   byId("new").hidden = true;
+  byId("round").classList.remove("filled");
+  byId("round").replaceChildren(...hint);
   byId("prompt").focus();
 });
+byId("key-field").addEventListener("submit", (event) => event.preventDefault());
 byId("key").addEventListener("change", () => {
   byId("key").removeAttribute("aria-invalid");
   strip.poll();
@@ -199,6 +199,7 @@ byId("slo").addEventListener("change", () => {
 byId("examples").append(...EXAMPLES.map((text) => el(
   "li", {}, el("button", { type: "button", click: () => send(text) }, text),
 )));
+const hint = [...byId("round").childNodes]; // before any token was chosen
 const pane = byId("conversation");
 let followed = true; // the reader has not scrolled back
 pane.addEventListener("scroll", () => {

@@ -1,6 +1,9 @@
 // Elements and colours. Text only ever becomes text nodes, never markup: what a model writes stays
 // text.
 
+/** Both columns fit beside each other, as in style.css. */
+export const WIDE = matchMedia("(min-width: 60rem) and (min-height: 36rem)");
+
 export const byId = (id) => document.getElementById(id);
 
 export function el(name, attributes = {}, ...children) {
@@ -42,7 +45,7 @@ export function spelled(text) {
     .replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 }
 
-export const percent = (share) => `${Math.round(100 * share)} %`;
+export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 
 export function duration(seconds) {
   if (seconds < 0.0995) return `${(1000 * seconds).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;

@@ -107,7 +107,7 @@ function colour(host, style) {
 function figures(numbers) {
   const accepted = Object.entries(numbers.drafted).map(([drafter, drafted]) => figure(
     "accepted", percent((numbers.accepted[drafter] ?? 0) / drafted),
-    drafter === "lookups" ? "of lookups" : `of ${drafter}`,
+    `of ${drafter}`,
   ));
   const slo = numbers.attainment;
   return [

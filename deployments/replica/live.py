@@ -3,15 +3,19 @@
 They are recorded while the playground asks for them, and cost nothing otherwise.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
-from deployments.metrics import LOOKUPS, VERIFIER
+from deployments.metrics import VERIFIER
+from deployments.replica.node_counts import NodeCounts
 from policies.request import LaneView
+from policies.tree_counts import ACCEPTED, VERIFIED
 
 LONGEST_S = 10.0
 """How far back the numbers go."""
@@ -48,7 +52,8 @@ class ReplicaNumbers(_Shown):
     attainment: float | None
     """The share of the last 64 requests with an SLO that met it; null: there were none."""
     drafted: dict[str, int]
-    """Draft tokens that were verified, by drafter; `lookups` where only lookups drafted."""
+    """Draft tokens that were verified, by the drafter that proposed them (where several did, by the
+    one that comes first, as in a trace)."""
     accepted: dict[str, int]
     """Those that the target agreed with."""
     hosts: list[HostNumbers]
@@ -59,15 +64,15 @@ class _Round(NamedTuple):
 
     at_s: float
     committed: int
-    drafted: Counter[str]
-    """By drafter."""
-    accepted: Counter[str]
+    nodes: NDArray[np.float64] | None
+    """NodeCounts; None where nothing was drafted."""
 
 
 class LiveNumbers:
     def __init__(self, replica: str, lanes: Sequence[LaneView]) -> None:
         self._replica = replica
         self._drafters = {lane.name: lane.drafter for lane in lanes}
+        self._node_counts = NodeCounts(self._drafters)
         self._spans = {name: deque[tuple[float, float]](maxlen=_MOST_SPANS) for name in self._hosts}
         self._rounds = deque[_Round](maxlen=_MOST_ROUNDS)
         self._since_s = 0.0
@@ -88,14 +93,12 @@ class LiveNumbers:
                 self._spans[event.lane].append((event.at_s - event.seconds, event.at_s))
 
     def _verified(self, event: Verified) -> None:
-        committed, drafted, accepted = 0, Counter[str](), Counter[str]()
-        for outcome in event.outcomes:
-            committed += outcome.committed
-            if outcome.drafted:
-                drafter = LOOKUPS if outcome.lane is None else self._drafters[outcome.lane]
-                drafted[drafter] += outcome.drafted
-                accepted[drafter] += outcome.accepted
-        self._rounds.append(_Round(event.at_s, committed, drafted, accepted))
+        nodes = None
+        if event.drafts is not None:
+            nodes = self._node_counts.zeros()
+            self._node_counts.add(event.drafts, nodes)
+        committed = sum(outcome.committed for outcome in event.outcomes)
+        self._rounds.append(_Round(event.at_s, committed, nodes))
 
     def read(
         self, seconds: float, now: float, load: dict[str, float], attainment: float | None
@@ -105,12 +108,19 @@ class LiveNumbers:
             self._since_s = now
         self._until_s = now + _WATCHED_S
         begin = max(self._since_s, now - min(seconds, LONGEST_S))
-        committed, drafted, accepted = 0, Counter[str](), Counter[str]()
+        committed, nodes = 0, self._node_counts.zeros()
         for one in self._rounds:
             if one.at_s > begin:
                 committed += one.committed
-                drafted.update(one.drafted)  # += would drop what is 0
-                accepted.update(one.accepted)
+                if one.nodes is not None:
+                    nodes += one.nodes
+        verified = [int(counted) for counted in nodes[:, :, VERIFIED].sum(axis=1)]
+        taken = [int(counted) for counted in nodes[:, :, ACCEPTED].sum(axis=1)]
+        counted = zip(self._node_counts.names, verified, taken, strict=True)
+        drafted, accepted = dict[str, int](), dict[str, int]()
+        for name, of_drafter, of_target in counted:
+            if of_drafter:
+                drafted[name], accepted[name] = of_drafter, of_target
         return ReplicaNumbers(
             replica=self._replica,
             now_s=now,
@@ -119,8 +129,8 @@ class LiveNumbers:
             waiting=int(load["waiting"]),
             goodput=committed / (now - begin) if now > begin else 0.0,
             attainment=attainment,
-            drafted=dict(drafted),
-            accepted=dict(accepted),
+            drafted=drafted,
+            accepted=accepted,
             hosts=[self._host(name, begin) for name in self._hosts],
         )
 

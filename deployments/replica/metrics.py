@@ -17,7 +17,6 @@ from actors.coordinator.events import (
     Preempted,
     Switched,
     Verified,
-    VerifiedTrees,
     VerifierDown,
     VerifierUp,
 )
@@ -38,14 +37,12 @@ from deployments.metrics import (
     VERIFIER,
 )
 from deployments.replica.autoscaling_signals import met_slo, tpot_s
+from deployments.replica.node_counts import NodeCounts
 from deployments.series import Counter, Family, Gauge, Histogram
 from policies.flat_trees import FlatTrees
 from policies.request import RoundOutcome, Slo
 from policies.tree_counts import ACCEPTED as ACCEPTED_NODES
-from policies.tree_counts import EXPECTED, VERIFIED, count_nodes
-
-_NO_INTS = np.zeros(0, np.int64)
-_NOT_VERIFIED = -1
+from policies.tree_counts import EXPECTED, VERIFIED
 
 
 class Metrics:
@@ -57,15 +54,14 @@ class Metrics:
         """`drafters`: drafter name by lane."""
         own = {"replica": replica}
         self._drafters = drafters
-        names = list(dict.fromkeys(drafters.values()))
-        self._names = names
-        self._column = {lane: names.index(drafter) for lane, drafter in drafters.items()}
+        self._node_counts = NodeCounts(drafters)
+        self._names, self._column = self._node_counts.names, self._node_counts.column
         self._slo_classes = {slo: name for name, slo in slo_classes.items()}
         self._lane_free_since: dict[str, float] = {}
-        self._drafted = np.zeros((len(names), len(POSITIONS)))
+        self._drafted = np.zeros((len(self._names), len(POSITIONS)))
         """[drafter, depth - 1]: since the last export."""
-        self._nodes = np.zeros((len(names), len(POSITIONS), 3))
-        """[drafter, depth - 1, column of policies/tree_counts.py]: the same."""
+        self._nodes = self._node_counts.zeros()
+        """The same."""
         self._swaps = 0
         self._counters = {metric.name: Counter(metric, own) for metric in COUNTERS}
         self._histograms = {metric.name: Histogram(metric, own) for metric in HISTOGRAMS}
@@ -87,6 +83,7 @@ class Metrics:
             ("host", "work"): [*work, (VERIFIER, "verify"), (COORDINATOR, "select")],
             ("host",): [(host,) for host in (*lanes, VERIFIER)],
             ("outcome",): [(outcome,) for outcome in OUTCOMES],
+            ("cached",): [("yes",), ("no",)],
             ("kept", "slo_class"): [*product(("yes", "no"), classes)],
             ("state",): [(state,) for state in KV_STATES],
         }
@@ -175,7 +172,7 @@ class Metrics:
         for drafter, rounds in self._by_drafter(decoded).items():
             self._add_rounds(drafter, rounds, event.plain_s)
         if event.drafts is not None:
-            self._count_nodes(event.drafts)
+            self._node_counts.add(event.drafts, self._nodes)
         elif decoded and not event.prefill_tokens:
             count("probe_seconds", sum([outcome.seconds for outcome in decoded]), "clock")
             count("probe_seconds", len(decoded) * event.plain_s, "model")
@@ -206,29 +203,6 @@ class Metrics:
         if lane is not None:
             return self._drafters[lane]
         return LOOKUPS if drafted else PLAIN
-
-    def _count_nodes(self, drafts: VerifiedTrees) -> None:
-        column, most = self._column, max([1, *map(len, drafts.proposers)])
-        drafters = np.zeros((len(drafts.proposers), most), np.int64)
-        for tree, lanes in enumerate(drafts.proposers):
-            for bit, lane in enumerate(lanes):
-                drafters[tree, bit] = column[lane]
-        nodes: list[int] = []
-        ends: list[int] = []
-        for accepted in drafts.accepted:
-            if accepted is None:
-                ends.append(_NOT_VERIFIED)
-            else:
-                nodes += accepted
-                ends.append(len(nodes))
-        count_nodes(
-            drafts.trees,
-            drafters,
-            _NO_INTS if drafts.sources is None else drafts.sources,
-            np.array(nodes, np.int64),
-            np.array(ends, np.int64),
-            self._nodes,
-        )
 
     def _add_drafted(self, lane: str, trees: FlatTrees) -> None:
         most = len(POSITIONS)
@@ -273,6 +247,9 @@ class Metrics:
         if (met := met_slo(event)) is not None:
             slo_class = self._slo_classes.get(event.view.slo, OTHER)
             self._count("promises", 1, "yes" if met else "no", slo_class)
+        if (cached := event.statistics.cached) is not None:
+            self._count("prompts", 1, "yes" if cached else "no")
+            self._count("cached_tokens", cached)
         latency_s = event.at_s - event.view.arrival_s
         for name, seconds in (
             ("queue_seconds", event.statistics.queue_s),

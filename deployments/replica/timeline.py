@@ -24,6 +24,8 @@ from actors.coordinator.events import (
 from deployments.metrics import COORDINATOR, VERIFIER
 
 TraceEvent = dict[str, Any]
+_TRACKS = 1_000_000
+"""More than a replica has."""
 MOST_EVENTS = 100_000
 """Later ones are left out, so that no recording takes all memory."""
 
@@ -33,6 +35,8 @@ class Timeline:
         self._begun_s = now
         self._most = most
         self._events: list[TraceEvent] = []
+        self._ends: dict[str, int] = {}
+        """Where the last span of each track ends."""
         self._tracks = {name: number for number, name in enumerate((VERIFIER, COORDINATOR, *lanes))}
 
     def observe(self, event: Event) -> None:
@@ -65,14 +69,27 @@ class Timeline:
                 self._instant(event.view.name, event.finish or "cancelled or failed", event.at_s)
 
     def events(self, replica: str, process: int) -> list[TraceEvent]:
-        """All of them and the names of their tracks; `process`: the replica's number."""
-        names = [(0, "process_name", replica)]
-        names += [(number, "thread_name", track) for track, number in self._tracks.items()]
-        named = [
-            {"ph": "M", "name": kind, "pid": process, "tid": number, "args": {"name": name}}
-            for number, kind, name in names
+        """All of them and the names of their tracks, in the order in which they are to stand;
+        `process`: the replica's number, from 0."""
+        # Perfetto takes process 0 and thread 0 for a kernel's idle task, and numbers of threads for
+        # those of the whole machine.
+        pid, first = process + 1, (process + 1) * _TRACKS
+        named: list[TraceEvent] = [
+            {"ph": "M", "name": "process_name", "tid": first, "args": {"name": replica}}
         ]
-        return named + [{**event, "pid": process} for event in self._events]
+        for track, number in self._tracks.items():
+            tid = first + number
+            named += [
+                {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": track}},
+                {
+                    "ph": "M",
+                    "name": "thread_sort_index",
+                    "tid": tid,
+                    "args": {"sort_index": number},
+                },
+            ]
+        moved = ({**event, "tid": first + event["tid"]} for event in self._events)
+        return [{**event, "pid": pid} for event in (*named, *moved)]
 
     def _verified(self, event: Verified) -> None:
         outcomes = event.outcomes
@@ -100,14 +117,19 @@ class Timeline:
     def _span(
         self, track: str, name: str, ended_s: float, seconds: float, counts: dict[str, Any]
     ) -> None:
-        begun_s = max(ended_s - seconds, self._begun_s)
-        span = {"ph": "X", "dur": round(1e6 * max(0.0, ended_s - begun_s)), "args": counts}
-        self._add(track, name, begun_s, span)
+        ended = self._at(ended_s)
+        # Perfetto drops a span that begins before the one before it ends, be it by a rounding.
+        begun = max(self._at(ended_s - seconds), self._ends.get(track, 0))
+        self._ends[track] = max(begun, ended)
+        self._add(track, name, begun, {"ph": "X", "dur": max(0, ended - begun), "args": counts})
 
     def _instant(self, track: str, name: str, at_s: float) -> None:
-        self._add(track, name, at_s, {"ph": "i", "s": "t"})
+        self._add(track, name, self._at(at_s), {"ph": "i", "s": "t"})
 
-    def _add(self, track: str, name: str, at_s: float, event: TraceEvent) -> None:
+    def _at(self, at_s: float) -> int:
+        """In microseconds of the recording."""
+        return max(0, round(1e6 * (at_s - self._begun_s)))
+
+    def _add(self, track: str, name: str, at: int, event: TraceEvent) -> None:
         number = self._tracks.setdefault(track, len(self._tracks))
-        ts = round(1e6 * (at_s - self._begun_s))
-        self._events.append({"name": name, "ts": ts, "tid": number, **event})
+        self._events.append({"name": name, "ts": at, "tid": number, **event})

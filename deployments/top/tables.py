@@ -43,7 +43,9 @@ def _times(value: Value) -> str:
 
 
 def milliseconds(value: Value) -> str:
-    return f"{1000 * value:,.3g} ms" if isinstance(value, float) else "-"
+    if not isinstance(value, float):
+        return "-"
+    return f"{value:.3g} s" if value >= 0.9995 else f"{1000 * value:.3g} ms"
 
 
 def ratio(above: float, below: float) -> float | None:
@@ -142,6 +144,8 @@ def summary(change: Change) -> list[tuple[str, str]]:
     kept = change.rate("promises_total", kept="yes")
     blocks = [change.gauge("kv_blocks", state=state) for state in KV_STATES]
     used = ratio(blocks[KV_STATES.index("used")], sum(blocks))
+    hits = change.rate("prompts_total", cached="yes")
+    cached, read = change.rate("cached_tokens_total"), change.rate("prefilled_tokens_total")
     statuses = change.rates("responses_total", "status")
     failed = sum(rate for status, rate in statuses.items() if status.startswith("5"))
     return [
@@ -154,6 +158,8 @@ def summary(change: Change) -> list[tuple[str, str]]:
         ("TPOT p50", milliseconds(change.quantile("tpot_seconds", 0.5))),
         ("queue p95", milliseconds(change.quantile("queue_seconds", 0.95))),
         ("forward p50", milliseconds(change.quantile("forward_seconds", 0.5))),
+        ("prefix hits", _percent(ratio(hits, change.rate("prompts_total")))),
+        ("prompt cached", _percent(ratio(cached, cached + read))),
         ("batch", _number(ratio(change.rate("rounds_total"), change.rate("forwards_total")))),
         ("KV used", _percent(used)),
         ("responses/s", _number(sum(statuses.values()))),

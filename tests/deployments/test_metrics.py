@@ -123,6 +123,10 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     assert by_position["accepted_tokens_total/1"] == any_accepted
     assert 0 < samples["expected_tokens_total"] < samples["verified_tokens_total"]
     assert samples["prefilled_tokens_total"] >= answers[0]["usage"]["prompt_tokens"]
+    found = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert samples["cached_tokens_total"] == sum(found)
+    assert scrape("cached")["prompts_total/yes"] == len([tokens for tokens in found if tokens])
+    assert samples["prompts_total"] == STREAMS
     assert samples["requests_total"] == samples["queue_seconds_count"] == STREAMS
     assert samples["ttft_seconds_sum"] > 0
     assert samples["latency_seconds_count"] == samples["response_seconds_count"] == STREAMS
@@ -265,7 +269,7 @@ def test_a_trace_needs_permission_and_shows_every_track(
         while not recorded.done():
             ask(app, 1)
     events = recorded.result()["traceEvents"]
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = {(event["name"], tracks[event["tid"]]) for event in events if event["ph"] == "X"}
     assert {("verify", "verifier"), ("draft", "tiny"), ("select", "coordinator")} <= spans
     assert any(name == "round" for name, _ in spans)

@@ -188,6 +188,7 @@ def test_everything_works_by_keyboard_alone(visit: Visit) -> None:
     go_to("#new")
     press("Enter")
     expect(page.locator("#welcome")).to_be_visible()
+    expect(page.locator("#round h2")).to_have_text("How a token came about")
 
 
 def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
@@ -242,7 +243,7 @@ def test_the_strip_shows_who_is_busy_and_whose_drafts_are_accepted(visit: Visit)
     page = visit.answered()
     hosts = page.locator("#hosts li")
     expect(hosts).to_have_count(3)
-    assert [text.rstrip("0123456789 %") for text in hosts.all_text_contents()] == [
+    assert [text.rstrip("0123456789 <%") for text in hosts.all_text_contents()] == [
         "verifier",
         "tiny",
         "ngram",

@@ -22,6 +22,7 @@ from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.metrics_text import prometheus_text
 from deployments.replica.metrics import Metrics
 from deployments.top.scrapes import Change, parse
+from deployments.top.tables import milliseconds
 from policies.flat_trees import flatten
 from policies.request import RoundOutcome
 from policies.tree import DraftTree
@@ -174,6 +175,11 @@ def test_a_process_that_was_restarted_counts_from_0_again() -> None:
     assert (
         Change(before, parse("ray_spindle_forwards_total 30.0\n", 10.0)).rate("forwards_total") == 3
     )
+
+
+def test_times_are_short_and_have_no_exponent() -> None:
+    shown = [milliseconds(seconds) for seconds in (0.0004, 0.0437, 0.9994, 1.95, 60.0)]
+    assert shown == ["0.4 ms", "43.7 ms", "999 ms", "1.95 s", "60 s"]
 
 
 def test_quantiles_are_interpolated_as_prometheus_does() -> None:

@@ -71,6 +71,9 @@ def test_counts_are_those_of_the_rounds() -> None:
         assert values["catch_up_saved_seconds"] == pytest.approx(sum(e.saved_s for e in switched))
         assert values["catch_up_saved_seconds"] > 0
         assert values["rounds"] == len(outcomes)
+        cached = [event.statistics.cached for event in service.seen(Left)]
+        assert values["cached_tokens"] == sum(one or 0 for one in cached)
+        assert values["prompts"] == len([one for one in cached if one is not None])
         assert values["promises/yes/chat"] == values["promises"] == len(PROMPTS)
 
     run(main())

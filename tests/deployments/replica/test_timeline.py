@@ -1,6 +1,8 @@
 """A timeline has what happened, on tracks that Perfetto can draw."""
 
+import json
 from collections import defaultdict
+from typing import Any
 
 from actors.coordinator.events import CaughtUp, Drafted, Verified
 from benchmarks.simulator.clock import run
@@ -17,7 +19,8 @@ def test_every_round_is_on_its_tracks_and_no_two_forwards_overlap() -> None:
         for happened in service.events:
             timeline.observe(happened)
         events = timeline.events("one", process=3)
-        assert {event["pid"] for event in events} == {3}
+        assert {event["pid"] for event in events} == {4}
+        check_format(events)
         tracks = {
             event["tid"]: event["args"]["name"]
             for event in events
@@ -30,15 +33,41 @@ def test_every_round_is_on_its_tracks_and_no_two_forwards_overlap() -> None:
         assert len(spans[VERIFIER]) == len(service.seen(Verified))
         of_near = [e for e in service.events if isinstance(e, Drafted | CaughtUp)]
         assert len(spans["near"]) == sum(event.lane == "near" for event in of_near)
-        for track in (VERIFIER, "near", "far"):
-            ends = 0
-            for span in spans[track]:
-                assert span["ts"] >= ends
-                ends = span["ts"] + span["dur"]
         rounds = sum(len(event.outcomes) for event in service.seen(Verified))
         assert sum(len(spans[str(number)]) for number in range(6)) == rounds
 
     run(main())
+
+
+def check_format(events: list[dict[str, Any]]) -> None:
+    """What "Trace Event Format" (Chrome) requires of these phases, and Perfetto besides: spans of a
+    track do not overlap, no process or thread has the number 0, and every track has a name."""
+    json.dumps(events, allow_nan=False)
+    named = {event["tid"] for event in events if event["name"] == "thread_name"}
+    ends: dict[int, int] = {}
+    for event in events:
+        assert event["pid"] > 0 < event["tid"]
+        assert event["ph"] in "MXi"
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name", "thread_sort_index")
+            continue
+        assert isinstance(event["ts"], int)
+        assert event["ts"] >= 0
+        assert event["tid"] in named
+        if event["ph"] == "X":
+            assert event["ts"] >= ends.get(event["tid"], 0)
+            ends[event["tid"]] = event["ts"] + event["dur"]
+        else:
+            assert event["s"] == "t"
+
+
+def test_spans_that_touch_do_not_overlap_by_a_rounding() -> None:
+    timeline = Timeline(["near"], now=0.0)
+    for number in range(1, 2000):
+        timeline.observe(Drafted(number / 3e5, "near", 1 / 3e5, 1, 1))
+    events = timeline.events("one", process=0)
+    check_format(events)
+    assert sum(event["ph"] == "X" for event in events) == 1999
 
 
 def test_a_long_recording_is_bounded() -> None:
