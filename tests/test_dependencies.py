@@ -10,6 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -89,6 +90,33 @@ def test_each_layer_of_the_environment_pins_what_is_declared_for_it(build: str) 
     assert sum(map(len, layers)) == len(serving | vllm | tests), "each package in one layer"
 
 
+CAPPED = {"torch", "ray"}
+"""For serving, only these may have an upper bound: torch by CONTRACTS.md, ray for its private parts
+that we use. What vLLM alone cannot bear is in vLLM's metadata."""
+
+
+def test_upper_bounds_are_only_those_of_known_breaks() -> None:
+    capped = {
+        normal(one.name)
+        for one in map(Requirement, PROJECT["dependencies"])
+        if any(bound.operator in ("<", "<=", "==", "~=") for bound in one.specifier)
+    }
+    assert capped == CAPPED
+
+
+@pytest.mark.parametrize("build", ["cpu", "gpu"])
+def test_pins_are_within_what_is_declared(build: str) -> None:
+    pins = versions(build) | versions(f"vllm-{build}") | versions("test")
+    declared = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS[build]]
+    for one in map(Requirement, declared):
+        if (version := pins.get(normal(one.name))) is not None:
+            assert one.specifier.contains(version, prereleases=True), f"{one} pinned to {version}"
+
+
 def pinned(layer: str) -> set[str]:
+    return set(versions(layer))
+
+
+def versions(layer: str) -> dict[str, str]:
     lines = (ROOT / "constraints" / f"{layer}.txt").read_text().splitlines()
-    return {normal(line.partition("==")[0]) for line in lines}
+    return {normal(name): version for name, _, version in (line.partition("==") for line in lines)}

@@ -29,6 +29,7 @@ class OutputMatcher:
     ) -> None:
         """`params`: as admitted, with the model's own stop tokens."""
         self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._special = frozenset(compiled.tokenizer_info.special_token_ids)
         self._words = -(-vocab_size // 32)
         self._stops = frozenset(params.stop_token_ids)
         self._stop_bits = _bits(params.stop_token_ids, self._words)
@@ -90,10 +91,18 @@ class OutputMatcher:
             return False
         if token in self._stops and self._matcher.is_completed():
             self._ended = True
+        elif token in self._special and not self._masked_in(token):
+            return False  # xgrammar would print a warning for each that a drafter proposes
         elif not self._matcher.accept_token(token):
             return False
         self._tokens.append(token)
         return True
+
+    def _masked_in(self, token: int) -> bool:
+        words = np.zeros((1, self._words), np.int32)
+        if not self._matcher.fill_next_token_bitmask(words):
+            return True  # everything is allowed
+        return bool(words[0, token // 32] >> token % 32 & 1)
 
     def _roll_back(self, count: int) -> None:
         if count == 0:

@@ -169,3 +169,18 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_alone() -> None:
     assert isinstance(failed, Failed)
     assert isinstance(ready, Ready)
     assert isinstance(violated, Failed)
+
+
+def test_special_tokens_of_drafts_are_refused_in_silence(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """xgrammar prints a warning for each that it is given, and drafters propose many."""
+    one = matcher(WORD)
+    special = grammars().compile(WORD).result().tokenizer_info.special_token_ids
+    one.follow(ids("ab"))
+    assert len(special) > 1
+    for token in set(special) - {STOP}:
+        assert not one.allows([token])
+        assert not one.allows([*ids("b"), token])
+    assert one.allows(ids("bb"))
+    assert capfd.readouterr() == ("", "")
