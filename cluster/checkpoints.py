@@ -37,6 +37,12 @@ class Architecture:
         """The number of values that one token takes in the KV cache."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
+    def layer_parameters(self) -> int:
+        """The weights of one layer's matrices in a Llama; other families have about as many, or
+        more."""
+        heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
+        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
 
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""

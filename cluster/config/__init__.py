@@ -13,6 +13,7 @@ from cluster.config.crosschecks import (
     check_backend,
     check_drafters,
     check_inline_gpus,
+    check_layers,
     check_ranks,
     check_vocabulary,
     check_whole_context,
@@ -107,6 +108,7 @@ class AppConfig(Section):
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
+        check_layers(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("debug_for", self.debug_for, self.api_keys)

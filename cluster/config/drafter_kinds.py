@@ -18,7 +18,10 @@ class DrafterKind:
     """Drafts in far less than a millisecond without a model, so that it runs in the coordinator's
     event loop, for every request besides the selected lane, at a cost that counts as nothing."""
     options: tuple[str, ...] = ()
-    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
+    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one. One
+    without a default must be given."""
+    of_target: bool = False
+    """Computes with weights of the target: it has no `model`, its checkpoint is the target's."""
 
     def maker(self) -> Callable[..., Any]:
         make: Callable[..., Any] = resolve_name(self.made_by)
@@ -30,6 +33,13 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         "a small language model",
         made_by="engine.drafters.loading:load_model_drafter",
         lookup=False,
+    ),
+    "early_exit": DrafterKind(
+        "the first `layers` layers of the target, with the target's own norm and output matrix",
+        made_by="engine.drafters.early_exit:load_early_exit",
+        lookup=False,
+        options=("layers",),
+        of_target=True,
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",

@@ -1,6 +1,7 @@
 """Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
@@ -9,7 +10,8 @@ from actors.coordinator.settings import Limits
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.config import AppConfig
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
+from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
 from cluster.zoo.paths import cache_dir
 
@@ -67,7 +69,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         DrafterSpec(
             name=drafter.name,
             kind=drafter.kind,
-            checkpoint=drafter.path(),
+            checkpoint=_checkpoint(drafter, config.target),
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_tokens,
@@ -83,6 +85,11 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         )
         for drafter in config.drafters
     ]
+
+
+def _checkpoint(drafter: DrafterConfig, target: TargetConfig) -> Path | None:
+    """What the drafter's weights are read from; None for lookups."""
+    return target.path() if drafter_kind(drafter.kind).of_target else drafter.path()
 
 
 def _dtype(name: str) -> "torch.dtype | None":
