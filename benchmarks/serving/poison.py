@@ -27,6 +27,7 @@ from deployments import app as product
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from engine.attention.context import AttentionBatch
+from engine.hidden_states import HiddenStates
 from engine.model import Segment
 from engine.parallel.ranks import Place
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
@@ -80,10 +81,10 @@ class PoisonedVerifier(VerifierWorker):
         model = self._verifier._model
         forward, layout = model.forward, model._layout
 
-        def poisoned_forward(segments: Sequence[Segment]) -> Any:
+        def poisoned_forward(segments: Sequence[Segment], states: HiddenStates | None) -> Any:
             kinds = self._kinds.among(segment.request for segment in segments)
             model._layout = _raising_layout if "attention" in kinds else layout
-            return forward(segments)
+            return forward(segments, states)
 
         model.forward = poisoned_forward
 

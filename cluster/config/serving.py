@@ -123,6 +123,11 @@ class LimitsConfig(Section):
     forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
     """The most new tokens in one forward of the target: last committed tokens, draft tokens and
     prompt chunks."""
+    feature_tokens: AtLeastOne = 4096
+    """For how many committed tokens of a request the target's features are kept until the drafters
+    that read them have done so; a drafter that lacks more does not draft for the request. A token
+    takes 2 bytes (in float32 4) for each layer that is read and each of the model's hidden values,
+    in the memory of the replica."""
     unread_tokens: AtLeastOne = 256
     """A request pauses when it is more than this many tokens ahead of its reader."""
     stalled_s: Seconds = 30.0

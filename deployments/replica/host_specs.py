@@ -108,6 +108,7 @@ def limits_of(config: AppConfig) -> Limits:
         max_waiting=limits.max_waiting,
         kv_tokens=config.target.kv_tokens,
         forward_tokens=limits.forward_tokens,
+        feature_tokens=limits.feature_tokens,
         unread_tokens=limits.unread_tokens,
         stalled_s=limits.stalled_s,
         slow_drafter_s=limits.slow_drafter_s,

@@ -25,6 +25,10 @@ class LoadedDrafter:
     measure: Callable[[Path, float], DraftCosts]
     """Profiles draft steps for so many seconds at most, while nothing else runs on the device;
     caches the results in the directory."""
+    feature_layers: tuple[int, ...] = ()
+    """The target's layers whose hidden states it reads."""
+    feature_width: int = 0
+    """The values of these layers together, for one position."""
 
 
 def load_model_drafter(
