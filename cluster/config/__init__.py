@@ -12,6 +12,7 @@ from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
     check_backend,
     check_drafters,
+    check_heads,
     check_inline_gpus,
     check_layers,
     check_ranks,
@@ -107,6 +108,7 @@ class AppConfig(Section):
         check_backend(self.target, self.policies)
         check_ranks(self.target)
         check_whole_context(self.target)
+        check_heads(self.target, self.drafters)
         check_vocabulary(self.target, self.drafters)
         check_layers(self.target, self.drafters)
         differ("api_keys", self.api_keys)

@@ -16,11 +16,13 @@ class Backend:
     rank_actors: bool
     """Each tensor-parallel rank is an actor of Spindle; otherwise the backend starts its ranks
     itself."""
+    features: bool
+    """Hands out hidden states, which some kinds of drafters read."""
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "native": Backend(trees=True, swap=True, engine_args=False, rank_actors=True),
-    "vllm": Backend(trees=False, swap=False, engine_args=True, rank_actors=False),
+    "native": Backend(trees=True, swap=True, engine_args=False, rank_actors=True, features=True),
+    "vllm": Backend(trees=False, swap=False, engine_args=True, rank_actors=False, features=False),
 }
 
 

@@ -22,6 +22,9 @@ class DrafterKind:
     without a default must be given."""
     of_target: bool = False
     """Computes with weights of the target: it has no `model`, its checkpoint is the target's."""
+    reads_features: bool = False
+    """Reads the target's hidden states, and so needs a verifier that hands them out. What makes it
+    is also given the target's checkpoint, as `target`."""
 
     def maker(self) -> Callable[..., Any]:
         make: Callable[..., Any] = resolve_name(self.made_by)
@@ -40,6 +43,12 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         lookup=False,
         options=("layers",),
         of_target=True,
+    ),
+    "eagle3": DrafterKind(
+        "an EAGLE-3 head in the format of speculators, which reads the target's hidden states",
+        made_by="engine.drafters.eagle3:load_eagle3",
+        lookup=False,
+        reads_features=True,
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",

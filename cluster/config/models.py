@@ -147,7 +147,7 @@ class DrafterConfig(Section):
         + ".",
     )
     model: ModelName | None = None
-    """For kind `model`: given like the target's `model`."""
+    """For kinds `model` and `eagle3`: given like the target's `model`."""
     dtype: Dtype = "auto"
     """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
     compiled loops run them (docs/drafters.md)."""
