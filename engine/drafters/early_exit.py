@@ -5,6 +5,9 @@ Behind the last of them come the target's own final norm and output matrix. It i
 drafter with KV of its own, so it runs anywhere, on another device than the target too.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -31,11 +34,16 @@ def load_early_exit(
 ) -> LoadedDrafter:
     """`checkpoint`: the target's, of which only the weights of these layers are read. Raises
     IncompatibleDrafter."""
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint,
-        config=_shortened(name, AutoConfig.from_pretrained(checkpoint), layers),
-        dtype=dtype or auto_dtype(checkpoint, device),
-    )
+    with _without_load_report():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            checkpoint,
+            config=_shortened(name, AutoConfig.from_pretrained(checkpoint), layers),
+            dtype=dtype or auto_dtype(checkpoint, device),
+            output_loading_info=True,
+        )
+    if info["missing_keys"]:
+        missing = ", ".join(sorted(info["missing_keys"]))
+        raise IncompatibleDrafter(name, "layers", f"the target's checkpoint lacks {missing}")
     return loaded_drafter(
         name,
         model.to(device),
@@ -43,6 +51,18 @@ def load_early_exit(
         kv_tokens=kv_tokens,
         target_vocab_size=target_vocab_size,
     )
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """It would list the layers that are left out as unexpected."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _shortened(name: str, config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
