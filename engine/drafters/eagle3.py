@@ -11,7 +11,7 @@ from engine.draft_profile import DraftCosts, measure_drafter
 from engine.drafters.beam import DraftJob
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.eagle3_runner import Eagle3Runner
-from engine.drafters.loading import LoadedDrafter
+from engine.drafters.loading import LoadedDrafter, auto_dtype
 from engine.drafters.model import ModelDrafter
 from engine.feature_buffer import lacks_from
 from engine.grammar.compiler import Grammars
@@ -119,7 +119,8 @@ def load_eagle3(
     target: Path,
 ) -> LoadedDrafter:
     """`target`: its checkpoint. Raises IncompatibleDrafter."""
-    head = Eagle3Head.load(checkpoint, device, dtype or torch.float32, target)
+    dtype = dtype or auto_dtype(checkpoint, device)
+    head = Eagle3Head.load(checkpoint, device, dtype, target)
     drafter = Eagle3Drafter(
         name,
         head,

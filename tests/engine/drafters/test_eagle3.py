@@ -278,6 +278,24 @@ def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
     assert (head.draft_vocab, head.d2t.tolist()) == (DRAFT_VOCAB, target_ids().tolist())
 
 
+def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:
+    rounded = Eagle3Drafter(
+        "head",
+        Eagle3Head.load(checkpoint, "cpu", torch.bfloat16),
+        kv_tokens=1024,
+        target_vocab_size=VOCAB,
+    )
+    same = 0
+    for seed in range(20):
+        drafts = [
+            FedStream("a", [5, 9, 2, 6, seed], GREEDY, seed).draft(one, depth=2).tokens.tolist()
+            for one in (rounded, make(checkpoint))
+        ]
+        same += drafts[0] == drafts[1]
+        rounded.forget(["a"])
+    assert same >= 15
+
+
 def test_drafts_are_tokens_of_the_reduced_vocabulary(checkpoint: Path) -> None:
     stream = FedStream("a", [5, 9, 2, 6], SAMPLED, 0)
     drafted = stream.draft(make(checkpoint), 3, 8).tokens
