@@ -20,6 +20,24 @@ _OTHER_NAMES = {
 """GPT-2's field names, which some families use."""
 
 
+_HEADS_LAYER = "transformer_layer_config"
+"""Where a config of speculators has the sizes of the head's layer."""
+_UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
+"""Variants of EAGLE-3 that other engines know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Shape:
+    """What the config of an EAGLE-3 head in the `speculators` format says besides its layer's
+    sizes."""
+
+    aux_layers: tuple[int, ...]
+    """The target's layers whose hidden states it reads (engine/hidden_states.py)."""
+    draft_vocab_size: int
+    target_hidden_size: int
+    norm_before_residual: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The decoder's sizes, under their names in config.json."""
@@ -37,11 +55,17 @@ class Architecture:
         """The number of values that one token takes in the KV cache."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
+    def layer_parameters(self) -> int:
+        """The weights of one layer's matrices in a Llama; other families have about as many, or
+        more."""
+        heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
+        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
 
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
     config = json.loads((path / "config.json").read_text())
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config.get(_HEADS_LAYER, config)
 
     def number(field: str) -> int:
         value = text.get(field, text.get(_OTHER_NAMES.get(field, "")))
@@ -61,6 +85,31 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
         head_dim=text.get("head_dim") or hidden // heads,
     )
     return own if inflate_to is None else _inflated(own, inflate_to)
+
+
+def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
+    """`target_layers`: how many the target has, for heads that read the usual ones. Raises
+    ValueError for a checkpoint that is no EAGLE-3 head, or a variant that is not supported."""
+    config = json.loads((path / "config.json").read_text())
+    kind, layer = config.get("speculators_model_type"), config.get(_HEADS_LAYER)
+    if kind != "eagle3" or not isinstance(layer, dict):
+        raise ValueError(f"{path} is no EAGLE-3 head in the format of speculators")
+    if layer.get("model_type", "llama") != "llama" or layer.get("num_hidden_layers", 1) != 1:
+        raise ValueError(f"{path}: only heads of one Llama layer are supported")
+    variants = [name for name in _UNSUPPORTED if config.get(name)]
+    if variants:
+        raise ValueError(f"{path}: {', '.join(variants)}: this variant is not supported")
+    layers = config.get("eagle_aux_hidden_state_layer_ids")
+    if not layers:
+        if target_layers is None:
+            raise ValueError(f"{path}: eagle_aux_hidden_state_layer_ids are missing")
+        layers = (2, target_layers // 2, target_layers - 3)
+    return Eagle3Shape(
+        tuple(layers),
+        config.get("draft_vocab_size") or layer["vocab_size"],
+        config.get("target_hidden_size") or layer["hidden_size"],
+        config.get("norm_before_residual", True),
+    )
 
 
 def parameters(path: Path) -> int | None:

@@ -2,7 +2,7 @@
 config and the checkpoints' headers. Nothing is loaded."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.checkpoints import architecture
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
@@ -49,7 +49,7 @@ def _inline(config: AppConfig) -> Iterator[tuple[int, int]]:
         yield _target_bytes(config.target)
     for drafter in config.drafters:
         if drafter.placement == "inline":
-            yield _drafter_bytes(drafter)
+            yield _drafter_bytes(drafter, config.target)
 
 
 def _ranks(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
@@ -73,7 +73,7 @@ def _lanes(config: AppConfig, placement: Placement) -> Iterator[Footprint]:
     for drafter in config.drafters:
         for lane in drafter.lanes:
             if lane in placement.lanes:
-                weights, kv = _drafter_bytes(drafter)
+                weights, kv = _drafter_bytes(drafter, config.target)
                 bundle = placement.lanes[lane]
                 yield _footprint(
                     lane,
@@ -104,20 +104,31 @@ def _footprint(
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Bytes of weights and KV of all ranks together."""
     width = _width(target)
-    size = target.inflate_to or parameters_of(target.model) or 0
-    return size * width, target.kv_tokens * target.architecture().kv_values() * width
+    return _target_parameters(
+        target
+    ) * width, target.kv_tokens * target.architecture().kv_values() * width
 
 
 def _swap_bytes(target: TargetConfig) -> int:
     return target.swap_tokens * target.architecture().kv_values() * _width(target)
 
 
-def _drafter_bytes(drafter: DrafterConfig) -> tuple[int, int]:
-    path = drafter.header_path()
+def _target_parameters(target: TargetConfig) -> int:
+    return target.inflate_to or parameters_of(target.model) or 0
+
+
+def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:
+    width, path = _width(drafter), drafter.header_path()
+    if drafter.layers is not None:
+        whole = target.architecture()
+        left_out = whole.num_hidden_layers - drafter.layers
+        weights = max(0, _target_parameters(target) - left_out * whole.layer_parameters())
+        own = replace(whole, num_hidden_layers=drafter.layers)
+        return weights * width, drafter.kv_tokens * own.kv_values() * width
     if drafter.model is None or path is None:
         return 0, 0
     kv = drafter.kv_tokens * architecture(path).kv_values()
-    return (parameters_of(drafter.model) or 0) * _width(drafter), kv * _width(drafter)
+    return (parameters_of(drafter.model) or 0) * width, kv * width
 
 
 def _width(model: TargetConfig | DrafterConfig) -> int:

@@ -128,6 +128,11 @@ COUNTERS = (
         "Calls of a lane for whose answer the round did not wait (limits.slow_drafter_s)",
         ("host",),
     ),
+    Metric(
+        "features_lost",
+        "Requests for which a lane did not draft, as it lacked features (limits.feature_tokens)",
+        ("host",),
+    ),
     Metric("losses", "Hosts that were lost: dead, or silent for too long", ("host",)),
     Metric("restarts", "Hosts that were lost and are back", ("host",)),
     Metric("recovery_seconds", "From losing a host to its return", ("host",)),

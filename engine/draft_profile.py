@@ -15,7 +15,8 @@ from time import perf_counter
 import numpy as np
 
 from engine.committed import CommittedTokens
-from engine.protocol import Drafter, DraftOrder, Prefix, Start
+from engine.feature_buffer import lacks_from
+from engine.protocol import Drafter, DraftOrder, Features, Prefix, Start
 from engine.sampling.params import SamplingParams
 from policies.cost import CostModel, ForwardSample, fit_linear, fit_roofline, token_budget
 
@@ -53,12 +54,17 @@ def draft_call_s(cost: CostModel, orders: Sequence[DraftOrder]) -> float:
 
 
 def measure_drafter(
-    drafter: Drafter, vocab_size: int, max_context: int, seconds: float = math.inf
+    drafter: Drafter,
+    vocab_size: int,
+    max_context: int,
+    seconds: float = math.inf,
+    feature_width: int = 0,
 ) -> tuple[ForwardSample, ...]:
     """Times a draft step in batches of several sizes. Measure while nothing else runs on the
     device; the drafter keeps no state of it.
 
     `seconds`: time limit, after which the larger shapes are left to the fit's extrapolation.
+    `feature_width`: of a drafter that reads features.
     """
     begun = perf_counter()
     samples: list[ForwardSample] = []
@@ -66,14 +72,16 @@ def measure_drafter(
     for requests, context in shapes:
         if context + DEPTH > max_context:
             continue
-        step_s = _seconds_per_step(drafter, vocab_size, requests, context)
+        step_s = _seconds_per_step(drafter, vocab_size, requests, context, feature_width)
         samples.append(ForwardSample(requests * context, requests, step_s))
         if len(samples) >= _LEAST_SHAPES and perf_counter() - begun > seconds:
             break
     return tuple(samples)
 
 
-def _seconds_per_step(drafter: Drafter, vocab_size: int, requests: int, context: int) -> float:
+def _seconds_per_step(
+    drafter: Drafter, vocab_size: int, requests: int, context: int, feature_width: int
+) -> float:
     """Median time per step, without the first call, which processes the prompts and compiles; later
     calls have one new token per request."""
     rng = np.random.default_rng(0)
@@ -97,7 +105,12 @@ def _seconds_per_step(drafter: Drafter, vocab_size: int, requests: int, context:
                 delta=tuple(tokens.ids[base:]),
                 start=None if base else start,
             )
-            orders.append(DraftOrder(prefix, DEPTH))
+            features = None
+            if feature_width:
+                first = lacks_from(base)
+                shape = (len(tokens) - 1 - first, feature_width)
+                features = Features(first, np.zeros(shape, np.float32))
+            orders.append(DraftOrder(prefix, DEPTH, features=features))
             known[name] = len(tokens)
         begun = perf_counter()
         drafter.draft(orders)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.errors import InvalidRequest, SpindleError
+from engine.features import FeatureLanes
 from engine.protocol import (
     Commit,
     Draft,
@@ -20,6 +21,7 @@ from engine.protocol import (
     Verdict,
     Verifier,
     VerifyOrder,
+    feature_layers,
 )
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from engine.sampling.params import SamplingParams
@@ -79,6 +81,8 @@ class Generation:
             follows_grammars=verifier.follows_grammars,
         )
         self._drafters = {drafter.name: drafter for drafter in drafters}
+        layers = {drafter.name: feature_layers(drafter) for drafter in drafters}
+        self._features = FeatureLanes(layers, self._limits.max_context)
         self._choose_plan = choose_plan
         self._max_batch = max_batch
         self._chunk = chunk
@@ -115,6 +119,7 @@ class Generation:
                     tree,
                     self._chunk,
                     request.served.prompt_logprobs_from,
+                    self._features.wish(request.served, self._features),
                 )
                 for request, tree in zip(batch, trees, strict=True)
             ]
@@ -132,6 +137,7 @@ class Generation:
                 request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending
                 request.served.add_prompt_logprobs(answer.prompt_logprobs)
+                self._features.keep(request.served, answer.features, self._features)
                 if answer.tokens:
                     commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}
@@ -149,7 +155,11 @@ class Generation:
             # A verdict adds the target's own token to the accepted ones.
             depth = min(plan.depth, request.served.params.max_tokens - request.served.produced - 1)
             if plan.drafter and request.prefilled and not request.out_of_room and depth > 0:
-                order = DraftOrder(request.served.prefix_for(plan.drafter), depth, plan.width)
+                if not self._features.can_draft(request.served, plan.drafter):
+                    continue
+                prefix = request.served.prefix_for(plan.drafter)
+                features = self._features.of_order(request.served, plan.drafter, prefix)
+                order = DraftOrder(prefix, depth, plan.width, features=features)
                 orders.setdefault(plan.drafter, []).append((index, order))
         for drafter, lane in orders.items():
             answers = self._drafters[drafter].draft([order for _, order in lane])

@@ -27,6 +27,7 @@ from engine.cpu.prepack import prepack
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
 from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
+from engine.hidden_states import HiddenStates, taken_from_modules
 from engine.kv.cache import KVCache, KVShape
 
 BLOCK_SIZE = 16
@@ -128,8 +129,9 @@ class PackedModel:
         return (stops,) if isinstance(stops, int) else tuple(stops)
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """The fp32 logits of the rows in `Segment.logits`, in order: [rows, vocabulary].
+    def forward(self, segments: Sequence[Segment], states: HiddenStates | None = None) -> Tensor:
+        """The fp32 logits of the rows in `Segment.logits`, in order: [rows, vocabulary]. Fills
+        `states` with those of all segments' rows, one segment after the other.
 
         All new rows become uncommitted rows of their requests in the KV pool; the caller commits
         some of them. If it raises OutOfBlocks, nothing has changed.
@@ -154,7 +156,7 @@ class PackedModel:
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
         logits = self._compute(
-            self._tensor(tokens), self._tensor(positions), self._tensor(wanted), attend
+            self._tensor(tokens), self._tensor(positions), self._tensor(wanted), attend, states
         )
         return logits.float()
 
@@ -233,10 +235,15 @@ class PackedModel:
 
 
 def stock_forward(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler
+    model: PreTrainedModel,
+    tokens: Tensor,
+    positions: Tensor,
+    wanted: Tensor,
+    attend: Handler,
+    states: HiddenStates | None,
 ) -> Tensor:
     """Runs the model's own forward over one flat list of rows."""
-    with attention_handled_by(attend):
+    with attention_handled_by(attend), taken_from_modules(model, states):
         output = model(
             input_ids=tokens[None],
             position_ids=positions[None],

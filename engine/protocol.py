@@ -7,7 +7,7 @@ as long to make.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,26 @@ class Prefix(NamedTuple):
     start: Start | None = None
 
 
+class Features(NamedTuple):
+    """The target's hidden states at consecutive committed positions, for drafters that read them
+    (heads)."""
+
+    first: int
+    """The position of the first row."""
+    rows: NDArray[Any]
+    """[positions, layers · hidden size]: float32, or the bits of bfloat16 as uint16."""
+
+
+class FeatureWish(NamedTuple):
+    """Which features a verdict brings: those of the positions that this forward adds to the KV."""
+
+    layers: tuple[int, ...]
+    """Their hidden states are side by side in each row (engine/hidden_states.py numbers them)."""
+    first: int
+    """A verifier that does not hold the request yet takes no later position from its prefix cache,
+    which has no features."""
+
+
 class DraftOrder(NamedTuple):
     prefix: Prefix
     depth: int
@@ -50,6 +70,10 @@ class DraftOrder(NamedTuple):
     """The most nodes at each depth; 1 drafts a chain."""
     score: bool = False
     """Also report which of the delta's tokens this drafter would have drafted."""
+    features: Features | None = None
+    """For drafters that read them: those of the positions from that of the last token before the
+    delta to that before the delta's last token. With all before, n committed tokens have features
+    of n - 1 positions; those of the last token come from the next verification."""
 
 
 class VerifyOrder(NamedTuple):
@@ -61,6 +85,8 @@ class VerifyOrder(NamedTuple):
     prompt_logprobs_from: int | None = None
     """Return the log-probabilities of the prompt's tokens from this index on, at least 1; those
     before have been returned. None: of no token. Only used while no output is committed."""
+    features: FeatureWish | None = None
+    """None: no drafter of this request reads features."""
 
 
 class Missing(NamedTuple):
@@ -127,6 +153,8 @@ class Verdict(NamedTuple):
     cached: int | None = None
     """How many committed tokens came from the prefix cache, where the verifier began to hold the
     request with this order (on vLLM: at the end of its prefill); else None."""
+    features: Features | None = None
+    """As wished by the order; None without a wish, or from a verifier that has none."""
 
 
 Finish = Literal["stop", "length"]
@@ -198,6 +226,13 @@ ContinueDrafting = Callable[[DraftStep], Sequence[bool]]
 def to_ordered_depth(step: DraftStep) -> Sequence[bool]:
     """Drafts every order to the depth that it names."""
     return [True] * len(step.requests)
+
+
+def feature_layers(drafter: "Drafter") -> tuple[int, ...]:
+    """The layers of the target whose hidden states this drafter reads, which it says in an
+    attribute of this name; for most drafters none."""
+    layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
+    return layers
 
 
 class Drafter(Protocol):

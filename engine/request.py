@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.committed import CommittedTokens
 from engine.errors import InvalidRequest
+from engine.feature_buffer import FeatureBuffer
 from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, fast_new
 from engine.sampling.params import SamplingParams, validate_params
 
@@ -45,6 +46,8 @@ class ServedRequest:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the prompt's tokens except the first, as far as the verifier has
     returned them. None: not requested, or already delivered with the first commit."""
+    features: FeatureBuffer | None = None
+    """The target's features that lanes have not read yet (engine/features.py)."""
 
     @property
     def prompt_logprobs_from(self) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import CaughtUp, Event
+from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.request_state import VERIFYING, RequestState
 from actors.coordinator.settings import Policies
@@ -30,6 +31,7 @@ class CatchUp:
     def __init__(
         self,
         lanes: Lanes,
+        features: FeatureReaders,
         most_tokens: int,
         share: float,
         estimates: Estimates,
@@ -38,6 +40,7 @@ class CatchUp:
         changed: Callable[[], None],
     ) -> None:
         self._lanes = lanes
+        self._features = features
         self._most_tokens = most_tokens
         self._share = share
         self._estimates = estimates
@@ -77,8 +80,15 @@ class CatchUp:
                 and known.get(lane, 0) <= enough
                 and left[lane] > 0
             ):
-                prefix = served.prefix_for(lane, left[lane])
-                order = fast_new(DraftOrder, (prefix, 0, 1, True))
+                most, features = left[lane], None
+                if self._features:
+                    most = min(most, self._features.most_to_read(request, lane))
+                    if most <= 0:
+                        continue
+                prefix = served.prefix_for(lane, most)
+                if self._features:
+                    features = self._features.of_order(request, lane, prefix)
+                order = fast_new(DraftOrder, (prefix, 0, 1, True, features))
                 pieces.setdefault(lane, []).append((request, order))
                 left[lane] -= len(prefix.delta)
         for lane, batch in pieces.items():

@@ -9,6 +9,7 @@ from functools import partial
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Drafted, Event, Switched
+from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.microbatches import (
     Batches,
@@ -29,6 +30,7 @@ class Drafting:
     def __init__(
         self,
         lanes: Lanes,
+        features: FeatureReaders,
         limits: Limits,
         estimates: Estimates,
         observe: Callable[[Event], None],
@@ -36,6 +38,7 @@ class Drafting:
         changed: Callable[[], None],
     ) -> None:
         self._lanes = lanes
+        self._features = features
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
@@ -90,6 +93,8 @@ class Drafting:
         for request in draftable:
             lane = assigned.get(request.name)
             if lane in request.failed_lanes or self._lanes.suspects.barred(request):
+                lane = None
+            if self._features and not self._features.can_draft(request, lane):
                 lane = None
             if lane not in idle:
                 continue
@@ -241,10 +246,11 @@ class Drafting:
     async def _draft(self, call: "_Call", calls: Sequence["_Call"]) -> FlatTrees:
         """What the lane proposes; nothing if it is lost."""
         name, clock = call.state.name, asyncio.get_running_loop().time
-        orders = [
-            fast_new(DraftOrder, (request.served.prefix_for(name), limit.depth, limit.width, False))
-            for request, limit in call.requests
-        ]
+        orders = []
+        for request, limit in call.requests:
+            prefix = request.served.prefix_for(name)
+            features = self._features.of_order(request, name, prefix) if self._features else None
+            orders.append(fast_new(DraftOrder, (prefix, limit.depth, limit.width, False, features)))
         started = clock()
         on_late = partial(self._go_on_without, call, calls, started)
         requests = [request for request, _ in call.requests]

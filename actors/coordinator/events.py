@@ -43,6 +43,15 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
+class FeaturesLost:
+    """A lane cannot draft for a request, because features that it lacks are not kept any more."""
+
+    at_s: float
+    request: str
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
 class CaughtUp:
     """A lane has used idle time to read committed tokens (Spin's fast switching)."""
 
@@ -158,6 +167,7 @@ Event = (
     Arrived
     | Drafted
     | Late
+    | FeaturesLost
     | CaughtUp
     | Verified
     | Switched

@@ -8,9 +8,10 @@ import numpy as np
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import VerifiedTrees
+from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.round_draft import RoundDraft
-from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder, fast_new
+from engine.protocol import Failed, FeatureWish, Missing, NoRoom, Verdict, VerifyOrder, fast_new
 from engine.request import VERIFIER
 from policies.flat_trees import FlatTrees, Ints, gather_trees, prune_each, split
 from policies.protocols import Candidates, RoundContext, Speculation
@@ -65,6 +66,7 @@ def next_forward(
     most_tokens: int,
     speculation: Speculation,
     estimates: Estimates,
+    features: FeatureReaders,
     now: float,
 ) -> Forward:
     """The forward of these requests, with at most `most_tokens` new tokens."""
@@ -79,6 +81,8 @@ def next_forward(
     context = estimates.context(prefill_tokens)
     items, drafts = _decode_items(decoding, most_tokens, speculation, context, now)
     items += [_prefill_item(request, chunk) for request, chunk in chunks]
+    if features:
+        items = [_with_wish(item, features.wish(item.request)) for item in items]
     return Forward(items, drafts, prefill_tokens)
 
 
@@ -128,7 +132,8 @@ def _decode_items(
             (
                 request,
                 fast_new(
-                    VerifyOrder, (request.served.prefix_for(VERIFIER), tree, most_tokens, None)
+                    VerifyOrder,
+                    (request.served.prefix_for(VERIFIER), tree, most_tokens, None, None),
                 ),
                 own,
             ),
@@ -143,6 +148,10 @@ def _prefill_item(request: RequestState, chunk: int) -> Item:
     prefix = served.prefix_for(VERIFIER)
     order = VerifyOrder(prefix, DraftTree.empty(), chunk, served.prompt_logprobs_from)
     return Item(request, order, None)
+
+
+def _with_wish(item: Item, wish: FeatureWish | None) -> Item:
+    return item if wish is None else item._replace(order=item.order._replace(features=wish))
 
 
 def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:

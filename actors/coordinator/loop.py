@@ -20,6 +20,7 @@ from actors.coordinator.catch_up import CatchUp
 from actors.coordinator.drafting import Drafting
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Arrived, Event, Left
+from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes
 from actors.coordinator.microbatches import MicroBatches, form_cohorts
 from actors.coordinator.request_state import GONE, WAITING, RequestState
@@ -75,9 +76,13 @@ class Coordinator:
         self._tasks = Tasks(self._stop)
         self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, limits, estimates, observe, self._tasks, self._wake)
-        self._drafting = Drafting(self._lanes, limits, estimates, observe, self._tasks, self._wake)
+        features = FeatureReaders(lanes, limits.feature_tokens, observe)
+        self._drafting = Drafting(
+            self._lanes, features, limits, estimates, observe, self._tasks, self._wake
+        )
         self._catch_up = CatchUp(
             self._lanes,
+            features,
             limits.catch_up_tokens,
             limits.catch_up_share,
             estimates,
@@ -92,6 +97,7 @@ class Coordinator:
             observe,
             self._tasks,
             self._wake,
+            features,
             {lane.view.name for lane in lanes if lane.always_drafts},
             {lane.view.name: lane.view.drafter for lane in lanes},
         )

@@ -59,6 +59,8 @@ class RequestState:
     """Consecutive drafts for it over which the drafter's process was lost."""
     failed_lanes: set[str] = field(default_factory=set)
     """Lanes that answered Failed for it; they are not used for it again."""
+    lacks_features: set[str] = field(default_factory=set)
+    """Lanes that have lacked features which are not kept any more."""
     cohort: int = -1
     """The micro-batch that it belongs to; -1: none yet."""
     pending: int = 0

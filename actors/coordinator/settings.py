@@ -25,6 +25,8 @@ class Limits:
     catch_up_share: float = 0.005
     """The fraction of the time in which lanes that share processors with the verifier may catch up
     in the verifier's time; others always may."""
+    feature_tokens: int = 4096
+    """Positions of a request whose features are kept for drafters that have not read them."""
     unread_tokens: int = 256
     """A request that is further ahead of its reader pauses."""
     stalled_s: float = 30.0
@@ -53,6 +55,8 @@ class Lane:
     always_drafts: bool = False
     """A lookup, which costs next to nothing and drafts for every request beside the selected lane;
     the selection policy does not assign it."""
+    feature_layers: tuple[int, ...] = ()
+    """The target's layers whose hidden states its drafter reads; for most none."""
 
 
 @dataclass(frozen=True, slots=True)

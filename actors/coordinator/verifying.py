@@ -8,6 +8,7 @@ from contextlib import suppress
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
+from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.forward import Forward, Item, next_forward
 from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
@@ -35,6 +36,7 @@ class Verifying:
         observe: Callable[[Event], None],
         tasks: Tasks,
         changed: Callable[[], None],
+        features: FeatureReaders,
         always_drafting: Collection[str],
         drafters: Mapping[str, str],
     ) -> None:
@@ -46,6 +48,7 @@ class Verifying:
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
+        self._features = features
         self._always_drafting = always_drafting
         self._drafters = drafters
         self._busy = False
@@ -75,7 +78,7 @@ class Verifying:
         clock = asyncio.get_running_loop().time
         began = clock()
         most, speculation = self._limits.forward_tokens, policies.speculation
-        forward = next_forward(batch, most, speculation, self._estimates, now)
+        forward = next_forward(batch, most, speculation, self._estimates, self._features, now)
         select_s = clock() - began
         for item in forward.items:
             item.request.stage = VERIFYING
@@ -189,6 +192,8 @@ class Verifying:
             request.statistics.cached = min(answer.cached, served.prompt_len)
         if answer.prompt_logprobs:
             served.add_prompt_logprobs(answer.prompt_logprobs)
+        if answer.features is not None:
+            self._features.keep(request, answer.features)
         if not tokens:
             return None
         commit = served.commit(tokens, answer.logprobs)

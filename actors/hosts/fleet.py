@@ -95,7 +95,12 @@ async def start_fleet(
             close()
         raise
     lanes = [
-        Lane(view, model.host, own_processors=_has_own_processors(model.spec))
+        Lane(
+            view,
+            model.host,
+            own_processors=_has_own_processors(model.spec),
+            feature_layers=await model.host.feature_layers(),
+        )
         for view, model in zip(views, models, strict=True)
     ]
     costs = Costs(

@@ -46,6 +46,10 @@ class ThreadDrafter:
         """The number of parameters."""
         return self._worker.size()
 
+    async def feature_layers(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads."""
+        return self._worker.feature_layers()
+
     async def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
         return await self._thread.run(self._worker.measure, cache_dir, seconds)
 

@@ -106,13 +106,16 @@ def target_dtype(spec: TargetSpec) -> torch.dtype:
 
 def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> LoadedDrafter:
     """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
-    loaded: LoadedDrafter = drafter_kind(spec.kind).maker()(
+    kind = drafter_kind(spec.kind)
+    of_target = {"target": spec.target} if kind.reads_features else {}
+    loaded: LoadedDrafter = kind.maker()(
         name,
         spec.checkpoint,
         dtype=spec.dtype,
         device=spec.device,
         kv_tokens=spec.kv_tokens,
         target_vocab_size=target_vocab_size,
+        **of_target,
         **spec.options,
     )
     return loaded

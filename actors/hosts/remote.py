@@ -57,6 +57,11 @@ class RemoteDrafter(_RemoteHost):
         size: float = await self._host.call_without_timeout("size")
         return size
 
+    async def feature_layers(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads."""
+        layers: tuple[int, ...] = await self._host.call_without_timeout("feature_layers")
+        return layers
+
     async def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
         costs: DraftCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
         return costs

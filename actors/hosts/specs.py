@@ -73,6 +73,8 @@ class DrafterSpec(PlacementSpec):
     kv_tokens: int = 32_768
     options: Mapping[str, Any] = field(default_factory=dict)
     """Those of its kind."""
+    target: Path | None = None
+    """The target's checkpoint, for kinds that read its hidden states."""
     instances: int = 1
     """The number of its lanes."""
 

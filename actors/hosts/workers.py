@@ -24,6 +24,7 @@ from engine.protocol import (
     Draft,
     DraftOrder,
     Failed,
+    Features,
     Missing,
     NoRoom,
     Prefix,
@@ -53,12 +54,23 @@ class DrafterWorker:
 
     def _warm_up(self) -> None:
         for start in _starts():
-            self._drafter.draft([DraftOrder(_prefix(start), depth=2)])
+            self._drafter.draft([DraftOrder(_prefix(start), depth=2, features=self._no_features())])
             self._drafter.forget([_WARM_UP])
+
+    def _no_features(self) -> Features | None:
+        """Zeros, for drafters that read any."""
+        if not self._loaded.feature_layers:
+            return None
+        shape = (len(_WARM_UP_PROMPT) - 1, self._loaded.feature_width)
+        return Features(0, np.zeros(shape, np.float32))
 
     def size(self) -> float:
         """The number of parameters."""
         return self._loaded.size
+
+    def feature_layers(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads."""
+        return self._loaded.feature_layers
 
     def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
         return self._loaded.measure(cache_dir, seconds)

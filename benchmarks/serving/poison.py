@@ -28,6 +28,7 @@ from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from engine.attention.context import AttentionBatch
 from engine.attention.layouts import LAYOUTS
+from engine.hidden_states import HiddenStates
 from engine.model import Segment
 from engine.parallel.ranks import Place
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
@@ -81,11 +82,11 @@ class PoisonedVerifier(VerifierWorker):
         model = self._verifier._model
         forward = model.forward
 
-        def poisoned_forward(segments: Sequence[Segment]) -> Any:
+        def poisoned_forward(segments: Sequence[Segment], states: HiddenStates | None) -> Any:
             kinds = self._kinds.among(segment.request for segment in segments)
             poisoned = {model.layout: _raising_layout} if "attention" in kinds else {}
             with patch.dict(LAYOUTS, poisoned):
-                return forward(segments)
+                return forward(segments, states)
 
         model.forward = poisoned_forward
 

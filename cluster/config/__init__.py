@@ -12,7 +12,9 @@ from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
     check_backend,
     check_drafters,
+    check_heads,
     check_inline_gpus,
+    check_layers,
     check_ranks,
     check_vocabulary,
     check_whole_context,
@@ -106,7 +108,9 @@ class AppConfig(Section):
         check_backend(self.target, self.policies)
         check_ranks(self.target)
         check_whole_context(self.target)
+        check_heads(self.target, self.drafters)
         check_vocabulary(self.target, self.drafters)
+        check_layers(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("debug_for", self.debug_for, self.api_keys)

@@ -18,11 +18,17 @@ class Backend:
     rank_actors: bool
     """Each tensor-parallel rank is an actor of Spindle; otherwise the backend starts its ranks
     itself."""
+    features: bool
+    """Hands out hidden states, which some kinds of drafters read."""
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "native": Backend(trees=True, swap=True, engine_args=False, layouts=True, rank_actors=True),
-    "vllm": Backend(trees=False, swap=False, engine_args=True, layouts=False, rank_actors=False),
+    "native": Backend(
+        trees=True, swap=True, engine_args=False, layouts=True, rank_actors=True, features=True
+    ),
+    "vllm": Backend(
+        trees=False, swap=False, engine_args=True, layouts=False, rank_actors=False, features=False
+    ),
 }
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
-from cluster.checkpoints import architecture, differing_tokens
+from cluster.checkpoints import architecture, differing_tokens, eagle3_shape
 from cluster.config.backends import BACKENDS, able
+from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import Choice, PoliciesConfig
 from policies import catalogue
@@ -66,6 +67,45 @@ def check_whole_context(target: TargetConfig) -> None:
             f"target.kv_tokens: {target.kv_tokens} are less than the {context} that one request "
             "may have, which could then wait for ever; set at least so many"
         )
+
+
+def check_layers(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Checks that drafters which exit the target early leave out some of its layers."""
+    all_layers = target.architecture().num_hidden_layers
+    for number, drafter in enumerate(drafters):
+        if drafter.layers is not None and drafter.layers >= all_layers:
+            possible = f"at most {all_layers - 1}" if all_layers > 1 else "another kind of drafter"
+            raise ValueError(
+                f"drafters.{number}.layers: {drafter.layers} are not fewer than the {all_layers} "
+                f"of {target.model}; set {possible}"
+            )
+
+
+def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Checks that heads get the target's hidden states, and that they were made for such ones."""
+    for number, drafter in enumerate(drafters):
+        kind, path = drafter_kind(drafter.kind), drafter.header_path()
+        if not kind.reads_features or path is None:
+            continue
+        if not BACKENDS[target.backend].features:
+            raise ValueError(
+                f"drafters.{number}.kind: {drafter.kind} reads hidden states of the target, which "
+                f"backend {target.backend} does not hand out; choose another kind, or "
+                f"target.backend: {able('features')}"
+            )
+        own = target.architecture()
+        try:
+            shape = eagle3_shape(path, own.num_hidden_layers)
+        except ValueError as error:
+            raise ValueError(f"drafters.{number}.model: {error}") from error
+        beyond = [layer for layer in shape.aux_layers if not 0 <= layer < own.num_hidden_layers]
+        if beyond or shape.target_hidden_size != own.hidden_size:
+            raise ValueError(
+                f"drafters.{number}.model: {drafter.model} reads layers "
+                f"{', '.join(map(str, shape.aux_layers))} of a target with hidden states of "
+                f"{shape.target_hidden_size}; this one has {own.num_hidden_layers} layers of "
+                f"{own.hidden_size}; choose a head that was trained for it"
+            )
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

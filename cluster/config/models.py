@@ -158,10 +158,12 @@ class DrafterConfig(Section):
         + ".",
     )
     model: ModelName | None = None
-    """For kind `model`: given like the target's `model`."""
+    """For kinds `model` and `eagle3`: given like the target's `model`."""
     dtype: Dtype = "auto"
     """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
     compiled loops run them (docs/drafters.md)."""
+    layers: AtLeastOne | None = None
+    """For kind `early_exit`: how many of the target's layers it runs, fewer than all."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens = 32_768
@@ -193,9 +195,14 @@ class DrafterConfig(Section):
             raise ValueError(
                 f"{option}: only kind {with_option(option)} has it, not {self.kind}; leave it out"
             )
+        for option in kind.options:
+            if getattr(self, option) is None:
+                raise ValueError(f"{option}: a drafter of kind {self.kind} needs it")
         if kind.lookup:
             return self._is_a_lookup()
-        if self.model is None:
+        if kind.of_target and self.model is not None:
+            raise ValueError(f"model: {self.kind} runs the target's weights; leave it out")
+        if self.model is None and not kind.of_target:
             raise ValueError(f"model: a drafter of kind {self.kind} needs one")
         if self.placement == "inline" and self.instances > 1:
             raise ValueError("instances: several in one process gain nothing; set placement: actor")
@@ -229,7 +236,8 @@ class DrafterConfig(Section):
         return tuple(f"{self.name}/{number}" for number in range(self.instances))
 
     def path(self) -> Path | None:
-        """The checkpoint's directory, fetched or written first if need be; None for lookups."""
+        """The directory of its own checkpoint, fetched or written first if need be; None for kinds
+        that have none."""
         return None if self.model is None else checkpoint_folder(self.model)
 
     def header_path(self) -> Path | None:

@@ -141,6 +141,11 @@ class LimitsConfig(Section):
     while the target verifies, what requests that will probably move to it have committed. Such
     reading slows the target down, unless the drafter's cores are its own; 0: never. Drafters on
     GPUs of their own have no such bound."""
+    feature_tokens: AtLeastOne = 4096
+    """For how many committed tokens of a request the target's features are kept until the drafters
+    that read them have done so; a drafter that lacks more does not draft for the request. A token
+    takes 2 bytes (in float32 4) for each layer that is read and each of the model's hidden values,
+    in the memory of the replica."""
     unread_tokens: AtLeastOne = 256
     """A request pauses when it is more than this many tokens ahead of its reader."""
     stalled_s: Seconds = 30.0

@@ -1,6 +1,7 @@
 """Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
@@ -9,7 +10,8 @@ from actors.coordinator.settings import Limits
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.config import AppConfig
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
+from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
 from cluster.zoo.paths import cache_dir
 
@@ -68,11 +70,12 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         DrafterSpec(
             name=drafter.name,
             kind=drafter.kind,
-            checkpoint=drafter.path(),
+            checkpoint=_checkpoint(drafter, config.target),
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_tokens,
             options=drafter.options,
+            target=config.target.path() if drafter_kind(drafter.kind).reads_features else None,
             instances=drafter.instances,
             placement=drafter.placement,
             gpus=drafter.gpus,
@@ -84,6 +87,11 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         )
         for drafter in config.drafters
     ]
+
+
+def _checkpoint(drafter: DrafterConfig, target: TargetConfig) -> Path | None:
+    """What the drafter's weights are read from; None for lookups."""
+    return target.path() if drafter_kind(drafter.kind).of_target else drafter.path()
 
 
 def _dtype(name: str) -> "torch.dtype | None":
@@ -103,6 +111,7 @@ def limits_of(config: AppConfig) -> Limits:
         kv_tokens=config.target.kv_tokens,
         forward_tokens=limits.forward_tokens,
         catch_up_share=limits.catch_up_share,
+        feature_tokens=limits.feature_tokens,
         unread_tokens=limits.unread_tokens,
         stalled_s=limits.stalled_s,
         slow_drafter_s=limits.slow_drafter_s,

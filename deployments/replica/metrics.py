@@ -10,6 +10,7 @@ from actors.coordinator.events import (
     CaughtUp,
     Drafted,
     Event,
+    FeaturesLost,
     LaneDown,
     LaneUp,
     Late,
@@ -141,6 +142,8 @@ class Metrics:
                 self._count("preemptions", 1)
             case Late():
                 self._count("late_calls", 1, event.lane)
+            case FeaturesLost():
+                self._count("features_lost", 1, event.lane)
             case LaneDown():
                 self._lost(event.lane)
             case VerifierDown():

@@ -18,9 +18,11 @@ from engine.attention.context import Scoring
 from engine.attention.hook import Handler, LayerCall
 from engine.cpu.norm_kernels import Bits, Floats, rms_norm, rotate
 from engine.cpu.prepack import PackedLinear, PackedPart, has_hooks, join
+from engine.hidden_states import HiddenStates
 
-Forward = Callable[[Tensor, Tensor, Tensor, Handler], Tensor]
-"""tokens [rows], positions [rows], wanted [n] → logits of the wanted rows [n, vocabulary]."""
+Forward = Callable[[Tensor, Tensor, Tensor, Handler, HiddenStates | None], Tensor]
+"""tokens [rows], positions [rows], wanted [n] → logits of the wanted rows [n, vocabulary]. Fills
+the hidden states."""
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 """Model types whose layers are alike but for biases, head norms and windows."""
@@ -75,11 +77,19 @@ def fused_forward(model: PreTrainedModel) -> Forward | None:
     layers = [_layer(model, number) for number in range(len(decoder.layers))]
     final_norm = _norm(decoder.norm)
 
-    def forward(tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler) -> Tensor:
+    def forward(
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attend: Handler,
+        states: HiddenStates | None,
+    ) -> Tensor:
         hidden = decoder.embed_tokens(tokens)
         rotation = decoder.rotary_emb(hidden[None], positions[None])
         cos, sin = (part[0].float().numpy() for part in rotation)
         for layer in layers:
+            if states is not None:
+                states.take(layer.number, hidden)
             hidden = layer(hidden, cos, sin, attend)
         return lm_head(final_norm(hidden[wanted]))
 

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from engine.attention.hook import Handler, LayerCall
 from engine.cpu.decoder_loop import Forward
+from engine.hidden_states import HiddenStates
 
 _COUNTS_PER_OCTAVE = 8
 """Padded counts between a power of two and the next one; so at most 1/8 of the rows is padding."""
@@ -52,7 +53,13 @@ def with_few_row_counts(forward: Forward, avoid_slow: bool) -> Forward:
     def count(rows: int) -> int:
         return padded_row_count(avoid_slow_row_count(rows) if avoid_slow else rows)
 
-    def padded(tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler) -> Tensor:
+    def padded(
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attend: Handler,
+        states: HiddenStates | None,
+    ) -> Tensor:
         rows = len(tokens)
         padding = count(rows) - rows
 
@@ -67,6 +74,7 @@ def with_few_row_counts(forward: Forward, avoid_slow: bool) -> Forward:
             pad(positions, (0, padding)),
             pad(wanted, (0, count(len(wanted)) - len(wanted))),
             attend_without_padding if padding else attend,
+            states,
         )
         return logits[: len(wanted)]
 

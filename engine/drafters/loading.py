@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checkpoints import parameters
 from engine.cpu.prepack import fast_dtype
@@ -25,6 +25,10 @@ class LoadedDrafter:
     measure: Callable[[Path, float], DraftCosts]
     """Profiles draft steps for so many seconds at most, while nothing else runs on the device;
     caches the results in the directory."""
+    feature_layers: tuple[int, ...] = ()
+    """The target's layers whose hidden states it reads."""
+    feature_width: int = 0
+    """The values of these layers together, for one position."""
 
 
 def load_model_drafter(
@@ -40,13 +44,32 @@ def load_model_drafter(
     if checkpoint is None:
         raise ValueError(f"drafter {name!r} of kind model needs a checkpoint")
     dtype = dtype or auto_dtype(checkpoint, device)
-    stock = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).to(device).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    return loaded_drafter(
+        name,
+        model.to(device),
+        Grammars.of(checkpoint, target_vocab_size),
+        kv_tokens=kv_tokens,
+        target_vocab_size=target_vocab_size,
+    )
+
+
+def loaded_drafter(
+    name: str,
+    model: PreTrainedModel,
+    grammars: Grammars | None,
+    *,
+    kv_tokens: int,
+    target_vocab_size: int,
+) -> LoadedDrafter:
+    """A drafter of a model that is on its device. Raises IncompatibleDrafter."""
+    stock = model.eval()
     runner = make_runner(stock, kv_tokens=kv_tokens)
     drafter = ModelDrafter(
         name,
         runner,
         target_vocab_size=target_vocab_size,
-        grammars=Grammars.of(checkpoint, target_vocab_size),
+        grammars=grammars,
     )
     setup = f"draft steps of {type(runner).__name__}"
 

@@ -52,6 +52,9 @@ def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:
 class ModelDrafter:
     """A Drafter. Requests longer than the runner's context get empty trees."""
 
+    reuses_draft_rows = True
+    """Whether rows of drafted tokens serve as committed ones if these are accepted."""
+
     def __init__(
         self,
         name: str,
@@ -80,7 +83,7 @@ class ModelDrafter:
     def draft(
         self, orders: Sequence[DraftOrder], continue_drafting: ContinueDrafting = to_ordered_depth
     ) -> list[Draft | Missing | NoRoom]:
-        states = self._state.accept([order.prefix for order in orders])
+        states = self._accept(orders)
         accepted = [
             (order, held)
             for order, held in zip(orders, states, strict=True)
@@ -107,6 +110,13 @@ class ModelDrafter:
 
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
+
+    @property
+    def max_context(self) -> int:
+        return self._runner.max_context
+
+    def _accept(self, orders: Sequence[DraftOrder]) -> list[HeldRequest | Missing]:
+        return self._state.accept([order.prefix for order in orders])
 
     def _job(self, order: DraftOrder, held: HeldRequest) -> DraftJob:
         tokens = held.committed.ids
@@ -212,7 +222,7 @@ class ModelDrafter:
         self, order: DraftOrder, trees: GrowingTrees, job: int, matched: Sequence[bool]
     ) -> Draft:
         tree = trees.tree(job)
-        if len(tree):
+        if len(tree) and self.reuses_draft_rows:
             # The deepest level has no rows: it was proposed, not run.
             rows = trees.frontier(job).start
             self._draft_rows[order.prefix.request] = trees.tree(job, rows)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from engine.attention.layouts import LayoutChoice
 from engine.errors import OutOfBlocks, RankLost
 from engine.families import stock_logits
+from engine.hidden_states import HiddenStates
 from engine.kv.cache import KVCache, KVShape
 from engine.model import PackedModel, Segment, check_logits
 from engine.parallel.ranks import Place, broadcast, join_ranks, leave_ranks, receive
@@ -151,13 +152,14 @@ class LeadingModel(PackedModel):
         )
         self._heartbeats.start()
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], states: HiddenStates | None = None) -> Tensor:
+        # Every rank has all of each hidden state, so followers need not take any.
         with self._message_lock:
             if self._closed.is_set():
                 raise RankLost("this target was closed or lost a rank before")
             try:
                 broadcast(Step(self.kv.journal, PoolState.of(self.kv), segments))
-                return super().forward(segments)
+                return super().forward(segments, states)
             except OutOfBlocks:
                 raise  # on every rank, before any of them ran the model
             except BaseException:

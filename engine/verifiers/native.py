@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready, forced_tokens
+from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
-from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
+from engine.protocol import Failed, Features, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose, logprobs, logprobs_of_rows
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
@@ -47,6 +48,10 @@ class _Work:
     them."""
     shared: int | None
     """Verdict.cached."""
+    cached: int
+    """Rows of the request in the KV before this forward."""
+    first_row: int = 0
+    """Its first row among all of the forward."""
 
     @property
     def request(self) -> str:
@@ -100,14 +105,14 @@ class NativeVerifier:
             else:
                 answers[index] = one
         self.forget([one.request for one in ready if isinstance(one, Failed)])
-        works, logits = self._forward(works)
+        works, logits, hidden = self._forward(works)
         prompt_logprobs, logits = _prompt_logprobs(works, logits)
         chosen = self._choose(works, logits)
         first = 0
         for work in works:
             rows = slice(first, first + work.wanted_rows)
             answers[work.index] = self._commit(
-                work, chosen[rows], logits[rows], prompt_logprobs.get(work.request, ())
+                work, chosen[rows], logits[rows], prompt_logprobs.get(work.request, ()), hidden
             )
             first = rows.stop
         return [
@@ -168,7 +173,10 @@ class NativeVerifier:
         first_run = len(tokens) - 1 if logprobs_from is None else logprobs_from - 1
         shared = None
         if request not in kv:
-            shared = kv.open(request, tokens[: first_run + 1])
+            # Nor does the cache have features.
+            wish = order.features
+            first_needed = first_run if wish is None else min(first_run, wish.first)
+            shared = kv.open(request, tokens[: first_needed + 1])
         else:
             usable = min(held.unchanged, first_run)
             if kv.length(request) > usable:
@@ -181,18 +189,24 @@ class NativeVerifier:
         if logprobs_from is not None:
             end = min(held.start.prompt_len - 1, cached + len(entering))
             rows = range(logprobs_from - 1, end)
-        return _Work(index, order, ready, entering, pending, tree, rows, shared)
+        return _Work(index, order, ready, entering, pending, tree, rows, shared, cached)
 
-    def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor]:
+    def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor, HiddenStates | None]:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
         while works:
             try:
                 self._swap_in(works)
-                return works, self._model.forward([self._segment(work) for work in works])
+                segments, states = [self._segment(work) for work in works], _wished_states(works)
+                logits = self._model.forward(segments, states)
             except OutOfBlocks:
                 if not self._evict_idle({work.request for work in works}):
                     works = works[:-1]
-        return works, torch.empty(0, self.vocab_size)
+                continue
+            first_row = 0
+            for work, segment in zip(works, segments, strict=True):
+                work.first_row, first_row = first_row, first_row + len(segment.tokens)
+            return works, logits, states
+        return works, torch.empty(0, self.vocab_size), None
 
     def _swap_in(self, works: list[_Work]) -> None:
         for work in works:
@@ -256,6 +270,7 @@ class NativeVerifier:
         chosen: Sequence[int],
         logits: torch.Tensor,
         prompt_logprobs: tuple[TokenLogprobs, ...],
+        states: HiddenStates | None,
     ) -> Verdict:
         """Follows the tree as far as the target agrees, and keeps the accepted path in the KV. What
         the grammar forces behind it is committed at once; its rows come with the next order."""
@@ -285,7 +300,22 @@ class NativeVerifier:
             reported,
             prompt_logprobs,
             work.shared,
+            _features(work, keep, states),
         )
+
+
+def _wished_states(works: Sequence[_Work]) -> HiddenStates | None:
+    wishes = [work.order.features for work in works]
+    layers = {layer for wish in wishes if wish is not None for layer in wish.layers}
+    return HiddenStates(sorted(layers)) if layers else None
+
+
+def _features(work: _Work, keep: Sequence[int], states: HiddenStates | None) -> Features | None:
+    """Those of the rows that stay in the KV; `keep`: among the request's own rows."""
+    wish = work.order.features
+    if wish is None or states is None:
+        return None
+    return Features(work.cached, states.rows(wish.layers, [work.first_row + row for row in keep]))
 
 
 def _prompt_logprobs(

@@ -12,10 +12,13 @@ import pytest
 
 from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.keys import resolved
+from cluster.footprint import footprints
+from cluster.placement import plan
 from cluster.zoo import model_path
 from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
+EXIT = {"name": "exit", "kind": "early_exit", "layers": 2}
 NGRAM = {"name": "ngram", "kind": "ngram"}
 SUFFIX = {"name": "suffix", "kind": "suffix"}
 VLLM = {"backend": "vllm"}
@@ -77,6 +80,11 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
+        ("drafters.0: layers: .* needs it", {"drafters": [{"name": "a", "kind": "early_exit"}]}),
+        ("drafters.0: layers: .* not model", {"drafters": [TINY | {"layers": 1}]}),
+        ("drafters.0.layers: 4 .* at most 3", {"drafters": [EXIT | {"layers": 4}]}),
+        ("drafters.0.layers: ", {"drafters": [EXIT | {"layers": 0}]}),
+        ("drafters.0: model: early_exit runs the target's", {"drafters": [TINY | EXIT]}),
         ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
         (
             "placement: ngram .* set inline",
@@ -251,6 +259,48 @@ def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "other", 100, vocab_size=2049, **sizes)
     with pytest.raises(ValidationError, match=r"drafters.1.model: .* vocabulary of 2049 .* 2048"):
         AppConfig.model_validate({"drafters": [TINY, {"name": "a", "model": str(other)}]})
+
+
+def write_zoo_head(path: Path, **changes: Any) -> dict[str, Any]:
+    """Of an EAGLE-3 head for zoo/target, as far as a config check reads it."""
+    sizes = AppConfig().target.architecture()
+    layer = {
+        "vocab_size": sizes.vocab_size,
+        "max_position_embeddings": 2048,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    head = {"speculators_model_type": "eagle3", "target_hidden_size": sizes.hidden_size}
+    head |= {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "transformer_layer_config": layer}
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(head | changes))
+    return {"name": "head", "kind": "eagle3", "model": str(path)}
+
+
+@pytest.mark.parametrize(
+    ("message", "changes", "target"),
+    [
+        ("hidden states .* vllm does not hand out; .* target.backend: native", {}, VLLM),
+        ("layers 1, 2, 4 .* has 4 layers", {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, {}),
+        ("hidden states of 65", {"target_hidden_size": 65}, {}),
+        ("no EAGLE-3 head", {"speculators_model_type": "dflash"}, {}),
+        ("fc_norm: this variant", {"fc_norm": True}, {}),
+    ],
+)
+def test_a_head_that_does_not_fit_the_target_is_refused(
+    message: str, changes: dict[str, Any], target: dict[str, Any], tmp_path: Path
+) -> None:
+    head = write_zoo_head(tmp_path / "head", **changes)
+    with pytest.raises(ValidationError, match=r"drafters\.0\.(kind|model): .*" + message):
+        AppConfig.model_validate({"target": target, "drafters": [head]})
+
+
+def test_a_head_is_planned_with_its_own_sizes(tmp_path: Path) -> None:
+    head = write_zoo_head(tmp_path / "head")
+    config = AppConfig.model_validate({"drafters": [head | {"kv_tokens": 1000}]})
+    (process,) = [one for one in footprints(config, plan(config)) if one.process == "head"]
+    assert process.kv_bytes == 1000 * 2 * 64 * 4
 
 
 def test_a_drafter_with_other_token_ids_is_refused(tmp_path: Path) -> None:

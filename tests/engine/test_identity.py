@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from cluster.zoo import TARGET, model_path
 from engine.attention.layouts import LayoutName
 from engine.generate import generate
+from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
@@ -193,9 +194,9 @@ def test_a_cached_prefix_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) 
     rows: list[int] = []
     forward = model.forward
 
-    def counting(segments: Sequence[Segment]) -> torch.Tensor:
+    def counting(segments: Sequence[Segment], states: HiddenStates | None) -> torch.Tensor:
         rows.append(sum(len(segment.tokens) for segment in segments))
-        return forward(segments)
+        return forward(segments, states)
 
     monkeypatch.setattr(model, "forward", counting)
     prompt = questions(shared=True)[0]

@@ -14,11 +14,13 @@ from typing import TypeVar
 import pytest
 import ray
 import torch
+from transformers import LlamaConfig
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import (
     Drafted,
     Event,
+    FeaturesLost,
     LaneDown,
     LaneUp,
     Verified,
@@ -32,7 +34,9 @@ from actors.hosts.fleet import Fleet, load, start_fleet
 from actors.hosts.rpc_channel import WorkerFailed
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.checkpoints import architecture, eagle3_shape
 from cluster.zoo.paths import TARGET, model_path
+from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
 from engine.generate import generate
 from engine.model import PackedModel
@@ -44,6 +48,7 @@ from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.policies import Touring
 from tests.actors.hosts.cluster import cluster, has_loaded, processes, runs, until
 from tests.checkpoints import llama
+from tests.engine.drafters.eagle3_heads import config, write_head
 
 Kind = TypeVar("Kind", bound=Event)
 KV_TOKENS = 4096
@@ -205,6 +210,46 @@ def test_a_killed_drafter_is_replaced_without_effect_on_streams(
         assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, (
             "the new drafter is not used"
         )
+
+    loop.run(main())
+
+
+def write_random_head(path: Path) -> DrafterSpec:
+    """An EAGLE-3 head for the zoo's target."""
+    sizes = architecture(TARGET_SPEC.checkpoint)
+    settings = config(
+        draft_vocab_size=sizes.vocab_size,
+        target_hidden_size=sizes.hidden_size,
+        eagle_aux_hidden_state_layer_ids=[1, 3],
+    )
+    layer = settings["transformer_layer_config"] | {"vocab_size": sizes.vocab_size}
+    settings["transformer_layer_config"] = layer
+    write_head(path, {}, settings)
+    weights = Eagle3Head(eagle3_shape(path), LlamaConfig(**layer)).state_dict()
+    write_head(path, weights, settings)
+    return DrafterSpec("head", "eagle3", path, placement="actor", target=TARGET_SPEC.checkpoint)
+
+
+def test_a_head_gets_features_between_processes_and_is_replaced_when_it_is_killed(
+    loop: asyncio.Runner, profiles: Path, plain: list[list[int]], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        head = write_random_head(tmp_path)
+        fleet = await start_fleet(
+            TARGET_SPEC, [head], profiles, Group("heads"), LIMITS, measure_s=0.1
+        )
+        served = Served(fleet)
+        reading = Reading(served, "killed-head")
+        await reading.midway()
+        assert served.seen(Drafted)
+        os.kill(processes("heads")["head"], signal.SIGKILL)
+        assert await reading.whole() == plain
+        await until(lambda: bool(served.seen(LaneUp)))
+        served.events.clear()
+        assert await Reading(served, "after").whole() == plain
+        assert served.seen(Drafted)
+        assert not served.seen(FeaturesLost)
+        await served.close()
 
     loop.run(main())
 

@@ -12,6 +12,7 @@ from engine.cpu.row_counts import (
     row_cost_step,
     with_few_row_counts,
 )
+from engine.hidden_states import HiddenStates
 
 
 def test_padded_counts_are_few_and_add_at_most_an_eighth() -> None:
@@ -51,7 +52,14 @@ def test_attention_and_the_caller_see_no_padding(
     table = torch.randn(100, 2, 4, generator=torch.Generator().manual_seed(0))
     counts: list[tuple[int, int]] = []
 
-    def forward(tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Handler) -> Tensor:
+    def forward(
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attend: Handler,
+        states: HiddenStates | None,
+    ) -> Tensor:
+        assert states is None
         counts.append((len(tokens), len(wanted)))
         hidden = table[tokens] + positions[:, None, None]
         mixed = attend(LayerCall(0, hidden, hidden, hidden, None))  # type: ignore[arg-type]
@@ -64,7 +72,7 @@ def test_attention_and_the_caller_see_no_padding(
 
     tokens = torch.arange(rows) % 100
     wanted = torch.arange(wanted_rows)
-    arguments = (tokens, torch.arange(rows), wanted, attend)
+    arguments = (tokens, torch.arange(rows), wanted, attend, None)
     logits = with_few_row_counts(forward, avoid_slow)(*arguments)
     avoid = avoid_slow_row_count if avoid_slow else int
     assert counts == [(padded_row_count(avoid(rows)), padded_row_count(avoid(wanted_rows)))]

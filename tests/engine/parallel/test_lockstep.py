@@ -20,6 +20,7 @@ from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import RankLost, UnsupportedModel
 from engine.generate import generate
+from engine.hidden_states import HiddenStates
 from engine.kv.cache import KVCache
 from engine.model import PackedModel, Segment, load_stock
 from engine.parallel.lockstep import JournaledKV, LeadingModel, split
@@ -150,6 +151,18 @@ def test_prompt_logprobs_equal_the_stock_models(meeting_point: Path) -> None:
         verifier.forget(["0"])
     assert isinstance(first, Commit)
     prompt_logprobs.check(stock, prompt, 2, first.prompt_logprobs)
+
+
+def test_the_leader_has_whole_hidden_states(meeting_point: Path) -> None:
+    tokens, rows = [5, 6, 7, 8, 9], range(5)
+    with leading(llama, meeting_point) as model:
+        model.kv.open("a", [])
+        shared = HiddenStates([0, 1])
+        model.forward([chain("a", tokens)], shared)
+    alone, whole = PackedModel(llama(), kv_tokens=64), HiddenStates([0, 1])
+    alone.kv.open("a", [])
+    alone.forward([chain("a", tokens)], whole)
+    np.testing.assert_allclose(shared.rows([0, 1], rows), whole.rows([0, 1], rows), atol=1e-4)
 
 
 def test_a_swapped_out_request_is_swapped_in_on_all_ranks(meeting_point: Path) -> None:

@@ -1,0 +1,63 @@
+"""The lanes that read the target's features, for requests as the coordinator keeps them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from actors.coordinator.events import Event, FeaturesLost
+from actors.coordinator.request_state import RequestState
+from actors.coordinator.settings import Lane
+from engine.features import FeatureLanes
+from engine.protocol import Features, FeatureWish, Prefix
+
+
+class FeatureReaders:
+    """Nothing is asked of the verifier for requests for which no lane reads features."""
+
+    def __init__(
+        self, lanes: Sequence[Lane], most_tokens: int, observe: Callable[[Event], None]
+    ) -> None:
+        layers = {lane.view.name: lane.feature_layers for lane in lanes}
+        self._lanes = FeatureLanes(layers, most_tokens)
+        self._drafters = {lane.view.name: lane.view.drafter for lane in lanes}
+        self._observe = observe
+
+    def __bool__(self) -> bool:
+        return len(self._lanes) > 0
+
+    def wish(self, request: RequestState) -> FeatureWish | None:
+        """For the request's next verification."""
+        return self._lanes.wish(request.served, self._readers_of(request)) if self else None
+
+    def keep(self, request: RequestState, features: Features) -> None:
+        """What a verdict has brought."""
+        self._lanes.keep(request.served, features, self._readers_of(request))
+
+    def can_draft(self, request: RequestState, lane: str | None) -> bool:
+        """Whether the lane has, or can be sent, the features behind which it would draft. The
+        first time that it lacks some for good is reported."""
+        if lane is None or self._lanes.can_draft(request.served, lane):
+            return True
+        if not self._lanes.lacks(request.served, lane):
+            return False
+        if lane not in request.lacks_features:
+            request.lacks_features.add(lane)
+            now = asyncio.get_running_loop().time()
+            self._observe(FeaturesLost(now, request.name, lane))
+        return False
+
+    def most_to_read(self, request: RequestState, lane: str) -> int:
+        """How many more committed tokens the lane can be sent."""
+        known = request.served.known.get(lane, 0)
+        return self._lanes.readable(request.served, lane) - known
+
+    def of_order(self, request: RequestState, lane: str, prefix: Prefix) -> Features | None:
+        return self._lanes.of_order(request.served, lane, prefix)
+
+    def _readers_of(self, request: RequestState) -> list[str]:
+        if not request.speculate:
+            return []
+        return [
+            lane
+            for lane in self._lanes
+            if request.drafter in (None, self._drafters[lane]) and lane not in request.failed_lanes
+        ]

@@ -1,0 +1,162 @@
+"""An EAGLE-3 head as the `speculators` format stores it: one decoder layer that reads a token's
+embedding beside the target's features of the position before it, and an output matrix over a
+reduced vocabulary (Li et al., "EAGLE-3", 2025; the same computation as vLLM's `llama_eagle3`).
+
+Row j has the features of position j and token j + 1; it predicts token j + 2. Behind the committed
+tokens the head's own output takes the place of the features.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from cluster.checkpoints import Eagle3Shape, eagle3_shape
+
+_EMBEDDINGS = "embed_tokens.weight"
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Query [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim] of the new rows → each
+row's attention output [rows, heads, head_dim]."""
+
+
+class _Attention(nn.Module):
+    """Reads embedding and hidden state side by side."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self._head_dim = config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        bias = bool(config.attention_bias)
+        read = 2 * config.hidden_size
+        self.q_proj = nn.Linear(read, heads * self._head_dim, bias=bias)
+        self.k_proj = nn.Linear(read, kv_heads * self._head_dim, bias=bias)
+        self.v_proj = nn.Linear(read, kv_heads * self._head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * self._head_dim, config.hidden_size, bias=False)
+
+    def forward(self, rows: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        query, keys, values = (
+            project(rows).unflatten(-1, (-1, self._head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, keys = apply_rotary_pos_emb(query, keys, cos, sin, unsqueeze_dim=1)
+        mixed: Tensor = self.o_proj(attend(query, keys, values).flatten(1))
+        return mixed
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
+        super().__init__()
+        self._norm_before_residual = norm_before_residual
+        self.self_attn = _Attention(config)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        normed = self.hidden_norm(hidden)
+        residual = normed if self._norm_before_residual else hidden
+        read = torch.cat([self.input_layernorm(embeddings), normed], -1)
+        hidden = residual + self.self_attn(read, cos, sin, attend)
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
+
+
+class Eagle3Head(nn.Module):
+    """Its modules are named as the checkpoint's weights."""
+
+    d2t: Tensor
+    """[draft_vocab]: the target's id of each token of the reduced vocabulary."""
+
+    def __init__(self, shape: Eagle3Shape, config: LlamaConfig) -> None:
+        super().__init__()
+        self.aux_layers = shape.aux_layers
+        self.draft_vocab = shape.draft_vocab_size
+        self.vocab_size: int = config.vocab_size
+        self.max_context: int = config.max_position_embeddings
+        self.target_hidden_size = shape.target_hidden_size
+        width = len(shape.aux_layers) * shape.target_hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.fc = nn.Linear(width, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([_Layer(config, shape.norm_before_residual)])
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, shape.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.arange(shape.draft_vocab_size), persistent=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    @classmethod
+    def load(cls, path: Path, device: str, dtype: torch.dtype, target: Path | None = None) -> Self:
+        """`target`: the target's checkpoint, which has the embeddings if the head's has none."""
+        shape = eagle3_shape(path, None if target is None else _layers(target))
+        layer: dict[str, Any] = json.loads((path / "config.json").read_text())
+        head = cls(shape, LlamaConfig(**layer["transformer_layer_config"]))
+        weights = _weights(path)
+        offsets = weights.pop("d2t", None)
+        weights.pop("t2d", None)
+        if _EMBEDDINGS not in weights and target is not None:
+            weights[_EMBEDDINGS] = _embeddings(target)
+        head.load_state_dict(weights)
+        if offsets is not None:
+            head.d2t += offsets  # the format stores the difference of the two ids
+        head.to(device=device, dtype=dtype)
+        head.rotary = LlamaRotaryEmbedding(head.rotary.config).to(device)  # in fp32
+        return head.eval()
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's features, [rows, layers · hidden size], as the layer reads them."""
+        fused: Tensor = self.fc(features.to(self.fc.weight.dtype))
+        return fused
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The hidden states behind these rows, which rows of drafted tokens below read, and of
+        which `logits` are the scores of the next token."""
+        embeddings = self.embed_tokens(tokens)
+        cos, sin = self.rotary(embeddings[None], positions[None])
+        output: Tensor = self.layers[0](embeddings, hidden, cos[0], sin[0], attend)
+        return output
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """In fp32, over the reduced vocabulary."""
+        scores: Tensor = self.lm_head(self.norm(hidden))
+        return scores.float()
+
+
+def _layers(target: Path) -> int:
+    config = AutoConfig.from_pretrained(target).get_text_config(decoder=True)
+    layers: int = config.num_hidden_layers
+    return layers
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """By the names that modules have here; some checkpoints name the layer `midlayer`."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118  # not a dict
+                short = name.removeprefix("model.").replace("midlayer.", "layers.0.")
+                weights[short] = stored.get_tensor(name)
+    return weights
+
+
+def _embeddings(target: Path) -> Tensor:
+    for file in sorted(target.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118  # not a dict
+                if name.endswith(_EMBEDDINGS):
+                    found: Tensor = stored.get_tensor(name)
+                    return found
+    raise ValueError(f"{target} has no weight named {_EMBEDDINGS}, which the head leaves out")

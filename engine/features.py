@@ -1,0 +1,83 @@
+"""Which lanes read the target's features, and what each of them can be sent."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from engine.feature_buffer import FeatureBuffer, lacks_from
+from engine.protocol import Features, FeatureWish, Prefix
+from engine.request import ServedRequest
+
+
+class FeatureLanes:
+    """The lanes whose drafters read features, and what each of them can be sent.
+
+    A lane that lacks features which are not kept any more (its drafter was restarted, or too many
+    tokens were committed without it) is left out of a request until the verifier computes these
+    positions again.
+    """
+
+    def __init__(self, layers: Mapping[str, tuple[int, ...]], most_tokens: int) -> None:
+        """`layers`: by lane; lanes without any are left out. `most_tokens`: kept per request."""
+        self._by_lane = {lane: some for lane, some in layers.items() if some}
+        self._layers = tuple(sorted({one for some in self._by_lane.values() for one in some}))
+        self._most = most_tokens
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_lane)
+
+    def __contains__(self, lane: object) -> bool:
+        return lane in self._by_lane
+
+    def __len__(self) -> int:
+        return len(self._by_lane)
+
+    def wish(self, served: ServedRequest, lanes: Collection[str]) -> FeatureWish | None:
+        """`lanes`: those of these lanes that may draft for the request."""
+        if not lanes:
+            return None
+        needed, kept = _needed_from(served, lanes), served.features
+        lost = kept is None or needed < kept.first
+        return FeatureWish(self._layers, needed if lost or kept is None else kept.end)
+
+    def keep(
+        self, served: ServedRequest, features: Features | None, lanes: Collection[str]
+    ) -> None:
+        """Keeps what a verdict has brought until the lanes have read it."""
+        if features is None or not lanes:
+            return
+        if served.features is None:
+            served.features = FeatureBuffer(self._layers, self._most)
+        served.features.add(features, _needed_from(served, lanes))
+
+    def lacks(self, served: ServedRequest, lane: str) -> bool:
+        """Whether features that the lane needs next are not kept any more."""
+        kept = served.features
+        return kept is not None and lacks_from(served.known.get(lane, 0)) < kept.first
+
+    def readable(self, served: ServedRequest, lane: str) -> int:
+        """How many committed tokens the lane can have after its next order: all, but for features
+        that it cannot be sent."""
+        committed = len(served.committed.ids)
+        if lane not in self._by_lane:
+            return committed
+        known, kept = served.known.get(lane, 0), served.features
+        if kept is None or self.lacks(served, lane):
+            return known
+        return min(committed, max(known, kept.end + 1))
+
+    def can_draft(self, served: ServedRequest, lane: str) -> bool:
+        return lane not in self._by_lane or (
+            self.readable(served, lane) == len(served.committed.ids)
+            and not self.lacks(served, lane)
+        )
+
+    def of_order(self, served: ServedRequest, lane: str, prefix: Prefix) -> Features | None:
+        """What the order with this prefix brings to the lane; it is `readable`."""
+        layers = self._by_lane.get(lane)
+        if layers is None or served.features is None:
+            return None
+        first, end = lacks_from(prefix.base), prefix.base + len(prefix.delta) - 1
+        return served.features.read(first, end, layers)
+
+
+def _needed_from(served: ServedRequest, lanes: Collection[str]) -> int:
+    return min([lacks_from(served.known.get(lane, 0)) for lane in lanes])

@@ -1,0 +1,222 @@
+"""Features through the coordinator, in virtual time: what lanes are sent, lose and do without."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from actors.coordinator.estimates import Costs, Estimates
+from actors.coordinator.events import (
+    CaughtUp,
+    Drafted,
+    Event,
+    FeaturesLost,
+    LaneDown,
+    Preempted,
+    Verified,
+)
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.fleet import start_fleet
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from benchmarks.simulator.clock import run
+from engine.model import PackedModel
+from engine.protocol import VerifyOrder
+from engine.verifiers.native import NativeVerifier
+from policies.cost import LinearCost
+from policies.request import LaneView
+from policies.scheduling.baselines import Las, LasParams, fcfs
+from policies.speculation.baselines import Fixed
+from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier, never
+from tests.actors.coordinator.policies import Touring
+from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, make_drafter, plainly, read
+from tests.checkpoints import llama
+from tests.engine.drafters.eagle3_heads import config, random_weights, write_head
+from tests.engine.drafters.feature_reader import FeatureReader, check_features
+
+LAYERS = {"near": (1,), "head": (0, 1)}
+
+
+class RecordingVerifier(NativeVerifier):
+    orders: list[VerifyOrder]
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> Any:
+        self.orders.extend(orders)
+        return super().verify(orders)
+
+
+class Served:
+    """All PROMPTS, served by two lanes that take turns; `heads` read features."""
+
+    def __init__(
+        self, heads: Sequence[str] = ("head",), stay: int = 6, kv_tokens: int = 2048, **options: Any
+    ) -> None:
+        self.events: list[Event] = []
+        self.orders: list[VerifyOrder] = []
+        self.readers: list[FeatureReader] = []
+        self._heads, self._stay, self._kv_tokens = heads, stay, kv_tokens
+        self._options = options
+        run(self._serve())
+
+    def seen(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def _serve(self) -> None:
+        options = self._options
+        verifier = PacedVerifier(self._verifier, lost=options.get("verifier_lost", never))
+        lanes = [
+            Lane(
+                LaneView(name, name, capacity=8),
+                PacedDrafter(self._drafter(name), lost=options.get(f"{name}_lost", never)),
+                feature_layers=LAYERS[name] if name in self._heads else (),
+            )
+            for name in LAYERS
+        ]
+        costs = dict.fromkeys(LAYERS, LinearCost(0, 0, 0.0003))
+        coordinator = Coordinator(
+            verifier,
+            lanes,
+            Policies(options.get("schedule") or fcfs(), Touring(self._stay), Fixed()),
+            Estimates(
+                Costs(LinearCost(0, 1e-5, 0.01), costs, 64, {}, 64), [lane.view for lane in lanes]
+            ),
+            options.get("limits", Limits(max_batch=4, kv_tokens=1024)),
+            observe=self.events.append,
+        )
+
+        async def client(number: int) -> list[int]:
+            await asyncio.sleep(0.015 * number)
+            return await read(coordinator.submit(str(number), PROMPTS[number], PARAMS[number]))
+
+        self.streams = list(await asyncio.gather(*map(client, range(len(PROMPTS)))))
+        await asyncio.sleep(1)
+        await coordinator.close()
+
+    def _verifier(self) -> NativeVerifier:
+        made = RecordingVerifier(PackedModel(llama(), kv_tokens=self._kv_tokens))
+        made.orders = self.orders
+        return made
+
+    def _drafter(self, name: str) -> Callable[[], Any]:
+        def make() -> Any:
+            drafter = make_drafter(name, 0.02)
+            if name not in self._heads:
+                return drafter
+            self.readers.append(FeatureReader(drafter, LAYERS[name]))
+            return self.readers[-1]
+
+        return make
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return plainly(PROMPTS, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def eager() -> PreTrainedModel:
+    model = llama()
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("heads", [("head",), ("near", "head")])
+def test_heads_get_the_features_of_their_layers_while_requests_switch_lanes(
+    heads: Sequence[str], expected: list[list[int]], eager: PreTrainedModel
+) -> None:
+    served = Served(heads)
+    assert served.streams == expected
+    assert not served.seen(FeaturesLost)
+    assert served.seen(CaughtUp)
+    for reader in served.readers:
+        check_features(reader, eager)
+    accepted = sum(o.accepted for event in served.seen(Verified) for o in event.outcomes)
+    assert accepted > 40
+
+
+def test_without_heads_nothing_is_asked_of_the_verifier(expected: list[list[int]]) -> None:
+    served = Served(heads=())
+    assert served.streams == expected
+    assert all(order.features is None for order in served.orders)
+
+
+def test_a_restarted_head_leaves_requests_out_whose_features_are_gone(
+    expected: list[list[int]], eager: PreTrainedModel
+) -> None:
+    served = Served(head_lost=lambda call: call == 9)
+    assert served.streams == expected
+    assert served.seen(LaneDown)
+    assert served.seen(FeaturesLost)
+    assert len(served.seen(FeaturesLost)) <= len(PROMPTS)
+    assert len(served.readers) == 2
+    check_features(served.readers[0], eager)
+
+
+def test_a_lost_verifier_computes_features_again(
+    expected: list[list[int]], eager: PreTrainedModel
+) -> None:
+    """Also for a head that was restarted before, which can then draft again."""
+    served = Served(head_lost=lambda call: call == 5, verifier_lost=lambda call: call == 12, stay=9)
+    assert served.streams == expected
+    for reader in served.readers:
+        check_features(reader, eager)
+    left_out = {event.request for event in served.seen(FeaturesLost)}
+    assert left_out & {request for request, _, _ in served.readers[1].read}
+
+
+def test_more_than_the_limit_is_not_kept(expected: list[list[int]], eager: PreTrainedModel) -> None:
+    """Requests that are on another lane for longer than that stay there."""
+    limits = Limits(max_batch=4, kv_tokens=1024, feature_tokens=4, catch_up_tokens=1)
+    served = Served(limits=limits, stay=9)
+    assert served.streams == expected
+    assert served.seen(FeaturesLost)
+
+
+def test_preempted_requests_continue(expected: list[list[int]], eager: PreTrainedModel) -> None:
+    served = Served(
+        schedule=Las(LasParams(quantum_s=0.05)),
+        limits=Limits(max_batch=2, kv_tokens=256),
+        kv_tokens=256,
+    )
+    assert served.streams == expected
+    assert served.seen(Preempted)
+    for reader in served.readers:
+        check_features(reader, eager)
+
+
+def test_a_head_serves_in_a_fleet(tmp_path: Path, expected: list[list[int]]) -> None:
+    """EAGLE-3 with random weights: loaded, measured and fed by the ordinary path."""
+    llama().save_pretrained(tmp_path / "target")
+    settings = config(eagle_aux_hidden_state_layer_ids=[1, 0])
+    head = write_head(tmp_path / "head", random_weights(layers=2), settings)
+    target = TargetSpec(tmp_path / "target", torch.float32, 2048)
+    drafter = DrafterSpec("head", "eagle3", head, torch.float32, target=target.checkpoint)
+
+    async def main() -> list[list[int]]:
+        fleet = await start_fleet(target, [drafter], tmp_path / "profiles", measure_s=0.1)
+        assert [lane.feature_layers for lane in fleet.lanes] == [(1, 0)]
+        events: list[Event] = []
+        coordinator = Coordinator(
+            fleet.verifier,
+            fleet.lanes,
+            Policies(fcfs(), Touring(), Fixed()),
+            Estimates(fleet.costs, [lane.view for lane in fleet.lanes]),
+            Limits(max_batch=4, kv_tokens=2048),
+            observe=events.append,
+        )
+        streams = [
+            read(coordinator.submit(str(number), prompt, one))
+            for number, (prompt, one) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+        ]
+        served = list(await asyncio.gather(*streams))
+        assert sum(event.tokens for event in events if isinstance(event, Drafted)) > 50
+        assert not any(isinstance(event, FeaturesLost) for event in events)
+        await coordinator.close()
+        await fleet.close()
+        return served
+
+    assert asyncio.run(main()) == expected

@@ -1,0 +1,144 @@
+"""Small EAGLE-3 heads as checkpoints of speculators, and a plain computation of what they say."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.checkpoints import VOCAB
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 32, 4, 2, 8, 48
+DRAFT_VOCAB = 60
+LAYERS = (2, 0, 3)
+EPSILON, THETA = 1e-5, 10_000.0
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    layer = {
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": MLP,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": EPSILON,
+        "rope_theta": THETA,
+    }
+    return {
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": DRAFT_VOCAB,
+        "target_hidden_size": HIDDEN,
+        "norm_before_residual": True,
+        "eagle_aux_hidden_state_layer_ids": list(LAYERS),
+        "transformer_layer_config": layer,
+        **changes,
+    }
+
+
+def target_ids() -> Tensor:
+    """The reduced vocabulary: the target's ids of its tokens."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
+
+
+def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return 0.3 * torch.randn(rows, columns, generator=generator)
+
+    def norm() -> Tensor:
+        return 1 + 0.2 * torch.randn(HIDDEN, generator=generator)
+
+    layer = "layers.0."
+    return {
+        "embed_tokens.weight": matrix(VOCAB, HIDDEN),
+        "fc.weight": matrix(HIDDEN, layers * HIDDEN),
+        f"{layer}input_layernorm.weight": norm(),
+        f"{layer}hidden_norm.weight": norm(),
+        f"{layer}post_attention_layernorm.weight": norm(),
+        f"{layer}self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, 2 * HIDDEN),
+        f"{layer}self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, 2 * HIDDEN),
+        f"{layer}self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, 2 * HIDDEN),
+        f"{layer}self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
+        f"{layer}mlp.gate_proj.weight": matrix(MLP, HIDDEN),
+        f"{layer}mlp.up_proj.weight": matrix(MLP, HIDDEN),
+        f"{layer}mlp.down_proj.weight": matrix(HIDDEN, MLP),
+        "norm.weight": norm(),
+        "lm_head.weight": matrix(DRAFT_VOCAB, HIDDEN),
+        "d2t": target_ids() - torch.arange(DRAFT_VOCAB),
+    }
+
+
+def write_head(
+    path: Path, weights: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
+) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(settings or config()))
+    contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+    save_file(contiguous, path / "model.safetensors")
+    return path
+
+
+def plain_logits(
+    weights: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    tokens: Sequence[int],
+    features: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """The scores over the target's vocabulary of the token behind `tokens`, of which those behind
+    `features` were drafted: position by position, everything recomputed, in fp64."""
+    double = {name: weight.double() for name, weight in weights.items()}
+
+    def norm(rows: Tensor, name: str) -> Tensor:
+        scale = (rows.pow(2).mean(-1, keepdim=True) + EPSILON).rsqrt()
+        return rows * scale * double[f"{name}.weight"]
+
+    def linear(rows: Tensor, name: str) -> Tensor:
+        return rows @ double[f"{name}.weight"].T
+
+    def rotated(heads: Tensor, position: int) -> Tensor:
+        half = HEAD_DIM // 2
+        angles = position * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+        first, second = heads[:, :half], heads[:, half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    output = torch.empty(0)
+    for position, token in enumerate(tokens[1:]):
+        known = position < len(features)
+        hidden = linear(torch.from_numpy(features[position]).double(), "fc") if known else output
+        normed = norm(hidden, "layers.0.hidden_norm")
+        residual = normed if settings["norm_before_residual"] else hidden
+        embedded = norm(double["embed_tokens.weight"][token], "layers.0.input_layernorm")
+        row = torch.cat([embedded, normed])
+        query, key, value = (
+            linear(row, f"layers.0.self_attn.{name}_proj").view(-1, HEAD_DIM) for name in "qkv"
+        )
+        keys.append(rotated(key, position))
+        values.append(value)
+        group = HEADS // KV_HEADS
+        all_keys = torch.stack(keys).repeat_interleave(group, 1)
+        all_values = torch.stack(values).repeat_interleave(group, 1)
+        scores = torch.einsum("hd,nhd->hn", rotated(query, position), all_keys) / HEAD_DIM**0.5
+        mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), all_values).flatten()
+        hidden = residual + linear(mixed, "layers.0.self_attn.o_proj")
+        normed = norm(hidden, "layers.0.post_attention_layernorm")
+        gated = torch.nn.functional.silu(linear(normed, "layers.0.mlp.gate_proj"))
+        output = hidden + linear(
+            gated * linear(normed, "layers.0.mlp.up_proj"), "layers.0.mlp.down_proj"
+        )
+    scores = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
+    scores[target_ids()] = linear(norm(output, "norm"), "lm_head")
+    return scores.numpy()

@@ -1,0 +1,302 @@
+"""EAGLE-3 heads: what they draft, from which features, and that outputs stay the same."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import LlamaConfig, PreTrainedModel
+
+from actors.hosts.specs import DrafterSpec
+from actors.hosts.workers import DrafterWorker
+from cluster.checkpoints import eagle3_shape
+from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.eagle3_head import Eagle3Head
+from engine.generate import generate
+from engine.model import PackedModel
+from engine.protocol import Commit, Draft, DraftOrder, Features, Missing
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+from policies.tree import ROOT, DraftTree
+from tests import reference
+from tests.checkpoints import VOCAB, llama
+from tests.engine.drafters.eagle3_heads import (
+    DRAFT_VOCAB,
+    HIDDEN,
+    LAYERS,
+    config,
+    plain_logits,
+    random_weights,
+    target_ids,
+    write_head,
+)
+from tests.engine.drafters.orders import Stream
+from tests.engine.drafters.test_model import assert_equal
+
+WIDTH = len(LAYERS) * HIDDEN
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
+PENALISED = replace(
+    SAMPLED, repetition_penalty=1.3, top_p=0.9, logit_bias={int(target_ids()[7]): 3.0}
+)
+PROMPTS = [[5, 6, 7], [9] * 30, [3], [5, 6, 7, 8]]
+Rows = NDArray[np.float32]
+
+
+def features_of(seed: int, count: int) -> Rows:
+    return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+
+
+class FedStream(Stream):
+    """A stream whose positions have random features, which its orders bring along."""
+
+    def __init__(self, name: str, prompt: Sequence[int], params: SamplingParams, seed: int) -> None:
+        super().__init__(name, prompt, params, seed)
+        self.features = features_of(seed, 256)
+
+    def order(self, depth: int, width: int = 1) -> DraftOrder:
+        first, end = max(self.seen - 1, 0), len(self.committed) - 1
+        order = super().order(depth, width)
+        return order._replace(features=Features(first, self.features[first:end]))
+
+
+def make(path: Path, kv_tokens: int = 1024) -> Eagle3Drafter:
+    head = Eagle3Head.load(path, "cpu", torch.float32)
+    return Eagle3Drafter("head", head, kv_tokens=kv_tokens, target_vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(tmp_path_factory.mktemp("head"), random_weights())
+
+
+def beam_search(stream: FedStream, depth: int, width: int, settings: dict[str, Any]) -> DraftTree:
+    """The definition, one path at a time, on the plain computation."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    confidence: list[float] = []
+    frontier: list[tuple[int, list[int], float]] = [(ROOT, [], 1.0)]
+    known = stream.features[: len(stream.committed) - 1]
+    for _ in range(depth):
+        children = []
+        for node, path, path_confidence in frontier:
+            before = stream.committed.ids + path
+            logits = plain_logits(random_weights(), settings, before, known)
+            scores = reference.perturbed(
+                logits, before, stream.prompt_len, stream.params, stream.seed
+            )
+            raw = reference.softmax(scores * (stream.params.temperature or 1.0))
+            for token in np.argsort(-scores)[:width].tolist():
+                children.append((path_confidence * raw[token], node, path, token, raw[token]))
+        children.sort(key=lambda child: -child[0])
+        frontier = []
+        for path_confidence, node, path, token, raw_confidence in children[:width]:
+            frontier.append((len(tokens), [*path, token], path_confidence))
+            tokens.append(token)
+            parents.append(node)
+            confidence.append(raw_confidence)
+    return DraftTree.build(tokens, parents, confidence)
+
+
+@pytest.mark.parametrize("norm_before_residual", [True, False])
+def test_logits_equal_the_plain_computation(tmp_path: Path, norm_before_residual: bool) -> None:
+    """Of committed rows; a tree's rows are compared by its confidences."""
+    settings = config(norm_before_residual=norm_before_residual)
+    path = write_head(tmp_path / "head", random_weights(), settings)
+    stream = FedStream("a", [5, 9, 2, 6, 5, 3], GREEDY, 1)
+    scores: list[torch.Tensor] = []
+    drafter = make(path)
+    runner = drafter._rows
+    original = type(runner)._logits
+
+    def recording(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        scores.append(original(self, hidden))
+        return scores[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(runner), "_logits", recording)
+        drafted = stream.draft(drafter, depth=3).tokens.tolist()
+    assert len(scores) == 3
+    known = stream.features[: len(stream.committed) - 1]
+    for depth, own in enumerate(scores):
+        before = stream.committed.ids + drafted[:depth]
+        expected = plain_logits(random_weights(), settings, before, known)
+        ids = target_ids().numpy()
+        np.testing.assert_allclose(own[0].numpy()[ids], expected[ids], atol=1e-4)
+        assert np.isin(np.arange(VOCAB)[own[0].numpy() > -1e29], ids).all()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED])
+@pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
+def test_a_tree_equals_beam_search_from_scratch(
+    checkpoint: Path, params: SamplingParams, depth: int, width: int
+) -> None:
+    """Also with the target's noise, which takes the target's ids."""
+    for seed in range(3):
+        stream = FedStream("a", [5, 9, 2, 6, 5, 3, seed], params, seed)
+        expected = beam_search(stream, depth, width, config())
+        assert_equal(stream.draft(make(checkpoint), depth, width), expected, 0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafting_in_deltas_and_batches_equals_drafting_at_once_and_alone(
+    checkpoint: Path, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    drafter = make(checkpoint, kv_tokens=2048)
+    streams = [
+        FedStream(str(number), rng.integers(VOCAB, size=int(rng.integers(2, 60))).tolist(), one, 3)
+        for number, one in enumerate((GREEDY, SAMPLED, PENALISED, GREEDY))
+    ]
+    for _ in range(6):
+        batch = [stream for stream in streams if rng.random() < 0.7]
+        shapes = [(int(rng.integers(0, 5)), int(rng.integers(1, 4))) for _ in batch]
+        orders = [stream.order(*shape) for stream, shape in zip(batch, shapes, strict=True)]
+        answers = drafter.draft(orders)
+        for stream, shape, answer in zip(batch, shapes, answers, strict=True):
+            assert isinstance(answer, Draft)
+            copy = FedStream(stream.name, stream.committed.ids, stream.params, stream.seed)
+            copy.prompt_len = stream.prompt_len
+            assert_equal(answer.tree, copy.draft(make(checkpoint), *shape))
+            if len(answer.tree):
+                path = answer.tree.path(int(rng.integers(len(answer.tree))))
+                stream.committed.extend(answer.tree.tokens[path].tolist())
+            stream.committed.extend([int(rng.integers(VOCAB))])
+
+
+def test_without_its_rows_or_features_it_says_from_where_it_lacks_them(checkpoint: Path) -> None:
+    drafter = make(checkpoint)
+    stream = FedStream("a", [5, 9, 2, 6], GREEDY, 0)
+    (answer,) = drafter.draft([stream.order(2)._replace(features=None)])
+    assert answer == Missing("a", 0, 1, have=0)
+    stream.seen = 0
+    expected = stream.draft(drafter, depth=2)
+    stream.committed.extend([8, 9])
+    (answer,) = drafter.draft([stream.order(2)._replace(features=None)])
+    assert isinstance(answer, Missing)
+    assert answer.have == 4  # what follows are the features of position 3
+    drafter.roll_back(["a"])
+    (answer,) = drafter.draft([stream.order(2)])
+    assert isinstance(answer, Missing)
+    assert answer.have == 0
+    stream.committed.truncate(4)
+    stream.seen = 0
+    assert_equal(stream.draft(drafter, depth=2), expected)
+
+
+def target() -> PreTrainedModel:
+    return llama(layers=4)
+
+
+@pytest.mark.parametrize("kv_tokens", [1024, 80])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_outputs_equal_the_references(
+    checkpoint: Path, params: SamplingParams, width: int, kv_tokens: int
+) -> None:
+    """Also in a pool that is too small for the requests, which then lack features."""
+    drafter = make(checkpoint, kv_tokens)
+    verifier = NativeVerifier(PackedModel(target(), kv_tokens=1024))
+    streams: dict[str, list[int]] = {}
+    for commit in generate(verifier, PROMPTS, params, drafter=drafter, depth=3, width=width):
+        assert isinstance(commit, Commit)
+        streams.setdefault(commit.request, []).extend(commit.token_ids)
+    eager = target()
+    eager.set_attn_implementation("eager")
+    assert streams == {
+        str(number): reference.generate(eager, prompt, params, params.seed or 0)
+        for number, prompt in enumerate(PROMPTS)
+    }
+
+
+def test_a_head_that_knows_the_targets_next_token_but_one_is_accepted(tmp_path: Path) -> None:
+    """The target continues token t with one that depends on t alone; the head maps the embedding of
+    t, a feature, to the token after that."""
+    hidden = 128
+    directions = torch.linalg.qr(torch.randn(hidden, hidden, generator=torch.Generator())).Q[:VOCAB]
+    following = torch.roll(torch.arange(VOCAB), -1)
+    model = llama(hidden=hidden, layers=4)
+    weights: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(directions)
+        model.lm_head.weight[following] = directions
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    settings = config(target_hidden_size=hidden, eagle_aux_hidden_state_layer_ids=[0])
+    settings |= {"draft_vocab_size": VOCAB, "norm_before_residual": False}
+    settings["transformer_layer_config"] |= {"hidden_size": hidden}
+    path = tmp_path / "head"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(settings))
+    head = Eagle3Head(eagle3_shape(path), LlamaConfig(**settings["transformer_layer_config"]))
+    with torch.no_grad():
+        head.layers[0].self_attn.o_proj.weight.zero_()
+        head.layers[0].mlp.down_proj.weight.zero_()
+        head.fc.weight.copy_(directions[following[following]].T @ directions)
+        head.lm_head.weight.copy_(directions)
+    weights = {name: weight.clone() for name, weight in head.state_dict().items()}
+    write_head(path, weights, settings)
+    drafter = make(path)
+    verifier = NativeVerifier(PackedModel(model, kv_tokens=1024))
+    commits = [
+        commit
+        for commit in generate(verifier, PROMPTS, GREEDY, drafter=drafter, depth=1)
+        if isinstance(commit, Commit)
+    ]
+    # The first token comes without a draft.
+    assert len(commits) <= len(PROMPTS) * (1 + GREEDY.max_tokens // 2)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
+    tmp_path: Path, renamed: bool
+) -> None:
+    model = target()
+    model.save_pretrained(tmp_path / "target")
+    weights = random_weights()
+    del weights["embed_tokens.weight"]
+    if renamed:
+        weights = {name.replace("layers.0.", "midlayer."): one for name, one in weights.items()}
+    path = write_head(tmp_path / "head", weights)
+    spec = DrafterSpec(
+        "head", kind="eagle3", checkpoint=path, target=tmp_path / "target", kv_tokens=512
+    )
+    worker = DrafterWorker(spec, "head", VOCAB)
+    worker.load()
+    assert worker.feature_layers() == LAYERS
+    assert worker.measure(tmp_path, 0.01).step.predict(100, 4) > 0
+    drafter = worker._drafter
+    assert isinstance(drafter, Eagle3Drafter)
+    head = drafter._rows.head
+    assert torch.equal(head.embed_tokens.weight, model.model.embed_tokens.weight)
+    assert (head.draft_vocab, head.d2t.tolist()) == (DRAFT_VOCAB, target_ids().tolist())
+
+
+def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:
+    rounded = Eagle3Drafter(
+        "head",
+        Eagle3Head.load(checkpoint, "cpu", torch.bfloat16),
+        kv_tokens=1024,
+        target_vocab_size=VOCAB,
+    )
+    same = 0
+    for seed in range(20):
+        drafts = [
+            FedStream("a", [5, 9, 2, 6, seed], GREEDY, seed).draft(one, depth=2).tokens.tolist()
+            for one in (rounded, make(checkpoint))
+        ]
+        same += drafts[0] == drafts[1]
+        rounded.forget(["a"])
+    assert same >= 15
+
+
+def test_drafts_are_tokens_of_the_reduced_vocabulary(checkpoint: Path) -> None:
+    stream = FedStream("a", [5, 9, 2, 6], SAMPLED, 0)
+    drafted = stream.draft(make(checkpoint), 3, 8).tokens
+    assert {*drafted.tolist()} <= {*target_ids().tolist()}

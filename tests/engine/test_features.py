@@ -1,0 +1,164 @@
+"""Features, from the target's forward to drafters that read them (engine/features.py)."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engine.drafters.model import ModelDrafter
+from engine.drafters.runner import PackedRunner
+from engine.feature_buffer import FeatureBuffer
+from engine.generate import generate
+from engine.hidden_states import HiddenStates, as_tensor
+from engine.model import PackedModel
+from engine.protocol import (
+    Commit,
+    Features,
+    FeatureWish,
+    Prefix,
+    Start,
+    Verdict,
+    VerifyOrder,
+)
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+from policies.tree import DraftTree
+from tests import reference
+from tests.checkpoints import VOCAB, blurred, llama
+from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
+from tests.engine.families import SUPPORTED, build
+from tests.engine.test_model import chain
+
+LAYERS = (2, 0, 1)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, seed=3)
+SHARED = [9] * 40
+PROMPTS = [[5, 6, 7], [*SHARED, 1], [*SHARED, 2], [3], [*SHARED, 3]]
+
+
+def target(**options: Any) -> PreTrainedModel:
+    return llama(layers=4, **options)
+
+
+@pytest.fixture(scope="module")
+def eager() -> PreTrainedModel:
+    model = target()
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_hidden_states_are_those_of_the_stock_model(family: str) -> None:
+    stock = build(SUPPORTED[family])
+    stock.set_attn_implementation("eager")
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 21]]
+    expected = [stock_features(stock, prompt, LAYERS) for prompt in prompts]
+    model = PackedModel(build(SUPPORTED[family]), kv_tokens=512)
+    segments = [chain(str(number), prompt) for number, prompt in enumerate(prompts)]
+    for segment in segments:
+        model.kv.open(segment.request, [])
+    states = HiddenStates(LAYERS)
+    model.forward(segments, states)
+    np.testing.assert_allclose(states.rows(LAYERS, range(7)), expected[0], atol=1e-4)
+    np.testing.assert_allclose(states.rows(LAYERS, [8, 7]), expected[1][::-1], atol=1e-4)
+
+
+def test_bfloat16_travels_as_its_bits() -> None:
+    states = HiddenStates([0])
+    rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    states.take(0, rows)
+    sent = states.rows([0], [2, 0])
+    assert sent.dtype == np.uint16
+    assert torch.equal(as_tensor(sent), rows[[2, 0]])
+
+
+@pytest.mark.parametrize("kv_tokens", [2048, 96])
+@pytest.mark.parametrize("chunk", [512, 7])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
+    params: SamplingParams, chunk: int, kv_tokens: int, eager: PreTrainedModel
+) -> None:
+    """With prompts that share a prefix, in chunks, and preempted requests, which are computed
+    again."""
+    inner = ModelDrafter(
+        "reader",
+        PackedRunner(PackedModel(blurred(target(), 0.02), kv_tokens=2048)),
+        target_vocab_size=VOCAB,
+    )
+    reader = FeatureReader(inner, LAYERS)
+    verifier = NativeVerifier(PackedModel(target(), kv_tokens=kv_tokens))
+    streams: dict[str, list[int]] = {}
+    commits = 0
+    for commit in generate(
+        verifier, PROMPTS, params, drafter=reader, depth=4, width=2, chunk=chunk
+    ):
+        assert isinstance(commit, Commit)
+        streams.setdefault(commit.request, []).extend(commit.token_ids)
+        commits += 1
+    assert streams == {
+        str(number): reference.generate(eager, prompt, params, params.seed or 0)
+        for number, prompt in enumerate(PROMPTS)
+    }
+    check_features(reader, eager)
+    assert commits < 0.7 * len(PROMPTS) * params.max_tokens
+
+
+def test_positions_of_the_prefix_cache_are_computed_for_who_wants_their_features() -> None:
+    verifier = NativeVerifier(PackedModel(target(), kv_tokens=512))
+    start = Start(GREEDY, 0, len(SHARED))
+
+    def verdict(request: str, wish: FeatureWish | None) -> Verdict:
+        prefix = Prefix(request, 0, 0, 0, 0, tuple(SHARED), start)
+        order = VerifyOrder(prefix, DraftTree.empty(), 512, features=wish)
+        (answer,) = verifier.verify([order])
+        assert isinstance(answer, Verdict)
+        return answer
+
+    first = verdict("a", None)
+    assert first.features is None
+    assert verdict("b", None).cached == 32
+    for wished, cached in ((0, 0), (20, 16)):
+        answer = verdict(f"from {wished}", FeatureWish((1,), wished))
+        assert answer.cached == cached
+        assert answer.features is not None
+        assert answer.features.first == cached
+        assert answer.features.rows.shape == (len(SHARED) - cached, 32)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_buffer_keeps_what_is_needed_and_no_more(seed: int) -> None:
+    """Against a dictionary of positions; the values say position, layer and computation."""
+    rng = np.random.default_rng(seed)
+    buffer = FeatureBuffer((4, 7), most_tokens=30)
+    kept: dict[int, int] = {}
+    needed = end = 0
+
+    def rows(first: int, count: int, made: int) -> Features:
+        positions = np.arange(first, first + count, dtype=np.float32)[:, None]
+        return Features(first, positions + np.array([0, made / 100, 1000, 1000 + made / 100]))
+
+    for made in range(60):
+        first = end if rng.random() < 0.7 else int(rng.integers(end + 4))
+        count = int(rng.integers(0, 8))
+        needed = int(rng.integers(end + 1)) if rng.random() < 0.5 else needed
+        buffer.add(rows(first, count, made), needed)
+        kept = {position: made for position, made in kept.items() if position < first}
+        if first > end:
+            kept = {}
+        kept |= dict.fromkeys(range(first, first + count), made)
+        end = first + count
+        kept = {one: made for one, made in kept.items() if one >= max(needed, end - 30)}
+        assert len(buffer) == len(kept)
+        if kept:
+            assert (buffer.first, buffer.end) == (min(kept), max(kept) + 1)
+        begin = int(rng.integers(buffer.first, buffer.end + 1))
+        assert buffer.has(begin, buffer.end)
+        assert not buffer.has(buffer.first - 1, buffer.end + 1)
+        read = buffer.read(begin, buffer.end, (7,))
+        assert read.first == begin
+        if begin < buffer.end:
+            expected = np.concatenate([rows(one, 1, kept[one]).rows for one in sorted(kept)])
+            np.testing.assert_allclose(read.rows, expected[begin - buffer.first :, 2:])
