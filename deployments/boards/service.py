@@ -88,6 +88,12 @@ RELIABILITY = [
         [Query(increase("late_calls", "host"), "{{host}}")],
     ),
     Panel(
+        "Requests without features",
+        "A head did not draft for them, as it lacked the target's hidden states.",
+        "short",
+        [Query(increase("features_lost", "host"), "{{host}}")],
+    ),
+    Panel(
         "Replicas that have come and gone",
         "With the choices that went to another replica.",
         "short",
