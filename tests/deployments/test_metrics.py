@@ -25,6 +25,7 @@ from deployments.boards.grafana import BOARDS
 from deployments.metrics import ACCEPTED, PAGE, exported, written
 from tests.actors.hosts.cluster import processes
 from tests.dashboards.promtool import ALERTS, program, queries
+from tests.deployments.replica.test_timeline import check_format
 from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
 
 PORT = 8139
@@ -269,6 +270,7 @@ def test_a_trace_needs_permission_and_shows_every_track(
         while not recorded.done():
             ask(app, 1)
     events = recorded.result()["traceEvents"]
+    check_format(events)
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = {(event["name"], tracks[event["tid"]]) for event in events if event["ph"] == "X"}
     assert {("verify", "verifier"), ("draft", "tiny"), ("select", "coordinator")} <= spans
