@@ -35,7 +35,7 @@ _ROUND_MEMORY = 0.2
 class PlannerParams:
     max_depth: int = 8
     max_width: int = 3
-    """Maximum width of draft trees, if the verifier takes trees."""
+    """Maximum width of models' draft trees, if the verifier takes trees."""
 
 
 class Planner(Stateless):
@@ -59,9 +59,9 @@ class Planner(Stateless):
         drafting = [batch for batch in batches if batch.lane and batch.requests]
         models = [batch for batch in drafting if batch.lane in context.draft]
         lookups = [batch for batch in drafting if batch.lane not in context.draft]
-        width = self._params.max_width if context.trees else 1
-        # Lookups draft at no cost, so `select` alone decides.
-        plans = {batch.lane: DraftPlan(self._limits(batch, width)) for batch in lookups}
+        # Lookups draft at no cost, so `select` alone decides. Only chains: of second tokens they are
+        # more confident than right.
+        plans = {batch.lane: DraftPlan(self._limits(batch, 1)) for batch in lookups}
         if models:
             plans |= self._plan_models(models, lookups, requests, context, now)
         return [plans.get(batch.lane) or DraftPlan.plain(batch) for batch in batches]
