@@ -59,8 +59,8 @@ class Planner(Stateless):
         drafting = [batch for batch in batches if batch.lane and batch.requests]
         models = [batch for batch in drafting if batch.lane in context.draft]
         lookups = [batch for batch in drafting if batch.lane not in context.draft]
-        # Lookups draft at no cost, so `select` alone decides. Only chains: of second tokens they are
-        # more confident than right.
+        # Lookups draft at no cost, so `select` alone decides. Only chains: of second tokens they
+        # are more confident than right.
         plans = {batch.lane: DraftPlan(self._limits(batch, 1)) for batch in lookups}
         if models:
             plans |= self._plan_models(models, lookups, requests, context, now)
