@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from engine.feature_buffer import FeatureBuffer, lacks_from
-from engine.protocol import Features, FeatureWish, Prefix
+from engine.protocol import FeatureRange, Features, Prefix
 from engine.request import ServedRequest
 
 
@@ -30,13 +30,13 @@ class FeatureLanes:
     def __len__(self) -> int:
         return len(self._by_lane)
 
-    def wish(self, served: ServedRequest, lanes: Collection[str]) -> FeatureWish | None:
+    def needed(self, served: ServedRequest, lanes: Collection[str]) -> FeatureRange | None:
         """`lanes`: those of these lanes that may draft for the request."""
         if not lanes:
             return None
         needed, kept = _needed_from(served, lanes), served.features
         lost = kept is None or needed < kept.first
-        return FeatureWish(self._layers, needed if lost or kept is None else kept.end)
+        return FeatureRange(self._layers, needed if lost or kept is None else kept.end)
 
     def keep(
         self, served: ServedRequest, features: Features | None, lanes: Collection[str]

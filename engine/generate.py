@@ -119,7 +119,7 @@ class Generation:
                     tree,
                     self._chunk,
                     request.served.prompt_logprobs_from,
-                    self._features.wish(request.served, self._features),
+                    self._features.needed(request.served, self._features),
                 )
                 for request, tree in zip(batch, trees, strict=True)
             ]

@@ -47,7 +47,7 @@ _LEAST_SHAPES = 4
 """At least as many shapes as a fit has parameters."""
 _CHECKS = 5
 """Forwards of the smallest shape that are compared with a cached profile; the fastest counts."""
-_MOST_DEVIATION = 2.0
+_MOST_DEVIATION = 3.0
 """A cached profile that differs by a larger factor was measured beside other work, or the machine
 has changed."""
 NO_TOKEN = -1

@@ -52,7 +52,7 @@ class Features(NamedTuple):
     """[positions, layers · hidden size]: float32, or the bits of bfloat16 as uint16."""
 
 
-class FeatureWish(NamedTuple):
+class FeatureRange(NamedTuple):
     """Which features a verdict brings: those of the positions that this forward adds to the KV."""
 
     layers: tuple[int, ...]
@@ -85,7 +85,7 @@ class VerifyOrder(NamedTuple):
     prompt_logprobs_from: int | None = None
     """Return the log-probabilities of the prompt's tokens from this index on, at least 1; those
     before have been returned. None: of no token. Only used while no output is committed."""
-    features: FeatureWish | None = None
+    features: FeatureRange | None = None
     """None: no drafter of this request reads features."""
 
 
@@ -154,7 +154,7 @@ class Verdict(NamedTuple):
     """How many committed tokens came from the prefix cache, where the verifier began to hold the
     request with this order (on vLLM: at the end of its prefill); else None."""
     features: Features | None = None
-    """As wished by the order; None without a wish, or from a verifier that has none."""
+    """As the order asks; None where it asks for none, or from a verifier that has none."""
 
 
 Finish = Literal["stop", "length"]

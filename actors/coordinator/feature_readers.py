@@ -7,7 +7,7 @@ from actors.coordinator.events import Event, FeaturesLost
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane
 from engine.features import FeatureLanes
-from engine.protocol import Features, FeatureWish, Prefix
+from engine.protocol import FeatureRange, Features, Prefix
 
 
 class FeatureReaders:
@@ -24,9 +24,9 @@ class FeatureReaders:
     def __bool__(self) -> bool:
         return len(self._lanes) > 0
 
-    def wish(self, request: RequestState) -> FeatureWish | None:
+    def needed(self, request: RequestState) -> FeatureRange | None:
         """For the request's next verification."""
-        return self._lanes.wish(request.served, self._readers_of(request)) if self else None
+        return self._lanes.needed(request.served, self._readers_of(request)) if self else None
 
     def keep(self, request: RequestState, features: Features) -> None:
         """What a verdict has brought."""

@@ -11,7 +11,7 @@ from actors.coordinator.events import VerifiedTrees
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.round_draft import RoundDraft
-from engine.protocol import Failed, FeatureWish, Missing, NoRoom, Verdict, VerifyOrder, fast_new
+from engine.protocol import Failed, FeatureRange, Missing, NoRoom, Verdict, VerifyOrder, fast_new
 from engine.request import VERIFIER
 from policies.flat_trees import FlatTrees, Ints, gather_trees, prune_each, split
 from policies.protocols import Candidates, RoundContext, Speculation
@@ -82,7 +82,7 @@ def next_forward(
     items, drafts = _decode_items(decoding, most_tokens, speculation, context, now)
     items += [_prefill_item(request, chunk) for request, chunk in chunks]
     if features:
-        items = [_with_wish(item, features.wish(item.request)) for item in items]
+        items = [_with_features(item, features.needed(item.request)) for item in items]
     return Forward(items, drafts, prefill_tokens)
 
 
@@ -150,8 +150,8 @@ def _prefill_item(request: RequestState, chunk: int) -> Item:
     return Item(request, order, None)
 
 
-def _with_wish(item: Item, wish: FeatureWish | None) -> Item:
-    return item if wish is None else item._replace(order=item.order._replace(features=wish))
+def _with_features(item: Item, wanted: FeatureRange | None) -> Item:
+    return item if wanted is None else item._replace(order=item.order._replace(features=wanted))
 
 
 def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:

@@ -82,7 +82,9 @@ class PoisonedVerifier(VerifierWorker):
         model = self._verifier._model
         forward = model.forward
 
-        def poisoned_forward(segments: Sequence[Segment], states: HiddenStates | None) -> Any:
+        def poisoned_forward(
+            segments: Sequence[Segment], states: HiddenStates | None = None
+        ) -> Any:
             kinds = self._kinds.among(segment.request for segment in segments)
             poisoned = {model.layout: _raising_layout} if "attention" in kinds else {}
             with patch.dict(LAYOUTS, poisoned):

@@ -174,8 +174,8 @@ class NativeVerifier:
         shared = None
         if request not in kv:
             # Nor does the cache have features.
-            wish = order.features
-            first_needed = first_run if wish is None else min(first_run, wish.first)
+            wanted = order.features
+            first_needed = first_run if wanted is None else min(first_run, wanted.first)
             shared = kv.open(request, tokens[: first_needed + 1])
         else:
             usable = min(held.unchanged, first_run)
@@ -305,17 +305,17 @@ class NativeVerifier:
 
 
 def _wished_states(works: Sequence[_Work]) -> HiddenStates | None:
-    wishes = [work.order.features for work in works]
-    layers = {layer for wish in wishes if wish is not None for layer in wish.layers}
+    ranges = [work.order.features for work in works]
+    layers = {layer for wanted in ranges if wanted is not None for layer in wanted.layers}
     return HiddenStates(sorted(layers)) if layers else None
 
 
 def _features(work: _Work, keep: Sequence[int], states: HiddenStates | None) -> Features | None:
     """Those of the rows that stay in the KV; `keep`: among the request's own rows."""
-    wish = work.order.features
-    if wish is None or states is None:
+    wanted = work.order.features
+    if wanted is None or states is None:
         return None
-    return Features(work.cached, states.rows(wish.layers, [work.first_row + row for row in keep]))
+    return Features(work.cached, states.rows(wanted.layers, [work.first_row + row for row in keep]))
 
 
 def _prompt_logprobs(

@@ -34,24 +34,22 @@ as that of the mean."""
 _NEW_DRAFTER = 4.0
 """Weight, in levels, of the prior that free drafters propose none of a drafter's tokens."""
 
-_FIRST, _DRAFTS, _SURVIVED, _REACHED, _ADDED, _FOUND = range(6)
-"""Columns of evidence: accepted first levels (expected number); drafts; accepted later levels;
-later levels whose parent was accepted; accepted levels that no free drafter proposed; drafts that
-were not empty."""
-COLUMNS = 6
+_FIRST, _DRAFTS, _SURVIVED, _REACHED, _ADDED = range(5)
+"""Columns of evidence: accepted first levels (expected number); drafts, empty ones included;
+accepted later levels; later levels whose parent was accepted; accepted levels that no free drafter
+proposed."""
+COLUMNS = 5
 
 
-class PairEstimates(NamedTuple):
-    """The estimates for pairs of a request and a lane."""
+class Estimate(NamedTuple):
+    """What a drafter's draft for a request is expected to be worth."""
 
-    first: Floats
+    first: float
     """Probability that the first level is accepted."""
-    acceptance: Floats
+    later: float
     """Probability that a later level is accepted if its parent is."""
-    added: Floats
+    added: float
     """The share of accepted levels that no free drafter proposes."""
-    found: Floats
-    """Probability that the draft is not empty."""
 
 
 class Tables(NamedTuple):
@@ -177,33 +175,17 @@ def level_accepted(tables: Tables, number: int) -> float:
 
 
 @njit(cache=True)
-def estimates_of(
-    tables: Tables, rows: Ints, requests: Ints, lanes: Ints, numbers: Ints
-) -> PairEstimates:
-    """The estimates for pairs: pair p is of the request with row rows[requests[p]] and the drafter
-    with number numbers[lanes[p]]."""
-    estimated = np.empty((4, len(requests)))
-    for pair, request in enumerate(requests):
-        of_pair = estimate(tables, rows[request], numbers[lanes[pair]])
-        for column, value in enumerate(of_pair):
-            estimated[column, pair] = value
-    return PairEstimates(estimated[0], estimated[1], estimated[2], estimated[3])
-
-
-@njit(cache=True)
-def estimate(tables: Tables, row: int, number: int) -> tuple[float, float, float, float]:
-    """The fields of PairEstimates for one request and one drafter."""
+def estimate(tables: Tables, row: int, number: int) -> Estimate:
+    """Of the request with this row and the drafter with this number."""
     weight, of_all, seen = _PRIOR_WEIGHT, tables.pool[number], tables.own[row, number]
     first = (of_all[_FIRST] + weight * _PRIOR) / (of_all[_DRAFTS] + weight)
     later = (of_all[_SURVIVED] + weight * _PRIOR) / (of_all[_REACHED] + weight)
     added = of_all[_ADDED] + _NEW_DRAFTER
     added /= of_all[_FIRST] + of_all[_SURVIVED] + _NEW_DRAFTER
-    found = (of_all[_FOUND] + weight) / (of_all[_DRAFTS] + weight)
-    return (
+    return Estimate(
         (seen[_FIRST] + weight * first) / (seen[_DRAFTS] + weight),
         (seen[_SURVIVED] + weight * later) / (seen[_REACHED] + weight),
         (seen[_ADDED] + weight * added) / (seen[_FIRST] + seen[_SURVIVED] + weight),
-        (seen[_FOUND] + weight * found) / (seen[_DRAFTS] + weight),
     )
 
 
@@ -231,7 +213,7 @@ def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
     position = 0
     while position < len(matched):
         seen = np.zeros(COLUMNS)
-        seen[_DRAFTS] = seen[_FOUND] = 1.0
+        seen[_DRAFTS] = 1.0
         first = position
         while position < len(matched) and matched[position]:
             seen[_FIRST if position == first else _SURVIVED] += 1.0
@@ -258,7 +240,7 @@ def _credit(
     request."""
     path = trees.confidence.astype(np.float64)
     mass, added = np.empty(len(path) + 1), np.empty(len(path) + 1)
-    seen = np.ones(COLUMNS)  # one draft, which is not empty
+    seen = np.ones(COLUMNS)  # one draft
     first_proposer = 0
     for number in range(len(rows)):
         begin, end = trees.starts[number], trees.starts[number + 1]

@@ -220,7 +220,7 @@ def _best_speeds(
         free_gain = 0.0
         for number in range(len(tables.free)):
             if tables.free[number]:
-                level, later, _, _ = estimate(tables, row, number)
+                level, later, _ = estimate(tables, row, number)
                 gain = 0.0
                 for _ in range(deepest):
                     gain += level
@@ -228,7 +228,7 @@ def _best_speeds(
                 free_gain = max(free_gain, gain)
         speeds[place, -1] = (1.0 + free_gain) / plain_s
         for lane, number in enumerate(numbers):
-            level, later, added, _ = estimate(tables, row, number)
+            level, later, added = estimate(tables, row, number)
             gain, best = free_gain, 0.0
             for depth in range(deepest):
                 gain += added * level

@@ -7,18 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.protocols import Mask
 from policies.request import RequestView
 from policies.speculation.forest import Floats
 
-_PROMPT, _MOST, _TPOT_S = range(3)
-"""Columns of terms: prompt tokens, `max_tokens`, and the TPOT or nan."""
+_PROMPT, _TPOT_S = range(2)
+"""Columns of terms: prompt tokens, and the TPOT or nan."""
 
 
 def request_terms(requests: Sequence[RequestView]) -> Floats:
     """The constant attributes of the requests, with a row for each."""
-    terms = [(one.prompt_len, one.max_tokens, one.slo.tpot_s or nan) for one in requests]
-    return np.array(terms, np.float64).reshape(-1, 3)
+    terms = [(one.prompt_len, one.slo.tpot_s or nan) for one in requests]
+    return np.array(terms, np.float64).reshape(-1, 2)
 
 
 class TimeCaps(NamedTuple):
@@ -71,12 +70,6 @@ def context_lengths(progress: BatchProgress) -> Floats:
 
 
 @njit(cache=True)
-def draft_tokens_left_at(progress: BatchProgress, number: int) -> float:
-    """`draft_tokens_left` of one request."""
-    return max(progress.terms[number, _MOST] - progress.generated[number] - 1.0, 0.0)
-
-
-@njit(cache=True)
 def tpots_of(progress: BatchProgress) -> Floats:
     """The TPOT of each request, which is the time that a token is worth; 0 without a TPOT."""
     tpots_s = np.zeros(len(progress.terms))
@@ -84,14 +77,6 @@ def tpots_of(progress: BatchProgress) -> Floats:
         if not np.isnan(progress.terms[number, _TPOT_S]):
             tpots_s[number] = progress.terms[number, _TPOT_S]
     return tpots_s
-
-
-@njit(cache=True)
-def without_tpot(progress: BatchProgress) -> Mask:
-    without = np.empty(len(progress.terms), np.bool_)
-    for number in range(len(without)):
-        without[number] = np.isnan(progress.terms[number, _TPOT_S])
-    return without
 
 
 @njit(cache=True)

@@ -16,8 +16,8 @@ from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
 from engine.protocol import (
     Commit,
+    FeatureRange,
     Features,
-    FeatureWish,
     Prefix,
     Start,
     Verdict,
@@ -110,9 +110,9 @@ def test_positions_of_the_prefix_cache_are_computed_for_who_wants_their_features
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=512))
     start = Start(GREEDY, 0, len(SHARED))
 
-    def verdict(request: str, wish: FeatureWish | None) -> Verdict:
+    def verdict(request: str, wanted: FeatureRange | None) -> Verdict:
         prefix = Prefix(request, 0, 0, 0, 0, tuple(SHARED), start)
-        order = VerifyOrder(prefix, DraftTree.empty(), 512, features=wish)
+        order = VerifyOrder(prefix, DraftTree.empty(), 512, features=wanted)
         (answer,) = verifier.verify([order])
         assert isinstance(answer, Verdict)
         return answer
@@ -120,8 +120,8 @@ def test_positions_of_the_prefix_cache_are_computed_for_who_wants_their_features
     first = verdict("a", None)
     assert first.features is None
     assert verdict("b", None).cached == 32
-    for wished, cached in ((0, 0), (20, 16)):
-        answer = verdict(f"from {wished}", FeatureWish((1,), wished))
+    for position, cached in ((0, 0), (20, 16)):
+        answer = verdict(f"from {position}", FeatureRange((1,), position))
         assert answer.cached == cached
         assert answer.features is not None
         assert answer.features.first == cached

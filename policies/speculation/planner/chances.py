@@ -19,9 +19,10 @@ def chances_of(tables: Tables, rows: Ints, starts: Ints, request: Ints, numbers:
     chances = np.zeros((len(numbers), 3, len(rows)))
     for lane, number in enumerate(numbers):
         for place in request[starts[lane] : starts[lane + 1]]:
-            first, later, added, _ = estimate(tables, rows[place], number)
-            chances[lane, FIRST, place], chances[lane, NEXT, place] = first, later
-            chances[lane, ADDED, place] = added
+            expected = estimate(tables, rows[place], number)
+            chances[lane, FIRST, place] = expected.first
+            chances[lane, NEXT, place] = expected.later
+            chances[lane, ADDED, place] = expected.added
     return chances
 
 

@@ -190,7 +190,7 @@ def after_a_commit_in_the_middle_of_its_output(patch: Patch) -> None:
 
 
 def in_the_forward(patch: Patch, late: bool = False) -> None:
-    def names(_self: PackedModel, segments: Sequence[Any]) -> list[str]:
+    def names(_self: PackedModel, segments: Sequence[Any], *_: object) -> list[str]:
         return [segment.request for segment in segments]
 
     raising(patch, PackedModel, "forward", names, late)

@@ -10,9 +10,9 @@ import pytest
 from policies.cost import LinearCost
 from policies.estimates.acceptance import (
     AcceptanceEstimates,
-    PairEstimates,
+    Estimate,
     accepted_levels,
-    estimates_of,
+    estimate,
     level_accepted,
 )
 from policies.pooling import Statistics, scaled
@@ -56,9 +56,9 @@ def teach(estimates: AcceptanceEstimates, drafted: Sequence[Candidate]) -> None:
     estimates.credit(names, candidates.trees, candidates.lanes, candidates.sources)
 
 
-def of(estimates: AcceptanceEstimates, lane: str, request: str = "r") -> PairEstimates:
-    first, rows = np.array([0]), estimates.rows([request])
-    return estimates_of(estimates.tables, rows, first, first, estimates.numbers([lane]))
+def of(estimates: AcceptanceEstimates, lane: str, request: str = "r") -> Estimate:
+    [row], [number] = estimates.rows([request]), estimates.numbers([lane])
+    return estimate(estimates.tables, row, number)
 
 
 def of_lane(estimates: AcceptanceEstimates, lane: str) -> float:
@@ -94,9 +94,9 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
     same = [0.8, 0.5] if lookup[0] == 1 else [0.1, 0.1]
     free = DraftTree.chain(lookup, same[: len(lookup)])
     added = of(taught(("lookup", free), ("ssm", own)), "ssm").added
-    assert added[0] == pytest.approx(share, abs=0.03)
+    assert added == pytest.approx(share, abs=0.03)
     free_added = of(taught(("lookup", free), ("ssm", own)), "lookup").added
-    assert free_added[0] == pytest.approx(1.0)
+    assert free_added == pytest.approx(1.0)
 
 
 def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> None:
@@ -107,9 +107,8 @@ def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> N
             estimates.observe_miss(["r"], "lookup")
         teach(estimates, [merged(view("r"), ("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))])
     of_new = of(estimates, "lookup", "new")
-    assert of_new.found[0] == pytest.approx(1 / 5, abs=0.03)
-    assert of_new.first[0] == pytest.approx(0.9 / 5, abs=0.03)
-    assert of_new.acceptance[0] == pytest.approx(0.9, abs=0.03)
+    assert of_new.first == pytest.approx(0.9 / 5, abs=0.03)
+    assert of_new.later == pytest.approx(0.9, abs=0.03)
 
 
 def drafted(plan: DraftPlan, lane: str, token: int, confidence: float) -> tuple[str, DraftTree]:
@@ -175,16 +174,15 @@ def test_catching_up_shows_what_the_lane_would_have_drafted() -> None:
     for _ in range(50):
         estimates.observe_read("r", "ssm", matched, [False] * 7)
     of_new = of(estimates, "ssm", "new")
-    assert of_new.first[0] == pytest.approx(2 / 3, abs=0.01)
-    assert of_new.acceptance[0] == pytest.approx(2 / 4, abs=0.01)
-    assert of(estimates, "ssm").found[0] == of_new.found[0] == pytest.approx(1.0)
+    assert of_new.first == pytest.approx(2 / 3, abs=0.01)
+    assert of_new.later == pytest.approx(2 / 4, abs=0.01)
 
 
 def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> None:
     estimates = new_estimates()
     for _ in range(50):
         estimates.observe_read("r", "ssm", [True] * 4, [True, True, True, False])
-    assert of(estimates, "ssm").added[0] == pytest.approx(0.25, abs=0.05)
+    assert of(estimates, "ssm").added == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
@@ -212,11 +210,11 @@ def test_own_evidence_outweighs_that_of_all_others_after_a_few_rounds_and_follow
     for _ in range(100):
         estimates.observe_read("other", "ssm", [True, False], [False] * 2)
     right, wrong = [True] * 3, [False] * 3
-    assert of(estimates, "ssm", "new").first[0] > 0.9
+    assert of(estimates, "ssm", "new").first > 0.9
     for matched, reads, low, high in ((wrong, 2, 0.0, 0.3), (right, 12, 0.7, 1.0)):
         for _ in range(reads):
             estimates.observe_read("r", "ssm", matched, [False] * 3)
-        assert low < of(estimates, "ssm").first[0] < high
+        assert low < of(estimates, "ssm").first < high
 
 
 def test_lanes_of_one_drafter_share_its_evidence() -> None:
@@ -224,18 +222,18 @@ def test_lanes_of_one_drafter_share_its_evidence() -> None:
     estimates.rows(["r"])
     for _ in range(20):
         estimates.observe_read("r", "a1", [False] * 4, [False] * 4)
-    assert of(estimates, "a2").first[0] < 0.1
+    assert of(estimates, "a2").first < 0.1
 
 
 def test_a_forgotten_request_leaves_no_evidence_of_its_own() -> None:
     estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
     for _ in range(20):
         estimates.observe_read("r", "ssm", [False], [False])
-    assert of(estimates, "ssm").first[0] < 0.2
+    assert of(estimates, "ssm").first < 0.2
     estimates.forget("r")
-    assert of(estimates, "ssm", "new").first[0] > 0.7
+    assert of(estimates, "ssm", "new").first > 0.7
     estimates.observe_read("r", "ssm", [False], [False])  # comes late
-    assert of(estimates, "ssm", "another").first[0] > 0.7
+    assert of(estimates, "ssm", "another").first > 0.7
 
 
 # -- replicas ----------------------------------------------------------------------------------
