@@ -125,8 +125,8 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         for replica, seconds in (("a", 1.0), ("b", 3.0)):
             statistics: Statistics = {
                 "lbss:drafter/tiny": [100.0, seconds, 20.0],
-                "acceptance:tiny": [6.0, 10.0, 9.0, 20.0, 0.0, 0.0],
-                "acceptance:new": [0.0] * 6,
+                "acceptance:tiny": [6.0, 10.0, 9.0, 20.0, 0.0],
+                "acceptance:new": [0.0] * 5,
                 "calibration/tiny:seen": [4.0] * 80,
             }
             await router.exchange(
