@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cluster.zoo import __main__ as zoo_command
 from cluster.zoo import head_training, own_text
 from cluster.zoo.head_model import TrainedHead
 from cluster.zoo.head_training import (
@@ -182,7 +183,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
     def stop_later(*arguments: object) -> Acceptance:
         if next(left, None) is None:
             raise Stopped
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)
 
     monkeypatch.setattr(head_training, "acceptance", stop_later)
     with pytest.raises(Stopped):
@@ -223,3 +224,16 @@ def test_the_target_writes_both_sides_and_shards_are_kept(
     assert all(0 < one.answer < len(one.tokens) and one.greedy for one in said)
     monkeypatch.setattr(own_text, "write_conversations", lambda *_: pytest.fail("written again"))
     write_shards(zoo, tokenizer, tmp_path, kind, 40)
+
+
+@pytest.mark.usefixtures("_short_text")
+def test_the_command_writes_text_trains_and_leaves_a_head_that_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(head_training, "REDUCED_VOCABULARY", REDUCED)
+    command = ["zoo", "train-heads", "--target", str(model_path("target")), "--work", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*command, "--tokens", "400", "--epochs", "1"])
+    zoo_command.main()
+    assert str(tmp_path / GENERAL) in capsys.readouterr().out
+    head = Eagle3Head.load(tmp_path / GENERAL, "cpu", torch.float32, model_path("target"))
+    assert head.draft_vocab == REDUCED
