@@ -1,4 +1,5 @@
-"""`python -m cluster.zoo train` trains the models; `inflate` writes a larger target."""
+"""`python -m cluster.zoo train` trains the models; `train-heads` makes EAGLE-3 heads for a chat
+model from nothing else than it; `inflate` writes a larger target."""
 
 import argparse
 import random
@@ -12,6 +13,9 @@ from cluster.zoo.batches import Sampler
 from cluster.zoo.chat import train_tokenizer
 from cluster.zoo.corpus import Corpus, load_corpus
 from cluster.zoo.distillation import answer_tasks, distil
+from cluster.zoo.head_training import DEPTH, acceptance, train_head
+from cluster.zoo.muon import multiplies_bf16
+from cluster.zoo.own_text import GENERAL, KINDS, read_shards, write_shards
 from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
 from cluster.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
 from cluster.zoo.tasks import Source, make_task
@@ -36,6 +40,18 @@ def main() -> None:
     train.add_argument(
         "--only", choices=DRAFTERS, nargs="+", help="distil only these, from the target in place"
     )
+    heads = commands.add_parser("train-heads", help="let a target write, train EAGLE-3 heads on it")
+    heads.add_argument(
+        "--target",
+        type=Path,
+        default=cache_dir() / "SmolLM2-135M-Instruct",
+        help="directory of a Llama with a chat template; by default where the default target lies",
+    )
+    heads.add_argument("--work", type=Path, help="text, checkpoints, curves and heads")
+    heads.add_argument("--kinds", choices=KINDS, nargs="+", default=[GENERAL])
+    heads.add_argument("--tokens", type=_parameters, default=4 * 10**6, help="for example 4M")
+    heads.add_argument("--epochs", type=int, default=3)
+    heads.add_argument("--threads", type=int, help="of the processor; by default all")
     inflate = commands.add_parser("inflate", help="write a larger target that computes the same")
     inflate.add_argument("--params", type=_parameters, required=True, help="for example 90M")
     arguments = parser.parse_args()
@@ -43,6 +59,12 @@ def main() -> None:
         print(inflated_target(arguments.params))
         return
     keep_freed_memory()
+    if arguments.command == "train-heads":
+        if arguments.threads is not None:
+            torch.set_num_threads(arguments.threads)
+        work = arguments.work or cache_dir() / "heads" / arguments.target.name
+        _make_heads(arguments.target, work, arguments.kinds, arguments.tokens, arguments.epochs)
+        return
     corpus = load_corpus()
     if arguments.only is None:
         _make_target(corpus, arguments.work)
@@ -72,6 +94,24 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
         if recipe.name in names:
             sampler = Sampler(tokenizer, corpus, recipe.mix, answered)
             save_model(distil(recipe, target, sampler), tokenizer, model_path(recipe.name))
+
+
+def _make_heads(path: Path, work: Path, kinds: list[str], tokens: int, epochs: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
+    writer = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    for kind in kinds:
+        write_shards(writer, tokenizer, work, kind, tokens)
+    del writer
+    target = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    for kind in kinds:
+        texts = read_shards(work, kind, held_out=False)
+        held_out = read_shards(work, kind, held_out=True)
+        if not texts:
+            raise SystemExit("all of the text is held out; write more: --tokens")
+        head = train_head(target, texts, held_out, epochs, work, kind)
+        head.save(work / kind, DEPTH, path.name)
+        print(f"{work / kind}: {acceptance(target, head, held_out)}")
 
 
 def _parameters(text: str) -> int:

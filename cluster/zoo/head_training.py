@@ -1,0 +1,229 @@
+"""Training of an EAGLE-3 head on its target's own text, resumable, and its acceptance."""
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+from cluster.zoo.head_model import TrainedHead
+from cluster.zoo.own_text import Conversation
+from cluster.zoo.training import Optimizer, fast_products
+
+DEPTH = 4
+REDUCED_VOCABULARY = 8192
+_BATCH_TOKENS = 2048
+_PROMPT_WEIGHT = 0.1
+_LATER_STEPS = 0.8  # weight of each step against the one before
+_CHECKPOINT_SECONDS = 150.0
+_POINTS = 10  # of the curve
+_HELD_OUT = 64  # conversations
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Of greedy chains of DEPTH tokens in greedy answers."""
+
+    agreement: tuple[float, ...]
+    """By depth: how often the head's first choice is the target's, everything before being so."""
+    tokens_per_forward: float
+
+
+def reduced_vocabulary(texts: Sequence[Conversation], vocab_size: int, size: int) -> Tensor:
+    """The ids that occur most often, ascending; if too few occur, the lowest others besides, which
+    a byte-pair tokenizer learnt first."""
+    counts = Counter(token for text in texts for token in text.tokens)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:size]))
+
+
+def batches(texts: Sequence[Conversation], epoch: int) -> Iterator[list[Conversation]]:
+    """Texts of similar lengths together, in an order that depends on the epoch alone."""
+    rng = random.Random(epoch)
+    by_length = sorted(texts, key=lambda text: (len(text.tokens), text.tokens))
+    groups: list[list[Conversation]] = [[]]
+    for text in by_length:
+        if groups[-1] and (len(groups[-1]) + 1) * len(text.tokens) > _BATCH_TOKENS:
+            groups.append([])
+        groups[-1].append(text)
+    rng.shuffle(groups)
+    yield from groups
+
+
+@dataclass(frozen=True)
+class _Taught:
+    """What the target says of a batch, by text and index."""
+
+    tokens: Tensor
+    features: Tensor
+    embeddings: Tensor
+    probabilities: Tensor
+    """Over the reduced vocabulary, of the token behind the index."""
+    weights: Tensor
+    """Of the token at the index, in the loss."""
+
+
+def teach(target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[Conversation]) -> _Taught:
+    longest = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), longest, dtype=torch.long)
+    weights = torch.zeros(len(texts), longest)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
+        weights[row, : text.answer] = _PROMPT_WEIGHT
+        weights[row, text.answer : len(text.tokens)] = 1.0
+    with torch.no_grad(), fast_products():
+        output = target(tokens, output_hidden_states=True, use_cache=False)
+        features = torch.cat([output.hidden_states[layer] for layer in head.aux_layers], -1)
+        logits = output.logits.float()
+        probabilities = logits[..., head.target_ids].softmax(-1)
+        # Where the target's first choice is outside the reduced vocabulary, nothing can be learnt.
+        reached = torch.isin(logits.argmax(-1), head.target_ids)
+        weights[:, 1:] *= reached[:, :-1]
+        embeddings = target.model.embed_tokens(tokens).float()
+    return _Taught(tokens, features.float(), embeddings, probabilities, weights)
+
+
+def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
+    """Soft cross-entropy, over the steps of the training-time test."""
+    with fast_products():
+        steps = head(taught.features, taught.embeddings, DEPTH)
+    total = taught.features.new_zeros(())
+    scale = 0.0
+    for step, logits in enumerate(steps):
+        shift = step + 1  # the target's probabilities behind the token that was read
+        count = taught.tokens.shape[1] - shift - 1
+        log_head = log_softmax(logits[:, :count].float(), -1)
+        losses = -(taught.probabilities[:, shift : shift + count] * log_head).sum(-1)
+        weights = taught.weights[:, shift + 1 : shift + 1 + count]
+        share = _LATER_STEPS**step
+        total = total + share * (losses * weights).sum() / weights.sum().clamp(min=1)
+        scale += share
+    return total / scale
+
+
+@torch.no_grad()
+def acceptance(
+    target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[Conversation]
+) -> Acceptance:
+    """Of greedy answers only: there the text is what the target would accept."""
+    matched = [0] * DEPTH
+    reached = [0] * DEPTH
+    tokens = rounds = 0
+    for batch in batches([text for text in texts if text.greedy], 0):
+        taught = teach(target, head, batch)
+        with fast_products():
+            steps = head(taught.features, taught.embeddings, DEPTH)
+        choices = torch.stack([head.target_ids[logits.argmax(-1)] for logits in steps], -1)
+        for text, chosen in zip(batch, choices.numpy(), strict=True):
+            accepted = accepted_tokens(text, chosen)
+            for depth in range(DEPTH):
+                room = len(text.tokens) - text.answer - 1 - depth
+                within = accepted[: max(room, 0)]
+                reached[depth] += int((within >= depth).sum())
+                matched[depth] += int((within > depth).sum())
+            some, forwards = walk(accepted)
+            tokens += some
+            rounds += forwards
+    agreement = (hits / max(tried, 1) for hits, tried in zip(matched, reached, strict=True))
+    return Acceptance(tuple(agreement), tokens / max(rounds, 1))
+
+
+def accepted_tokens(text: Conversation, chosen: np.ndarray) -> np.ndarray:
+    """`chosen`: [indices, depths] → for each token of the answer but the last, as the last
+    committed one: how many drafted tokens behind it equal the text."""
+    accepted = []
+    for last in range(text.answer, len(text.tokens) - 1):
+        ahead = np.array(text.tokens[last + 1 : last + 1 + DEPTH])
+        equal = chosen[last - 1, : len(ahead)] == ahead
+        accepted.append(int(np.cumprod(equal).sum()))
+    return np.array(accepted, np.int64)
+
+
+def walk(accepted: np.ndarray) -> tuple[int, int]:
+    """The tokens behind the first one, and the forwards that commit them."""
+    at = rounds = 0
+    while at < len(accepted):
+        at += int(accepted[at]) + 1
+        rounds += 1
+    return len(accepted), rounds
+
+
+def train_head(
+    target: LlamaForCausalLM,
+    texts: Sequence[Conversation],
+    held_out: Sequence[Conversation],
+    epochs: int,
+    work: Path,
+    name: str,
+) -> TrainedHead:
+    """With a checkpoint in `work` every few minutes, from which a second call on the same texts
+    goes on, and the curve of acceptance over training tokens beside it."""
+    torch.manual_seed(0)
+    target.requires_grad_(False)
+    checkpoint, curve = work / f"{name}.pt", work / f"{name}-curve.jsonl"
+    state = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else None
+    target_ids = reduced_vocabulary(texts, target.config.vocab_size, REDUCED_VOCABULARY)
+    order = [batch for epoch in range(epochs) for batch in batches(texts, epoch)]
+    if state is not None and not (
+        state["steps"] == len(order) and torch.equal(state["target_ids"], target_ids)
+    ):
+        raise ValueError(
+            f"{checkpoint} was trained on other texts; remove it, or keep to its texts"
+        )
+    head = TrainedHead(target, target_ids)
+    optimizer = Optimizer(_as_layers(head), [len(order)])
+    first = tokens = 0
+    if state is not None:
+        head.load_state_dict(state["head"])
+        optimizer.load_state_dict(state["optimizer"])
+        first, tokens = state["step"], state["tokens"]
+
+    def save(step: int) -> None:
+        whole = {
+            "head": head.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "target_ids": target_ids,
+            "step": step,
+            "steps": len(order),
+            "tokens": tokens,
+        }
+        work.mkdir(parents=True, exist_ok=True)
+        partial = checkpoint.with_suffix(".partial")
+        torch.save(whole, partial)
+        partial.replace(checkpoint)
+
+    every = max(len(order) // _POINTS, 1)
+    saved_at = time.monotonic()
+    progress = tqdm(range(first, len(order)), initial=first, total=len(order), desc=f"head: {name}")
+    for step in progress:
+        loss = loss_of(head, teach(target, head, order[step]))
+        loss.backward()
+        optimizer.step(step)
+        tokens += sum(len(text.tokens) for text in order[step])
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+        due = (step + 1) % every == 0 or step + 1 == len(order)
+        if due:
+            now = acceptance(target, head, held_out[:_HELD_OUT])
+            work.mkdir(parents=True, exist_ok=True)
+            with curve.open("a") as file:
+                file.write(json.dumps({"tokens": tokens, "loss": loss.item(), **vars(now)}) + "\n")
+        if due or time.monotonic() - saved_at > _CHECKPOINT_SECONDS:
+            save(step + 1)
+            saved_at = time.monotonic()
+    return head
+
+
+def _as_layers(head: TrainedHead) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """All of its matrices, `fc` too, are a layer's for the optimizer."""
+    for name, parameter in head.named_parameters():
+        if parameter.requires_grad:
+            yield f"model.layers.{name}", parameter
