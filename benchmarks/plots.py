@@ -53,12 +53,17 @@ def speed() -> Figure:
         name: [number(rows[f"{of}, fair"][place]) for of in clients]
         for place, name in enumerate(names)
     }
+    return _ratios("Output speed over plain decoding", clients, bars)
+
+
+def _ratios(title: str, clients: Sequence[str], bars: Mapping[str, Sequence[float]]) -> Figure:
+    """Bars by number of clients, with a line at 1."""
     made, [[axes]] = figure(6.4, 3.0)
     _grouped(axes, clients, bars)
     axes.axhline(1.0, color=INK, lw=1, ls="--")
-    axes.set_title("Output speed over plain decoding")
+    axes.set_title(title)
     axes.set_ylabel("×")
-    legend(axes, 4)
+    legend(axes, len(bars))
     return made
 
 
@@ -78,13 +83,7 @@ def peers() -> Figure:
         "vLLM's best (suffix)": [best(place) for place in range(3)],
         "Spindle on vLLM": [number(rows["Spindle"][place]) for place in range(3)],
     }
-    made, [[axes]] = figure(6.4, 3.0)
-    _grouped(axes, clients, bars)
-    axes.axhline(1.0, color=INK, lw=1, ls="--")
-    axes.set_title("Goodput over plain vLLM, both as served")
-    axes.set_ylabel("×")
-    legend(axes, 2)
-    return made
+    return _ratios("Goodput over plain vLLM, both as served", clients, bars)
 
 
 def pauses() -> Figure:

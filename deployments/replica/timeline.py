@@ -118,7 +118,7 @@ class Timeline:
         self, track: str, name: str, ended_s: float, seconds: float, counts: dict[str, Any]
     ) -> None:
         ended = self._at(ended_s)
-        # Perfetto drops a span that begins before the one before it ends, be it by a rounding.
+        # Perfetto drops a span that begins before its predecessor ends, even by a rounding error.
         begun = max(self._at(ended_s - seconds), self._ends.get(track, 0))
         self._ends[track] = max(begun, ended)
         self._add(track, name, begun, {"ph": "X", "dur": max(0, ended - begun), "args": counts})

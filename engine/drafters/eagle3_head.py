@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -145,18 +146,16 @@ def _weights(path: Path) -> dict[str, Tensor]:
     """By the names that modules have here; some checkpoints name the layer `midlayer`."""
     weights: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  # not a dict
-                short = name.removeprefix("model.").replace("midlayer.", "layers.0.")
-                weights[short] = stored.get_tensor(name)
+        for name, weight in load_file(file).items():
+            weights[name.removeprefix("model.").replace("midlayer.", "layers.0.")] = weight
     return weights
 
 
 def _embeddings(target: Path) -> Tensor:
     for file in sorted(target.glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  # not a dict
-                if name.endswith(_EMBEDDINGS):
-                    found: Tensor = stored.get_tensor(name)
-                    return found
+            names = [name for name in list(stored.keys()) if name.endswith(_EMBEDDINGS)]
+            if names:
+                found: Tensor = stored.get_tensor(names[0])
+                return found
     raise ValueError(f"{target} has no weight named {_EMBEDDINGS}, which the head leaves out")
