@@ -15,15 +15,19 @@ from cluster.zoo.corpus import Corpus, load_corpus
 from cluster.zoo.distillation import answer_tasks, distil
 from cluster.zoo.head_training import DEPTH, acceptance, train_head
 from cluster.zoo.muon import multiplies_bf16
-from cluster.zoo.own_text import GENERAL, KINDS, read_shards, write_shards
+from cluster.zoo.own_text import GENERAL, KINDS, write_shards
 from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
 from cluster.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
+from cluster.zoo.target_states import observed_shards
 from cluster.zoo.tasks import Source, make_task
 from cluster.zoo.training import keep_freed_memory, save_model, train_target, trainable
+from engine.model import PackedModel
+from engine.verifiers.native import NativeVerifier
 
 _TOKENIZER_TASKS = 20_000
 _TOKENIZER_FILE_CHARS = 20_000
 _ANSWER_BATCHES = 10
+_WRITER_KV_TOKENS = 2**15
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -99,14 +103,14 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
 def _make_heads(path: Path, work: Path, kinds: list[str], tokens: int, epochs: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(path)
     dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
-    writer = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    writer = PackedModel.load(path, dtype=dtype, device="cpu", kv_tokens=_WRITER_KV_TOKENS)
     for kind in kinds:
-        write_shards(writer, tokenizer, work, kind, tokens)
+        write_shards(NativeVerifier(writer), tokenizer, work, kind, tokens)
     del writer
-    target = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    target = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
     for kind in kinds:
-        texts = read_shards(work, kind, held_out=False)
-        held_out = read_shards(work, kind, held_out=True)
+        texts = observed_shards(target, work, kind, held_out=False)
+        held_out = observed_shards(target, work, kind, held_out=True)
         if not texts:
             raise SystemExit("all of the text is held out; write more: --tokens")
         head = train_head(target, texts, held_out, epochs, work, kind)

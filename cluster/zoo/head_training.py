@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from cluster.zoo.head_model import TrainedHead
 from cluster.zoo.own_text import Conversation
+from cluster.zoo.target_states import ObservedText
 from cluster.zoo.training import Optimizer, fast_products
 
 DEPTH = 4
@@ -38,21 +40,21 @@ class Acceptance:
     tokens_per_forward: float
 
 
-def reduced_vocabulary(texts: Sequence[Conversation], vocab_size: int, size: int) -> Tensor:
+def reduced_vocabulary(texts: Sequence[ObservedText], vocab_size: int, size: int) -> Tensor:
     """The ids that occur most often, ascending; if too few occur, the lowest others besides, which
     a byte-pair tokenizer learnt first."""
-    counts = Counter(token for text in texts for token in text.tokens)
+    counts = Counter(token for text in texts for token in text.conversation.tokens)
     ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(ranked[:size]))
 
 
-def batches(texts: Sequence[Conversation], epoch: int) -> Iterator[list[Conversation]]:
+def batches(texts: Sequence[ObservedText], epoch: int) -> Iterator[list[ObservedText]]:
     """Texts of similar lengths together, in an order that depends on the epoch alone."""
     rng = random.Random(epoch)
-    by_length = sorted(texts, key=lambda text: (len(text.tokens), text.tokens))
-    groups: list[list[Conversation]] = [[]]
+    by_length = sorted(texts, key=lambda text: (len(text), text.conversation.tokens))
+    groups: list[list[ObservedText]] = [[]]
     for text in by_length:
-        if groups[-1] and (len(groups[-1]) + 1) * len(text.tokens) > _BATCH_TOKENS:
+        if groups[-1] and (len(groups[-1]) + 1) * len(text) > _BATCH_TOKENS:
             groups.append([])
         groups[-1].append(text)
     rng.shuffle(groups)
@@ -63,7 +65,6 @@ def batches(texts: Sequence[Conversation], epoch: int) -> Iterator[list[Conversa
 class _Taught:
     """What the target says of a batch, by text and index."""
 
-    tokens: Tensor
     features: Tensor
     embeddings: Tensor
     probabilities: Tensor
@@ -72,24 +73,28 @@ class _Taught:
     """Of the token at the index, in the loss."""
 
 
-def teach(target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[Conversation]) -> _Taught:
-    longest = max(len(text.tokens) for text in texts)
-    tokens = torch.zeros(len(texts), longest, dtype=torch.long)
-    weights = torch.zeros(len(texts), longest)
+@torch.no_grad()
+def teach(target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[ObservedText]) -> _Taught:
+    tokens = _padded([torch.tensor(text.conversation.tokens) for text in texts])
+    weights = torch.zeros(tokens.shape)
     for row, text in enumerate(texts):
-        tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
-        weights[row, : text.answer] = _PROMPT_WEIGHT
-        weights[row, text.answer : len(text.tokens)] = 1.0
-    with torch.no_grad(), fast_products():
-        output = target(tokens, output_hidden_states=True, use_cache=False)
-        features = torch.cat([output.hidden_states[layer] for layer in head.aux_layers], -1)
-        logits = output.logits.float()
-        probabilities = logits[..., head.target_ids].softmax(-1)
-        # Where the target's first choice is outside the reduced vocabulary, nothing can be learnt.
-        reached = torch.isin(logits.argmax(-1), head.target_ids)
-        weights[:, 1:] *= reached[:, :-1]
-        embeddings = target.model.embed_tokens(tokens).float()
-    return _Taught(tokens, features.float(), embeddings, probabilities, weights)
+        weights[row, : len(text)] = 1.0
+        weights[row, : text.conversation.answer] = _PROMPT_WEIGHT
+    choices = _padded([text.choices for text in texts])
+    # Where the target's first choice is outside the reduced vocabulary, nothing can be learnt.
+    weights[:, 1:] *= torch.isin(choices, head.target_ids)[:, :-1]
+    with fast_products():
+        logits = head.lm_head(_padded([text.last for text in texts]).float())
+    return _Taught(
+        _padded([text.features for text in texts]).float(),
+        target.model.embed_tokens(tokens).float(),
+        logits.float().softmax(-1),
+        weights,
+    )
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True)
 
 
 def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
@@ -100,7 +105,7 @@ def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
     scale = 0.0
     for step, logits in enumerate(steps):
         shift = step + 1  # the target's probabilities behind the token that was read
-        count = taught.tokens.shape[1] - shift - 1
+        count = taught.weights.shape[1] - shift - 1
         log_head = log_softmax(logits[:, :count].float(), -1)
         losses = -(taught.probabilities[:, shift : shift + count] * log_head).sum(-1)
         weights = taught.weights[:, shift + 1 : shift + 1 + count]
@@ -112,18 +117,19 @@ def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
 
 @torch.no_grad()
 def acceptance(
-    target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[Conversation]
+    target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[ObservedText]
 ) -> Acceptance:
     """Of greedy answers only: there the text is what the target would accept."""
     matched = [0] * DEPTH
     reached = [0] * DEPTH
     tokens = rounds = 0
-    for batch in batches([text for text in texts if text.greedy], 0):
+    for batch in batches([text for text in texts if text.conversation.greedy], 0):
         taught = teach(target, head, batch)
         with fast_products():
             steps = head(taught.features, taught.embeddings, DEPTH)
         choices = torch.stack([head.target_ids[logits.argmax(-1)] for logits in steps], -1)
-        for text, chosen in zip(batch, choices.numpy(), strict=True):
+        for observed, chosen in zip(batch, choices.numpy(), strict=True):
+            text = observed.conversation
             accepted = accepted_tokens(text, chosen)
             for depth in range(DEPTH):
                 room = len(text.tokens) - text.answer - 1 - depth
@@ -159,8 +165,8 @@ def walk(accepted: np.ndarray) -> tuple[int, int]:
 
 def train_head(
     target: LlamaForCausalLM,
-    texts: Sequence[Conversation],
-    held_out: Sequence[Conversation],
+    texts: Sequence[ObservedText],
+    held_out: Sequence[ObservedText],
     epochs: int,
     work: Path,
     name: str,
@@ -208,7 +214,7 @@ def train_head(
         loss = loss_of(head, teach(target, head, order[step]))
         loss.backward()
         optimizer.step(step)
-        tokens += sum(len(text.tokens) for text in order[step])
+        tokens += sum(len(text) for text in order[step])
         progress.set_postfix(loss=f"{loss.item():.3f}")
         due = (step + 1) % every == 0 or step + 1 == len(order)
         if due:

@@ -6,19 +6,22 @@ behind the last whole one.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
+
+from engine.generate import Rejected, generate
+from engine.protocol import Verifier
+from engine.sampling.params import SamplingParams
 
 GENERAL, CODE = "general", "code"
 KINDS = (GENERAL, CODE)
-_BATCH = 32
+_CONVERSATIONS = 256  # of a shard, before those are left out whose message does not end
+_BATCH = 64
 _MESSAGE_TOKENS = 96
 _ANSWER_TOKENS = 256
 _MESSAGE_TEMPERATURES = (0.8, 0.9, 1.0)
@@ -53,22 +56,20 @@ def shard_path(work: Path, kind: str, index: int) -> Path:
     return work / "text" / f"{kind}-{index:05d}.npz"
 
 
+def shard_paths(work: Path, kind: str) -> list[Path]:
+    return sorted((work / "text").glob(f"{kind}-*.npz"))
+
+
+def shard_index(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
 def is_held_out(index: int) -> bool:
     return index % _HELD_OUT_EVERY == 0
 
 
-def read_shards(work: Path, kind: str, *, held_out: bool) -> list[Conversation]:
-    shards = sorted((work / "text").glob(f"{kind}-*.npz"))
-    return [
-        conversation
-        for path in shards
-        if is_held_out(int(path.stem.rpartition("-")[2])) == held_out
-        for conversation in _read(path)
-    ]
-
-
 def write_shards(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, work: Path, kind: str, tokens: int
+    target: Verifier, tokenizer: PreTrainedTokenizerBase, work: Path, kind: str, tokens: int
 ) -> None:
     """Lets the target write until its shards of the kind hold so many tokens."""
     index = written = 0
@@ -77,65 +78,54 @@ def write_shards(
             path = shard_path(work, kind, index)
             if not path.exists():
                 _write(path, list(write_conversations(target, tokenizer, kind, index)))
-            added = sum(len(conversation.tokens) for conversation in _read(path))
+            added = sum(len(conversation.tokens) for conversation in read_shard(path))
             written += added
             progress.update(added)
             index += 1
 
 
 def write_conversations(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str, index: int
+    target: Verifier, tokenizer: PreTrainedTokenizerBase, kind: str, index: int
 ) -> Iterator[Conversation]:
-    """One batch. Messages that are empty or not at an end are left out."""
-    torch.manual_seed(index * len(KINDS) + KINDS.index(kind))
+    """One shard. Messages that are empty or not at an end are left out."""
     rng = random.Random(f"{kind} {index}")
     before, after = _around_message(tokenizer)
-    beginnings = [rng.choice(_CODE_BEGINNINGS) if kind == CODE else "" for _ in range(_BATCH)]
+    beginnings = [
+        rng.choice(_CODE_BEGINNINGS) if kind == CODE else "" for _ in range(_CONVERSATIONS)
+    ]
     opened = [before + _ids(tokenizer, beginning) for beginning in beginnings]
     temperature = _MESSAGE_TEMPERATURES[index % len(_MESSAGE_TEMPERATURES)]
-    messages = continued(target, tokenizer, opened, _MESSAGE_TOKENS, temperature)
+    messages = continued(target, opened, _MESSAGE_TOKENS, temperature, rng)
     prompts = [
         opening + message[:-1] + after
         for opening, message in zip(opened, messages, strict=True)
-        if len(message) > 1 and message[-1] == tokenizer.eos_token_id
+        if len(message) > 1 and message[-1] in target.stop_token_ids
     ]
-    if not prompts:
-        return
     # Held-out answers are greedy: acceptance at temperature 0 is read off them.
     temperature = 0.0 if is_held_out(index) else _ANSWER_TEMPERATURES[index % 2]
-    for prompt, answer in zip(
-        prompts, continued(target, tokenizer, prompts, _ANSWER_TOKENS, temperature), strict=True
-    ):
+    answers = continued(target, prompts, _ANSWER_TOKENS, temperature, rng)
+    for prompt, answer in zip(prompts, answers, strict=True):
         yield Conversation(tuple(prompt + answer), len(prompt), temperature == 0)
 
 
 def continued(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[list[int]],
+    target: Verifier,
+    prompts: Sequence[list[int]],
     most_tokens: int,
     temperature: float,
+    rng: random.Random,
 ) -> list[list[int]]:
     """What the target writes behind each prompt, with the token that ends it if it came."""
-    longest = max(len(prompt) for prompt in prompts)
-    end = tokenizer.eos_token_id
-    padded = torch.tensor([[end] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    greedy: dict[str, Any] = {"do_sample": False}
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else greedy
-    )
-    with torch.inference_mode():
-        output = target.generate(
-            input_ids=padded.to(target.device),
-            attention_mask=mask.to(target.device),
-            max_new_tokens=most_tokens,
-            pad_token_id=end,
-            eos_token_id=end,
-            **sampling,
-        )
-    rows = output[:, longest:].tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=most_tokens, seed=rng.randrange(2**31))
+        for _ in prompts
+    ]
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for commit in generate(target, prompts, params, max_batch=_BATCH):
+        if isinstance(commit, Rejected):
+            raise commit.error
+        outputs[int(commit.request)] += commit.token_ids
+    return outputs
 
 
 def _around_message(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -167,7 +157,7 @@ def _write(path: Path, conversations: list[Conversation]) -> None:
     partial.replace(path)
 
 
-def _read(path: Path) -> list[Conversation]:
+def read_shard(path: Path) -> list[Conversation]:
     with np.load(path) as stored:
         ends = np.cumsum(stored["lengths"])
         tokens = stored["tokens"].tolist()

@@ -23,9 +23,19 @@ from cluster.zoo.head_training import (
     train_head,
     walk,
 )
-from cluster.zoo.own_text import CODE, GENERAL, Conversation, read_shards, write_shards
+from cluster.zoo.own_text import (
+    CODE,
+    GENERAL,
+    Conversation,
+    read_shard,
+    shard_path,
+    write_shards,
+)
 from cluster.zoo.paths import model_path
+from cluster.zoo.target_states import ObservedText, observe, observed_shards
 from engine.drafters.eagle3_head import Eagle3Head
+from engine.model import PackedModel
+from engine.verifiers.native import NativeVerifier
 from tests.checkpoints import VOCAB
 
 REDUCED = 60
@@ -61,12 +71,15 @@ def _fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def texts(count: int, length: int = 24) -> list[Conversation]:
+def texts(target: LlamaForCausalLM, count: int, length: int = 24) -> list[ObservedText]:
     """Each counts up from its own beginning, a pattern that can be learnt."""
-    return [
-        Conversation(tuple((start + step) % 50 for step in range(length)), 6, True)
-        for start in range(count)
-    ]
+    return observe(
+        target,
+        [
+            Conversation(tuple((start + step) % 50 for step in range(length)), 6, True)
+            for start in range(count)
+        ],
+    )
 
 
 def served_logits(head: Eagle3Head, tokens: Tensor, features: Tensor, drafted: int) -> Tensor:
@@ -126,25 +139,35 @@ def test_vllm_reads_the_config(head: TrainedHead, tmp_path: Path) -> None:
     assert tuple(read.eagle_aux_hidden_state_layer_ids) == head.aux_layers
 
 
-def test_padding_changes_no_loss(target: LlamaForCausalLM, head: TrainedHead) -> None:
-    short, long = texts(2)[0], texts(3, 40)[2]
-    alone = acceptance(target, head, [short])
-    together = acceptance(target, head, [short, long])
-    assert isinstance(alone, Acceptance)
+def test_states_are_the_targets_and_padding_changes_none(target: LlamaForCausalLM) -> None:
+    short, long = texts(target, 2)[0], texts(target, 3, 40)[2]
+    together = observe(target, [short.conversation, long.conversation])
+    for text, alone in zip(together, (short, long), strict=True):
+        output = target(torch.tensor([text.conversation.tokens]), output_hidden_states=True)
+        entering = torch.cat([output.hidden_states[layer][0] for layer in (2, 4, 5)], -1)
+        assert torch.equal(text.choices, output.logits[0].argmax(-1).int())
+        assert torch.allclose(text.features.float(), entering, rtol=1e-2, atol=1e-2)
+        assert torch.allclose(text.last.float(), alone.last.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_padding_changes_no_lesson(target: LlamaForCausalLM, head: TrainedHead) -> None:
+    short, long = texts(target, 2)[0], texts(target, 3, 40)[2]
     rows = teach(target, head, [short, long])
     one = teach(target, head, [short])
-    count = len(short.tokens)
+    count = len(short)
     assert torch.allclose(rows.probabilities[0, :count], one.probabilities[0], atol=1e-5)
+    assert torch.equal(rows.weights[0, :count], one.weights[0])
     assert rows.weights[0, count:].sum() == 0
-    assert together.tokens_per_forward >= 1
+    assert acceptance(target, head, [short, long]).tokens_per_forward >= 1
 
 
 def test_tokens_outside_the_vocabulary_teach_nothing(target: LlamaForCausalLM) -> None:
     few = TrainedHead(target, torch.arange(3))
-    taught = teach(target, few, texts(1))
-    outside = ~torch.isin(target(taught.tokens).logits.argmax(-1), few.target_ids)
+    said = texts(target, 1)
+    taught = teach(target, few, said)
+    outside = ~torch.isin(said[0].choices, few.target_ids)
     assert outside.any()
-    assert (taught.weights[:, 1:][outside[:, :-1]] == 0).all()
+    assert (taught.weights[0, 1:][outside[:-1]] == 0).all()
 
 
 def test_acceptance_is_counted_as_a_greedy_chain_would_be() -> None:
@@ -157,8 +180,10 @@ def test_acceptance_is_counted_as_a_greedy_chain_would_be() -> None:
     assert walk(accepted) == (5, 2)
 
 
-def test_vocabulary_has_the_most_frequent_tokens_then_the_lowest() -> None:
-    said = [Conversation((9, 9, 9, 7, 7, 5), 1, True)]
+def test_vocabulary_has_the_most_frequent_tokens_then_the_lowest(
+    target: LlamaForCausalLM,
+) -> None:
+    said = observe(target, [Conversation((9, 9, 9, 7, 7, 5), 1, True)])
     assert reduced_vocabulary(said, 20, 2).tolist() == [7, 9]
     assert reduced_vocabulary(said, 20, 5).tolist() == [0, 1, 5, 7, 9]
 
@@ -168,7 +193,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.setattr(head_training, "REDUCED_VOCABULARY", REDUCED)
     monkeypatch.setattr(head_training, "_BATCH_TOKENS", 128)
-    said = texts(20)
+    said = texts(target, 20)
     whole = train_head(target, said, said[:4], 20, tmp_path / "whole", "head")
     fresh = TrainedHead(target, whole.target_ids)
     taught = teach(target, whole, said)
@@ -193,12 +218,12 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
     for name, weight in whole.state_dict().items():
         assert torch.allclose(weight, resumed.state_dict()[name], atol=1e-5), name
     with pytest.raises(ValueError, match="other texts"):
-        train_head(target, texts(7, 30), said[:4], 1, tmp_path / "parts", "head")
+        train_head(target, texts(target, 7, 30), said[:4], 1, tmp_path / "parts", "head")
 
 
 @pytest.fixture
 def _short_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_text, "_BATCH", 4)
+    monkeypatch.setattr(own_text, "_CONVERSATIONS", 8)
     monkeypatch.setattr(own_text, "_MESSAGE_TOKENS", 24)
     monkeypatch.setattr(own_text, "_ANSWER_TOKENS", 12)
 
@@ -208,9 +233,11 @@ def _short_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_target_writes_both_sides_and_shards_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path("target"))
-    zoo = LlamaForCausalLM.from_pretrained(model_path("target"), dtype=torch.float32).eval()
-    ends = tokenizer.eos_token_id
+    path = model_path("target")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    zoo = PackedModel.load(path, dtype=torch.float32, device="cpu", kv_tokens=2048)
+    verifier = NativeVerifier(zoo)
+    ends = verifier.stop_token_ids[0]
 
     real = own_text.continued
 
@@ -218,12 +245,21 @@ def test_the_target_writes_both_sides_and_shards_are_kept(
         return [row if row[-1] == ends else [*row, ends] for row in real(*arguments)]  # type: ignore[arg-type]
 
     monkeypatch.setattr(own_text, "continued", ended)
-    write_shards(zoo, tokenizer, tmp_path, kind, 40)
-    said = read_shards(tmp_path, kind, held_out=True)
+    write_shards(verifier, tokenizer, tmp_path, kind, 40)
+    said = read_shard(shard_path(tmp_path, kind, 0))
     assert said
     assert all(0 < one.answer < len(one.tokens) and one.greedy for one in said)
     monkeypatch.setattr(own_text, "write_conversations", lambda *_: pytest.fail("written again"))
-    write_shards(zoo, tokenizer, tmp_path, kind, 40)
+    write_shards(verifier, tokenizer, tmp_path, kind, 40)
+
+    target = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    seen = observed_shards(target, tmp_path, kind, held_out=True)
+    assert [text.conversation for text in seen] == said
+    first = said[0]
+    foreseen = seen[0].choices[first.answer - 1 : len(first.tokens) - 2]
+    assert tuple(foreseen.tolist()) == first.tokens[first.answer : -1]  # greedy; its end is ours
+    monkeypatch.setattr("cluster.zoo.target_states.observe", lambda *_: pytest.fail("read again"))
+    assert len(observed_shards(target, tmp_path, kind, held_out=True)) == len(said)
 
 
 @pytest.mark.usefixtures("_short_text")
