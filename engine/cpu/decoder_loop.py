@@ -30,7 +30,7 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
-class _Norm(NamedTuple):
+class Norm(NamedTuple):
     weight: Floats
     epsilon: float
 
@@ -40,24 +40,30 @@ class _Norm(NamedTuple):
         return normed
 
 
-class _Layer(NamedTuple):
+class FusedLayer(NamedTuple):
     number: int
-    attention_norm: _Norm
+    attention_norm: Norm
     projections: PackedLinear
     """Queries, keys and values in one."""
     heads: tuple[int, int, int]
     """How many of each."""
-    head_norms: _Norm
+    head_norms: Norm
     """[query and key heads, head_dim], or of width 0 in families without."""
     scoring: Scoring
     output: PackedLinear
-    mlp_norm: _Norm
+    mlp_norm: Norm
     gate: PackedLinear
     up: PackedLinear
     down: PackedLinear
 
     def __call__(self, hidden: Tensor, cos: Floats, sin: Floats, attend: Handler) -> Tensor:
-        projected = self.projections(self.attention_norm(hidden))
+        return self.behind_norm(self.attention_norm(hidden), hidden, cos, sin, attend)
+
+    def behind_norm(
+        self, read: Tensor, hidden: Tensor, cos: Floats, sin: Floats, attend: Handler
+    ) -> Tensor:
+        """`read`: what the projections multiply; `hidden`: what the layer adds to."""
+        projected = self.projections(read)
         heads = projected.unflatten(1, (sum(self.heads), -1))
         rotate(_bits(heads), *self.head_norms, cos, sin)
         query, keys, values = heads.split(self.heads, 1)
@@ -74,8 +80,10 @@ def fused_forward(model: PreTrainedModel) -> Forward | None:
     if not _is_fusible(model):
         return None
     decoder, lm_head = model.model, model.lm_head
-    layers = [_layer(model, number) for number in range(len(decoder.layers))]
-    final_norm = _norm(decoder.norm)
+    # Mistral has one window for all layers, in its config; Llama has none.
+    window = getattr(model.config, "sliding_window", None)
+    layers = [fused_layer(layer, number, window) for number, layer in enumerate(decoder.layers)]
+    final_norm = fused_norm(decoder.norm)
 
     def forward(
         tokens: Tensor,
@@ -109,41 +117,39 @@ def _is_fusible(model: PreTrainedModel) -> bool:
     return all(isinstance(linear, PackedLinear | PackedPart) for linear in linears)
 
 
-def _layer(model: PreTrainedModel, number: int) -> _Layer:
-    layer = model.model.layers[number]
+def fused_layer(layer: nn.Module, number: int, window: int | None = None) -> FusedLayer:
+    """Of a layer whose linear layers are packed; `window` if its attention names none."""
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(attention.q_proj, PackedPart):
         parts = join([attention.q_proj, attention.k_proj, attention.v_proj])
         attention.q_proj, attention.k_proj, attention.v_proj = parts
     query_heads = attention.q_proj.out_features // attention.head_dim
     kv_heads = attention.k_proj.out_features // attention.head_dim
-    # Mistral has one window for all layers, in its config; Llama has none.
-    config_window = getattr(model.config, "sliding_window", None)
-    return _Layer(
+    return FusedLayer(
         number,
-        _norm(layer.input_layernorm),
+        fused_norm(layer.input_layernorm),
         attention.q_proj.whole,
         (query_heads, kv_heads, kv_heads),
         _head_norms(attention, query_heads, kv_heads),
-        Scoring(attention.scaling, getattr(attention, "sliding_window", config_window)),
+        Scoring(attention.scaling, getattr(attention, "sliding_window", window)),
         attention.o_proj,
-        _norm(layer.post_attention_layernorm),
+        fused_norm(layer.post_attention_layernorm),
         mlp.gate_proj,
         mlp.up_proj,
         mlp.down_proj,
     )
 
 
-def _head_norms(attention: nn.Module, query_heads: int, kv_heads: int) -> _Norm:
+def _head_norms(attention: nn.Module, query_heads: int, kv_heads: int) -> Norm:
     if not hasattr(attention, "q_norm"):
-        return _Norm(np.empty((query_heads + kv_heads, 0), np.float32), 0.0)
-    query, key = _norm(attention.q_norm), _norm(attention.k_norm)
+        return Norm(np.empty((query_heads + kv_heads, 0), np.float32), 0.0)
+    query, key = fused_norm(attention.q_norm), fused_norm(attention.k_norm)
     weights: list[NDArray[np.float32]] = [query.weight] * query_heads + [key.weight] * kv_heads
-    return _Norm(np.stack(weights), query.epsilon)
+    return Norm(np.stack(weights), query.epsilon)
 
 
-def _norm(norm: nn.Module) -> _Norm:
-    return _Norm(norm.weight.detach().float().numpy(), norm.variance_epsilon)
+def fused_norm(norm: nn.Module) -> Norm:
+    return Norm(norm.weight.detach().float().numpy(), norm.variance_epsilon)
 
 
 def _bits(rows: Tensor) -> Bits:

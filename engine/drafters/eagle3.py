@@ -139,7 +139,7 @@ def load_eagle3(
 
     return LoadedDrafter(
         drafter,
-        size=float(sum(weight.numel() for weight in head.parameters())),
+        size=head.size,
         measure=measure,
         feature_layers=head.aux_layers,
         feature_width=width,

@@ -9,7 +9,7 @@ tokens the head's own output takes the place of the features.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import safe_open
@@ -24,6 +24,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
+from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
+from engine.cpu.prepack import PackedLinear, prepack
 
 _EMBEDDINGS = "embed_tokens.weight"
 
@@ -37,18 +39,19 @@ class _Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self._head_dim = config.head_dim
+        self.head_dim = config.head_dim
+        self.scaling = config.head_dim**-0.5
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         bias = bool(config.attention_bias)
         read = 2 * config.hidden_size
-        self.q_proj = nn.Linear(read, heads * self._head_dim, bias=bias)
-        self.k_proj = nn.Linear(read, kv_heads * self._head_dim, bias=bias)
-        self.v_proj = nn.Linear(read, kv_heads * self._head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * self._head_dim, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(read, heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(read, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(read, kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
     def forward(self, rows: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         query, keys, values = (
-            project(rows).unflatten(-1, (-1, self._head_dim))
+            project(rows).unflatten(-1, (-1, self.head_dim))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, keys = apply_rotary_pos_emb(query, keys, cos, sin, unsqueeze_dim=1)
@@ -59,7 +62,7 @@ class _Attention(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
-        self._norm_before_residual = norm_before_residual
+        self.norm_before_residual = norm_before_residual
         self.self_attn = _Attention(config)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -70,7 +73,7 @@ class _Layer(nn.Module):
         self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> Tensor:
         normed = self.hidden_norm(hidden)
-        residual = normed if self._norm_before_residual else hidden
+        residual = normed if self.norm_before_residual else hidden
         read = torch.cat([self.input_layernorm(embeddings), normed], -1)
         hidden = residual + self.self_attn(read, cos, sin, attend)
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -96,6 +99,8 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([_Layer(config, shape.norm_before_residual)])
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, shape.draft_vocab_size, bias=False)
+        self.size = float(sum(weight.numel() for weight in self.parameters()))
+        self._fused: FusedHead | None = None
         self.register_buffer("d2t", torch.arange(shape.draft_vocab_size), persistent=False)
         self.rotary = LlamaRotaryEmbedding(config)
 
@@ -115,11 +120,14 @@ class Eagle3Head(nn.Module):
             head.d2t += offsets  # the format stores the difference of the two ids
         head.to(device=device, dtype=dtype)
         head.rotary = LlamaRotaryEmbedding(head.rotary.config).to(device)  # in fp32
-        return head.eval()
+        head.eval().requires_grad_(False)
+        prepack(head)
+        head._fused = fused_head(head)
+        return head
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features, [rows, layers · hidden size], as the layer reads them."""
-        fused: Tensor = self.fc(features.to(self.fc.weight.dtype))
+        fused: Tensor = self.fc(features.to(self.embed_tokens.weight.dtype))
         return fused
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -127,13 +135,43 @@ class Eagle3Head(nn.Module):
         which `logits` are the scores of the next token."""
         embeddings = self.embed_tokens(tokens)
         cos, sin = self.rotary(embeddings[None], positions[None])
-        output: Tensor = self.layers[0](embeddings, hidden, cos[0], sin[0], attend)
+        run = self.layers[0] if self._fused is None else self._fused
+        output: Tensor = run(embeddings, hidden, cos[0], sin[0], attend)
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """In fp32, over the reduced vocabulary."""
         scores: Tensor = self.lm_head(self.norm(hidden))
         return scores.float()
+
+
+class FusedHead(NamedTuple):
+    """The head's layer in the compiled calls of the target's fast path."""
+
+    layer: FusedLayer
+    hidden_norm: Norm
+    norm_before_residual: bool
+
+    def __call__(
+        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        read = torch.cat([self.layer.attention_norm(embeddings), normed], -1)
+        rotation = cos.float().numpy(), sin.float().numpy()
+        return self.layer.behind_norm(
+            read, residual, *rotation, lambda call: attend(call.query, call.keys, call.values)
+        )
+
+
+def fused_head(head: Eagle3Head) -> FusedHead | None:
+    """None if the modules themselves must run, on another device or with another activation."""
+    layer = head.layers[0]
+    if head.rotary.config.hidden_act != "silu" or not isinstance(head.fc, PackedLinear):
+        return None
+    return FusedHead(
+        fused_layer(layer, 0), fused_norm(layer.hidden_norm), layer.norm_before_residual
+    )
 
 
 def _layers(target: Path) -> int:

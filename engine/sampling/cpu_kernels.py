@@ -27,6 +27,10 @@ CONFIDENCE_REACH = np.float32(8.0)
 confidences; its noise is left out of it."""
 
 
+_NEGLIGIBLE = np.float32(40.0)
+"""Scores further than this below the best add nothing to the sum, however many."""
+
+
 class RowParams(NamedTuple):
     """The sampling parameters of each row, as arrays over rows."""
 
@@ -229,7 +233,9 @@ def perturbed_top(
         total += math.exp(score - best[0])
     if not filtered:
         for logit in logits:
-            if logit + temperature * _MAX_GUMBEL < floor:
+            # Tokens that a reduced vocabulary or a grammar leaves out are far below, and many.
+            counts = logit > best[0] - _NEGLIGIBLE
+            if counts and logit + temperature * _MAX_GUMBEL < floor:
                 total += math.exp(logit - best[0])
     for rank in range(width):
         confidence[rank] = math.exp(best[rank] - best[0]) / total
