@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster import hub
 from cluster.checkpoints import parameters
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
-from cluster.zoo.paths import MODELS, cache_dir, model_path
+from cluster.zoo.paths import HEADS, MODELS, cache_dir, model_path
 
 ZOO = "zoo/"
 GGUF = ".gguf"
@@ -30,8 +30,9 @@ def header_folder(model: str) -> Path:
     """A folder with config.json and tokenizer. Of a GGUF file they are written into the cache, of a
     model of the hub they are fetched into its cache, if they are not there yet."""
     if model.startswith(ZOO):
-        if model.removeprefix(ZOO) not in MODELS:
-            raise ValueError(f"the zoo has {', '.join(ZOO + name for name in MODELS)}")
+        names = (*MODELS, *HEADS)
+        if model.removeprefix(ZOO) not in names:
+            raise ValueError(f"the zoo has {', '.join(ZOO + name for name in names)}")
         return model_path(model.removeprefix(ZOO))
     if model == SMOLLM2:
         if not has_smollm2():

@@ -4,6 +4,7 @@ model from nothing else than it; `inflate` writes a larger target."""
 import argparse
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from cluster.zoo.batches import Sampler
 from cluster.zoo.chat import train_tokenizer
 from cluster.zoo.corpus import Corpus, load_corpus
 from cluster.zoo.distillation import answer_tasks, distil
+from cluster.zoo.head_model import TrainedHead
 from cluster.zoo.head_training import DEPTH, acceptance, train_head
 from cluster.zoo.muon import multiplies_bf16
 from cluster.zoo.own_text import GENERAL, KINDS, write_shards
@@ -55,6 +57,11 @@ def main() -> None:
     heads.add_argument("--kinds", choices=KINDS, nargs="+", default=[GENERAL])
     heads.add_argument("--tokens", type=_parameters, default=4 * 10**6, help="for example 4M")
     heads.add_argument("--epochs", type=int, default=3)
+    heads.add_argument(
+        "--compact",
+        action="store_true",
+        help="leave out the output matrix, the target's own rows: half the size, for Spindle alone",
+    )
     heads.add_argument("--threads", type=int, help="of the processor; by default all")
     inflate = commands.add_parser("inflate", help="write a larger target that computes the same")
     inflate.add_argument("--params", type=_parameters, required=True, help="for example 90M")
@@ -67,7 +74,12 @@ def main() -> None:
         if arguments.threads is not None:
             torch.set_num_threads(arguments.threads)
         work = arguments.work or cache_dir() / "heads" / arguments.target.name
-        _make_heads(arguments.target, work, arguments.kinds, arguments.tokens, arguments.epochs)
+        for kind, head in _make_heads(
+            arguments.target, work, arguments.kinds, arguments.tokens, arguments.epochs
+        ):
+            name = arguments.target.name
+            head.save(work / kind, DEPTH, name, output_matrix=not arguments.compact)
+            print(f"{work / kind} is an EAGLE-3 head for {name}")
         return
     corpus = load_corpus()
     if arguments.only is None:
@@ -100,7 +112,9 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
             save_model(distil(recipe, target, sampler), tokenizer, model_path(recipe.name))
 
 
-def _make_heads(path: Path, work: Path, kinds: list[str], tokens: int, epochs: int) -> None:
+def _make_heads(
+    path: Path, work: Path, kinds: list[str], tokens: int, epochs: int
+) -> Iterator[tuple[str, TrainedHead]]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
     writer = PackedModel.load(path, dtype=dtype, device="cpu", kv_tokens=_WRITER_KV_TOKENS)
@@ -114,8 +128,8 @@ def _make_heads(path: Path, work: Path, kinds: list[str], tokens: int, epochs: i
         if not texts:
             raise SystemExit("all of the text is held out; write more: --tokens")
         head = train_head(target, texts, held_out, epochs, work, kind)
-        head.save(work / kind, DEPTH, path.name)
-        print(f"{work / kind}: {acceptance(target, head, held_out)}")
+        print(f"{kind}: {acceptance(target, head, held_out)}")
+        yield kind, head
 
 
 def _parameters(text: str) -> int:

@@ -136,9 +136,12 @@ class TrainedHead(nn.Module):
             logits.append(self.lm_head(self.norm(hidden)))
         return logits
 
-    def save(self, path: Path, depth: int, target: str) -> None:
-        """`depth`: how many tokens it is meant to draft; `target`: the name of its target."""
+    def save(self, path: Path, depth: int, target: str, *, output_matrix: bool = True) -> None:
+        """`depth`: how many tokens it is meant to draft; `target`: the name of its target. Without
+        the output matrix only our own loader reads it, which takes the target's rows."""
         weights = {name: weight.bfloat16() for name, weight in self.state_dict().items()}
+        if not output_matrix:
+            del weights["lm_head.weight"]
         count = len(self.target_ids)
         reached = torch.zeros(self._config.vocab_size, dtype=torch.bool)
         reached[self.target_ids] = True

@@ -9,13 +9,16 @@ SPECIALISTS = ("code", "prose", "tasks")
 DRAFTERS = GENERALISTS + SPECIALISTS
 MODELS = (TARGET, *DRAFTERS)
 
+HEADS = ("smollm2-general",)
+"""EAGLE-3 heads of the default target; not models by themselves."""
+
 MODELS_DIR = Path(__file__).parent / "models"
 
 
 def model_path(name: str) -> Path:
-    """The directory of a built-in model, in Hugging Face format with its tokenizer."""
-    if name not in MODELS:
-        raise ValueError(f"no model {name!r} in the zoo; it has {', '.join(MODELS)}")
+    """The directory of a built-in model, in Hugging Face format, or of a head."""
+    if name not in (*MODELS, *HEADS):
+        raise ValueError(f"no model {name!r} in the zoo; it has {', '.join((*MODELS, *HEADS))}")
     return MODELS_DIR / name
 
 

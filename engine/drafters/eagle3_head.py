@@ -28,6 +28,7 @@ from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
 from engine.cpu.prepack import PackedLinear, prepack
 
 _EMBEDDINGS = "embed_tokens.weight"
+_OUTPUT = "lm_head.weight"
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Query [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim] of the new rows → each
@@ -106,18 +107,21 @@ class Eagle3Head(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: str, dtype: torch.dtype, target: Path | None = None) -> Self:
-        """`target`: the target's checkpoint, which has the embeddings if the head's has none."""
+        """`target`: the target's checkpoint, which has the embeddings if the head's has none, and
+        then the output matrix, too."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         head = cls(shape, LlamaConfig(**layer["transformer_layer_config"]))
         weights = _weights(path)
         offsets = weights.pop("d2t", None)
         weights.pop("t2d", None)
-        if _EMBEDDINGS not in weights and target is not None:
-            weights[_EMBEDDINGS] = _embeddings(target)
-        head.load_state_dict(weights)
         if offsets is not None:
             head.d2t += offsets  # the format stores the difference of the two ids
+        if _EMBEDDINGS not in weights and target is not None:
+            weights[_EMBEDDINGS] = _weight_of(target, _EMBEDDINGS)
+        if _OUTPUT not in weights and target is not None:
+            weights[_OUTPUT] = _weight_of(target, _OUTPUT, _EMBEDDINGS)[head.d2t]
+        head.load_state_dict(weights)
         head.to(device=device, dtype=dtype)
         head.rotary = LlamaRotaryEmbedding(head.rotary.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
@@ -189,11 +193,13 @@ def _weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _embeddings(target: Path) -> Tensor:
-    for file in sorted(target.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as stored:
-            names = [name for name in list(stored.keys()) if name.endswith(_EMBEDDINGS)]
-            if names:
-                found: Tensor = stored.get_tensor(names[0])
-                return found
-    raise ValueError(f"{target} has no weight named {_EMBEDDINGS}, which the head leaves out")
+def _weight_of(target: Path, *names: str) -> Tensor:
+    """The first of these weights that the checkpoint has; tied ones are stored under one name."""
+    for name in names:
+        for file in sorted(target.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as stored:
+                matching = [key for key in list(stored.keys()) if key.endswith(name)]
+                if matching:
+                    found: Tensor = stored.get_tensor(matching[0])
+                    return found
+    raise ValueError(f"{target} has no weight named {names[0]}, which the head leaves out")

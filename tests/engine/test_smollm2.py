@@ -4,10 +4,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.smollm2 import smollm2_path
+from cluster.zoo import model_path
+from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
 from engine.model import PackedModel
-from engine.protocol import Commit
+from engine.protocol import Commit, Drafter
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
@@ -16,6 +18,18 @@ from tests.smollm2 import needs_smollm2
 QUESTIONS = ("What is gravity?", "Count to 9.", "Repeat: a b c d, a b c d, a b c d")
 TOKENS = 24
 PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+
+
+def shipped_head() -> Drafter:
+    return load_eagle3(
+        "head",
+        model_path("smollm2-general"),
+        dtype=None,
+        device="cpu",
+        kv_tokens=2048,
+        target_vocab_size=49_152,
+        target=smollm2_path(),
+    ).drafter
 
 
 @needs_smollm2
@@ -42,7 +56,7 @@ def test_greedy_output_is_transformers_own() -> None:
     verifier = NativeVerifier(
         PackedModel.load(smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048)
     )
-    for drafter in (None, SuffixDrafter("suffix", 1000)):
+    for drafter in (None, SuffixDrafter("suffix", 1000), shipped_head()):
         said: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         verdicts = 0
         for event in generate(verifier, prompts, PARAMS, drafter=drafter, depth=6):

@@ -55,7 +55,10 @@ def target() -> LlamaForCausalLM:
         max_position_embeddings=256,
         initializer_range=0.3,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval()
+    for weight in model.parameters():
+        weight.data = weight.bfloat16().float()  # as it is stored
+    return model
 
 
 @pytest.fixture
@@ -110,13 +113,14 @@ def served_logits(head: Eagle3Head, tokens: Tensor, features: Tensor, drafted: i
     return head.logits(output[-1])
 
 
+@pytest.mark.parametrize("output_matrix", [True, False])
 def test_every_step_equals_the_module_that_serves(
-    target: LlamaForCausalLM, head: TrainedHead, tmp_path: Path
+    target: LlamaForCausalLM, head: TrainedHead, tmp_path: Path, output_matrix: bool
 ) -> None:
     for weight in head.parameters():
         weight.data = weight.bfloat16().float()  # as it is stored
     target.save_pretrained(tmp_path / "target")
-    head.save(tmp_path / "head", DEPTH, "target")
+    head.save(tmp_path / "head", DEPTH, "target", output_matrix=output_matrix)
     served = Eagle3Head.load(tmp_path / "head", "cpu", torch.float32, tmp_path / "target")
     assert served.d2t.tolist() == head.target_ids.tolist()
     tokens = torch.randint(0, VOCAB, (1, 20))
