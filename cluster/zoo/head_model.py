@@ -115,6 +115,9 @@ class TrainedHead(nn.Module):
         hidden = config.hidden_size
         self.fc = nn.Linear(len(self.aux_layers) * hidden, hidden, bias=False)
         self.layers = nn.ModuleList([_Layer(config)])
+        # It begins with what `fc` reads, and its layer adds nothing yet.
+        nn.init.zeros_(self.layers[0].self_attn.o_proj.weight)
+        nn.init.zeros_(self.layers[0].mlp.down_proj.weight)
         self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
         self.norm.load_state_dict(target.model.norm.state_dict())
         self.lm_head = nn.Linear(hidden, len(target_ids), bias=False)

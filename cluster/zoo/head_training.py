@@ -24,6 +24,7 @@ from cluster.zoo.training import Optimizer, fast_products
 DEPTH = 4
 REDUCED_VOCABULARY = 8192
 _BATCH_TOKENS = 2048
+_WARMUP_STEPS = 10  # of a few hundred
 _PROMPT_WEIGHT = 0.1
 _LATER_STEPS = 0.8  # weight of each step against the one before
 _CHECKPOINT_SECONDS = 150.0
@@ -186,7 +187,7 @@ def train_head(
             f"{checkpoint} was trained on other texts; remove it, or keep to its texts"
         )
     head = TrainedHead(target, target_ids)
-    optimizer = Optimizer(_as_layers(head), [len(order)])
+    optimizer = Optimizer(_as_layers(head), [len(order)], _WARMUP_STEPS)
     first = tokens = 0
     if state is not None:
         head.load_state_dict(state["head"])

@@ -60,7 +60,10 @@ class Optimizer:
     """
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]], ends: Sequence[int]
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        ends: Sequence[int],
+        warmup_steps: int = _WARMUP_STEPS,
     ) -> None:
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
@@ -70,11 +73,12 @@ class Optimizer:
         self._muon = Muon(matrices, lr=_MUON_LR, weight_decay=0.01)
         self._adamw = torch.optim.AdamW(rest, lr=_ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
         self._ends = ends
+        self._warmup_steps = warmup_steps
 
     def step(self, step: int) -> None:
         end = next(end for end in self._ends if step < end)
         left = (end - step) / (end * _DECAY_SHARE)
-        scale = min(1.0, (step + 1) / _WARMUP_STEPS, max(left, _FINAL_SCALE))
+        scale = min(1.0, (step + 1) / self._warmup_steps, max(left, _FINAL_SCALE))
         for optimizer, lr in ((self._muon, _MUON_LR), (self._adamw, _ADAMW_LR)):
             for group in optimizer.param_groups:
                 group["lr"] = lr * scale
