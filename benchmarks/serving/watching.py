@@ -58,7 +58,7 @@ MODES = ("off", *REFERENCES)
 METRICS = ("observe", "export", "scrape")
 PARTS = (*METRICS, "strip", "traces")
 _FEWEST = 20
-"""Segments of each mode, for an interval."""
+"""Pairs of segments for an interval."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ async def compare(
     requests = mixed_requests(options.requests * options.segments)
     started = time.monotonic()
     for number in range(options.segments):
-        if number >= _FEWEST and time.monotonic() - started > options.seconds:
+        if time.monotonic() - started > options.seconds:
             break
         part = requests[number * options.requests : (number + 1) * options.requests]
         begin = number % len(modes)
@@ -214,17 +214,19 @@ def report(found: Mapping[str, Sequence[Segment]]) -> list[Record]:
             continue
         ours, theirs = found[mode], found[reference]
         print(f"{mode} over {reference}, {len(ours)} pairs:")
+        paired = list(zip(ours, theirs, strict=True))
         compared = {
-            "goodput": paired_ratio([one.goodput for one in ours], [one.goodput for one in theirs]),
-            "speed of equal rounds": _speed_of_rounds(ours, theirs),
-            "tokens per CPU second": paired_ratio(
-                [one.tokens_per_cpu_s for one in ours], [one.tokens_per_cpu_s for one in theirs]
-            ),
+            "goodput": [our.goodput / their.goodput for our, their in paired],
+            "speed of equal rounds": _speeds_of_rounds(paired),
+            "tokens per CPU second": [
+                our.tokens_per_cpu_s / their.tokens_per_cpu_s for our, their in paired
+            ],
         }
-        for name, ratio in compared.items():
-            if ratio is None:
-                print(f"  {name}: too few segments had the same rounds")
+        for name, ratios in compared.items():
+            if len(ratios) < _FEWEST:
+                print(f"  {name}: {len(ratios)} pairs are too few, take more --seconds")
                 continue
+            ratio = paired_ratio(ratios, [1.0] * len(ratios))
             print(f"  {name}: {ratio}: {judged(ratio)}")
             place = f"watching/{mode}/{name.lower().replace(' ', '_')}"
             bounds = (("", ratio.median), ("/low", ratio.low), ("/high", ratio.high))
@@ -237,14 +239,13 @@ def report(found: Mapping[str, Sequence[Segment]]) -> list[Record]:
     return records
 
 
-def _speed_of_rounds(ours: Sequence[Segment], theirs: Sequence[Segment]) -> Ratio | None:
-    """Of pairs of segments with as many rounds, the middle of the rounds' ratios."""
-    ratios = [
+def _speeds_of_rounds(paired: Sequence[tuple[Segment, Segment]]) -> list[float]:
+    """Of the pairs of segments with as many rounds, the middle of these rounds' ratios."""
+    return [
         float(np.median(np.array(their.rounds_s) / np.array(our.rounds_s)))
-        for our, their in zip(ours, theirs, strict=True)
+        for our, their in paired
         if len(our.rounds_s) == len(their.rounds_s) > 0
     ]
-    return paired_ratio(ratios, [1.0] * len(ratios)) if len(ratios) >= _FEWEST else None
 
 
 def judged(ratio: Ratio) -> str:
@@ -265,9 +266,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, default=4)
     arguments.add_argument("--requests", type=int, default=4, help="in each segment")
-    arguments.add_argument(
-        "--segments", type=int, default=200, help=f"of each mode, at most, and at least {_FEWEST}"
-    )
+    arguments.add_argument("--segments", type=int, default=200, help="of each mode, at most")
     arguments.add_argument(
         "--seconds", type=float, default=300.0, help="after which no turn begins any more"
     )
