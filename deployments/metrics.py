@@ -49,158 +49,158 @@ COUNTERS = (
     Metric("prefilled_tokens", "Prompt tokens that the target has read"),
     Metric(
         "prompts",
-        "Prompts of requests that have left, by whether their beginning was in KV memory (the "
-        "prefix cache)",
+        "Prompts of ended requests, by whether their beginning was found in the prefix cache",
         ("cached",),
     ),
-    Metric("cached_tokens", "Tokens of these prompts that were there, and so were not read"),
-    Metric("forwards", "Forwards of the target"),
+    Metric("cached_tokens", "Prompt tokens found there, which the target did not have to read"),
+    Metric("forwards", "Forward passes of the target"),
     Metric(
         "rounds",
-        "Verdicts with tokens, one for each request in a forward, by the number of draft tokens "
-        "accepted in it",
+        "Verifications that committed tokens, one per request and forward pass, by the number of "
+        "draft tokens accepted",
         ("drafter", "accepted"),
     ),
     Metric(
         "drafted_tokens",
-        "Draft tokens that drafters have proposed, by their position after the last committed "
-        "token",
+        "Draft tokens proposed, by their position after the last committed token",
         ("drafter", "position"),
     ),
-    Metric("verified_tokens", "Draft tokens that were verified", ("drafter", "position")),
-    Metric("accepted_tokens", "Draft tokens that the target agreed with", ("drafter", "position")),
+    Metric("verified_tokens", "Draft tokens that the target verified", ("drafter", "position")),
+    Metric("accepted_tokens", "Draft tokens that the target accepted", ("drafter", "position")),
     Metric(
         "expected_tokens",
-        "Draft tokens that calibrated confidences expected the target to agree with, of those "
-        "verified",
+        "How many of the verified draft tokens should have been accepted: the sum of their "
+        "calibrated confidences",
         ("drafter", "position"),
     ),
     Metric(
         "slot_seconds",
-        "Time between two verdicts of a request: of its drafting, of the forward, of other "
-        "requests' prompts in it, and waiting",
+        "Time between two verifications of a request, by what it went into",
         ("drafter", "part"),
     ),
     Metric(
         "plain_seconds",
-        "The time in which plain decoding would have committed the same tokens, as the cost "
-        "model reckons it",
+        "Time that the same tokens would have taken without drafts, as the cost model estimates it",
         ("drafter",),
     ),
     Metric(
         "probe_seconds",
-        "Slot time of rounds in whose forward nothing was drafted: measured, and as the cost "
-        "model reckons it",
+        "Time of plain rounds, in whose forward pass nothing was drafted: measured, and as the "
+        "cost model estimates it",
         ("by",),
     ),
-    Metric(
-        "busy_seconds",
-        "Seconds in which a lane or the verifier worked, or the coordinator selected nodes",
-        ("host", "work"),
-    ),
-    Metric("idle_seconds", "Seconds in which it had nothing to do", ("host",)),
+    Metric("busy_seconds", "Time spent working", ("host", "work")),
+    Metric("idle_seconds", "Time without anything to do", ("host",)),
     Metric(
         "predicted_seconds",
-        "What the cost model expected of draft calls, and of forwards without prompts",
+        "Duration that the cost model predicted for draft calls, and for forward passes without "
+        "prompts",
         ("host",),
     ),
     Metric(
         "prediction_error_seconds",
-        "By how much these took longer or shorter than expected",
+        "Absolute difference between these predictions and what was measured",
         ("host",),
     ),
-    Metric("assignments", "Requests in draft calls of a lane", ("host",)),
+    Metric("assignments", "Requests drafted for, once per draft call", ("host",)),
     Metric("switches", "Requests that moved to another lane"),
     Metric(
         "prepared_switches",
-        "Switches to a lane that had read committed tokens of the request in idle time",
+        "Switches to a lane that had read committed tokens of the request ahead",
     ),
     Metric(
         "catch_up_saved_seconds",
-        "What the first drafts after these switches would have taken longer, by the lane's profile",
+        "Drafting time that reading ahead saved after these switches, by the lane's profile",
         ("host",),
     ),
-    Metric("caught_up_tokens", "Committed tokens that lanes have read in idle time", ("host",)),
-    Metric("preemptions", "Requests that lost their place in the batch"),
-    Metric("swaps", "Requests whose KV went to host memory"),
+    Metric("caught_up_tokens", "Committed tokens that a lane read ahead in idle time", ("host",)),
+    Metric("preemptions", "Requests that lost their place in the batch to others"),
+    Metric("swaps", "Requests whose KV was swapped to host memory"),
     Metric(
         "late_calls",
-        "Calls of a lane for whose answer the round did not wait (limits.slow_drafter_s)",
+        "Draft calls for whose answer the round did not wait (limits.slow_drafter_s)",
         ("host",),
     ),
     Metric(
         "features_lost",
-        "Requests for which a lane did not draft, as it lacked features (limits.feature_tokens)",
+        "Requests for which a lane did not draft because it lacked hidden states of the target "
+        "(limits.feature_tokens)",
         ("host",),
     ),
-    Metric("losses", "Hosts that were lost: dead, or silent for too long", ("host",)),
-    Metric("restarts", "Hosts that were lost and are back", ("host",)),
-    Metric("recovery_seconds", "From losing a host to its return", ("host",)),
-    Metric("requests", "Requests that have left", ("outcome",)),
+    Metric("losses", "Times that it was lost: dead, or silent for too long", ("host",)),
+    Metric("restarts", "Times that it was back after a loss", ("host",)),
+    Metric("recovery_seconds", "Time from a loss until it was back", ("host",)),
+    Metric("requests", "Requests that have ended at the replica", ("outcome",)),
     Metric(
-        "promises", "Requests with an SLO that have finished: kept yes or no", ("kept", "slo_class")
+        "promises", "Finished requests with an SLO, by whether it was met", ("kept", "slo_class")
     ),
 )
 GAUGES = (
     Metric("running", "Requests that have begun"),
-    Metric("waiting", "Requests that have not run yet"),
-    Metric("down", "1 while the host is lost", ("host",)),
-    Metric("kv_blocks", "Blocks of the target's KV memory, every 2 s", ("state",)),
+    Metric("waiting", "Requests that wait to begin"),
+    Metric("down", "1 while it is lost", ("host",)),
+    Metric("kv_blocks", "Blocks of the target's KV memory, updated every 2 s", ("state",)),
     Metric(
         "regret",
-        "The share of goodput by which the present assignment is below the best drafter of each "
-        "request, as the selection policy estimates it",
+        "Share of goodput that the best drafter for each request would add to the present "
+        "assignment, as the selection policy estimates it",
     ),
 )
 HISTOGRAMS = (
-    Metric("ttft_seconds", "From arrival at the replica to the first token", (), _SECONDS),
-    Metric("tpot_seconds", "Per output token behind the first", (), _SECONDS_PER_TOKEN),
-    Metric("queue_seconds", "From arrival until a request first ran", (), _SECONDS),
-    Metric("latency_seconds", "From arrival to the end of a finished request", (), _SECONDS),
-    Metric("forward_seconds", "Of a forward of the target", (), _FORWARD_SECONDS),
-    Metric("forward_requests", "Requests in a forward with verdicts: the batch", (), _REQUESTS),
+    Metric("ttft_seconds", "Time from arrival at the replica to the first token", (), _SECONDS),
+    Metric("tpot_seconds", "Time per output token after the first", (), _SECONDS_PER_TOKEN),
+    Metric("queue_seconds", "Time from arrival until a request begins", (), _SECONDS),
+    Metric("latency_seconds", "Time from arrival to the end of a finished request", (), _SECONDS),
+    Metric("forward_seconds", "Duration of a forward pass of the target", (), _FORWARD_SECONDS),
+    Metric("forward_requests", "Batch size: requests verified in a forward pass", (), _REQUESTS),
 )
 
 INGRESS_COUNTERS = (
     Metric(
         "responses",
-        "Requests that have ended, by HTTP status, over gRPC and handles as well; 499: the client "
-        "left. A stream that fails in its middle counts with the status of its error",
+        "Requests that have ended, by HTTP status, over gRPC and handles as well. 499: the client "
+        "left. A stream that fails midway counts with the status of its error",
         ("status",),
     ),
-    Metric("resubmissions", "Choices that went to another replica after the loss of theirs"),
-    Metric("replicas_started", "Replicas that have begun to take calls"),
+    Metric("resubmissions", "Choices that went on at another replica after the loss of theirs"),
+    Metric("replicas_started", "Replicas that became ready for requests"),
     Metric(
         "replicas_left",
-        "Replicas that take no calls any more: lost (died or hung), or stopped by Serve (replaced "
-        "or scaled down)",
+        "Replicas that take no requests any more: lost (died or hung), or stopped by Serve "
+        "(replaced or scaled down)",
         ("reason",),
     ),
-    Metric("tenant_responses", "The same as `responses` by tenant", ("tenant", "status")),
+    Metric("tenant_responses", "The same as `responses_total`, by tenant", ("tenant", "status")),
     Metric("tenant_tokens", "Tokens of requests that have ended", ("tenant", "kind")),
 )
 INGRESS_HISTOGRAMS = (
-    Metric("response_ttft_seconds", "From arrival at the ingress to the first token", (), _SECONDS),
-    Metric("response_seconds", "From arrival at the ingress to the last token", (), _SECONDS),
+    Metric(
+        "response_ttft_seconds", "Time from arrival at the ingress to the first token", (), _SECONDS
+    ),
+    Metric("response_seconds", "Time from arrival at the ingress to the last token", (), _SECONDS),
 )
 
 LABELS: Mapping[str, str] = {
     "replica": "the name of the replica, on all series of replicas",
-    "drafter": "its name in the config. Tokens count for the drafter that proposed them, for the "
-    "selected lane's where several did; rounds and slot time for that of the selected lane, or "
-    f"for `{LOOKUPS}`, or for `{PLAIN}`",
-    "position": f"{POSITIONS[0]} to {POSITIONS[-1]}: the depth in the draft tree",
-    "accepted": f"{ACCEPTED[0]} to {ACCEPTED[-1]}",
-    "part": ", ".join(f"`{part}`" for part in PARTS),
-    "by": "`clock`, `model`",
-    "host": f"a lane's name, `{VERIFIER}` or `{COORDINATOR}`",
-    "work": "`draft`, `catch_up`, `verify`, `select`",
+    "drafter": "its name in the config. A token counts for the drafter that proposed it; where "
+    "several proposed the same token, for the one that the selection chose. Rounds and slot time "
+    f"count for the chosen drafter, for `{LOOKUPS}` where only lookups proposed tokens, or for "
+    f"`{PLAIN}` where nothing was drafted",
+    "position": f"`{POSITIONS[0]}` to `{POSITIONS[-1]}`: the depth in the draft tree",
+    "accepted": f"`{ACCEPTED[0]}` to `{ACCEPTED[-1]}`",
+    "part": "drafting (`draft`), the forward pass (`verify`), prompts of other requests in it "
+    "(`prompts`), waiting (`wait`)",
+    "by": "`clock` (measured), `model` (the cost model's estimate)",
+    "host": f"who works: a lane by its name, `{VERIFIER}`, or `{COORDINATOR}`, whose work is to "
+    "select which draft tokens are verified",
+    "work": "drafting (`draft`), reading ahead (`catch_up`), a forward pass (`verify`), selecting "
+    "(`select`)",
     "outcome": ", ".join(f"`{outcome}`" for outcome in OUTCOMES) + " (by an error of its own)",
     "kept": "`yes`, `no`",
     "cached": "`yes`, `no`",
     "slo_class": f"a class of the config with these objectives, or `{OTHER}`",
-    "state": "`free`, `used` by requests, `cached` for prompts with the same beginning",
-    "status": "HTTP status",
+    "state": "`free`, `used` by requests, `cached`: kept for prompts with the same beginning",
+    "status": ", ".join(f"`{status}`" for status in STATUSES),
     "tenant": f"tenants with an API key; beyond the first {MOST_TENANTS} of the config, `{OTHER}`",
     "kind": "`prompt`, `output`",
     "reason": f"`{LOST}`, `{STOPPED}`",

@@ -77,7 +77,7 @@ def _of(host: str) -> Mapping[str, str]:
     }
 
 
-_HOST_PANELS = ("Lost hosts", "Losses and restarts of hosts", "Late draft calls")
+_HOST_PANELS = ("Drafters and verifiers that are down", "Lost and restarted", "Late draft calls")
 DRILLS = (
     Drill(
         "kill",
@@ -107,8 +107,8 @@ DRILLS = (
         200,
         60,
         "overview",
-        ("Goodput", "Requests", "SLO attainment by class", "Time to first token",
-         "Time per output token", "Responses by status"),
+        ("Goodput", "Running and waiting requests", "SLO attainment by class",
+         "Time to first token", "Time per output token", "Responses by status"),
         {
             "running": "sum(ray_spindle_running)",
             "waiting": "sum(ray_spindle_waiting)",

@@ -63,6 +63,6 @@ def quantiles(
 
 
 def speed_up(by: str = "", more: str = "") -> str:
-    """The time of plain decoding over the time of the rounds, as the cost model reckons it."""
+    """The time of plain decoding over the time of the rounds, by the cost model."""
     slots = ", ".join([*([more] if more else []), 'part!="prompts"'])
     return ratio(rate("plain_seconds", by, more), rate("slot_seconds", by, slots))

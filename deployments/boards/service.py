@@ -7,14 +7,19 @@ SLO = [
     ATTAINMENT,
     Panel(
         "Finished requests with an SLO",
-        "By class, and whether it was kept.",
+        "By class, and whether it was met.",
         "reqps",
-        [Query(rate("promises", "slo_class, kept"), "{{slo_class}} {{kept}}")],
+        [Query(rate("promises", "slo_class, kept"), "{{slo_class}}, met: {{kept}}")],
         stacked=True,
     ),
     TTFT,
     TPOT,
-    Panel("Time in the queue", "Until a request first ran.", "s", quantiles("queue_seconds")),
+    Panel(
+        "Time in the queue",
+        "From arrival at the replica until a request begins.",
+        "s",
+        quantiles("queue_seconds"),
+    ),
     Panel(
         "Latency",
         "From arrival at the replica to the last token.",
@@ -23,20 +28,21 @@ SLO = [
     ),
     Panel(
         "Time to first token at the ingress",
-        "As clients see it, without their network.",
+        "From arrival there: what clients see, without their network.",
         "s",
         quantiles("response_ttft_seconds", of_replicas=False),
     ),
     Panel(
         "Latency at the ingress",
-        "As clients see it, without their network.",
+        "From arrival there: what clients see, without their network.",
         "s",
         quantiles("response_seconds", of_replicas=False),
     ),
     LOAD,
     Panel(
         "Preemptions and swaps",
-        "Requests that lost their place, and those whose KV went to host memory.",
+        "Requests that lost their place in the batch to others, and those whose KV was swapped to "
+        "host memory.",
         "suffix: /s",
         [Query(rate("preemptions"), "preemptions"), Query(rate("swaps"), "swaps")],
     ),
@@ -49,7 +55,7 @@ SLO = [
     ),
     Panel(
         "Responses by tenant",
-        "By status.",
+        "By HTTP status, for tenants with an API key.",
         "reqps",
         [Query(of_ingress("tenant_responses", "tenant, status"), "{{tenant}} {{status}}")],
         stacked=True,
@@ -59,16 +65,16 @@ SLO = [
 RELIABILITY = [
     STATUSES,
     Panel(
-        "Requests that have left",
-        "At the replicas, by outcome.",
+        "Ended requests by outcome",
+        "At the replicas. `stop` and `length` are complete answers.",
         "reqps",
         [by_label("requests", "outcome")],
         stacked=True,
     ),
     DOWN,
     Panel(
-        "Losses and restarts of hosts",
-        "Drafters and verifiers that were lost, and those that are back.",
+        "Lost and restarted",
+        "Drafters and verifiers that died or did not answer, and those that are back.",
         "short",
         [
             Query(increase("losses", "host"), "{{host}} lost"),
@@ -76,30 +82,31 @@ RELIABILITY = [
         ],
     ),
     Panel(
-        "Time without a host",
-        "Of the hosts that are back.",
+        "Downtime",
+        "Of drafters and verifiers, counted when they are back.",
         "s",
         [Query(increase("recovery_seconds", "host"), "{{host}}")],
     ),
     Panel(
         "Late draft calls",
-        "The round went on without their answer.",
+        "The drafter answered too late, and the round went on without it.",
         "short",
         [Query(increase("late_calls", "host"), "{{host}}")],
     ),
     Panel(
-        "Requests without features",
-        "A head did not draft for them, as it lacked the target's hidden states.",
+        "Not drafted for lack of hidden states",
+        "Requests for which an EAGLE-3 head could not draft: the target's hidden states that it "
+        "reads were not kept.",
         "short",
         [Query(increase("features_lost", "host"), "{{host}}")],
     ),
     Panel(
-        "Replicas that have come and gone",
-        "With the choices that went to another replica.",
+        "Replicas started and gone",
+        "And choices that went on at another replica after the loss of theirs.",
         "short",
         [
             Query(of_ingress("replicas_started", function="increase"), "started"),
-            Query(of_ingress("replicas_left", function="increase"), "left"),
+            Query(of_ingress("replicas_left", function="increase"), "gone"),
             Query(of_ingress("resubmissions", function="increase"), "resubmitted choices"),
         ],
     ),

@@ -26,11 +26,11 @@ GOODPUT = Panel(
 )
 SPEED_UP = Panel(
     "Speed-up over plain decoding",
-    "Above 1, speculation is faster: as the cost model reckons it, and corrected by the time that "
-    "plain rounds really take.",
+    "Above 1, speculation is faster. Estimated: by the cost model alone. Measured: corrected by "
+    "the plain rounds that are run now and then to check it.",
     "suffix: ×",
     [
-        Query(speed_up(), "reckoned"),
+        Query(speed_up(), "estimated"),
         Query(
             f"{speed_up()} * {_PROBES_BY_CLOCK} / {_PROBES_BY_MODEL}",
             "measured",
@@ -38,37 +38,37 @@ SPEED_UP = Panel(
     ],
 )
 LOAD = Panel(
-    "Requests",
-    "Those that run and those that wait for a place.",
+    "Running and waiting requests",
+    "Those that have begun, and those that wait to begin.",
     "short",
     [Query(gauge("running"), "running"), Query(gauge("waiting"), "waiting")],
 )
 ATTAINMENT = Panel(
     "SLO attainment by class",
-    "The share of finished requests that kept their SLO.",
+    "The share of finished requests that met their SLO.",
     "percentunit",
     [Query(_ATTAINMENT, "{{slo_class}}")],
 )
 ACCEPTANCE = Panel(
-    "Acceptance by drafter",
-    "The share of verified draft tokens that the target agreed with.",
+    "Acceptance rate by drafter",
+    "The share of verified draft tokens that the target accepted.",
     "percentunit",
     [Query(_ACCEPTANCE, "{{drafter}}")],
 )
 STATUSES = Panel(
     "Responses by status",
-    "Requests that have ended, at all ingresses.",
+    "Requests that have ended, by HTTP status; 499: the client left.",
     "reqps",
     [Query(of_ingress("responses", "status"), "{{status}}")],
     stacked=True,
 )
 TTFT = Panel("Time to first token", "From arrival at the replica.", "s", quantiles("ttft_seconds"))
 TPOT = Panel(
-    "Time per output token", "Of the tokens behind the first.", "s", quantiles("tpot_seconds")
+    "Time per output token", "Of all tokens after the first.", "s", quantiles("tpot_seconds")
 )
 DOWN = Panel(
-    "Lost hosts",
-    "1 while a drafter or the verifier is lost.",
+    "Drafters and verifiers that are down",
+    "1 while it is down: its process has died or does not answer.",
     "short",
     [Query(gauge("down", "replica, host", "max"), "{{replica}} {{host}}")],
 )

@@ -22,13 +22,13 @@ DRAFTERS = [
     ACCEPTANCE,
     Panel(
         "Speed-up by drafter",
-        "Of the rounds in which it drafted, as the cost model reckons.",
+        "Over plain decoding, in the rounds in which it drafted; estimated by the cost model.",
         "suffix: ×",
         [Query(speed_up("drafter", _DRAFTED), "{{drafter}}")],
     ),
     Panel(
         "Rounds by drafter",
-        "Which drafter the selection chose; `lookups`: only lookups; `none`: no draft.",
+        "Which drafter was chosen; `lookups`: only lookups drafted; `none`: nothing was drafted.",
         "suffix: rounds/s",
         [by_label("rounds", "drafter")],
         stacked=True,
@@ -42,7 +42,7 @@ DRAFTERS = [
     ),
     Panel(
         "Drafted and verified tokens by drafter",
-        "Drafted and not verified: the speculation policy found it not worth verifying.",
+        "Where fewer are verified than drafted, the rest was not worth verifying.",
         "suffix: tokens/s",
         [
             Query(rate("drafted_tokens", "drafter"), "{{drafter}} drafted"),
@@ -50,8 +50,8 @@ DRAFTERS = [
         ],
     ),
     Panel(
-        "Verified in vain",
-        "Verified draft tokens that the target did not agree with.",
+        "Rejected draft tokens by drafter",
+        "Verified, and not accepted by the target: wasted work.",
         "suffix: tokens/s",
         [
             Query(
@@ -61,8 +61,8 @@ DRAFTERS = [
         ],
     ),
     Panel(
-        "Acceptance by position",
-        "The share of draft tokens at this depth that was accepted.",
+        "Acceptance rate by position",
+        "The share of verified draft tokens at this depth of the tree that were accepted.",
         "percentunit",
         [
             Query(
@@ -84,7 +84,7 @@ DRAFTERS = [
     ),
     Panel(
         "Calibration",
-        "Accepted ÷ expected draft tokens: 1 where confidences are calibrated.",
+        "Accepted draft tokens over those that its confidences predict: 1 is calibrated.",
         "none",
         [
             Query(
@@ -95,26 +95,26 @@ DRAFTERS = [
     ),
     Panel(
         "Regret of the selection",
-        "The share of goodput that a better drafter for each request would add, as the "
+        "The share of goodput that the best drafter for each request would add, as the "
         "selection policy estimates it.",
         "percentunit",
         [Query(gauge("regret", "replica", "max"), "{{replica}}")],
     ),
     Panel(
-        "Assignments by lane",
-        "Requests in its draft calls.",
+        "Requests drafted for, by lane",
+        "A lane is one drafter and the requests assigned to it; counted once per draft call.",
         "suffix: requests/s",
         [by_label("assignments", "host")],
     ),
     Panel(
-        "Switches",
-        "Requests that moved to another lane, tokens read in idle time to prepare it, and the "
-        "time that this saved.",
+        "Switches between lanes",
+        "Requests that moved to another lane, those whose text it had read ahead in idle time, "
+        "and what that saved.",
         "none",
         [
             Query(rate("switches"), "switches/s"),
-            Query(rate("prepared_switches"), "of them prepared/s"),
-            Query(rate("catch_up_saved_seconds", "host"), "{{host}}: s saved/s"),
+            Query(rate("prepared_switches"), "of these read ahead/s"),
+            Query(rate("catch_up_saved_seconds", "host"), "{{host}}: seconds saved/s"),
             Query(rate("caught_up_tokens", "host"), "{{host}}: tokens/s read ahead"),
         ],
     ),
@@ -122,28 +122,30 @@ DRAFTERS = [
 
 PIPELINE = [
     Panel(
-        "Busy share of lanes and verifier",
-        "The rest is bubbles: time without work.",
+        "Utilization of lanes and verifier",
+        "The rest is idle time (pipeline bubbles).",
         "percentunit",
         [Query(_BUSY, "{{host}}")],
     ),
     Panel(
-        "Work",
-        "Seconds of work per second; `select` is the coordinator's selection of nodes.",
+        "Work by kind",
+        "The share of time in draft calls, reading ahead (`catch_up`), forward passes (`verify`), "
+        "and choosing which draft tokens are verified (`select`).",
         "percentunit",
         [Query(rate("busy_seconds", "host, work"), "{{host}} {{work}}")],
         stacked=True,
     ),
     Panel(
         "Where a round's time goes",
-        "Slot time of all requests: drafting, verifying, others' prompts, waiting.",
+        "Of each running request, added up: drafting, verifying, prompts of other requests in the "
+        "same forward pass, waiting. 300% means three requests at a time.",
         "percentunit",
         [by_label("slot_seconds", "part")],
         stacked=True,
     ),
     Panel(
-        "Forward of the target",
-        "Seconds of one forward.",
+        "Forward pass of the target",
+        "Duration of one pass, which serves the whole batch.",
         "s",
         [
             Query(ratio(rate("busy_seconds", "", _VERIFY), rate("forwards")), "mean"),
@@ -151,8 +153,8 @@ PIPELINE = [
         ],
     ),
     Panel(
-        "Batch",
-        "Requests in a forward.",
+        "Batch size",
+        "Requests in a forward pass.",
         "short",
         [
             Query(ratio(rate("rounds"), rate("forwards")), "mean"),
@@ -160,17 +162,17 @@ PIPELINE = [
         ],
     ),
     Panel(
-        "Tokens per forward",
-        "Committed: over all requests of the forward, and for each.",
+        "Output tokens per forward pass",
+        "For the whole batch, and for each request in it: 1 is plain decoding.",
         "short",
         [
-            Query(ratio(rate("committed_tokens"), rate("forwards")), "per forward"),
+            Query(ratio(rate("committed_tokens"), rate("forwards")), "per pass"),
             Query(ratio(rate("committed_tokens"), rate("rounds")), "per request"),
         ],
     ),
     Panel(
-        "Error of the cost model",
-        "Deviation from the expected time, as a share of it.",
+        "Cost model error",
+        "Mean deviation of draft calls and forward passes from the predicted time.",
         "percentunit",
         [
             Query(
@@ -184,7 +186,7 @@ PIPELINE = [
     ),
     Panel(
         "Prompt tokens",
-        "Read by the target, and found in its prefix cache instead.",
+        "Read by the target, or found in its prefix cache.",
         "suffix: tokens/s",
         [
             Query(rate("prefilled_tokens"), "read"),
@@ -193,8 +195,8 @@ PIPELINE = [
         stacked=True,
     ),
     Panel(
-        "Prefix cache",
-        "Prompts whose beginning was in KV memory, and the share of prompt tokens that were.",
+        "Prefix cache hit rate",
+        "The share of prompts whose beginning was there, and of all prompt tokens.",
         "percentunit",
         [
             Query(ratio(rate("prompts", more='cached="yes"'), rate("prompts")), "prompts"),
@@ -209,7 +211,7 @@ PIPELINE = [
     ),
     Panel(
         "KV memory of the target",
-        "Blocks in use by requests, kept for prompts, and free.",
+        "Blocks used by requests, cached for prompts with the same beginning, and free.",
         "short",
         [Query(gauge("kv_blocks", "state"), "{{state}}")],
         stacked=True,

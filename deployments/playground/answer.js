@@ -68,7 +68,7 @@ export class Answer {
       "li",
       { pointerenter: () => this._stress(drafter), pointerleave: () => this._stress(null) },
       swatch(drafter), `${drafter === TARGET ? "the target itself" : drafter} `, el("b", {}, String(own)),
-      this._also.has(drafter) ? `, agreed with ${this._also.get(drafter)}` : null,
+      this._also.has(drafter) ? `, also proposed ${this._also.get(drafter)}` : null,
     )));
     this._share.replaceChildren(...counts.filter(([, own]) => own).map(([drafter, own]) => {
       const part = el("i", { class: colourOf(drafter) });

@@ -102,7 +102,7 @@ function verdict(drafting, plain) {
   const ratio = plain.seconds / drafting.seconds;
   const same = drafting.answer.text === plain.answer.text;
   const text = same
-    ? " with drafts, and the same text."
-    : " with drafts. The texts differ: a target in bfloat16 rounds differently in other batches.";
+    ? " with speculation, and the same text."
+    : " with speculation. The texts differ: a target in bfloat16 rounds differently in other batches.";
   return [el("b", {}, `${ratio.toFixed(2)} × the speed`), text];
 }

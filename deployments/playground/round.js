@@ -4,7 +4,7 @@ import { TARGET, byId, duration, el, percent, plural, spelled, swatch } from "./
 import { drawTree } from "./tree.js";
 
 export function showRound({ token, round, drafter }) {
-  const fallen = round.verified - round.accepted;
+  const rejected = round.verified - round.accepted;
   const node = token.node === null ? null : round.nodes[token.node];
   const others = node?.drafters.slice(1) ?? [];
   const again = round.attempt > 1 ? `, attempt ${round.attempt}` : "";
@@ -19,9 +19,9 @@ export function showRound({ token, round, drafter }) {
       ...row("Written by", swatch(drafter), drafter === TARGET ? "the target itself" : drafter),
       ...(others.length ? row("Also proposed by", others.join(", ")) : []),
       ...(node ? row("Confidence", percent(node.confidence)) : []),
-      ...row("Depth", node ? `${token.node + 1} of ${depthOf(round)}` : "behind the drafts"),
+      ...row("Depth", node ? `${token.node + 1} of ${depthOf(round)}` : "after the drafts"),
       ...row("Drafts", draftsOf(round)),
-      ...row("Fell", fallen ? plural(fallen, "draft") : "none"),
+      ...row("Rejected", rejected ? plural(rejected, "draft") : "none"),
       ...row("Time", `${duration(round.draft_s)} drafting, ${duration(round.verify_s)} verifying`),
     ),
     treeOf(round),
@@ -48,7 +48,7 @@ function treeOf(round) {
     el("div", { class: "scrolls", tabindex: "0", role: "group", "aria-label": "Draft tree" }, drawTree(round)),
     el(
       "figcaption", {},
-      "Filled: accepted. Dashed: fell. Beside each draft, its confidence.",
+      "Filled: accepted. Dashed: rejected. Beside each draft, its confidence.",
       left > 0 ? ` ${plural(left, "more draft")} not drawn.` : null,
     ),
   );

@@ -105,16 +105,17 @@ function colour(host, style) {
 }
 
 function figures(numbers) {
-  const accepted = Object.entries(numbers.drafted).map(([drafter, drafted]) => figure(
-    "accepted", percent((numbers.accepted[drafter] ?? 0) / drafted),
-    `of ${drafter}`,
-  ));
+  const drafters = Object.entries(numbers.drafted).map(([drafter, drafted]) => {
+    const accepted = numbers.accepted[drafter] ?? 0;
+    const pace = Math.round(accepted / numbers.seconds);
+    return figure(`from ${drafter}`, `${pace}`, `tokens per second, ${percent(accepted / drafted)} accepted`);
+  });
   const slo = numbers.attainment;
   return [
     figure("goodput", `${Math.round(numbers.goodput)}`, "tokens per second"),
-    figure("queue", `${numbers.running} + ${numbers.waiting}`, "running, waiting"),
+    figure("requests", `${numbers.running} + ${numbers.waiting}`, "running, waiting"),
     figure("SLO met", slo === null ? "–" : percent(slo), slo === null ? "none was asked for" : "of the last requests"),
-    ...accepted,
+    ...drafters,
   ];
 }
 

@@ -10,6 +10,7 @@ from benchmarks.charts import save
 from benchmarks.plots import CHARTS, EXPERIMENTS, number, table
 from benchmarks.prometheus import ALERTS
 from benchmarks.serving.drills import DRILLS, faster
+from deployments.boards.grafana import BOARDS
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -46,6 +47,8 @@ def test_a_table_that_is_gone_is_named() -> None:
 
 def test_drills_expect_alerts_that_there_are_and_shorten_all_their_times() -> None:
     rules = ALERTS.read_text()
+    for drill in DRILLS:
+        assert set(drill.panels) <= {panel.title for panel in BOARDS[drill.board][1]}
     assert all(f"alert: {name}\n" in rules for drill in DRILLS for name in drill.expected)
     shortened = faster(rules)
     assert "[30000ms]" in shortened

@@ -21,11 +21,31 @@ from ray import serve
 from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
+from benchmarks.browser import chromium_path
 from deployments.boards.grafana import BOARDS
-from deployments.metrics import ACCEPTED, PAGE, exported, written
+from deployments.metrics import (
+    ACCEPTED,
+    COORDINATOR,
+    HISTOGRAMS,
+    INGRESS_HISTOGRAMS,
+    KV_STATES,
+    LOOKUPS,
+    LOST,
+    OTHER,
+    OUTCOMES,
+    PAGE,
+    PARTS,
+    PLAIN,
+    POSITIONS,
+    STATUSES,
+    STOPPED,
+    VERIFIER,
+    exported,
+    written,
+)
 from tests.actors.hosts.cluster import processes
 from tests.dashboards.promtool import ALERTS, program, queries
-from tests.deployments.replica.test_timeline import check_format
+from tests.deployments.replica.test_timeline import check_format, check_perfetto
 from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
 
 PORT = 8139
@@ -92,6 +112,46 @@ def ask(app: serve.handle.DeploymentHandle, seed: int) -> dict[str, Any]:
     slo: Any = "patient" if seed % 2 else {"tpot_ms": 1e-3}
     answer: dict[str, Any] = app.generate.remote({**fields, "slo": slo}).result(timeout_s=60)
     return answer
+
+
+def test_every_series_is_there_before_the_first_request(app: serve.handle.DeploymentHandle) -> None:
+    assert over_http().keys() >= exported(prefix="").keys()
+    histograms = {f"{one.name}_{part}" for one in (*HISTOGRAMS, *INGRESS_HISTOGRAMS)
+                  for part in ("bucket", "count", "sum")}  # fmt: skip
+    # Through Ray, histograms begin with their first observation.
+    others = exported(prefix="").keys() - histograms
+    eventually(lambda: scrape().keys() >= others, "all other names are there")
+    moved = {name for name, value in scrape().items() if value}
+    # The warm-up runs forward passes, and all KV blocks are free.
+    of_warm_up = ("forward", "busy", "idle", "predict", "kv_blocks", "replicas_started")
+    assert {name for name in moved if not name.startswith(of_warm_up)} == set()
+    hosts = {"tiny", "tasks", VERIFIER}
+    selected = {"tiny", "tasks", LOOKUPS, PLAIN}
+    known = {
+        ("rounds_total", "drafter"): selected,
+        ("rounds_total", "accepted"): set(ACCEPTED),
+        ("slot_seconds_total", "drafter"): selected,
+        ("slot_seconds_total", "part"): set(PARTS),
+        ("plain_seconds_total", "drafter"): selected,
+        ("drafted_tokens_total", "drafter"): {"tiny", "tasks"},
+        ("accepted_tokens_total", "position"): set(POSITIONS),
+        ("busy_seconds_total", "host"): hosts | {COORDINATOR},
+        ("idle_seconds_total", "host"): hosts,
+        ("late_calls_total", "host"): hosts,
+        ("losses_total", "host"): hosts,
+        ("down", "host"): hosts,
+        ("requests_total", "outcome"): set(OUTCOMES),
+        ("promises_total", "slo_class"): {"patient", OTHER},
+        ("promises_total", "kept"): {"yes", "no"},
+        ("kv_blocks", "state"): set(KV_STATES),
+        ("responses_total", "status"): set(STATUSES),
+        ("tenant_responses_total", "tenant"): set(KEYS),
+        ("tenant_tokens_total", "kind"): {"prompt", "output"},
+        ("replicas_left_total", "reason"): {LOST, STOPPED},
+    }
+    for (name, label), values in known.items():
+        keys = [key for key in scrape(label) if key.startswith(f"{name}/")]
+        assert {key.partition("/")[2] for key in keys} == values, (name, label)
 
 
 def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle) -> None:
@@ -275,6 +335,8 @@ def test_a_trace_needs_permission_and_shows_every_track(
     spans = {(event["name"], tracks[event["tid"]]) for event in events if event["ph"] == "X"}
     assert {("verify", "verifier"), ("draft", "tiny"), ("select", "coordinator")} <= spans
     assert any(name == "round" for name, _ in spans)
+    if chromium_path() is not None:
+        check_perfetto(events)
 
 
 def log_lines(deployment: str) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def test_pointing_at_a_token_shows_its_round_and_tree(visit: Visit) -> None:
     drafted.hover()
     details = page.locator("#round")
     expect(details).to_contain_text("Written bytiny")
-    for shown in ("Confidence", "Depth", "Drafts", "Fell", "in round"):
+    for shown in ("Confidence", "Depth", "Drafts", "Rejected", "in round"):
         expect(details).to_contain_text(shown)
     assert details.locator("svg .node.accepted").count() >= 1
     assert details.locator("svg .node.own").count() == 1, "the target's own token"
@@ -140,7 +140,7 @@ def test_a_race_ends_with_both_clocks_and_the_same_text(visit: Visit) -> None:
     page.get_by_label("Message", exact=True).fill(PROMPT)
     page.get_by_role("button", name="Race with").click()
     verdict = page.locator(".verdict")
-    expect(verdict).to_contain_text("with drafts, and the same text", timeout=60_000)
+    expect(verdict).to_contain_text("with speculation, and the same text", timeout=60_000)
     texts = page.locator(".runner .text").all_text_contents()
     assert texts[0] == texts[1] != ""
     clocks = [float(text.removesuffix(" s")) for text in page.locator(".clock").all_text_contents()]
@@ -194,7 +194,7 @@ def test_everything_works_by_keyboard_alone(visit: Visit) -> None:
 def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
     page = visit.open()
     page.get_by_text("Settings").click()
-    page.get_by_label("Most tokens").fill("1500")
+    page.get_by_label("Max tokens").fill("1500")
     page.get_by_label("Temperature").fill("2")
     page.get_by_label("Message", exact=True).fill("Write without end.")
     page.keyboard.press("Enter")
@@ -248,7 +248,7 @@ def test_the_strip_shows_who_is_busy_and_whose_drafts_are_accepted(visit: Visit)
         "tiny",
         "ngram",
     ]
-    expect(page.locator("#numbers")).to_contain_text("of tiny")
+    expect(page.locator("#numbers")).to_contain_text("from tiny")
     painted = (
         "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, 20).data.some(x => x)"
     )

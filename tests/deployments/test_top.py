@@ -131,7 +131,7 @@ def test_the_screen_sorts_freezes_and_fits_a_narrow_window() -> None:
         lines = terminal.until("accepted/s▲")
         assert first_words(lines, "good ", "bad ")[:2] == ["bad", "good"]
         terminal.press("s")
-        terminal.until("accept▲")
+        terminal.until("accept %▲")
 
         exporter.lose("bad")
         terminal.until("DOWN")

@@ -79,7 +79,7 @@ def test_counts_are_those_of_the_rounds() -> None:
     run(main())
 
 
-def test_the_reckoned_speed_up_is_that_of_serving_the_same_plainly() -> None:
+def test_the_estimated_speed_up_is_that_of_serving_the_same_plainly() -> None:
     async def main() -> None:
         seconds = []
         for speculate in (True, False):

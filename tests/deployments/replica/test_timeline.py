@@ -4,7 +4,11 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from actors.coordinator.events import CaughtUp, Drafted, Verified
+import pytest
+
+from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
+from benchmarks.browser import MISSING, chromium_path
+from benchmarks.perfetto import opened
 from benchmarks.simulator.clock import run
 from deployments.metrics import VERIFIER
 from deployments.replica.timeline import Timeline
@@ -37,6 +41,57 @@ def test_every_round_is_on_its_tracks_and_no_two_forwards_overlap() -> None:
         assert sum(len(spans[str(number)]) for number in range(6)) == rounds
 
     run(main())
+
+
+@pytest.mark.skipif(chromium_path() is None, reason=MISSING)
+def test_perfetto_reads_every_span_on_its_track_as_it_was() -> None:
+    happened: list[Event] = []
+
+    async def main() -> None:
+        service = Service()
+        await serve_all(service)
+        happened.extend(service.events)
+
+    run(main())
+    timelines = [Timeline(["near", "far", "ngram"], now=0.0) for _ in range(2)]
+    for event in happened:
+        for timeline in timelines:
+            timeline.observe(event)
+    events = [e for n, timeline in enumerate(timelines) for e in timeline.events(f"r{n}", n)]
+    check_perfetto(events)
+
+
+def check_perfetto(events: list[dict[str, Any]]) -> None:
+    """Perfetto's own reader finds nothing to complain of, and each span and instant where and when
+    it was written, none inside another."""
+    named: dict[str, dict[int, str]] = {"process_name": {}, "thread_name": {}}
+    for event in events:
+        if event["name"] in named:
+            of = event["pid"] if event["name"] == "process_name" else event["tid"]
+            named[event["name"]][of] = event["args"]["name"]
+    written = sorted(
+        (
+            named["process_name"][event["pid"]],
+            named["thread_name"][event["tid"]],
+            event["name"],
+            1000 * event["ts"],
+            1000 * event.get("dur", 0),
+        )
+        for event in events
+        if event["ph"] != "M"
+    )
+    with opened(events) as perfetto:
+        assert perfetto.problems() == []
+        rows = perfetto.query(
+            "select p.name as process, t.name as track, s.name as name, s.ts as ts, s.dur as dur, "
+            "s.depth as depth from slice s join thread_track tt on s.track_id = tt.id "
+            "join thread t using (utid) join process p using (upid)"
+        )
+    read = sorted(
+        (row["process"], row["track"], row["name"], int(row["ts"]), int(row["dur"])) for row in rows
+    )
+    assert read == written
+    assert all(row["depth"] == "0" or row["dur"] == "0" for row in rows)
 
 
 def check_format(events: list[dict[str, Any]]) -> None:
