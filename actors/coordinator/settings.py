@@ -37,6 +37,9 @@ class Limits:
     stalled_host_s: float = 5.0
     """A host in an actor that gives no answer for so long counts as dead; the limit is longer where
     its cost model predicts long work (actors/hosts/remote.py)."""
+    suspect_host_s: float | None = 2.0
+    """After this part of `stalled_host_s` without an answer, processes that would replace the
+    verifier are started; None: only once it is lost."""
     probe_after_s: float | None = None
     """After drafting for this long, one round of all requests decodes plainly; None: never."""
     recovery_s: float = 120.0

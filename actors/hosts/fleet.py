@@ -142,6 +142,8 @@ def _verifier(
             stalled_s=limits.stalled_host_s,
             recovery_s=limits.recovery_s,
             gives_up=True,
+            successor=launcher,
+            suspect_s=limits.suspect_host_s,
         )
     )
 

@@ -8,7 +8,7 @@ with the process that created them.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -166,7 +166,7 @@ class Group:
         return actors
 
     async def start_verifier(self, spec: TargetSpec, life: int) -> Actors:
-        """The processes, which load nothing yet. `life`: of the incarnation."""
+        """The processes, which load nothing yet. `life`: how many were started before."""
         bundles = spec.bundles or (_ANYWHERE,) * spec.actors
         gpus = spec.gpus * spec.tensor_parallel / spec.actors
         handles = []
@@ -205,39 +205,55 @@ class Group:
 
 
 class VerifierLauncher:
-    """Starts the incarnations of a target. With `spec.standby`, the processes of the next one are
-    started beforehand: after a loss the model has to be loaded, but nothing to be imported."""
+    """Starts the incarnations of a target. The processes of the next one are started beforehand
+    when the present one is suspected, or always, with `spec.standby`: after a loss the model has to
+    be loaded, but nothing to be imported."""
 
     def __init__(self, group: Group, spec: TargetSpec, timeout_s: float) -> None:
         """`timeout_s`: how long ranks wait for each other."""
         self._group = group
         self._spec = spec
         self._timeout_s = timeout_s
+        self._starts = 0
+        """Of processes, those that were not needed included."""
         self._standby: asyncio.Task[Actors] | None = None
         self._due: asyncio.TimerHandle | None = None
         """When the standby is to be started."""
 
-    async def launch(self, life: int) -> Actors:
-        """`life`: of the incarnation."""
+    async def launch(self, _number: int) -> Actors:
         if self._due is not None:
             self._due.cancel()
         standby, self._standby = self._standby, None
-        actors = await (standby or self._group.start_verifier(self._spec, life))
+        actors = await (standby or self._start())
         await actors.load(self._timeout_s)
         if self._spec.standby:
             loop = asyncio.get_running_loop()
-            self._due = loop.call_later(STANDBY_AFTER_S, self._start_standby, life + 1)
+            self._due = loop.call_later(STANDBY_AFTER_S, self.prepare)
         return actors
 
-    def _start_standby(self, life: int) -> None:
-        self._standby = asyncio.create_task(self._group.start_verifier(self._spec, life))
+    def prepare(self) -> None:
+        # A GPU is free for the next process only when the present one has ended.
+        if self._standby is None and not self._spec.gpus:
+            self._standby = asyncio.create_task(self._start())
+
+    def discard(self) -> None:
+        if not self._spec.standby:
+            self._end_standby()
 
     def close(self) -> None:
         if self._due is not None:
             self._due.cancel()
-        if self._standby is not None:
-            self._standby.cancel()
-            self._standby.add_done_callback(_kill)
+        self._end_standby()
+
+    def _start(self) -> Coroutine[Any, Any, Actors]:
+        self._starts += 1
+        return self._group.start_verifier(self._spec, self._starts - 1)
+
+    def _end_standby(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.cancel()
+            standby.add_done_callback(_kill)
 
 
 def _kill(standby: "asyncio.Task[Actors]") -> None:

@@ -25,6 +25,7 @@ from deployments.ingress.delivery import (
     data_events,
     named_events,
 )
+from deployments.ingress.docs_page import add_docs_page
 from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import REQUEST_ID, Fields
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
@@ -48,7 +49,9 @@ _MOST_DIGITS = 18
 
 def make_http(api: Api) -> FastAPI:
     responses = ResponsesApi(api)
-    http = FastAPI(title="Spindle", version=api.version)
+    # FastAPI's own pages load their scripts from other hosts.
+    http = FastAPI(title="Spindle", version=api.version, docs_url=None, redoc_url=None)
+    add_docs_page(http)
     http.state.request_log = api.log
     open_paths = (*PATHS_WITHOUT_KEY, *RESPONSES)
     if api.config.metrics_without_key:

@@ -116,6 +116,7 @@ def limits_of(config: AppConfig) -> Limits:
         stalled_s=limits.stalled_s,
         slow_drafter_s=limits.slow_drafter_s,
         stalled_host_s=limits.stalled_host_s,
+        suspect_host_s=limits.suspect_host_s,
         probe_after_s=limits.probe_after_s,
         recovery_s=limits.recovery_s,
     )

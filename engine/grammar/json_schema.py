@@ -5,63 +5,23 @@ rule here was found with random outputs (tests/engine/grammar/test_schemas.py). 
 standard does not define are annotations, and are ignored as it says.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 from engine.errors import InvalidRequest
+from engine.grammar.schema_words import (
+    ALONE,
+    TYPE_OF_KEYWORD,
+    UNSUPPORTED,
+    Schema,
+    subschemas,
+)
+from engine.grammar.size import check_size
 
-MAX_REPETITIONS = 512
-"""Of all bounded lengths and repetitions together: each is a state, which takes up to 7 ms to
-compile."""
-_MOST_STATES = 128
-"""Of one repetition: xgrammar counts longer ones without a state for each."""
 MAX_PROPERTIES = 256
 """Of one object; the time to compile grows with the square of those that are optional."""
 
-_UNSUPPORTED = {
-    "$anchor",
-    "$dynamicRef",
-    "$recursiveRef",
-    "contains",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "else",
-    "if",
-    "maxContains",
-    "minContains",
-    "multipleOf",
-    "not",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "uniqueItems",
-}
-_TYPE_OF_KEYWORD = {
-    "minLength": "string",
-    "maxLength": "string",
-    "pattern": "string",
-    "format": "string",
-    "minimum": "number",
-    "maximum": "number",
-    "exclusiveMinimum": "number",
-    "exclusiveMaximum": "number",
-    "items": "array",
-    "prefixItems": "array",
-    "minItems": "array",
-    "maxItems": "array",
-    "properties": "object",
-    "required": "object",
-    "additionalProperties": "object",
-    "patternProperties": "object",
-    "propertyNames": "object",
-    "minProperties": "object",
-    "maxProperties": "object",
-}
-_ALONE = ("$ref", "anyOf", "oneOf", "allOf")
-"""Beside one of these the compiler ignores every other assertion."""
 FORMATS = (
     "date",
     "date-time",
@@ -76,21 +36,11 @@ FORMATS = (
     "uri-template",
     "uuid",
 )
-_REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
-
-Schema = Mapping[str, Any]
-
-
-def repetitions(pattern: str) -> int:
-    """What all bounded repetitions of a regular expression or a grammar add up to."""
-    bounds = [int(most or least) for least, most in _REPETITION.findall(pattern)]
-    return sum(min(bound, _MOST_STATES) for bound in bounds)
 
 
 def check_schema(schema: Any, source: str) -> None:
-    """Raises InvalidRequest for a schema that could not be followed exactly. `source`: the client's
-    field."""
-    repeated = 0
+    """Raises InvalidRequest for a schema that could not be followed exactly, or takes too long to
+    compile. `source`: the client's field."""
     for path, one in subschemas(schema):
         if isinstance(one, dict) and (problem := _problem_of_values(one)) is not None:
             raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
@@ -99,36 +49,7 @@ def check_schema(schema: Any, source: str) -> None:
         problem = _problem({"type": "string", **one} if names else one, schema)
         if problem is not None:
             raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
-        if isinstance(one, dict):
-            length = one["maxLength"] if "maxLength" in one else one.get("minLength", 0)
-            repeated += min(length, _MOST_STATES) + repetitions(str(one.get("pattern", "")))
-    if repeated > MAX_REPETITIONS:
-        raise InvalidRequest(
-            source,
-            f"lengths and repetitions of texts add up to {repeated} (one counts for at most "
-            f"{_MOST_STATES}), and {MAX_REPETITIONS} can be compiled in time; lower or leave out "
-            "some maxLength",
-        )
-
-
-def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The schema itself and all within it, each with its path."""
-    yield path, schema
-    if not isinstance(schema, dict):
-        return
-    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
-        members = schema.get(keyword)
-        if isinstance(members, dict):
-            for name, one in members.items():
-                yield from subschemas(one, f"{path}/{keyword}/{name}")
-    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        branches = schema.get(keyword)
-        if isinstance(branches, list):
-            for number, one in enumerate(branches):
-                yield from subschemas(one, f"{path}/{keyword}/{number}")
-    for keyword in ("items", "additionalProperties", "propertyNames"):
-        if isinstance(schema.get(keyword), dict):
-            yield from subschemas(schema[keyword], f"{path}/{keyword}")
+    check_size(schema, source)
 
 
 def _problem(schema: Any, root: Any) -> str | None:
@@ -138,7 +59,7 @@ def _problem(schema: Any, root: Any) -> str | None:
     if not isinstance(schema, dict):
         return "must be an object or true"
     for keyword in schema:
-        if keyword in _UNSUPPORTED:
+        if keyword in UNSUPPORTED:
             return f"{keyword} cannot be enforced; leave it out, and check it in the answer"
     return (
         _problem_of_combinations(schema, root)
@@ -170,13 +91,13 @@ def _problem_of_values(schema: Schema) -> str | None:
 
 
 def _problem_of_combinations(schema: Schema, root: Any) -> str | None:
-    alone = [keyword for keyword in _ALONE if keyword in schema]
+    alone = [keyword for keyword in ALONE if keyword in schema]
     if not alone:
         return None
     others = [
         keyword
         for keyword in schema
-        if keyword in _TYPE_OF_KEYWORD or keyword in (*_ALONE, "enum", "const", "type")
+        if keyword in TYPE_OF_KEYWORD or keyword in (*ALONE, "enum", "const", "type")
     ]
     if len(others) > 1:
         return f"{others[0]} beside {others[1]} cannot be enforced; write it into one schema"
@@ -205,14 +126,14 @@ def _problem_of_reference(schema: Schema, root: Any) -> str | None:
 
 def _problem_of_types(schema: Schema) -> str | None:
     types = _types(schema)
-    for keyword, of in _TYPE_OF_KEYWORD.items():
+    for keyword, of in TYPE_OF_KEYWORD.items():
         if keyword not in schema or ("enum" in schema or "const" in schema):
             continue
         numeric = of == "number" and "integer" in types
         if of not in types and not numeric:
             return f"{keyword} needs a type: {of}"
     if ("enum" in schema or "const" in schema) and (
-        extra := [one for one in _TYPE_OF_KEYWORD if one in schema]
+        extra := [one for one in TYPE_OF_KEYWORD if one in schema]
     ):
         return f"{extra[0]} beside enum or const cannot be enforced; leave it out"
     return None

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.errors import InvalidRequest
-from engine.grammar.json_schema import MAX_REPETITIONS, check_schema, repetitions
+from engine.grammar.json_schema import check_schema
+from engine.grammar.size import MAX_REPETITIONS, repetitions
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 

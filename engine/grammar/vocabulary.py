@@ -1,15 +1,54 @@
-"""The texts of a checkpoint's tokens, as xgrammar needs them."""
+"""The texts of a checkpoint's tokens, as xgrammar needs them.
 
+They are kept in files: to take them from the tokenizer anew holds the interpreter's lock for tenths
+of a second of a core at once, in which an event loop in the same process stands still.
+"""
+
+import logging
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
+from zipfile import BadZipFile
 
+import numpy as np
 import xgrammar
-from transformers import PreTrainedTokenizerFast
 
+from cluster.zoo.paths import cache_dir
 from engine.tokenizer import load_tokenizer
+
+_LOG = logging.getLogger("spindle")
+_FORMAT = b"1"
+_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*")
+"""What a tokenizer is read from."""
+_UNREADABLE = (OSError, EOFError, KeyError, ValueError, BadZipFile)
+
+
+class _Texts(NamedTuple):
+    of_tokens: list[bytes]
+    """Empty for special tokens."""
+    add_prefix_space: bool
 
 
 def token_texts(checkpoint: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
     """`vocab_size`: the model's, which may be larger than the tokenizer's."""
+    file = _file(checkpoint, vocab_size)
+    texts = _read(file)
+    if texts is None:
+        texts = _of_tokenizer(checkpoint, vocab_size)
+        _write(file, texts)
+    return xgrammar.TokenizerInfo(
+        texts.of_tokens,
+        xgrammar.VocabType.RAW,
+        vocab_size=vocab_size,
+        stop_token_ids=[],
+        add_prefix_space=texts.add_prefix_space,
+    )
+
+
+def _of_tokenizer(checkpoint: Path, vocab_size: int) -> _Texts:
     tokenizer = load_tokenizer(checkpoint)
     # Stop tokens are those of the request, which its matcher sees to; xgrammar is given any.
     detected = xgrammar.TokenizerInfo.from_huggingface(
@@ -17,16 +56,38 @@ def token_texts(checkpoint: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
     )
     # Special tokens are left out of the text that clients receive. xgrammar would take them for
     # the text of their names, and allow them within strings; an empty text is never allowed.
-    special = {*tokenizer.all_special_ids, *_added_specials(tokenizer)}
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(token for token, one in added if one.special)}
     texts = [b"" if token in special else text for token, text in enumerate(detected.decoded_vocab)]
-    return xgrammar.TokenizerInfo(
-        texts,
-        xgrammar.VocabType.RAW,
-        vocab_size=vocab_size,
-        stop_token_ids=[],
-        add_prefix_space=detected.add_prefix_space,
-    )
+    return _Texts(texts, detected.add_prefix_space)
 
 
-def _added_specials(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    return [token for token, added in tokenizer.added_tokens_decoder.items() if added.special]
+def _file(checkpoint: Path, vocab_size: int) -> Path:
+    """Named by all that its content depends on."""
+    key = sha256(_FORMAT)
+    key.update(f"{vocab_size} {version('xgrammar')} {version('transformers')}".encode())
+    for pattern in _FILES:
+        for path in sorted(checkpoint.glob(pattern)):
+            key.update(path.name.encode() + sha256(path.read_bytes()).digest())
+    return cache_dir() / "vocabularies" / f"{key.hexdigest()[:32]}.npz"
+
+
+def _read(file: Path) -> _Texts | None:
+    """None where there is no such file, or none that can be read."""
+    with suppress(*_UNREADABLE), np.load(file) as kept:
+        joined, ends = kept["joined"].tobytes(), kept["ends"].tolist()
+        texts = [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        return _Texts(texts, bool(kept["add_prefix_space"]))
+    return None
+
+
+def _write(file: Path, texts: _Texts) -> None:
+    joined = np.frombuffer(b"".join(texts.of_tokens), np.uint8)
+    ends = np.cumsum([len(text) for text in texts.of_tokens], dtype=np.int64)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+            np.savez(partial, joined=joined, ends=ends, add_prefix_space=texts.add_prefix_space)
+        Path(partial.name).replace(file)
+    except OSError as error:
+        _LOG.warning("the texts of the vocabulary cannot be kept in %s: %s", file, error)

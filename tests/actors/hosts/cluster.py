@@ -44,6 +44,18 @@ def processes(replica: str, life: int | None = None) -> dict[str, int]:
     return {host: pid for host, own, pid in living if life is None or own == str(life)}
 
 
+def starts(replica: str, host: str) -> list[str]:
+    """Ray's states of all actors that a host ever had, the first one first."""
+    prefix = f"spindle:{replica}:{host}:"
+    by_name = {actor["Name"]: str(actor["State"]) for actor in state.actors().values()}
+    ours = {
+        int(name.removeprefix(prefix)): one
+        for name, one in by_name.items()
+        if name.startswith(prefix)
+    }
+    return [ours[number] for number in sorted(ours)]
+
+
 def has_loaded(pid: int, library: str) -> bool:
     """Whether a process has loaded a shared library whose path has this word."""
     return library in Path(f"/proc/{pid}/maps").read_text()

@@ -46,7 +46,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.scheduling.baselines import fcfs
 from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.policies import Touring
-from tests.actors.hosts.cluster import cluster, has_loaded, processes, runs, until
+from tests.actors.hosts.cluster import cluster, has_loaded, processes, runs, starts, until
 from tests.checkpoints import llama
 from tests.engine.drafters.eagle3_heads import config, write_head
 
@@ -343,6 +343,49 @@ def test_a_killed_verifier_is_replaced_and_streams_continue(
         kv = await served.coordinator.kv_state()
         assert kv.used == 0
         assert kv.free + kv.cached == kv.total
+
+    loop.run(main())
+
+
+def test_a_verifier_that_hangs_for_a_while_goes_on_and_what_would_replace_it_is_ended(
+    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served.events.clear()
+        before = starts("test", "verifier")
+        stopped = processes("test")["verifier"]
+        reading = Reading(served, "silent-verifier")
+        await reading.midway()
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: len(starts("test", "verifier")) == len(before) + 1)
+        os.kill(stopped, signal.SIGCONT)
+        assert await reading.whole() == plain
+        assert not served.seen(VerifierDown)
+        await until(lambda: starts("test", "verifier").count("ALIVE") == 1)
+        assert starts("test", "verifier")[-1] == "DEAD"
+        assert processes("test")["verifier"] == stopped
+
+    loop.run(main())
+
+
+def test_a_verifier_that_hangs_is_replaced_by_what_was_started_before_it_was_given_up(
+    loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
+) -> None:
+    async def main() -> None:
+        served = Served(await start_fleet(TARGET_SPEC, [LOOKUP], profiles, Group("hung"), LIMITS))
+        stopped = processes("hung", life=0)["verifier"]
+        reading = Reading(served, "hung-verifier")
+        await reading.midway()
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: len(starts("hung", "verifier")) == 2)
+        assert not served.seen(VerifierDown), "it is started before the other one is given up"
+        assert await reading.whole() == plain
+        (down,) = served.seen(VerifierDown)
+        assert "gave no answer" in down.error
+        await until(lambda: starts("hung", "verifier") == ["DEAD", "ALIVE"])
+        await until(lambda: not runs(stopped))
+        await served.close()
+        await until(lambda: not processes("hung"))
 
     loop.run(main())
 

@@ -17,6 +17,7 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
             "target": {"standby": True},
             "limits": {
                 "slow_drafter_s": 0.2,
+                "suspect_host_s": 1.5,
                 "probe_after_s": 9,
                 "recovery_s": 90,
                 "catch_up_share": 0.25,
@@ -25,6 +26,7 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
     )
     assert target_spec(config, plan(config)).standby
     assert limits_of(config).slow_drafter_s == 0.2
+    assert limits_of(config).suspect_host_s == 1.5
     assert limits_of(config).probe_after_s == 9
     assert limits_of(config).recovery_s == 90
     assert limits_of(config).catch_up_share == 0.25

@@ -36,6 +36,18 @@ FOLLOWED: dict[str, Any] = {
     "least and most characters": {"type": "string", "minLength": 2, "maxLength": 4},
     "least characters": {"type": "string", "minLength": 3},
     "most characters": {"type": ["string", "null"], "maxLength": 2},
+    "equal lengths in many places": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 3, "title": "A name"},
+            "names": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+            "again": {"$ref": "#/properties/name"},
+            "other": {"anyOf": [{"$ref": "#/$defs/name"}, {"type": "string", "maxLength": 1}]},
+            "map": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1}},
+        },
+        "required": ["name", "names", "again"],
+        "$defs": {"name": {"type": "string", "maxLength": 3}},
+    },
     "pattern": {"type": "string", "pattern": "^[a-c]{2,3}$"},
     "pattern anywhere": {"type": "string", "pattern": "ab"},
     "pattern at the beginning": {"type": "string", "pattern": "^ab"},
@@ -171,7 +183,9 @@ REFUSED: dict[str, Any] = {
     "no token can begin one": {"$defs": {"x": {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"},
     "lower or leave out some maxLength": {
         "type": "object",
-        "properties": {f"p{number}": {"type": "string", "maxLength": 100} for number in range(6)},
+        "properties": {
+            f"p{number}": {"type": "string", "maxLength": 100 + number} for number in range(6)
+        },
     },
     "more than 256 properties": {
         "type": "object",
