@@ -5,6 +5,7 @@ from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(2)
         for category in named[number:]
     ]
-    lines = {
+    lines: dict[str, list[dict[str, Any]]] = {
         "spec_bench_questions": spec_bench,
         "gsm8k_questions": [{"question": f"What is {number} + 2?"} for number in range(2)],
         "human_eval_prompts": [{"prompt": f"def add_{number}(a):\n"} for number in range(2)],
