@@ -1,16 +1,16 @@
-"""What benchmarks/serving/peers.py compares: the protocol of a contender, and Spindle on vLLM.
+"""What benchmarks compare with vLLM: the protocol of a contender, and Spindle.
 
-All contenders serve token ids from the same checkpoint, with equal KV memory and threads. Each is
-imported in its own process only.
+All contenders of a run serve token ids from the same checkpoint, with equal KV memory and threads.
+Each is imported in its own process only.
 """
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from benchmarks.serving.closed_loop import closed_loop
 
@@ -53,10 +53,31 @@ class TurnResult:
     """Of all requests together."""
     forwards: int
     """Of the target."""
+    rounds: tuple[tuple[int, ...], ...] = ()
+    """Of each request, how many tokens came at a time, one forward's each; empty from a contender
+    that does not say."""
+    drafted: int = 0
+    """Draft tokens that were verified."""
+    draft_s: float = 0.0
+    """Within calls of drafters, whatever else computes meanwhile."""
 
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
+
+
+class Timed(NamedTuple):
+    """What `serve_timed` measures; the fields are those of TurnResult."""
+
+    lengths: tuple[int, ...]
+    latencies_s: tuple[float, ...]
+    seconds: float
+    rounds: tuple[tuple[int, ...], ...]
+
+    def result(self, forwards: int, drafted: int, draft_s: float) -> TurnResult:
+        return TurnResult(
+            self.lengths, self.latencies_s, self.seconds, forwards, self.rounds, drafted, draft_s
+        )
 
 
 class Server(Protocol):
@@ -66,28 +87,38 @@ class Server(Protocol):
 
 
 class Spindle:
-    """The application of cluster/vllm.yaml without HTTP: coordinator and policies in this process,
-    models in actors or, with `in_process`, here as well."""
+    """An application without HTTP: coordinator and policies in this process, models here as well or
+    in actors, as the config places them."""
 
-    def __init__(self, dtype: Dtype, in_process: bool = False) -> None:
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        """`args`: the application's, as in a config. Raises ValidationError."""
+        from cluster.config import AppConfig
+
         self._events: list[Event] = []
         self._names = map(str, count())
         # On a thread of its own: heartbeats of actors arrive between turns as well.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        starting = self._start(_config(dtype, in_process), in_process)
+        starting = self._start(AppConfig.model_validate(args))
         self._coordinator = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
 
-    async def _start(self, config: "AppConfig", in_process: bool) -> "Coordinator":
+    async def _start(self, config: "AppConfig") -> "Coordinator":
         import ray
 
         from actors.hosts.fleet import start_fleet
         from actors.hosts.spawn import Group
         from cluster.placement import plan
         from cluster.zoo.paths import cache_dir
-        from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
+        from deployments.replica.host_specs import (
+            MEASURE_S,
+            drafter_specs,
+            limits_of,
+            target_spec,
+        )
         from deployments.replica.service import Service
 
+        placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
+        in_process = "actor" not in placements
         if not in_process:
             ray.init("local", num_cpus=_RAY_CPUS, include_dashboard=False, log_to_driver=False)
         placement = plan(config)
@@ -97,6 +128,7 @@ class Spindle:
             cache_dir() / "profiles",
             None if in_process else Group("peers"),
             limits_of(config),
+            measure_s=MEASURE_S,
         )
         service = Service(config, fleet)
         await service.warm_up()
@@ -109,12 +141,12 @@ class Spindle:
         return asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     async def _serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        from actors.coordinator.events import LaneDown, Verified, VerifierDown
+        from actors.coordinator.events import Drafted, LaneDown, Verified, VerifierDown
         from engine.sampling.params import SamplingParams
 
         self._events.clear()
 
-        async def send(request: PeerRequest) -> int:
+        async def send(request: PeerRequest) -> list[int]:
             params = SamplingParams(
                 temperature=request.temperature,
                 max_tokens=request.max_tokens,
@@ -122,19 +154,21 @@ class Spindle:
                 ignore_eos=True,
             )
             stream = self._coordinator.submit(next(self._names), request.prompt, params)
-            return sum([len(commit.token_ids) async for commit in stream])
+            return [len(commit.token_ids) async for commit in stream]
 
         timed = await serve_timed(requests, clients, send)
         await asyncio.sleep(_SETTLED_S)
         if lost := [e for e in self._events if isinstance(e, LaneDown | VerifierDown)]:
             raise RuntimeError(f"a host was lost: {lost[0].error}")
-        forwards = sum(isinstance(event, Verified) for event in self._events)
-        return TurnResult(*timed, forwards)
+        forwards = [event for event in self._events if isinstance(event, Verified)]
+        drafted = sum(outcome.drafted for forward in forwards for outcome in forward.outcomes)
+        draft_s = sum(event.seconds for event in self._events if isinstance(event, Drafted))
+        return timed.result(len(forwards), drafted, draft_s)
 
 
-def _config(dtype: Dtype, in_process: bool) -> "AppConfig":
+def peer_args(dtype: Dtype, in_process: bool) -> dict[str, Any]:
+    """Those of cluster/vllm.yaml; with `in_process` all models are inline."""
     from cluster.check import read
-    from cluster.config import AppConfig
 
     (application,) = read(CONFIG)
     args: dict[str, Any] = {**application.args}
@@ -144,21 +178,22 @@ def _config(dtype: Dtype, in_process: bool) -> "AppConfig":
         for model in (args["target"], *args["drafters"]):
             if "model" in model:
                 model["placement"] = "inline"
-    return AppConfig.model_validate(args)
+    return args
 
 
 async def serve_timed(
     requests: Sequence[PeerRequest],
     clients: int,
-    send: Callable[[PeerRequest], Awaitable[int]],
-) -> tuple[tuple[int, ...], tuple[float, ...], float]:
-    """`send` returns a request's output tokens. Returns those, the requests' latencies, and the
-    seconds of all together."""
+    send: Callable[[PeerRequest], Awaitable[Sequence[int]]],
+) -> Timed:
+    """`send` returns how many of a request's output tokens came at a time."""
     clock = asyncio.get_running_loop().time
 
-    async def timed(_number: int, request: PeerRequest) -> tuple[int, float]:
+    async def timed(_number: int, request: PeerRequest) -> tuple[tuple[int, ...], float]:
         sent_s = clock()
-        return await send(request), clock() - sent_s
+        return tuple(await send(request)), clock() - sent_s
 
     served, seconds = await closed_loop(requests, clients, timed)
-    return tuple(n for n, _ in served), tuple(latency_s for _, latency_s in served), seconds
+    rounds = tuple(own for own, _ in served)
+    latencies_s = tuple(latency_s for _, latency_s in served)
+    return Timed(tuple(map(sum, rounds)), latencies_s, seconds, rounds)

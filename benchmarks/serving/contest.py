@@ -22,7 +22,7 @@ REQUESTS_PER_CLIENT = 6
 """In each round."""
 FEWEST_CLIENTS = 4
 """A round has at least so many clients' requests, so that turns are not too short to measure."""
-LOAD_S, SERVE_S = 600.0, 120.0
+LOAD_S, SERVE_S = 600.0, 600.0
 """A contender that takes longer counts as failed."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(THREADS),
@@ -33,6 +33,11 @@ ENVIRONMENT = {
 }
 
 MakeServer = Callable[[], Server]
+
+
+def usual_requests(clients: int) -> int:
+    """In a round of so many clients."""
+    return REQUESTS_PER_CLIENT * max(clients, FEWEST_CLIENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +138,13 @@ def heats(
     stream: Iterator[PeerRequest],
     loads: Sequence[int],
     rounds: int,
+    count: Callable[[int], int] = usual_requests,
 ) -> Results:
-    """Each of the others in turns with plain vLLM, loaded one after the other."""
+    """Each of the others in turns with plain vLLM, loaded one after the other. `count`: of requests
+    in a round of so many clients."""
     most = max(loads)
-    warm_up = new_requests(plain, stream, most)
-    batches = [new_requests(plain, stream, load) for _ in range(rounds) for load in loads]
+    warm_up = new_requests(plain, stream, most, count)
+    batches = [new_requests(plain, stream, load, count) for _ in range(rounds) for load in loads]
     results: dict[tuple[str, int], list[PairedTurn]] = {}
     for name, make in others.items():
         with closing(Contender(name, make)) as contender:
@@ -159,6 +166,7 @@ def final(
     stream: Iterator[PeerRequest],
     load: int,
     rounds: int,
+    count: Callable[[int], int] = usual_requests,
 ) -> Results:
     """All in turns in the same rounds, loaded together."""
     results: dict[tuple[str, int], list[PairedTurn]] = {}
@@ -166,11 +174,11 @@ def final(
         contenders = [
             loaded.enter_context(closing(Contender(name, make))) for name, make in others.items()
         ]
-        warm_up = new_requests(plain, stream, load)
+        warm_up = new_requests(plain, stream, load, count)
         for contender in contenders:
             contender.serve(warm_up, load)
         for number in range(rounds):
-            requests = new_requests(plain, stream, load)
+            requests = new_requests(plain, stream, load, count)
             turns = run_round(plain, contenders, requests, load, number)
             for name, turn in turns.items():
                 results.setdefault((name, load), []).append(turn)
@@ -204,9 +212,11 @@ def run_round(
     return turns
 
 
-def new_requests(plain: Contender, stream: Iterator[PeerRequest], load: int) -> list[PeerRequest]:
+def new_requests(
+    plain: Contender, stream: Iterator[PeerRequest], load: int, count: Callable[[int], int]
+) -> list[PeerRequest]:
     """The next requests of the stream, each limited to the length of plain vLLM's output."""
-    requests = list(islice(stream, REQUESTS_PER_CLIENT * max(load, FEWEST_CLIENTS)))
+    requests = list(islice(stream, count(load)))
     served = plain.serve(requests, load)
     if served is None:
         raise SystemExit(f"{plain.name}, the reference, does not run")

@@ -38,7 +38,7 @@ from typing import Any, get_args
 from transformers import GenerationConfig
 
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.contenders import PARAMS, Dtype, PeerRequest, Spindle
+from benchmarks.serving.contenders import PARAMS, Dtype, PeerRequest, Spindle, peer_args
 from benchmarks.serving.contest import (
     Contender,
     MakeServer,
@@ -58,7 +58,7 @@ MAX_TOKENS = 128
 DRAFTER = "tiny"
 """Of vLLM's draft_model, which at k = 3 is 8% to 17% faster with it than with `small`."""
 FINALISTS = 2
-"""Methods of vLLM in the final, besides plain decoding."""
+"""Methods of vLLM in the final, besides plain decoding; and at most so many of Spindle's."""
 DRAFT_LENGTHS = (1, 3, 5)
 PLAIN, SPINDLE = "vllm", "spindle"
 PEERS: Mapping[str, Mapping[str, Any]] = {
@@ -91,7 +91,7 @@ def main() -> None:
         options.rounds = options.final_rounds = 1
     checkpoint = str(inflated_target(PARAMS))
     vllm = partial(ServedVllm if options.served else VllmLoop, checkpoint, dtype=options.dtype)
-    spindle = partial(Spindle, dtype=options.dtype, in_process=not options.served)
+    spindle = partial(Spindle, peer_args(options.dtype, in_process=not options.served))
     others: dict[str, MakeServer] = {
         name: spindle if name == SPINDLE else partial(vllm, speculation=PEERS[name])
         for name in options.contenders
@@ -103,7 +103,7 @@ def main() -> None:
         for load in options.clients:
             finalists = {name: others[name] for name in finalists_of(first, load)}
             finals |= final(plain, finalists, requests, load, options.final_rounds)
-    over_best, behind = compared_with_best(finals)
+    over_best, behind = compared_with_best(finals, "peers/final")
     publish([*report(first, "peers"), *report(finals, "peers/final"), *over_best], options.json)
     sys.exit("\n".join(behind) if behind and not options.smoke else 0)
 
@@ -118,12 +118,17 @@ def peer_requests(checkpoint: str) -> Iterator[PeerRequest]:
 
 
 def finalists_of(results: Results, load: int) -> list[str]:
-    """Spindle, and the best of vLLM's methods in the heats."""
+    """The best of Spindle's contenders and of the others in the heats."""
     at_load = {name: turns for (name, clients), turns in results.items() if clients == load}
     ratios = {name: goodput_ratio(turns) for name, turns in at_load.items()}
-    ours = [name for name in ratios if name == SPINDLE]
-    theirs = sorted(set(ratios) - {SPINDLE}, key=ratios.__getitem__, reverse=True)
-    return ours + theirs[:FINALISTS]
+    best_first = sorted(ratios, key=ratios.__getitem__, reverse=True)
+    ours = [name for name in best_first if _is_ours(name)]
+    theirs = [name for name in best_first if not _is_ours(name)]
+    return ours[:FINALISTS] + theirs[:FINALISTS]
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(SPINDLE)
 
 
 def report(results: Results, prefix: str) -> list[Record]:
@@ -136,21 +141,21 @@ def report(results: Results, prefix: str) -> list[Record]:
     return records
 
 
-def compared_with_best(finals: Results) -> tuple[list[Record], list[str]]:
+def compared_with_best(finals: Results, prefix: str) -> tuple[list[Record], list[str]]:
     """Spindle over the best of vLLM's, plain decoding included; and a line where it is behind."""
     records, behind = [], []
     for (name, clients), turns in finals.items():
-        if name != SPINDLE:
+        if not _is_ours(name):
             continue
         theirs = {
             other: other_turns
             for (other, load), other_turns in finals.items()
-            if load == clients and other != SPINDLE
+            if load == clients and not _is_ours(other)
         }
         theirs[PLAIN] = [_plain(turn) for turn in turns]
         best = max(theirs, key=lambda other: goodput_ratio(theirs[other]))
         ours, reference = goodput_ratio(turns), goodput_ratio(theirs[best])
-        over = f"peers/final/{name}/c{clients}/over_best"
+        over = f"{prefix}/{name}/c{clients}/over_best"
         records.append(Record.over(reference, over, ours, "x plain"))
         if ours <= reference:
             behind.append(

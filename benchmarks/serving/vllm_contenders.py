@@ -32,12 +32,16 @@ class ServedVllm:
     processes of their own."""
 
     def __init__(
-        self, checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
+        self,
+        checkpoint: str,
+        speculation: Mapping[str, Any] | None,
+        dtype: Dtype,
+        kv_tokens: int = KV_TOKENS,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._names = map(str, count())
-        self._forwards = 0
-        starting = self._start(_arguments(checkpoint, speculation, dtype))
+        self._forwards = self._drafted = 0
+        starting = self._start(_arguments(checkpoint, speculation, dtype, kv_tokens))
         self._engine = self._loop.run_until_complete(starting)
 
     async def _start(self, arguments: Mapping[str, Any]) -> "AsyncLLM":
@@ -50,8 +54,11 @@ class ServedVllm:
         class ForwardCounter(StatLoggerBase):
             def __init__(self, *_: object) -> None: ...
 
-            def record(self, scheduler_stats: object, *_: object, **__: object) -> None:
-                contender._forwards += scheduler_stats is not None
+            def record(self, scheduler_stats: Any, *_: object, **__: object) -> None:
+                if scheduler_stats is not None:
+                    contender._forwards += 1
+                    if drafts := scheduler_stats.spec_decoding_stats:
+                        contender._drafted += drafts.num_draft_tokens
 
             def log_engine_initialized(self) -> None: ...
 
@@ -59,19 +66,21 @@ class ServedVllm:
             AsyncEngineArgs(**arguments), stat_loggers=[ForwardCounter]
         )
         await engine.collective_rpc("mend_temperatures")
+        await engine.collective_rpc("time_drafting")
         return engine
 
     def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
         return self._loop.run_until_complete(self._serve(requests, clients))
 
     async def _serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        async def send(request: PeerRequest) -> int:
+        async def send(request: PeerRequest) -> list[int]:
             stream = self._engine.generate(_prompt(request), _params(request), next(self._names))
-            return sum([len(delta.outputs[0].token_ids) async for delta in stream])
+            return [len(delta.outputs[0].token_ids) async for delta in stream]
 
-        self._forwards = 0
+        self._forwards = self._drafted = 0
         timed = await serve_timed(requests, clients, send)
-        return TurnResult(*timed, self._forwards)
+        (draft_s,) = await self._engine.collective_rpc("take_draft_s")
+        return timed.result(self._forwards, self._drafted, draft_s)
 
 
 class VllmLoop:
@@ -84,7 +93,7 @@ class VllmLoop:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
-        arguments = EngineArgs(**_arguments(checkpoint, speculation, dtype))
+        arguments = EngineArgs(**_arguments(checkpoint, speculation, dtype, KV_TOKENS))
         self._engine = LLMEngine.from_engine_args(arguments)
         self._engine.collective_rpc("mend_temperatures")
         self._names = map(str, count())
@@ -116,10 +125,30 @@ class VllmLoop:
 
 
 class FixedWorker:
-    """Mixed into vLLM's worker, so that `collective_rpc` finds the method."""
+    """Mixed into vLLM's worker, so that `collective_rpc` finds the methods."""
+
+    model_runner: Any
+    _draft_s = 0.0
 
     def mend_temperatures(self) -> None:
         mend_temperatures()
+
+    def time_drafting(self) -> None:
+        propose = self.model_runner.propose_draft_token_ids
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return propose(*arguments, **options)
+            finally:
+                self._draft_s += time.perf_counter() - started
+
+        self.model_runner.propose_draft_token_ids = timed
+
+    def take_draft_s(self) -> float:
+        """Seconds of drafting since the last call."""
+        taken, self._draft_s = self._draft_s, 0.0
+        return taken
 
 
 def mend_temperatures() -> None:
@@ -147,13 +176,13 @@ def _in_order(by_number: Mapping[int, Number]) -> tuple[Number, ...]:
 
 
 def _arguments(
-    checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
+    checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype, kv_tokens: int
 ) -> dict[str, Any]:
     return {
         "model": checkpoint,
         "dtype": dtype,
         "skip_tokenizer_init": True,
-        "num_gpu_blocks_override": KV_TOKENS // VLLM_BLOCK + 1,
+        "num_gpu_blocks_override": kv_tokens // VLLM_BLOCK + 1,
         "kv_cache_memory_bytes": 1 << 20,  # has no effect beside the line above
         "speculative_config": speculation,
         "worker_extension_cls": f"{__name__}.{FixedWorker.__name__}",

@@ -85,7 +85,8 @@ def test_spindle_is_compared_with_the_best_of_vllms_in_the_final_plain_included(
             (SPINDLE, 4): [turn(0.5, 1.0)],
             ("vllm_suffix_k3", 16): [turn(2.0, 1.0)],
             (SPINDLE, 16): [turn(1.25, 1.0)],
-        }
+        },
+        "peers/final",
     )
     over = {r.name: (r.value, r.reference, r.ratio) for r in records}
     assert over["peers/final/spindle/c1/over_best"] == (1.6, 2, 0.8)

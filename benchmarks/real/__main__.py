@@ -1,0 +1,143 @@
+"""Compares Spindle with vLLM and transformers on a real model and real prompts.
+
+`python -m benchmarks.real --data DIR [--head DIR] [--clients 1 4 16] [--smoke] [--json FILE]`, or
+`--engine` for drafters alone.
+
+The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
+no model here was trained on; half of the requests greedy, half at temperature 1. As in
+benchmarks.serving.peers, each contender is loaded in turn and serves the same new requests as plain
+vLLM, which is loaded all the time, to closed-loop clients; in the `--final-rounds` the best two of
+Spindle's and of the others serve in turns in the same rounds. Contenders: vLLM's ngram, suffix and
+eagle3, transformers' `generate` (one client only), Spindle on both backends with single drafters,
+all of them, or none. `--head`: an EAGLE-3 head of the target, without which what needs one is left
+out. A contender that fails is listed with its reason.
+
+Names: real/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM in its turns), .../slowest_domain,
+.../tokens_per_forward of the target, .../forward_ms; of one request's rounds: .../tokens_per_round,
+.../CATEGORY/tokens_per_round, .../accepted/POSITION (share of rounds in which the draft token at it
+was accepted), .../acceptance; .../draft_ms of a forward, within drafters' calls; likewise
+real/final/..., and real/final/spindle.../cCLIENTS/over_best (`reference`: the best that is not
+Spindle).
+
+`--engine`: greedy drafts of each of `--depths` through engine.generate in this process; names
+real/engine/DRAFTER/kDEPTH/tokens_per_forward (of one request, without its first), .../draft_cpu_ms,
+.../accepted/POSITION (of the tokens proposed at it), .../CATEGORY/...
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import get_args
+
+from transformers import GenerationConfig
+
+from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT, PLAIN, servers
+from benchmarks.real.engine import DRAFTERS, measure_drafters
+from benchmarks.real.prompts import CATEGORIES, real_prompts
+from benchmarks.real.results import real_records
+from benchmarks.report import Record, parser, publish
+from benchmarks.serving.contenders import Dtype, PeerRequest
+from benchmarks.serving.contest import Contender, PairedTurn, final, heats
+from benchmarks.serving.peers import compared_with_best, finalists_of
+from cluster.smollm2 import SMOLLM2
+from cluster.sources import checkpoint_folder
+
+SMOKE = ("vllm_ngram_k3", "spindle_native")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    checkpoint = checkpoint_folder(options.model)
+    records = (engine_records if options.engine else served_records)(options, checkpoint)
+    publish(records, options.json)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    own = parser(__doc__)
+    own.add_argument("--model", default=SMOLLM2, help="as target.model in a config")
+    own.add_argument("--data", type=Path, default=Path("../shared/data"))
+    own.add_argument("--head", type=Path, help="a head of the model, in speculators' format")
+    own.add_argument("--dtype", choices=get_args(Dtype), default="float32", help="of the model")
+    own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
+    own.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *DRAFTERS))
+    own.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    own.add_argument(
+        "--requests", type=int, default=16, help="in a round, at least 2 a client; or in all"
+    )
+    own.add_argument("--max-tokens", type=int, default=128)
+    own.add_argument("--rounds", type=int, default=1, help="of the heats")
+    own.add_argument("--final-rounds", type=int, default=4)
+    own.add_argument("--smoke", action="store_true", help="two contenders, one short round")
+    own.add_argument("--engine", action="store_true", help="drafters alone, without serving")
+    own.add_argument("--depths", type=int, nargs="+", default=[5], help="of --engine")
+    options = own.parse_args(arguments)
+    if options.smoke:
+        options.clients, options.requests, options.max_tokens = [1], 4, 16
+        options.rounds, options.final_rounds = 1, 0
+    if options.contenders is None:
+        chosen = SMOKE if options.smoke else CONTENDERS
+        chosen = DRAFTERS if options.engine else chosen
+        options.contenders = [name for name in chosen if options.head or HEAD not in name]
+    known = DRAFTERS if options.engine else CONTENDERS
+    for name in options.contenders:
+        if name not in known:
+            own.error(f"--contenders: {name} is no contender here; there are {', '.join(known)}")
+        if HEAD in name and options.head is None:
+            own.error(f"--contenders: {name} needs --head DIR")
+    return options
+
+
+def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record]:
+    prompts = real_prompts(options.data, checkpoint, options.categories)
+    return measure_drafters(
+        checkpoint,
+        prompts[: options.requests],
+        options.contenders,
+        options.head,
+        options.depths,
+        options.max_tokens,
+    )
+
+
+def served_records(options: argparse.Namespace, checkpoint: Path) -> list[Record]:
+    made = servers(options.model, checkpoint, options.head, options.dtype)
+    others = {name: made[name] for name in options.contenders}
+    requests = real_requests(options, checkpoint)
+
+    def in_a_round(clients: int) -> int:
+        return max(options.requests, 2 * clients)
+
+    finals: dict[tuple[str, int], Sequence[PairedTurn]] = {}
+    with closing(Contender(PLAIN, made[PLAIN])) as plain:
+        batched = {name: make for name, make in others.items() if name not in ONE_CLIENT}
+        first = dict(heats(plain, batched, requests, options.clients, options.rounds, in_a_round))
+        single = {name: make for name, make in others.items() if name in ONE_CLIENT}
+        if single and 1 in options.clients:
+            first |= heats(plain, single, requests, [1], options.rounds, in_a_round)
+        for load in options.clients if options.final_rounds else ():
+            finalists = {name: others[name] for name in finalists_of(first, load)}
+            rounds = options.final_rounds
+            finals |= final(plain, finalists, requests, load, rounds, in_a_round)
+    over_best, behind = compared_with_best(finals, "real/final")
+    print(*behind, sep="\n")
+    return [*real_records(first, "real"), *real_records(finals, "real/final"), *over_best]
+
+
+def real_requests(options: argparse.Namespace, checkpoint: Path) -> Iterator[PeerRequest]:
+    """All prompts again and again, in other orders; temperatures 0 and 1 alternate between passes
+    through the categories."""
+    stop = GenerationConfig.from_pretrained(checkpoint).eos_token_id
+    in_turn = len(options.categories)
+    for seed in count():
+        prompts = real_prompts(options.data, checkpoint, options.categories, seed)
+        for number, prompt in enumerate(prompts):
+            temperature = float(number // in_turn % 2)
+            yield PeerRequest(
+                prompt.prompt, temperature, options.max_tokens, (stop,), prompt.domain
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Who serves the real prompts: vLLM's methods, transformers' own, Spindle on either backend."""
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving.contenders import Dtype, PeerRequest, Spindle, TurnResult
+from benchmarks.serving.contest import MakeServer
+from benchmarks.serving.vllm_contenders import ServedVllm
+from cluster.check import read
+
+KV_TOKENS = 16_384
+PLAIN = "vllm"
+HEAD = "eagle3"
+LOOKUPS = ("ngram", "suffix")
+VLLM_METHODS: Mapping[str, Mapping[str, Any]] = {
+    "vllm_ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    "vllm_suffix": {"method": "suffix"},
+    "vllm_eagle3": {"method": HEAD},
+}
+VLLM = {
+    f"{name}_k{k}": {**method, "num_speculative_tokens": k}
+    for name, method in VLLM_METHODS.items()
+    for k in (3, 5)
+}
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
+    "transformers": {},
+    "transformers_lookup": {"prompt_lookup_num_tokens": 5},
+    "transformers_early_exit": {"assistant_early_exit": 10},
+}
+"""Options of `generate`. Nothing smaller has SmolLM2's vocabulary, so what assists is its own first
+third."""
+CONFIGS = {"native": Path("cluster.yaml"), "vllm": Path("cluster/vllm.yaml")}
+FLEETS: Mapping[str, Sequence[str]] = {
+    "_plain": (),
+    **{f"_{name}": (name,) for name in (*LOOKUPS, HEAD)},
+    "": (*LOOKUPS, HEAD),
+}
+"""By the ending of a contender's name."""
+SPINDLE = {
+    f"spindle_{backend}{ending}": (backend, fleet)
+    for backend in CONFIGS
+    for ending, fleet in FLEETS.items()
+}
+CONTENDERS = (*VLLM, *TRANSFORMERS, *SPINDLE)
+ONE_CLIENT = tuple(TRANSFORMERS)
+"""They serve one request after the other."""
+
+
+def servers(model: str, checkpoint: Path, head: Path | None, dtype: Dtype) -> dict[str, MakeServer]:
+    """All contenders, and plain vLLM; those that need a head only if there is one."""
+    vllm = partial(ServedVllm, str(checkpoint), dtype=dtype, kv_tokens=KV_TOKENS)
+    made: dict[str, MakeServer] = {PLAIN: partial(vllm, speculation=None)}
+    for name, method in VLLM.items():
+        own = {**method, "model": str(head)} if method["method"] == HEAD else method
+        made[name] = partial(vllm, speculation=own)
+    for name, options in TRANSFORMERS.items():
+        made[name] = partial(Transformers, checkpoint, dtype, options)
+    for name, (backend, fleet) in SPINDLE.items():
+        # vLLM's backend hands out no hidden states; alone, the head shows how that is refused.
+        has_head = head is not None and (backend == "native" or fleet == (HEAD,))
+        drafters = [drafter for drafter in fleet if has_head or drafter != HEAD]
+        made[name] = partial(Spindle, spindle_args(backend, drafters, model, head, dtype))
+    return {name: make for name, make in made.items() if head or HEAD not in name}
+
+
+def spindle_args(
+    backend: str, drafters: Sequence[str], model: str, head: Path | None, dtype: Dtype
+) -> dict[str, Any]:
+    """Those of the shipped config for the backend, with this target and these drafters."""
+    (application,) = read(CONFIGS[backend])
+    target = {**application.args["target"], "model": model, "dtype": dtype, "kv_tokens": KV_TOKENS}
+    target.pop("inflate_to", None)
+    described: list[dict[str, Any]] = [
+        {"name": name, "kind": name} if name != HEAD else _head(str(head)) for name in drafters
+    ]
+    return {**application.args, "target": target, "drafters": described}
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"name": HEAD, "kind": HEAD, "model": model, "placement": "inline"}
+
+
+class Transformers:
+    """`generate` of transformers, for one client."""
+
+    def __init__(self, checkpoint: Path, dtype: Dtype, options: Mapping[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+        self._options = options
+
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
+        if clients != 1:
+            raise ValueError(f"transformers serves one client, not {clients}")
+        started = time.perf_counter()
+        rounds, latencies_s = [], []
+        for request in requests:
+            sent = time.perf_counter()
+            rounds.append(self._generate(request))
+            latencies_s.append(time.perf_counter() - sent)
+        seconds = time.perf_counter() - started
+        lengths = tuple(map(sum, rounds))
+        forwards = sum(map(len, rounds))
+        return TurnResult(lengths, tuple(latencies_s), seconds, forwards, tuple(rounds))
+
+    def _generate(self, request: PeerRequest) -> tuple[int, ...]:
+        import torch
+
+        sampling = {"temperature": request.temperature, "top_k": 0} if request.temperature else {}
+        prompt = torch.tensor([request.prompt])
+        sizes = _Sizes()
+        self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=request.max_tokens,
+            do_sample=bool(request.temperature),
+            eos_token_id=None,
+            streamer=sizes,
+            **sampling,
+            **self._options,
+        )
+        return tuple(sizes.sizes[1:])
+
+
+class _Sizes:
+    """A streamer that counts the tokens that it is given at a time; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def put(self, tokens: Any) -> None:
+        self.sizes.append(tokens.numel())
+
+    def end(self) -> None: ...

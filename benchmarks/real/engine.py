@@ -1,0 +1,176 @@
+"""Drafters measured on the engine in this process, without serving: greedy chains of one depth."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import Record
+from benchmarks.serving.requests import Request
+from engine.drafters.eagle3 import load_eagle3
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.suffix import SuffixDrafter
+from engine.errors import SpindleError
+from engine.generate import Rejected, generate
+from engine.model import PackedModel
+from engine.protocol import (
+    ContinueDrafting,
+    Draft,
+    Drafter,
+    DraftOrder,
+    Missing,
+    NoRoom,
+    feature_layers,
+    to_ordered_depth,
+)
+from engine.sampling.params import SamplingParams
+from engine.verifiers.native import NativeVerifier
+
+HEAD = "eagle3"
+DRAFTERS = ("ngram", "suffix", HEAD)
+_KV_TOKENS = 24_576
+_BATCH = 8
+"""Requests in a forward: a round of each counts as one forward, whatever others are in it."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rounds of one drafter's requests, each request's first left out, which has no draft."""
+
+    tokens: int = 0
+    rounds: int = 0
+    proposed: dict[int, int] = field(default_factory=dict)
+    """By position, from 1, how often a token was proposed there."""
+    accepted: dict[int, int] = field(default_factory=dict)
+
+    def add(self, tokens: int, drafted: int) -> None:
+        self.tokens += tokens
+        self.rounds += 1
+        for position in range(1, drafted + 1):
+            self.proposed[position] = self.proposed.get(position, 0) + 1
+            self.accepted[position] = self.accepted.get(position, 0) + (position < tokens)
+
+
+class WatchedDrafter:
+    """Notes how deep a drafter's last drafts were, and the CPU time that they took."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.name = drafter.name
+        self.feature_layers = feature_layers(drafter)
+        self.depths: dict[str, int] = {}
+        """By request; those of later rounds replace earlier ones."""
+        self.cpu_s = 0.0
+
+    def draft(
+        self, orders: Sequence[DraftOrder], continue_drafting: ContinueDrafting = to_ordered_depth
+    ) -> list[Draft | Missing | NoRoom]:
+        started = time.process_time()
+        answers = self._drafter.draft(orders, continue_drafting)
+        self.cpu_s += time.process_time() - started
+        for answer in answers:
+            deepest = int(answer.tree.depth.max(initial=0)) if isinstance(answer, Draft) else 0
+            self.depths[answer.request] = deepest
+        return answers
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._drafter.forget(requests)
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        self._drafter.roll_back(requests)
+
+
+def measure_drafters(
+    checkpoint: Path,
+    requests: Sequence[Request],
+    drafters: Sequence[str],
+    head: Path | None,
+    depths: Sequence[int],
+    max_tokens: int,
+) -> list[Record]:
+    """Records of each drafter at each depth, over the same requests."""
+    model = PackedModel.load(checkpoint, dtype=torch.float32, device="cpu", kv_tokens=_KV_TOKENS)
+    records = []
+    for name in drafters:
+        for depth in depths:
+            drafter = WatchedDrafter(_drafter(name, head, checkpoint, model.vocab_size))
+            tallies = _tallies(model, requests, drafter, depth, max_tokens)
+            of_drafter = _report(f"real/engine/{name}/k{depth}", tallies, drafter.cpu_s)
+            print(f"{of_drafter[0].name} {of_drafter[0].value:.3f}", flush=True)
+            records += of_drafter
+    return records
+
+
+def _drafter(name: str, head: Path | None, checkpoint: Path, vocab_size: int) -> Drafter:
+    """A new one: a lookup must not find the answers of the run before."""
+    if name != HEAD:
+        return NgramDrafter() if name == "ngram" else SuffixDrafter()
+    if head is None:
+        raise SystemExit("--contenders: eagle3 needs --head DIR")
+    loaded = load_eagle3(
+        name,
+        head,
+        dtype=torch.float32,
+        device="cpu",
+        kv_tokens=_KV_TOKENS,
+        target_vocab_size=vocab_size,
+        target=checkpoint,
+    )
+    return loaded.drafter
+
+
+def _tallies(
+    model: PackedModel,
+    requests: Sequence[Request],
+    drafter: WatchedDrafter,
+    depth: int,
+    max_tokens: int,
+) -> Mapping[str, Tally]:
+    """By category."""
+    tallies: dict[str, Tally] = {}
+    for commit in generate(
+        NativeVerifier(model),
+        [request.prompt for request in requests],
+        SamplingParams(temperature=0, max_tokens=max_tokens),
+        drafter=drafter,
+        depth=depth,
+        max_batch=_BATCH,
+    ):
+        if isinstance(commit, Rejected):
+            raise SpindleError(f"prompt {commit.request} was refused: {commit.error}")
+        drafted = drafter.depths.pop(commit.request, 0)
+        if commit.first_index:
+            tally = tallies.setdefault(requests[int(commit.request)].domain, Tally())
+            tally.add(len(commit.token_ids), drafted)
+    return tallies
+
+
+def _report(name: str, tallies: Mapping[str, Tally], cpu_s: float) -> list[Record]:
+    together = Tally()
+    for tally in tallies.values():
+        together.tokens += tally.tokens
+        together.rounds += tally.rounds
+        for position, count in tally.proposed.items():
+            together.proposed[position] = together.proposed.get(position, 0) + count
+            got = together.accepted.get(position, 0) + tally.accepted[position]
+            together.accepted[position] = got
+    records = [
+        Record(f"{name}/tokens_per_forward", together.tokens / together.rounds, "tokens"),
+        Record(f"{name}/draft_cpu_ms", 1000 * cpu_s / together.rounds, "ms per request and round"),
+    ]
+    records += [
+        Record(f"{name}/accepted/{position}", together.accepted[position] / count, "share")
+        for position, count in sorted(together.proposed.items())
+    ]
+    for category, tally in tallies.items():
+        records += [
+            Record(f"{name}/{category}/tokens_per_forward", tally.tokens / tally.rounds, "tokens"),
+            Record(
+                f"{name}/{category}/accepted",
+                sum(tally.accepted.values()) / max(1, sum(tally.proposed.values())),
+                "share",
+            ),
+        ]
+    return records

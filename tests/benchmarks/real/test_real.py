@@ -1,0 +1,125 @@
+"""The benchmark on real prompts, run on the zoo with a folder of few prompts."""
+
+import json
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.real.__main__ import _options, main, real_requests
+from benchmarks.real.contenders import Transformers, servers
+from benchmarks.real.prompts import CATEGORIES, real_prompts
+from benchmarks.real.results import real_records
+from benchmarks.serving.contest import Contender, heats
+from cluster.zoo import TARGET, model_path
+from cluster.zoo.head_model import TrainedHead
+
+MODEL = f"zoo/{TARGET}"
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prompts of each category."""
+    folder = tmp_path_factory.mktemp("data")
+    named = ("writing", "coding", *CATEGORIES[1:-2])
+    spec_bench = [
+        {"category": category, "turns": [f"Explain {category} {number}.", "Shorter."]}
+        for number in range(2)
+        for category in named[number:]
+    ]
+    lines: dict[str, list[dict[str, Any]]] = {
+        "spec_bench_questions": spec_bench,
+        "gsm8k_questions": [{"question": f"What is {number} + 2?"} for number in range(2)],
+        "human_eval_prompts": [{"prompt": f"def add_{number}(a):\n"} for number in range(2)],
+    }
+    for name, content in lines.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained: what it drafts is hardly ever right."""
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
+    untrained = TrainedHead(target, torch.arange(0, target.config.vocab_size, 8))
+    untrained.aux_layers = (1, 2, 3)
+    path = tmp_path_factory.mktemp("heads") / "untrained"
+    untrained.save(path, 3, MODEL)
+    return path
+
+
+def test_categories_come_in_turns_as_chats_and_the_seed_orders_them(data: Path) -> None:
+    prompts = real_prompts(data, model_path(TARGET))
+    assert [prompt.domain for prompt in prompts[: len(CATEGORIES)]] == list(CATEGORIES)
+    assert len({prompt.prompt for prompt in prompts}) == len(prompts) == 2 * len(CATEGORIES) + 1
+    other = real_prompts(data, model_path(TARGET), seed=1)
+    assert set(other) == set(prompts)
+    assert other != prompts
+
+
+def test_a_folder_without_the_prompts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--data: there is no .*spec_bench_questions\.jsonl"):
+        real_prompts(tmp_path, model_path(TARGET))
+
+
+def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not [name for name in _options([]).contenders if "eagle3" in name]
+    assert "vllm_eagle3_k3" in _options(["--head", "somewhere"]).contenders
+    with pytest.raises(SystemExit):
+        _options(["--contenders", "spindle_native_eagle3"])
+    assert "spindle_native_eagle3 needs --head" in capsys.readouterr().err
+
+
+def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    chosen = ["--model", MODEL, "--data", str(data), "--head", str(head), "--json", str(file)]
+    main(["--engine", *chosen, "--depths", "3", "--requests", "8", "--max-tokens", "24"])
+    values = {record["name"]: record["value"] for record in json.loads(file.read_text())}
+    for drafter in ("ngram", "suffix", "eagle3"):
+        name = f"real/engine/{drafter}/k3"
+        per_forward = values[f"{name}/tokens_per_forward"]
+        assert 1 <= per_forward <= 4
+        assert (per_forward > 1) == (values[f"{name}/accepted/1"] > 0)
+        assert values[f"{name}/draft_cpu_ms"] > 0
+        assert f"{name}/gsm8k/tokens_per_forward" in values
+    assert values["real/engine/suffix/k3/tokens_per_forward"] > 1
+
+
+def test_contenders_serve_the_prompts_in_turns(data: Path, head: Path) -> None:
+    checkpoint = model_path(TARGET)
+    options = _options(["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
+    made = servers(MODEL, checkpoint, head, "float32")
+    names = ("transformers_lookup", "transformers_early_exit", "spindle_native")
+    others = {name: made[name] for name in names if name != "transformers_early_exit"}
+    # The zoo's target has fewer layers than SmolLM2.
+    early = partial(Transformers, checkpoint, "float32", {"assistant_early_exit": 2})
+    others["transformers_early_exit"] = early
+    with closing(Contender("vllm", made["transformers"])) as plain:
+        results = heats(plain, others, real_requests(options, checkpoint), [1], 1, lambda _: 8)
+    assert set(results) == {(name, 1) for name in names}, "all of them run"
+    values = {record.name: record.value for record in real_records(results, "real")}
+    for name in names:
+        (turn,) = results[name, 1]
+        assert turn.ours.lengths == turn.plain.lengths
+        assert tuple(map(sum, turn.ours.rounds)) == turn.ours.lengths
+        assert values[f"real/{name}/c1/tokens_per_round"] > 1
+        assert f"real/{name}/c1/humaneval/tokens_per_round" in values
+        assert 0 < values[f"real/{name}/c1/accepted/1"] <= 1
+    (turn,) = results["spindle_native", 1]
+    assert turn.ours.drafted > 0
+    assert 0 < values["real/spindle_native/c1/acceptance"] < 1
+    assert values["real/spindle_native/c1/draft_ms"] > 0
+
+
+def test_half_of_the_requests_are_sampled_in_every_category(data: Path) -> None:
+    options = _options(["--data", str(data)])
+    requests = list(islice(real_requests(options, model_path(TARGET)), 2 * len(CATEGORIES)))
+    sampled = [request.domain for request in requests if request.temperature == 1]
+    assert sorted(sampled) == sorted(CATEGORIES)
