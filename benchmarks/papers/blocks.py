@@ -215,7 +215,7 @@ class Arm(Block):
     priorities: Mapping[str, int] = {}
     """By dataset."""
     fair: bool = False
-    """Whether the schedule is wrapped as the product wraps every one (policies/scheduling/fairness.py)."""
+    """Whether the schedule is wrapped as the product wraps every one (fairness.py)."""
     source: Source
 
     @checked(mode="after")

@@ -38,22 +38,24 @@ class Triage:
         room = 0 if waits else 1 - starting
         most_late = late > _HALF * len(racing)
         priority = max((view.priority for view in racing), default=None)
+
+        def never_held(view: RequestView) -> bool:
+            return (
+                view.name in running
+                or view.name in exempt
+                or view.first_token_s is not None
+                or (priority is not None and view.priority > priority)
+                or (not most_late and _can_meet_ttft(view, now))
+            )
+
         admitted = []
-        self._holding = False
         for view in order:
-            if view.name in running or view.name in exempt or view.first_token_s is not None:
-                held = False
-            elif priority is not None and view.priority > priority:
-                held = False
-            elif not most_late and _can_meet_ttft(view, now):
-                held = False
-            else:
-                held = room <= 0
+            if not never_held(view):
                 room -= 1
-            if held:
-                self._holding = True
-            else:
-                admitted.append(view.name)
+                if room < 0:
+                    continue
+            admitted.append(view.name)
+        self._holding = len(admitted) < len(order)
         return admitted
 
 
