@@ -2,7 +2,8 @@
 
 At every load the planner must have at least 0.97 of the best other policy's attainment and
 goodput, and 0.85 of the goodput that no policy can exceed; beside it the clairvoyant, which looks
-at one round alone. For schedules: the latency under shortest remaining time first, as a share of theirs.
+at one round alone. For schedules: the latency under shortest remaining time first, as a share of
+theirs.
 """
 
 from collections.abc import Iterator, Sequence
