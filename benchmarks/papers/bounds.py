@@ -1,29 +1,22 @@
 """Rows of our own: Spindle's defaults against the best paper policy and against oracles.
 
-Over 5 paired seeds the planner must have at least 0.97 of the best paper policy's goodput and
-attainment, and 0.85 of the clairvoyant's. For schedules: the latency under shortest remaining time
-first, as a share of theirs.
+At every load the planner must have at least 0.97 of the best other policy's attainment and
+goodput, and 0.85 of the goodput that no policy can exceed; beside it the clairvoyant, which looks
+at one round alone. For schedules: the latency under shortest remaining time first, as a share of
+theirs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from benchmarks.papers.cells import settings
-from benchmarks.papers.row import Interval, Row, RowTemplate, Scalar, written_out
+from benchmarks.papers.row import Interval, Row, RowTemplate, written_out
 
-_PAPER_ARMS = (
-    "vllm",
-    "vllm_priority",
-    "sarathi",
-    "fixed_1",
-    "fixed_3",
-    "fixed_5",
-    "specinfer",
-    "adaserve",
-)
-_RATES: Mapping[str, tuple[Scalar, ...]] = {"llama": (2.6, 4.0, 4.8), "qwen": (2.4, 3.6, 4.2)}
-_BEST_PAPER: Interval = (0.97, inf)
-_ORACLE: Interval = (0.85, inf)
+_OURS = ("planner", "product")
+"""Our planner under the schedule that all others have, and under our own."""
+_BEST: Interval = (0.97, inf)
+_BOUND: Interval = (0.85, inf)
+_LOAD_METRICS = {"slo_attainment": "share", "goodput": "tokens/s", "longest_latency": "s"}
 _SCHEDULES = {
     "laps_sd": ("fig5", ("laps_sd", "lp_sjf", "las", "fcfs", "default")),
     "self_scheduling": ("fig6", ("fcfs", "length_only", "by_length", "default")),
@@ -36,30 +29,42 @@ def is_bound(row: Row) -> bool:
 
 
 def bounds(paper: str) -> Iterator[Row]:
-    if paper == "adaserve":
-        yield from _planner("fig9", "goodput")
-        yield from _planner("fig8", "slo_attainment")
+    if "load" in settings(paper).figures:
+        yield from _loads(paper)
     if paper in _SCHEDULES:
         yield from _srpt(paper, *_SCHEDULES[paper])
 
 
-def _planner(figure: str, metric: str) -> Iterator[Row]:
-    sides: Sequence[tuple[str, tuple[str, ...], Interval]] = (
-        ("best_paper", _PAPER_ARMS, _BEST_PAPER),
-        ("oracle", ("clairvoyant",), _ORACLE),
-    )
-    for machine, rates in _RATES.items():
-        for side, against, accept in sides:
+def _loads(paper: str) -> Iterator[Row]:
+    arms = settings(paper).figures["load"].arms
+    others = tuple(arm for arm in arms if arm not in _OURS)
+    for metric, unit in _LOAD_METRICS.items():
+        for arm in (*arms, "clairvoyant"):
+            row = f"{{machine}}/{{load}}/{arm}/{metric}"
             yield from _rows(
-                "adaserve",
-                figure,
-                row=f"bound/{{machine}}/{{rate}}/planner_vs_{side}",
-                metric=metric,
-                of="planner",
-                against=against,
-                only={"machine": (machine,), "rate": rates},
-                accept=accept,
+                paper, "load", row=row, metric=metric, of=arm, value="plain", unit=unit
             )
+    for arm in _OURS:
+        for metric in ("slo_attainment", "goodput"):
+            yield from _rows(
+                paper,
+                "load",
+                row=f"bound/{{machine}}/{{load}}/{arm}/{metric}_vs_best",
+                metric=metric,
+                of=arm,
+                against=others,
+                accept=_BEST,
+            )
+        yield from _rows(
+            paper,
+            "load",
+            row=f"bound/{{machine}}/{{load}}/{arm}/goodput_of_bound",
+            metric="of_bound",
+            of=arm,
+            value="plain",
+            unit="share",
+            accept=_BOUND,
+        )
 
 
 def _srpt(paper: str, figure: str, arms: Sequence[str]) -> Iterator[Row]:

@@ -74,8 +74,10 @@ class Experiment:
         switch = SwitchCost(per_token_s=2 * swap_s)
         schedule = make_schedule(self.arm.schedule.name, self._schedule_options(), switch)
         if self.arm.priorities:
-            # Priorities are the paper's, the promotion of starved requests is not.
-            schedule = fair(schedule, {"starve_after_s": inf})
+            # Priorities are the paper's, turns of starved requests and triage are not.
+            schedule = fair(schedule, {"starve_after_s": inf, "late_share": 1.0})
+        if self.arm.fair:
+            schedule = fair(schedule)
         if isinstance(schedule, LapsSd):
             return EstimateErrors(schedule, observer)
         if self.answers:

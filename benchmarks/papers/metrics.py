@@ -7,6 +7,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.goodput_bound import goodput_bound
 from benchmarks.papers.rank_prompts import PREFIX
 from benchmarks.papers.run_observer import Forward, RunObserver
 from benchmarks.simulator.run_report import FinishedRequest, Report
@@ -54,6 +55,9 @@ def specserve(run: Run) -> dict[str, float]:
     return {
         "speed": 1.0 / report.mean_latency_s,
         "slo_attainment": report.attainment,
+        "goodput": report.goodput,
+        "of_bound": _of_bound(run),
+        "longest_latency": max(request.latency_s for request in report.served),
         "draft_tokens": report.tally.drafted / rounds,
         "accepted_tokens": report.tally.accepted / rounds,
         "acceptance_rate": observer.acceptance_sum / max(1, observer.drafted_rounds),
@@ -69,6 +73,8 @@ def adaserve(run: Run) -> dict[str, float]:
         "slo_attainment": report.attainment,
         "violations": 1.0 - report.attainment,
         "goodput": report.goodput,
+        "of_bound": _of_bound(run),
+        "longest_latency": max(request.latency_s for request in report.served),
         "accepted_tokens": report.tokens_per_round,
         "selection_share": observer.selection_s / (serving_s + observer.selection_s),
     }
@@ -112,6 +118,13 @@ METRICS: Mapping[str, Callable[[Run], dict[str, float]]] = {
     "laps_sd": laps_sd,
     "self_scheduling": self_scheduling,
 }
+
+
+def _of_bound(run: Run) -> float:
+    """Goodput over what no policy can exceed."""
+    ready = run.experiment
+    bound = goodput_bound(ready.requests, ready.cluster.verify, ready.cluster.most_tokens)
+    return run.full_report.goodput / bound
 
 
 def _answered(run: Run) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Priorities, fairness between tenants and a bound on waiting, around any schedule.
+"""Priorities, fairness between tenants, triage and a bound on waiting, around any schedule.
 
 Within each tenant of a priority class the order of the inner schedule is kept. The bound comes
 before priorities: whatever the inner schedule prefers, no request waits for longer than
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome
 from policies.scheduling.expected_length import by_arrival
+from policies.scheduling.triage import Triage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,17 @@ class FairnessParams:
     tenant_slack_s: float = 1.0
     """Slot time by which a tenant may be ahead of another before it loses a slot to it, so that
     tenants of equal service do not swap in every round."""
+    late_share: float = 0.1
+    """New requests wait while more than this share of the running requests with a TPOT are late
+    (triage.py); 1: never."""
 
     def __post_init__(self) -> None:
         if not 0 < self.turn_share <= 1:
             raise ValueError(f"turn_share is above 0 and at most 1, not {self.turn_share}")
         if min(self.starve_after_s, self.turn_s, self.tenant_slack_s) <= 0:
             raise ValueError("starve_after_s, turn_s and tenant_slack_s are above 0")
+        if not 0 < self.late_share <= 1:
+            raise ValueError(f"late_share is above 0 and at most 1, not {self.late_share}")
 
 
 class FairSchedule:
@@ -51,6 +57,7 @@ class FairSchedule:
         self._turns: dict[str, float | None] = {}
         """The requests with a turn, and when it ends; None: the request has not started to run."""
         self._next_turn_s = -math.inf
+        self._triage = Triage(params.late_share)
 
     def arrive(self, request: RequestView, now: float) -> None:
         if request.tenant not in self._served:
@@ -75,7 +82,8 @@ class FairSchedule:
         order = list(self._turns)
         for priority in sorted(classes, reverse=True):
             order += self._interleave_tenants(classes[priority], placed, held)
-        return order[:slots]
+        views = [by_name[name] for name in order]
+        return self._triage.admitted(views, set(running), self._turns, now)[:slots]
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         tenants, served = self._tenants, self._served

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import PiecewiseLinear
+from policies.cost import PiecewiseLinear, forward_seconds
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_draft_tokens
@@ -54,14 +54,18 @@ def select_round(progress: BatchProgress, trees: FlatTrees, state: RoundState) -
     most = min(len(forest.path), state.room)
     fixed = requests + state.prefill_tokens
     verify_s = seconds_by_draft_tokens(state.verify, context.sum(), fixed, most)
-    seconds = state.drafting_s + state.wait_s + verify_s
+    plain_s = forward_seconds(state.verify, context.sum(), float(requests))
+    # Paid whatever is verified: a round that is long by it would take nodes that cost more of all
+    # requests' time than they save.
+    prompts_s = verify_s[0] - plain_s
+    seconds = state.drafting_s + state.wait_s + verify_s - prompts_s
     zeros = np.zeros(requests)
-    slo = slo_caps(progress, state.now - state.drafting_s)
+    slo = slo_caps(progress, state.now - state.drafting_s + prompts_s)
     without_slos = TimeCaps(zeros, np.full(requests, np.inf))
     batch = Requests(context, zeros, zeros, without_slos, zeros, zeros)
     nodes, gain = _best_nodes(forest, batch, seconds)
     if not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
-        start_s = state.now - state.drafting_s
+        start_s = state.now - state.drafting_s + prompts_s
         need = np.maximum(needs_at(progress, start_s + seconds[len(nodes)]) - 1.0, 0.0)
         least = needs_at(progress, start_s + seconds[0]) - 1.0
         _drop_lost_slos(slo, need, forest, least)
@@ -69,7 +73,7 @@ def select_round(progress: BatchProgress, trees: FlatTrees, state: RoundState) -
         nodes, gain = _best_nodes(forest, batch, seconds)
     kept = np.zeros(len(forest.path), np.bool_)
     kept[nodes] = True
-    return Selected(kept, seconds[len(nodes)])
+    return Selected(kept, seconds[len(nodes)] + prompts_s)
 
 
 @njit(cache=True)

@@ -58,10 +58,12 @@ def level(*path: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
 
 
 def speed(chosen: Sequence[Candidate], masks: Sequence[Mask], context: RoundContext) -> float:
+    """Without the time that prompts take of the round, whatever is drafted."""
     read = sum(one.request.context for one in chosen)
-    tokens = len(chosen) + sum(kept(masks)) + context.prefill_tokens
+    plain = len(chosen) + context.prefill_tokens
     seconds = context.waiting_s + max(one.drafting_s for one in chosen)
-    seconds += context.verify.predict(read, tokens)
+    seconds += context.verify.predict(read, plain + sum(kept(masks)))
+    seconds -= context.verify.predict(read, plain) - context.verify.predict(read, len(chosen))
     gained = sum(gain(one.tree, mask) for one, mask in zip(chosen, masks, strict=True))
     return (len(chosen) + gained) / seconds
 
@@ -73,7 +75,7 @@ def speed(chosen: Sequence[Candidate], masks: Sequence[Mask], context: RoundCont
     budget=st.integers(0, 16),
 )
 def test_selects_what_brute_force_does(drafted: list[DraftTree], gamma: float, budget: int) -> None:
-    """Through the whole policy: time of drafting, waits and riding prefill included."""
+    """Through the whole policy: with the time of drafting and waits, without that of prompts."""
     chosen = candidates(drafted, drafting_s=3e-3)
     context = round_context(
         verify=RooflineCost(1e-6, gamma, 8e-3, knee=6, gamma_more=gamma),
@@ -91,6 +93,16 @@ def test_selects_what_brute_force_does(drafted: list[DraftTree], gamma: float, b
     )
     assert sum(kept(masks)) <= space
     assert speed(chosen, masks, context) == pytest.approx(best, rel=1e-5)
+
+
+def test_a_prompt_that_rides_along_is_no_reason_to_verify_more() -> None:
+    """It makes the round long, but a node costs all requests the same time as in a short one."""
+    chosen = candidates([DraftTree.chain(list(range(8)), [0.7] * 8)] * 4)
+    context = round_context(verify=LinearCost(0.0, 1e-3, 10e-3))
+    alone = kept(selected(Planner(), chosen, context, 0.0))
+    assert 0 < sum(alone) < 4 * 8
+    beside = kept(selected(Planner(), chosen, context._replace(prefill_tokens=500), 0.0))
+    assert beside == alone
 
 
 def test_plain_where_nothing_pays() -> None:
