@@ -25,11 +25,14 @@ _MEDIA = {
 
 class TextPart(Fields):
     type: Literal["text"]
+    """Only texts."""
     text: Text
+    """The text; those of a message are joined."""
 
 
 class CalledFunction(Fields):
     name: Text
+    """The function that was called."""
     arguments: Text = ""
     """As the model wrote them: a JSON object, if it made no mistake."""
 
@@ -45,8 +48,11 @@ class CalledFunction(Fields):
 
 class ToolCall(Fields):
     id: Text
+    """To which a tool's message refers."""
     type: Literal["function"] = "function"
+    """Only functions are called."""
     function: CalledFunction
+    """The call."""
 
 
 class Message(Fields):

@@ -22,8 +22,11 @@ class LiveView(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: str
+    """The model's name."""
     drafters: list[str]
+    """All that can be chosen."""
     slo_classes: dict[str, SloTargets]
+    """The config's, by name."""
     replicas: list[ReplicaNumbers]
     """Those that have answered in time."""
 

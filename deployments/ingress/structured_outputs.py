@@ -15,6 +15,7 @@ from engine.grammar.spec import MAX_CHOICES, OutputGrammar
 
 class TextFormat(Fields):
     type: Literal["text"]
+    """No demand."""
 
     @property
     def grammar(self) -> OutputGrammar | None:
@@ -23,6 +24,7 @@ class TextFormat(Fields):
 
 class JsonObjectFormat(Fields):
     type: Literal["json_object"]
+    """Any JSON object."""
 
     @property
     def grammar(self) -> OutputGrammar | None:
@@ -31,16 +33,20 @@ class JsonObjectFormat(Fields):
 
 class NamedSchema(Fields):
     name: Text | None = None
+    """Not shown to the model."""
     description: Text | None = None
     """Neither is shown to the model."""
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    """The JSON schema that the output keeps to."""
     strict: bool = False
     """Without effect: outputs always keep to the schema."""
 
 
 class JsonSchemaFormat(Fields):
     type: Literal["json_schema"]
+    """JSON of a schema."""
     json_schema: NamedSchema
+    """The schema and its name."""
 
     @property
     def grammar(self) -> OutputGrammar | None:
@@ -59,9 +65,13 @@ class StructuredOutputs(Fields):
     unsupported: ClassVar[Mapping[str, Unsupported]] = STRUCTURED_OUTPUTS
 
     json_schema: Annotated[dict[str, Any] | Text | None, Field(alias="json")] = None
+    """A JSON schema, as an object or a text."""
     json_object: Literal[True] | None = None
+    """Any JSON object."""
     regex: Text | None = None
+    """A pattern that the whole text matches."""
     choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
+    """The text is one of these."""
     grammar: Text | None = None
     """In EBNF (GBNF's dialect); its first rule is `root`."""
 

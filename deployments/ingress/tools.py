@@ -18,6 +18,7 @@ class Function(Fields):
     passes_unknown_on = True
 
     name: FunctionName
+    """Letters, digits, `_` and `-`."""
     description: Text | None = None
     """When and how to call it."""
     parameters: Schema | None = None
@@ -31,7 +32,9 @@ class Tool(Fields):
     passes_unknown_on = True
 
     type: Literal["function"]
+    """Only functions are tools."""
     function: Function
+    """What the model may call."""
 
     @property
     def for_template(self) -> dict[str, Any]:
@@ -41,11 +44,14 @@ class Tool(Fields):
 
 class NamedFunction(Fields):
     name: FunctionName
+    """One of the tools."""
 
 
 class NamedToolChoice(Fields):
     type: Literal["function"]
+    """Only functions are tools."""
     function: NamedFunction
+    """The one to be called."""
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice

@@ -41,12 +41,15 @@ class HostNumbers(_Shown):
 
 class ReplicaNumbers(_Shown):
     replica: str
+    """The replica's name."""
     now_s: float
     """The replica's clock."""
     seconds: float
     """How far back the numbers go: they are recorded for ten seconds after each request."""
     running: int
+    """Requests in the batch."""
     waiting: int
+    """Requests that wait to run."""
     goodput: float
     """Output tokens per second."""
     attainment: float | None
@@ -57,6 +60,7 @@ class ReplicaNumbers(_Shown):
     accepted: dict[str, int]
     """Those that the target agreed with."""
     hosts: list[HostNumbers]
+    """The verifier and each drafter."""
 
 
 class _Round(NamedTuple):

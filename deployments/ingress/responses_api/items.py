@@ -11,11 +11,15 @@ from deployments.ingress.fields import Fields, Text
 
 class TextItem(Fields):
     type: Literal["input_text", "output_text"]
+    """Whose text it is makes no difference."""
     text: Text
+    """The text."""
 
     # Copied by clients from an output.
     annotations: list[Any] = []
+    """Of an item that comes from an output; without effect."""
     logprobs: list[Any] = []
+    """Of an item that comes from an output; without effect."""
 
 
 def _text_items(given: object) -> object:
@@ -29,51 +33,75 @@ Texts = Annotated[
 
 class MessageItem(Fields):
     type: Literal["message"] = "message"
+    """May be left out."""
     role: Literal["user", "assistant", "system", "developer"]
+    """The author; `developer` is rendered as `system` unless the chat template knows it."""
     content: Texts
+    """A text, or its parts."""
 
     # Copied by clients from an output.
     id: Text | None = None
+    """Of an item that comes from an output; without effect."""
     status: Text | None = None
+    """Of an item that comes from an output; without effect."""
     phase: Text | None = None
+    """Of an item that comes from an output; without effect."""
 
 
 class FunctionCallItem(Fields):
     type: Literal["function_call"]
+    """A call that the model has made."""
     call_id: Text
+    """To which the function's output refers."""
     name: Text
+    """The function that was called."""
     arguments: Text
+    """As the model wrote them."""
 
     # Copied by clients from an output.
     id: Text | None = None
+    """Of an item that comes from an output; without effect."""
     status: Text | None = None
+    """Of an item that comes from an output; without effect."""
 
 
 class FunctionOutputItem(Fields):
     type: Literal["function_call_output"]
+    """What a function has returned."""
     call_id: Text
+    """Of the call."""
     output: Texts
+    """A text, or its parts."""
 
     # Copied by clients from an output.
     id: Text | None = None
+    """Of an item that comes from an output; without effect."""
     status: Text | None = None
+    """Of an item that comes from an output; without effect."""
 
 
 class ReasoningText(Fields):
     type: Literal["reasoning_text", "summary_text"]
+    """Reasoning, or a summary of it."""
     text: Text
+    """The text."""
 
 
 class ReasoningItem(Fields):
     type: Literal["reasoning"]
+    """Reasoning of the model."""
     content: list[ReasoningText] = []
+    """The reasoning."""
     summary: list[ReasoningText] = []
     """Instead of a content that the server did not reveal."""
 
     # Copied by clients from an output.
     id: Text | None = None
+    """Of an item that comes from an output; without effect."""
     status: Text | None = None
+    """Of an item that comes from an output; without effect."""
     encrypted_content: None = None
+    """Only null."""
 
 
 def _kind_of_item(item: object) -> object:

@@ -52,10 +52,15 @@ class FunctionTool(Fields):
     """A function, as the Responses API describes it."""
 
     type: Literal["function"]
+    """Only functions are tools."""
     name: FunctionName
+    """Letters, digits, `_` and `-`."""
     description: Text | None = None
+    """When and how to call it."""
     parameters: Schema | None = None
+    """The arguments' JSON schema; absent: no arguments."""
     strict: bool = False
+    """Enforced for required and named calls, of any function."""
 
     @property
     def for_chat(self) -> dict[str, Any]:
@@ -67,15 +72,22 @@ class FunctionTool(Fields):
 
 class NamedFunctionChoice(Fields):
     type: Literal["function"]
+    """Only functions are tools."""
     name: FunctionName
+    """One of the tools."""
 
 
 class TextFormat(Fields):
     type: Literal["text", "json_object", "json_schema"] = "text"
+    """The form of the output."""
     name: Text | None = None
+    """Not shown to the model."""
     description: Text | None = None
+    """Not shown to the model."""
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    """The JSON schema that the output keeps to, for `json_schema`."""
     strict: bool = False
+    """Without effect: outputs always keep to the schema."""
 
     @model_validator(mode="after")
     def _a_schema_for_json_schema(self) -> Self:

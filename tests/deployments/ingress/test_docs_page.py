@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from deployments.ingress.http import make_http
 from tests.deployments.local import local_api, serving
 
 
@@ -27,3 +28,21 @@ def test_the_documentation_page_is_whole_and_loads_nothing() -> None:
         for field in one.get("properties", {}):
             assert f"<code>{field}</code>" in page, field
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
+
+
+OF_FASTAPI = {"HTTPValidationError", "ValidationError"}
+
+
+def test_every_field_is_described() -> None:
+    async def inside() -> dict[str, Any]:
+        async with local_api() as (api, _):
+            return make_http(api).openapi()
+
+    schemas = asyncio.run(inside())["components"]["schemas"]
+    undescribed = {
+        f"{name}.{field}"
+        for name, one in schemas.items()
+        for field, of_field in one.get("properties", {}).items()
+        if name not in OF_FASTAPI and "description" not in of_field
+    }
+    assert not undescribed
