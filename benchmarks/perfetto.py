@@ -20,10 +20,6 @@ from benchmarks.browser import chromium
 _TRACE = "/opened.json"
 _LOADED = "() => window.app && app.trace && app.trace.engine"
 _LOAD_MS = 120_000
-_DRAW_MS = 3000
-_SHOW = """async (milliseconds) => {
-    await app.waitForPerfettoIdle?.();
-}"""
 _QUERY = """async (sql) => {
     const found = await app.trace.engine.query(sql);
     const names = found.columns(), rows = [];
@@ -43,12 +39,6 @@ class Perfetto(NamedTuple):
         """Rows of its tables (slice, thread, stats), all values as text."""
         rows: list[dict[str, str]] = self.page.evaluate(_QUERY, sql)
         return rows
-
-    def shown(self, milliseconds: int) -> Page:
-        """With all tracks open, from the middle of the trace for so long."""
-        self.page.evaluate(_SHOW, milliseconds)
-        self.page.wait_for_timeout(_DRAW_MS)
-        return self.page
 
     def problems(self) -> list[dict[str, str]]:
         """What it could not read, or read otherwise than written."""

@@ -1,11 +1,11 @@
 """Makes the pictures of the README and docs in docs/images/: `make screenshots`.
 
-    python -m benchmarks.screenshots [--only playground zoo board trace]
+    python -m benchmarks.screenshots [--only playground zoo board]
 
 `playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters, and the
-terminal of `deployments.top`; `board` is a stand-in for Grafana's boards; `trace` is one in
-Perfetto: all of the zoo under load. It drives an application that it starts as `make serve` does,
-or the one at `--url`, in the machine's own Chromium.
+terminal of `deployments.top`; `board` is a stand-in for Grafana's boards: both of the zoo under
+load. It drives an application that it starts as `make serve` does, or the one at `--url`, in the
+machine's own Chromium.
 """
 
 import argparse
@@ -19,12 +19,10 @@ from typing import Any
 
 import yaml
 from playwright.sync_api import Browser, Page, ViewportSize
-from ray import serve
 from rich.console import Console
 
 from benchmarks.board_picture import draw_board
 from benchmarks.browser import chromium
-from benchmarks.perfetto import opened
 from benchmarks.processes import end_after_ray
 from benchmarks.prometheus import prometheus
 from benchmarks.serving.app import running
@@ -42,7 +40,6 @@ _NEXT_NUMBERS_MS = 1200
 _MOST_BYTES = 200_000
 _TOP_WIDTH = 100
 _BOARD_S = 75.0
-_WARM_S, _TRACED_S, _TRACED_MS = 5.0, 2.0, 1000
 _SLO = {"ttft_ms": 1500, "tpot_ms": 60}
 _CODE = "Write a Python class of a shopping cart with add, remove and total."
 # Another one: lookups find past answers, so the same would look too good.
@@ -174,24 +171,10 @@ def board(url: str, folder: Path) -> Iterator[Path]:
             yield path
 
 
-def trace(url: str, folder: Path) -> Iterator[Path]:
-    """Two seconds of the application that this process has started: one at `--url` would ask for a
-    key that may record traces."""
-    replicas = serve.get_deployment_handle("Replica", app_name="spindle")
-    replica = replicas.state.remote().result()["replica"]
-    with Load(url, clients=3):
-        time.sleep(_WARM_S)
-        asked = {"replica": replica, "seconds": _TRACED_S, "process": 0}
-        events = replicas.trace.remote(asked).result()
-    with opened(events) as perfetto:
-        yield _picture(perfetto.shown(_TRACED_MS), folder / "perfetto.png")
-
-
 _PARTS: Mapping[str, tuple[str, Callable[[str, Path], Iterator[Path]]]] = {
     "playground": ("cluster.yaml", playground),
     "zoo": ("cluster/zoo.yaml", zoo),
     "board": ("cluster/zoo.yaml", board),
-    "trace": ("cluster/zoo.yaml", trace),
 }
 
 
