@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +21,12 @@ from benchmarks.serving.peers import (
     peer_requests,
     report,
 )
-from benchmarks.serving.vllm_contenders import ServedVllm, VllmLoop, mend_temperatures
+from benchmarks.serving.vllm_contenders import (
+    FixedWorker,
+    ServedVllm,
+    VllmLoop,
+    mend_temperatures,
+)
 from cluster.zoo import TARGET, model_path
 
 MAX_TOKENS = 12
@@ -42,6 +48,8 @@ def test_vllm_serves_and_its_processes_end_with_the_contender(
         served = plain.serve(short, clients=2)
     assert served is not None
     assert served.lengths == (MAX_TOKENS, MAX_TOKENS)
+    if kind is ServedVllm:
+        assert tuple(map(sum, served.rounds)) == served.lengths
     assert 0 < served.forwards <= MAX_TOKENS + 2
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
@@ -132,3 +140,12 @@ def test_vllms_rejection_sampler_uses_the_temperature_of_each_token() -> None:
         temperatures, ends.to(torch.int32), 6, replace_from=0, replace_to=1
     )
     assert spread.tolist() == pytest.approx([0.5, 0.5, 1.0, 2.0, 2.0, 2.0])
+
+
+def test_vllms_worker_says_how_long_its_drafts_have_taken_since_the_last_question() -> None:
+    worker = FixedWorker()
+    worker.model_runner = SimpleNamespace(propose_draft_token_ids=lambda first, *, k: first + k)
+    worker.time_drafting()
+    assert worker.model_runner.propose_draft_token_ids(1, k=2) == 3
+    assert worker.take_draft_s() > 0
+    assert worker.take_draft_s() == 0
