@@ -13,14 +13,17 @@ from cluster.zoo import MODELS, TARGET, model_path
 from cluster.zoo.chat import CONTEXT, VOCAB_SIZE
 from cluster.zoo.corpus import load_corpus
 from cluster.zoo.heldout import ranking_scores, task_scores
-from cluster.zoo.paths import MODELS_DIR
+from cluster.zoo.paths import HEADS, MODELS_DIR
 
 MAX_BYTES = 25_000_000
 
 
-def test_the_zoo_fits_the_repository() -> None:
-    sizes = [file.stat().st_size for file in MODELS_DIR.rglob("*") if file.is_file()]
+@pytest.mark.parametrize("names", [MODELS, HEADS])
+def test_the_zoo_and_its_heads_fit_the_repository(names: tuple[str, ...]) -> None:
+    folders = [model_path(name) for name in names]
+    sizes = [file.stat().st_size for folder in folders for file in folder.iterdir()]
     assert 0 < sum(sizes) <= MAX_BYTES
+    assert {folder.name for folder in MODELS_DIR.iterdir()} == {*MODELS, *HEADS}
 
 
 def test_an_unknown_model_is_named_with_the_known_ones() -> None:
