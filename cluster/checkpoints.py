@@ -87,6 +87,22 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     return own if inflate_to is None else _inflated(own, inflate_to)
 
 
+def is_head(path: Path) -> bool:
+    """Whether the checkpoint is a head of another model and no model by itself."""
+    return _HEADS_LAYER in json.loads((path / "config.json").read_text())
+
+
+def weights_of_target(path: Path, draft_vocab_size: int) -> int:
+    """How many weights a head takes from its target's checkpoint because its own has none. Before
+    its files are on this machine the embeddings count, which hardly any head has."""
+    names = {name for file in path.glob("*.safetensors") for name in _names(file)}
+    own = architecture(path)
+    rows = 0 if any(name.endswith("embed_tokens.weight") for name in names) else own.vocab_size
+    if names and not any(name.endswith("lm_head.weight") for name in names):
+        rows += draft_vocab_size
+    return rows * own.hidden_size
+
+
 def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
     """`target_layers`: how many the target has, for heads that read the usual ones. Raises
     ValueError for a checkpoint that is no EAGLE-3 head, or a variant that is not supported."""
@@ -147,3 +163,8 @@ def _parameters(file: Path) -> int:
     with safe_open(file, framework="numpy") as weights:
         names: list[str] = weights.keys()
         return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="numpy") as weights:
+        return list(weights.keys())

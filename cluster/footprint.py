@@ -4,8 +4,9 @@ config and the checkpoints' headers. Nothing is loaded."""
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cluster.checkpoints import architecture
+from cluster.checkpoints import architecture, eagle3_shape, weights_of_target
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
+from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import OWN_CPUS, REPLICA, Placement
 from cluster.sources import parameters_of
 
@@ -128,7 +129,11 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
     if drafter.model is None or path is None:
         return 0, 0
     kv = drafter.kv_tokens * architecture(path).kv_values()
-    return (parameters_of(drafter.model) or 0) * width, kv * width
+    weights = parameters_of(drafter.model) or 0
+    if drafter_kind(drafter.kind).reads_features:
+        shape = eagle3_shape(path, target.architecture().num_hidden_layers)
+        weights += weights_of_target(path, shape.draft_vocab_size)
+    return weights * width, kv * width
 
 
 def _width(model: TargetConfig | DrafterConfig) -> int:

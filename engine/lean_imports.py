@@ -5,7 +5,7 @@ seconds of a core in every process that loads a model. Import it before they are
 - torch.distributed.tensor, for transformers' own tensor parallelism; Spindle's is in
   engine/parallel/.
 - torch._dynamo, for decorators that tell a compiler what to leave alone; no forward of
-  transformers' is compiled here. Whoever imports it later gets the real one.
+  transformers' is compiled here. Code that imports it later gets the real module.
 """
 
 import sys

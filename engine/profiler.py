@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from cluster.files import written_whole
 from engine.cpu.row_counts import row_cost_step
 from engine.model import PackedModel, Segment
 from policies.cost import (
@@ -329,9 +329,6 @@ def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
 
 
 def _write(path: Path, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> None:
-    """Writes by an atomic rename, so that concurrent readers see the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {"key": json.loads(_describe(key)), "samples": [asdict(one) for one in samples]}
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        json.dump(content, file, indent=1)
-    os.replace(file.name, path)
+    with written_whole(path) as file:
+        file.write_text(json.dumps(content, indent=1))

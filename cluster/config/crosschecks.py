@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
-from cluster.checkpoints import architecture, differing_tokens, eagle3_shape
+from cluster.checkpoints import architecture, differing_tokens, eagle3_shape, is_head
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
@@ -82,10 +82,23 @@ def check_layers(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> Non
 
 
 def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that heads get the target's hidden states, and that they were made for such ones."""
+    """Checks that heads get the target's hidden states, that they were made for such ones, and
+    that none stands where a whole model is needed."""
+    if is_head(target.header_path()):
+        raise ValueError(
+            f"target.model: {target.model} is a head that drafts for another model; choose a whole "
+            "model"
+        )
     for number, drafter in enumerate(drafters):
         kind, path = drafter_kind(drafter.kind), drafter.header_path()
-        if not kind.reads_features or path is None:
+        if path is None:
+            continue
+        if not kind.reads_features:
+            if is_head(path):
+                raise ValueError(
+                    f"drafters.{number}.kind: {drafter.model} is a head, which a drafter of kind "
+                    f"{drafter.kind} cannot run; set eagle3"
+                )
             continue
         if not BACKENDS[target.backend].features:
             raise ValueError(

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from cluster.files import written_whole
 from cluster.zoo.head_model import TrainedHead
 from cluster.zoo.own_text import Conversation
 from cluster.zoo.target_states import ObservedText
@@ -203,10 +204,8 @@ def train_head(
             "steps": len(order),
             "tokens": tokens,
         }
-        work.mkdir(parents=True, exist_ok=True)
-        partial = checkpoint.with_suffix(".partial")
-        torch.save(whole, partial)
-        partial.replace(checkpoint)
+        with written_whole(checkpoint) as file:
+            torch.save(whole, file)
 
     every = max(len(order) // _POINTS, 1)
     saved_at = time.monotonic()

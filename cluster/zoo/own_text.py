@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from cluster.files import written_whole
 from engine.generate import Rejected, generate
 from engine.protocol import Verifier
 from engine.sampling.params import SamplingParams
@@ -144,9 +145,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _write(path: Path, conversations: list[Conversation]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with written_whole(path) as file:
         np.savez_compressed(
             file,
             tokens=np.array([one for each in conversations for one in each.tokens], np.int32),
@@ -154,7 +153,6 @@ def _write(path: Path, conversations: list[Conversation]) -> None:
             answers=np.array([each.answer for each in conversations], np.int32),
             greedy=np.array([each.greedy for each in conversations], np.bool_),
         )
-    partial.replace(path)
 
 
 def read_shard(path: Path) -> list[Conversation]:

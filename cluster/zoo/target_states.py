@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from cluster.files import written_whole
 from cluster.zoo.head_model import usual_layers
 from cluster.zoo.own_text import Conversation, is_held_out, read_shard, shard_index, shard_paths
 
@@ -43,10 +44,9 @@ def observed_shards(
         conversations = read_shard(path)
         stored = work / "states" / f"{path.stem}.pt"
         if not stored.exists():
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            partial = stored.with_suffix(".partial")
-            torch.save(_states(observe(target, conversations)), partial)
-            partial.replace(stored)
+            states = _states(observe(target, conversations))
+            with written_whole(stored) as file:
+                torch.save(states, file)
         texts += _texts(conversations, torch.load(stored, weights_only=True, mmap=True))
     return texts
 

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cluster.files import written_whole
 from cluster.zoo.batches import Batch, Sampler
 from cluster.zoo.chat import CONTEXT
 from cluster.zoo.muon import Muon, multiplies_bf16
@@ -187,12 +188,10 @@ def save_model(
 
 
 def _save_checkpoint(path: Path, model: LlamaForCausalLM, optimizer: Optimizer, step: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "step": step,
     }
-    torch.save(state, partial)
-    partial.replace(path)
+    with written_whole(path) as file:
+        torch.save(state, file)

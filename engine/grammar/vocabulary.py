@@ -9,13 +9,13 @@ from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 import xgrammar
 
+from cluster.files import written_whole
 from cluster.zoo.paths import cache_dir
 from engine.tokenizer import load_tokenizer
 
@@ -85,9 +85,7 @@ def _write(file: Path, texts: _Texts) -> None:
     joined = np.frombuffer(b"".join(texts.of_tokens), np.uint8)
     ends = np.cumsum([len(text) for text in texts.of_tokens], dtype=np.int64)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+        with written_whole(file) as partial:
             np.savez(partial, joined=joined, ends=ends, add_prefix_space=texts.add_prefix_space)
-        Path(partial.name).replace(file)
     except OSError as error:
         _LOG.warning("the texts of the vocabulary cannot be kept in %s: %s", file, error)

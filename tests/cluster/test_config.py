@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.keys import resolved
@@ -296,11 +298,32 @@ def test_a_head_that_does_not_fit_the_target_is_refused(
         AppConfig.model_validate({"target": target, "drafters": [head]})
 
 
-def test_a_head_is_planned_with_its_own_sizes(tmp_path: Path) -> None:
+def test_a_head_in_the_place_of_a_whole_model_is_refused(tmp_path: Path) -> None:
     head = write_zoo_head(tmp_path / "head")
+    with pytest.raises(ValidationError, match=r"drafters\.0\.kind: .* is a head.* set eagle3"):
+        AppConfig.model_validate({"drafters": [{"name": "head", "model": head["model"]}]})
+    with pytest.raises(
+        ValidationError, match=r"target\.model: .* is a head.* choose a whole model"
+    ):
+        AppConfig.model_validate({"target": {"model": head["model"]}})
+
+
+def test_a_head_is_planned_with_its_own_sizes_and_what_it_takes_of_the_target(
+    tmp_path: Path,
+) -> None:
+    head = write_zoo_head(tmp_path / "head", draft_vocab_size=500)
+    file = Path(head["model"]) / "model.safetensors"
     config = AppConfig.model_validate({"drafters": [head | {"kv_tokens": 1000}]})
-    (process,) = [one for one in footprints(config, plan(config)) if one.process == "head"]
-    assert process.kv_bytes == 1000 * 2 * 64 * 4
+
+    def planned(weights: dict[str, tuple[int, int]]) -> tuple[int, int]:
+        save_file({name: np.zeros(shape, np.float32) for name, shape in weights.items()}, file)
+        (process,) = [one for one in footprints(config, plan(config)) if one.process == "head"]
+        return process.weights_bytes, process.kv_bytes
+
+    own = {"fc.weight": (64, 768)}
+    output, embeddings = {"lm_head.weight": (500, 64)}, {"embed_tokens.weight": (2048, 64)}
+    every = 4 * 64 * (768 + 500 + 2048), 1000 * 2 * 64 * 4
+    assert planned(own) == planned(own | output) == planned(own | output | embeddings) == every
 
 
 def test_a_drafter_with_other_token_ids_is_refused(tmp_path: Path) -> None:

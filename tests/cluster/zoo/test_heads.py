@@ -64,7 +64,11 @@ def target() -> LlamaForCausalLM:
 @pytest.fixture
 def head(target: LlamaForCausalLM) -> TrainedHead:
     torch.manual_seed(1)
-    return TrainedHead(target, torch.randperm(VOCAB)[:REDUCED].sort().values)
+    untrained = TrainedHead(target, torch.randperm(VOCAB)[:REDUCED].sort().values)
+    layer = untrained.layers[0]
+    for begins_with_zeros in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        torch.nn.init.normal_(begins_with_zeros.weight, std=0.3)
+    return untrained
 
 
 @pytest.fixture(autouse=True)

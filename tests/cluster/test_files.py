@@ -1,0 +1,32 @@
+"""A file is there whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.files import written_whole
+
+
+def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "profile.json"
+    with written_whole(path) as partial:
+        partial.write_text("first")
+        assert not path.exists()
+        assert partial.suffix == path.suffix
+    assert path.read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_after_an_error_the_old_file_stays_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("old")
+
+    def fail() -> None:
+        with written_whole(path) as partial:
+            partial.write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
