@@ -1,10 +1,10 @@
 """`python -m cluster.zoo train` trains the models; `train-heads` makes EAGLE-3 heads for a chat
-model from nothing else than it; `inflate` writes a larger target."""
+model from nothing else than it, `train-drafter` a small Llama; `inflate` writes a larger target."""
 
 import argparse
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +20,8 @@ from cluster.zoo.muon import multiplies_bf16
 from cluster.zoo.own_text import GENERAL, KINDS, write_shards
 from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
 from cluster.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
+from cluster.zoo.small_training import SMALL, held_out_conversations, train_small
+from cluster.zoo.small_training import acceptance as acceptance_of_small
 from cluster.zoo.target_states import observed_shards
 from cluster.zoo.tasks import Source, make_task
 from cluster.zoo.training import keep_freed_memory, save_model, train_target, trainable
@@ -63,6 +65,14 @@ def main() -> None:
         help="leave out the output matrix, the target's own rows: half the size, for Spindle alone",
     )
     heads.add_argument("--threads", type=int, help="of the processor; by default all")
+    small = commands.add_parser(
+        "train-drafter", help="distil a small Llama from a target, on what train-heads let it write"
+    )
+    small.add_argument("--target", type=Path, default=cache_dir() / "SmolLM2-135M-Instruct")
+    small.add_argument("--work", type=Path, help="where the text lies, and the drafter will")
+    small.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
+    small.add_argument("--epochs", type=int, default=3)
+    small.add_argument("--threads", type=int, help="of the processor; by default all")
     inflate = commands.add_parser("inflate", help="write a larger target that computes the same")
     inflate.add_argument("--params", type=_parameters, required=True, help="for example 90M")
     arguments = parser.parse_args()
@@ -70,10 +80,14 @@ def main() -> None:
         print(inflated_target(arguments.params))
         return
     keep_freed_memory()
-    if arguments.command == "train-heads":
+    if arguments.command in ("train-heads", "train-drafter"):
         if arguments.threads is not None:
             torch.set_num_threads(arguments.threads)
         work = arguments.work or cache_dir() / "heads" / arguments.target.name
+    if arguments.command == "train-drafter":
+        _make_small(arguments.target, work, arguments.kinds, arguments.epochs)
+        return
+    if arguments.command == "train-heads":
         for kind, head in _make_heads(
             arguments.target, work, arguments.kinds, arguments.tokens, arguments.epochs
         ):
@@ -130,6 +144,21 @@ def _make_heads(
         head = train_head(target, texts, held_out, epochs, work, kind)
         print(f"{kind}: {acceptance(target, head, held_out)}")
         yield kind, head
+
+
+def _make_small(path: Path, work: Path, kinds: Sequence[str], epochs: int) -> None:
+    dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
+    target = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    texts = [text for kind in kinds for text in observed_shards(target, work, kind, held_out=False)]
+    if not texts:
+        raise SystemExit(f"{work} has no text to train on; let train-heads write some")
+    held_out = {kind: held_out_conversations(work, kind) for kind in kinds}
+    together = [conversation for of_kind in held_out.values() for conversation in of_kind]
+    drafter = train_small(target, texts, together, epochs, work, SMALL)
+    for kind, conversations in held_out.items():
+        print(f"{SMALL} on {kind}: {acceptance_of_small(drafter, conversations)}")
+    drafter.save(work / SMALL)
+    print(f"{work / SMALL} is a drafter for {path.name}")
 
 
 def _parameters(text: str) -> int:
