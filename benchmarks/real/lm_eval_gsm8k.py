@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _ask(rows: Sequence[str], url: str, model: str, clients: int, body: Mapping[str, Any]) -> Asked:
-    import lm_eval
+    import lm_eval  # only this needs it, and it takes seconds to import
     from lm_eval.models.openai_completions import LocalChatCompletion
     from lm_eval.tasks import TaskManager
 

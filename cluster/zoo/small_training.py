@@ -29,7 +29,7 @@ from cluster.zoo.training import Optimizer, fast_products, weighted_mean
 
 SMALL = "small"
 """The name of its folder and files."""
-SMALL_SHAPE = SmallShape(hidden=256, layers=3, heads=4, kv_heads=2)
+SMALL_SHAPE = SmallShape(hidden=192, layers=3, heads=3, kv_heads=1)
 REDUCED_VOCABULARY = 8192
 _ROW_TOKENS = 1024
 _BATCH_ROWS = 2

@@ -104,8 +104,9 @@ def take_target_ids(weights: MutableMapping[str, Tensor], count: int, vocab_size
 
 def weight_of(target: Path | None, *names: str) -> Tensor:
     """The first of these weights that the checkpoint has; tied ones are stored under one name."""
-    for name in names if target is not None else ():
-        for file in sorted(target.glob("*.safetensors")):
+    files = [] if target is None else sorted(target.glob("*.safetensors"))
+    for name in names:
+        for file in files:
             with safe_open(file, framework="pt") as stored:
                 matching = [key for key in list(stored.keys()) if key.endswith(name)]
                 if matching:

@@ -344,10 +344,13 @@ def write_reduced(path: Path, weights: Mapping[str, tuple[int, ...]], **changes:
     return path
 
 
-MAP = {"d2t": (500,)}
-OUTPUT = {"lm_head.weight": (500, 64)}
-EMBEDDINGS = {"model.embed_tokens.weight": (2048, 64)}
-PROJECTIONS = {"embed_projection.weight": (64, 256), "output_projection.weight": (256, 64)}
+MAP: dict[str, tuple[int, ...]] = {"d2t": (500,)}
+OUTPUT: dict[str, tuple[int, ...]] = {"lm_head.weight": (500, 64)}
+EMBEDDINGS: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (2048, 64)}
+PROJECTIONS: dict[str, tuple[int, ...]] = {
+    "embed_projection.weight": (64, 256),
+    "output_projection.weight": (256, 64),
+}
 
 
 @pytest.mark.parametrize(

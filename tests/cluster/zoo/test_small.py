@@ -118,7 +118,7 @@ def test_acceptance_is_that_of_greedy_chains(target: LlamaForCausalLM) -> None:
             return torch.nn.functional.one_hot(following, VOCAB).float()
 
     # The answer is 6 ... 11; behind its first token: 7, 8, then 9 by the target, 10, 11.
-    found = acceptance(Counting(), [said.conversation])  # type: ignore[arg-type]
+    found = acceptance(Counting(), [said.conversation])
     assert found.tokens_per_forward == pytest.approx(5 / 2)
     assert found.agreement[0] == pytest.approx(4 / 5)
 
@@ -141,7 +141,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
     def stop_later(*arguments: object) -> Acceptance:
         if next(left, None) is None:
             raise Stopped
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)
 
     monkeypatch.setattr(small_training, "acceptance", stop_later)
     with pytest.raises(Stopped):

@@ -23,7 +23,7 @@ from engine.drafters.tiny_weights import is_tiny
 from engine.errors import IncompatibleDrafter
 from engine.generate import generate
 from engine.model import PackedModel
-from engine.protocol import Commit
+from engine.protocol import Commit, Draft
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
@@ -151,6 +151,7 @@ def test_it_marks_committed_tokens_that_it_would_have_drafted(checkpoint: Path) 
         stream.committed.extend([*text[:6], (text[6] + 1) % VOCAB])
         order = stream.order(0)._replace(score=True)
         (answer,) = drafter_of(kind, checkpoint).draft([order])
+        assert isinstance(answer, Draft)
         assert answer.matched == (*[True] * 6, False)
 
 
