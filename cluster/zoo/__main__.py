@@ -120,9 +120,7 @@ def _make_head(arguments: argparse.Namespace) -> None:
         write_shards(NativeVerifier(writer), tokenizer, work, kind, arguments.tokens)
     del writer
     target = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    texts = [
-        text for kind in kinds for text in observed_shards(target, work, kind, held_out=False)
-    ]
+    texts = [text for kind in kinds for text in observed_shards(target, work, kind, held_out=False)]
     held_out = {kind: observed_shards(target, work, kind, held_out=True) for kind in kinds}
     if not texts:
         raise SystemExit("all of the text is held out; write more: --tokens")
