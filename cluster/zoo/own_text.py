@@ -135,7 +135,9 @@ def write_conversations(
     """One shard. Messages that are empty or not at an end are left out."""
     rng = random.Random(f"{kind} {index}")
     before, after = _around_message(tokenizer)
-    beginnings = [rng.choice(KINDS[kind].beginnings) for _ in range(_CONVERSATIONS)]
+    beginnings = random.Random(f"{kind} {index} beginnings").choices(
+        KINDS[kind].beginnings, k=_CONVERSATIONS
+    )
     opened = [before + _ids(tokenizer, beginning) for beginning in beginnings]
     temperature = _MESSAGE_TEMPERATURES[index % len(_MESSAGE_TEMPERATURES)]
     messages = continued(target, opened, KINDS[kind].message_tokens, temperature, rng)
