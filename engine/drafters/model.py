@@ -38,7 +38,8 @@ def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> DraftRunner:
     """The faster of the two runners that supports this model."""
     if is_tiny(model):
         return TinyRunner(model, kv_tokens=kv_tokens)
-    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens))
+    on_gpu = model.device.type == "cuda"
+    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu))
 
 
 def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:
