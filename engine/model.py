@@ -29,6 +29,7 @@ from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
 from engine.hidden_states import HiddenStates, taken_from_modules
 from engine.kv.cache import KVCache, KVShape
+from engine.step_graphs import StepGraphs
 
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -67,8 +68,11 @@ class PackedModel:
         kv_tokens: int,
         layout: LayoutChoice = "packed",
         swap_tokens: int = 0,
+        static_steps: bool = False,
     ) -> None:
-        """Raises UnsupportedModel, naming the model type and the reason, if the model could not be
+        """`static_steps`: small forwards run in a few fixed shapes, on a GPU as CUDA graphs.
+
+        Raises UnsupportedModel, naming the model type and the reason, if the model could not be
         served losslessly."""
         if model.device.type == "cpu" and model.dtype not in CPU_DTYPES:
             raise UnsupportedModel(
@@ -96,6 +100,7 @@ class PackedModel:
         if self.device.type == "cpu":
             compute = with_few_row_counts(compute, has_slow_row_counts(self.device, model.dtype))
         self._compute = compute
+        self._graphs = StepGraphs(compute, self.kv) if static_steps else None
         self._check_against(stock)
 
     @classmethod
@@ -139,15 +144,7 @@ class PackedModel:
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
         new_slots = self._reserve(segments)
-        plan = LAYOUTS[self.layout](self._batch(segments, new_slots))
-        slots = self._tensor(np.concatenate(new_slots))
-
-        def attend(call: LayerCall) -> Tensor:
-            keys, values = self.kv.k[call.layer], self.kv.v[call.layer]
-            keys.index_copy_(0, slots, call.keys)
-            values.index_copy_(0, slots, call.values)
-            return plan.attend(call.query, keys, values, call.scoring)
-
+        slots = np.concatenate(new_slots)
         counts = [len(segment.tokens) for segment in segments]
         starts = np.cumsum([0, *counts[:-1]])
         wanted = np.concatenate(
@@ -155,6 +152,20 @@ class PackedModel:
         )
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
+        batch = self._batch(segments, new_slots)
+        if self._graphs is not None and states is None:
+            of_all_rows = self._graphs.forward(batch, tokens, positions, slots)
+            if of_all_rows is not None:
+                return of_all_rows[self._tensor(wanted)]
+        plan = LAYOUTS[self.layout](batch)
+        slot_index = self._tensor(slots)
+
+        def attend(call: LayerCall) -> Tensor:
+            keys, values = self.kv.k[call.layer], self.kv.v[call.layer]
+            keys.index_copy_(0, slot_index, call.keys)
+            values.index_copy_(0, slot_index, call.values)
+            return plan.attend(call.query, keys, values, call.scoring)
+
         logits = self._compute(
             self._tensor(tokens), self._tensor(positions), self._tensor(wanted), attend, states
         )

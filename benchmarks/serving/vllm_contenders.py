@@ -77,6 +77,9 @@ class ServedVllm:
             stream = self._engine.generate(_prompt(request), _params(request), next(self._names))
             return [len(delta.outputs[0].token_ids) async for delta in stream]
 
+        # Plain vLLM has seen the prompts: it was asked before how long its answers are.
+        if not await self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache, with which it would skip prompts")
         self._forwards = self._drafted = 0
         timed = await serve_timed(requests, clients, send)
         (draft_s,) = await self._engine.collective_rpc("take_draft_s")

@@ -1,10 +1,10 @@
-"""`python -m cluster.zoo train` trains the models; `train-heads` makes EAGLE-3 heads for a chat
+"""`python -m cluster.zoo train` trains the models; `train-head` makes an EAGLE-3 head for a chat
 model from nothing else than it, `train-drafter` a small Llama; `inflate` writes a larger target."""
 
 import argparse
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,6 @@ from cluster.zoo.batches import Sampler
 from cluster.zoo.chat import train_tokenizer
 from cluster.zoo.corpus import Corpus, load_corpus
 from cluster.zoo.distillation import answer_tasks, distil
-from cluster.zoo.head_model import TrainedHead
 from cluster.zoo.head_training import DEPTH, acceptance, train_head
 from cluster.zoo.muon import multiplies_bf16
 from cluster.zoo.own_text import GENERAL, KINDS, write_shards
@@ -48,25 +47,31 @@ def main() -> None:
     train.add_argument(
         "--only", choices=DRAFTERS, nargs="+", help="distil only these, from the target in place"
     )
-    heads = commands.add_parser("train-heads", help="let a target write, train EAGLE-3 heads on it")
-    heads.add_argument(
+    head = commands.add_parser("train-head", help="let a target write, train an EAGLE-3 head on it")
+    head.add_argument(
         "--target",
         type=Path,
         default=cache_dir() / "SmolLM2-135M-Instruct",
         help="directory of a Llama with a chat template; by default where the default target lies",
     )
-    heads.add_argument("--work", type=Path, help="text, checkpoints, curves and heads")
-    heads.add_argument("--kinds", choices=KINDS, nargs="+", default=[GENERAL])
-    heads.add_argument("--tokens", type=_parameters, default=4 * 10**6, help="for example 4M")
-    heads.add_argument("--epochs", type=int, default=3)
-    heads.add_argument(
+    head.add_argument("--work", type=Path, help="text, checkpoint, curve and head")
+    head.add_argument("--name", default="head", help="of the head's folder in `--work`")
+    head.add_argument(
+        "--start", type=Path, help="a head of this target whose weights the training begins with"
+    )
+    head.add_argument("--kinds", choices=KINDS, nargs="+", default=[GENERAL], help="of text")
+    head.add_argument(
+        "--tokens", type=_parameters, default=4 * 10**6, help="of each kind, for example 4M"
+    )
+    head.add_argument("--epochs", type=int, default=3)
+    head.add_argument(
         "--compact",
         action="store_true",
         help="leave out the output matrix, the target's own rows: half the size, for Spindle alone",
     )
-    heads.add_argument("--threads", type=int, help="of the processor; by default all")
+    head.add_argument("--threads", type=int, help="of the processor; by default all")
     small = commands.add_parser(
-        "train-drafter", help="distil a small Llama from a target, on what train-heads let it write"
+        "train-drafter", help="distil a small Llama from a target, on what train-head let it write"
     )
     small.add_argument("--target", type=Path, default=cache_dir() / "SmolLM2-135M-Instruct")
     small.add_argument("--work", type=Path, help="where the text lies, and the drafter will")
@@ -80,20 +85,14 @@ def main() -> None:
         print(inflated_target(arguments.params))
         return
     keep_freed_memory()
-    if arguments.command in ("train-heads", "train-drafter"):
-        if arguments.threads is not None:
-            torch.set_num_threads(arguments.threads)
-        work = arguments.work or cache_dir() / "heads" / arguments.target.name
+    if arguments.command in ("train-head", "train-drafter") and arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     if arguments.command == "train-drafter":
+        work = arguments.work or cache_dir() / "heads" / arguments.target.name
         _make_small(arguments.target, work, arguments.kinds, arguments.epochs)
         return
-    if arguments.command == "train-heads":
-        for kind, head in _make_heads(
-            arguments.target, work, arguments.kinds, arguments.tokens, arguments.epochs
-        ):
-            name = arguments.target.name
-            head.save(work / kind, DEPTH, name, output_matrix=not arguments.compact)
-            print(f"{work / kind} is an EAGLE-3 head for {name}")
+    if arguments.command == "train-head":
+        _make_head(arguments)
         return
     corpus = load_corpus()
     if arguments.only is None:
@@ -126,24 +125,27 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
             save_model(distil(recipe, target, sampler), tokenizer, model_path(recipe.name))
 
 
-def _make_heads(
-    path: Path, work: Path, kinds: list[str], tokens: int, epochs: int
-) -> Iterator[tuple[str, TrainedHead]]:
+def _make_head(arguments: argparse.Namespace) -> None:
+    path, kinds = arguments.target, list(dict.fromkeys(arguments.kinds))
+    work = arguments.work or cache_dir() / "heads" / path.name
     tokenizer = AutoTokenizer.from_pretrained(path)
     dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
     writer = PackedModel.load(path, dtype=dtype, device="cpu", kv_tokens=_WRITER_KV_TOKENS)
     for kind in kinds:
-        write_shards(NativeVerifier(writer), tokenizer, work, kind, tokens)
+        write_shards(NativeVerifier(writer), tokenizer, work, kind, arguments.tokens)
     del writer
     target = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    for kind in kinds:
-        texts = observed_shards(target, work, kind, held_out=False)
-        held_out = observed_shards(target, work, kind, held_out=True)
-        if not texts:
-            raise SystemExit("all of the text is held out; write more: --tokens")
-        head = train_head(target, texts, held_out, epochs, work, kind)
-        print(f"{kind}: {acceptance(target, head, held_out)}")
-        yield kind, head
+    texts = [text for kind in kinds for text in observed_shards(target, work, kind, held_out=False)]
+    held_out = {kind: observed_shards(target, work, kind, held_out=True) for kind in kinds}
+    if not texts:
+        raise SystemExit("all of the text is held out; write more: --tokens")
+    epochs, name = arguments.epochs, arguments.name
+    head = train_head(target, texts, held_out, epochs, work, name, arguments.start)
+    for kind, some in held_out.items():
+        print(f"{kind}, held out: {acceptance(target, head, some)}")
+    folder = work / name
+    head.save(folder, DEPTH, path.name, output_matrix=not arguments.compact)
+    print(f"{folder} is an EAGLE-3 head for {path.name}")
 
 
 def _make_small(path: Path, work: Path, kinds: Sequence[str], epochs: int) -> None:
@@ -151,7 +153,7 @@ def _make_small(path: Path, work: Path, kinds: Sequence[str], epochs: int) -> No
     target = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
     texts = [text for kind in kinds for text in observed_shards(target, work, kind, held_out=False)]
     if not texts:
-        raise SystemExit(f"{work} has no text to train on; let train-heads write some")
+        raise SystemExit(f"{work} has no text to train on; let train-head write some")
     held_out = {kind: held_out_conversations(work, kind) for kind in kinds}
     together = [conversation for of_kind in held_out.values() for conversation in of_kind]
     drafter = train_small(target, texts, together, epochs, work, SMALL)

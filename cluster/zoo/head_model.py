@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -138,6 +138,12 @@ class TrainedHead(nn.Module):
             hidden = self.layers[0](read, hidden, cos, sin, earlier)
             logits.append(self.lm_head(self.norm(hidden)))
         return logits
+
+    def load(self, path: Path) -> None:
+        """Takes over what a saved head has learnt; its reduced vocabulary may be another."""
+        stored = load_file(path / "model.safetensors")
+        learnt = {name for name, weight in self.named_parameters() if weight.requires_grad}
+        self.load_state_dict({name: stored[name] for name in learnt}, strict=False)
 
     def save(self, path: Path, depth: int, target: str, *, output_matrix: bool = True) -> None:
         """`depth`: how many tokens it is meant to draft; `target`: the name of its target. Without

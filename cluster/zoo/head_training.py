@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ _PROMPT_WEIGHT = 0.1
 _LATER_STEPS = 0.8  # weight of each step against the one before
 _CHECKPOINT_SECONDS = 150.0
 _POINTS = 10  # of the curve
-_HELD_OUT = 64  # conversations
+_HELD_OUT = 48  # conversations of each kind, for the curve
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,17 @@ def walk(accepted: np.ndarray) -> tuple[int, int]:
 def train_head(
     target: LlamaForCausalLM,
     texts: Sequence[ObservedText],
-    held_out: Sequence[ObservedText],
+    held_out: Mapping[str, Sequence[ObservedText]],
     epochs: int,
     work: Path,
     name: str,
+    start: Path | None = None,
 ) -> TrainedHead:
     """With a checkpoint in `work` every few minutes, from which a second call on the same texts
-    goes on, and the curve of acceptance over training tokens beside it."""
+    goes on, and the curve of acceptance over training tokens, by kind of text, beside it.
+
+    `start`: a head of the same target whose weights it begins with.
+    """
     torch.manual_seed(0)
     target.requires_grad_(False)
     checkpoint, curve = work / f"{name}.pt", work / f"{name}-curve.jsonl"
@@ -188,6 +192,8 @@ def train_head(
             f"{checkpoint} was trained on other texts; remove it, or keep to its texts"
         )
     head = TrainedHead(target, target_ids)
+    if start is not None:
+        head.load(start)
     optimizer = Optimizer(_as_layers(head), [len(order)], _WARMUP_STEPS)
     first = tokens = 0
     if state is not None:
@@ -218,10 +224,13 @@ def train_head(
         progress.set_postfix(loss=f"{loss.item():.3f}")
         due = (step + 1) % every == 0 or step + 1 == len(order)
         if due:
-            now = acceptance(target, head, held_out[:_HELD_OUT])
+            now = {
+                kind: vars(acceptance(target, head, some[:_HELD_OUT]))
+                for kind, some in held_out.items()
+            }
             work.mkdir(parents=True, exist_ok=True)
             with curve.open("a") as file:
-                file.write(json.dumps({"tokens": tokens, "loss": loss.item(), **vars(now)}) + "\n")
+                file.write(json.dumps({"tokens": tokens, "loss": loss.item(), **now}) + "\n")
         if due or time.monotonic() - saved_at > _CHECKPOINT_SECONDS:
             save(step + 1)
             saved_at = time.monotonic()

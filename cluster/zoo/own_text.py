@@ -19,29 +19,73 @@ from engine.generate import Rejected, generate
 from engine.protocol import Verifier
 from engine.sampling.params import SamplingParams
 
-GENERAL, CODE = "general", "code"
-KINDS = (GENERAL, CODE)
 _CONVERSATIONS = 256  # of a shard, before those are left out whose message does not end
 _BATCH = 64
-_MESSAGE_TOKENS = 96
 _ANSWER_TOKENS = 256
 _MESSAGE_TEMPERATURES = (0.8, 0.9, 1.0)
 _ANSWER_TEMPERATURES = (0.0, 0.7)  # in turns
 _HELD_OUT_EVERY = 10  # shards
-_CODE_BEGINNINGS = (
-    "Write a Python function that",
-    "Write a JavaScript function",
-    "Implement a class in Python",
-    "Write an SQL query",
-    "Complete this function:\n\ndef ",
-    "What does this code do?\n\n```python\n",
-    "Fix the bug in this code:\n\n```python\n",
-    "How do I parse",
-    "from typing import List\n\n\ndef ",
-    "Write unit tests for",
-    "Write a C program that",
-    "Explain this error:\n\nTraceback (most recent call last):\n",
-)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How messages begin that the target then goes on with, and the most tokens of one."""
+
+    beginnings: tuple[str, ...]
+    message_tokens: int
+
+
+GENERAL = "general"
+KINDS = {
+    GENERAL: Kind(("",), 96),
+    "code": Kind(
+        (
+            "Write a Python function that",
+            "Write a JavaScript function",
+            "Implement a class in Python",
+            "Write an SQL query",
+            "Complete this function:\n\ndef ",
+            "What does this code do?\n\n```python\n",
+            "Fix the bug in this code:\n\n```python\n",
+            "How do I parse",
+            "from typing import List\n\n\ndef ",
+            "Write unit tests for",
+            "Write a C program that",
+            "Explain this error:\n\nTraceback (most recent call last):\n",
+        ),
+        96,
+    ),
+    # What users ask for and the target hardly writes alone; many bring a text to work on.
+    "tasks": Kind(
+        (
+            "Summarize the following article:\n\n",
+            "Summarize this text in a few sentences.\n\n",
+            "Read the passage and answer the question.\n\nPassage: ",
+            "Use the documents below to answer the question.\n\nDocument 1: ",
+            "Translate this into English: ",
+            "Translate the following sentence from English to German: ",
+            "Correct the grammar of this paragraph: ",
+            "Rewrite this in simple words:\n\n",
+            "Extract all names and dates from this text:\n\n",
+            "Solve this problem step by step. ",
+            "A shop sells",
+            "How many",
+            "If a train",
+            "What is",
+            "Who was",
+            "When did",
+            "Where is",
+            "Why do",
+            "Explain",
+            "Compare",
+            "Write a letter",
+            "Write a short story",
+            "Imagine that you are",
+            "Give me a list of",
+        ),
+        320,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -91,12 +135,12 @@ def write_conversations(
     """One shard. Messages that are empty or not at an end are left out."""
     rng = random.Random(f"{kind} {index}")
     before, after = _around_message(tokenizer)
-    beginnings = [
-        rng.choice(_CODE_BEGINNINGS) if kind == CODE else "" for _ in range(_CONVERSATIONS)
-    ]
+    beginnings = random.Random(f"{kind} {index} beginnings").choices(
+        KINDS[kind].beginnings, k=_CONVERSATIONS
+    )
     opened = [before + _ids(tokenizer, beginning) for beginning in beginnings]
     temperature = _MESSAGE_TEMPERATURES[index % len(_MESSAGE_TEMPERATURES)]
-    messages = continued(target, opened, _MESSAGE_TOKENS, temperature, rng)
+    messages = continued(target, opened, KINDS[kind].message_tokens, temperature, rng)
     prompts = [
         opening + message[:-1] + after
         for opening, message in zip(opened, messages, strict=True)

@@ -42,7 +42,9 @@ def make_runner(
     not all of the vocabulary."""
     if is_tiny(model):
         return TinyRunner(model, kv_tokens=kv_tokens, reduced=reduced)
-    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens), reduced)
+    on_gpu = model.device.type == "cuda"
+    packed = PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu)
+    return PackedRunner(packed, reduced)
 
 
 def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:

@@ -1,6 +1,7 @@
 """Heads that are trained here: they compute what the engine serves, learn, resume, and count
 acceptance rightly."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,6 @@ from cluster.zoo.head_training import (
     walk,
 )
 from cluster.zoo.own_text import (
-    CODE,
-    GENERAL,
     Conversation,
     read_shard,
     shard_path,
@@ -202,7 +201,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
     monkeypatch.setattr(head_training, "REDUCED_VOCABULARY", REDUCED)
     monkeypatch.setattr(head_training, "_BATCH_TOKENS", 128)
     said = texts(target, 20)
-    whole = train_head(target, said, said[:4], 20, tmp_path / "whole", "head")
+    whole = train_head(target, said, {"counting": said[:4]}, 20, tmp_path / "whole", "head")
     fresh = TrainedHead(target, whole.target_ids)
     taught = teach(target, whole, said)
     assert loss_of(whole, taught) < 0.9 * loss_of(fresh, taught)
@@ -220,24 +219,37 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
 
     monkeypatch.setattr(head_training, "acceptance", stop_later)
     with pytest.raises(Stopped):
-        train_head(target, said, said[:4], 20, tmp_path / "parts", "head")
+        train_head(target, said, {"counting": said[:4]}, 20, tmp_path / "parts", "head")
     monkeypatch.setattr(head_training, "acceptance", real)
-    resumed = train_head(target, said, said[:4], 20, tmp_path / "parts", "head")
+    resumed = train_head(target, said, {"counting": said[:4]}, 20, tmp_path / "parts", "head")
     for name, weight in whole.state_dict().items():
         assert torch.allclose(weight, resumed.state_dict()[name], atol=1e-5), name
     with pytest.raises(ValueError, match="other texts"):
-        train_head(target, texts(target, 7, 30), said[:4], 1, tmp_path / "parts", "head")
+        train_head(target, texts(target, 7, 30), {}, 1, tmp_path / "parts", "head")
+
+
+def test_training_begins_with_a_saved_head_of_another_vocabulary(
+    target: LlamaForCausalLM, head: TrainedHead, tmp_path: Path
+) -> None:
+    head.save(tmp_path, DEPTH, "target", output_matrix=False)
+    begun = TrainedHead(target, torch.arange(REDUCED + 5))
+    begun.load(tmp_path)
+    for name, weight in head.named_parameters():
+        if weight.requires_grad:
+            assert torch.equal(begun.get_parameter(name), weight.bfloat16().float()), name
+    assert len(begun.lm_head.weight) == REDUCED + 5
 
 
 @pytest.fixture
 def _short_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_text, "_CONVERSATIONS", 8)
-    monkeypatch.setattr(own_text, "_MESSAGE_TOKENS", 24)
+    short = {kind: replace(one, message_tokens=24) for kind, one in own_text.KINDS.items()}
+    monkeypatch.setattr(own_text, "KINDS", short)
     monkeypatch.setattr(own_text, "_ANSWER_TOKENS", 12)
 
 
 @pytest.mark.usefixtures("_short_text")
-@pytest.mark.parametrize("kind", [GENERAL, CODE])
+@pytest.mark.parametrize("kind", own_text.KINDS)
 def test_the_target_writes_both_sides_and_shards_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -275,9 +287,9 @@ def test_the_command_writes_text_trains_and_leaves_a_head_that_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(head_training, "REDUCED_VOCABULARY", REDUCED)
-    command = ["zoo", "train-heads", "--target", str(model_path("target")), "--work", str(tmp_path)]
+    command = ["zoo", "train-head", "--target", str(model_path("target")), "--work", str(tmp_path)]
     monkeypatch.setattr("sys.argv", [*command, "--tokens", "400", "--epochs", "1"])
     zoo_command.main()
-    assert str(tmp_path / GENERAL) in capsys.readouterr().out
-    head = Eagle3Head.load(tmp_path / GENERAL, "cpu", torch.float32, model_path("target"))
+    assert str(tmp_path / "head") in capsys.readouterr().out
+    head = Eagle3Head.load(tmp_path / "head", "cpu", torch.float32, model_path("target"))
     assert len(head.vocabulary) == REDUCED

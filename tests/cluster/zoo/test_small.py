@@ -160,7 +160,7 @@ def test_the_command_leaves_a_drafter_that_is_served(
     path = model_path("target")
     command = ["zoo", "train-drafter", "--target", str(path), "--work", str(tmp_path)]
     monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit, match="no text to train on; let train-heads write some"):
+    with pytest.raises(SystemExit, match="no text to train on; let train-head write some"):
         zoo_command.main()
     said = [Conversation(tuple(range(start, start + 30)), 6, True) for start in range(5, 25)]
     for index in (0, 1):

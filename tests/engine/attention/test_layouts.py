@@ -11,6 +11,7 @@ from engine.attention.decomposed import decomposed
 from engine.attention.flex import FusedPlan
 from engine.attention.packed import MOST_WALKED_LINES, PackedPlan
 from engine.attention.pieces import padded
+from engine.attention.static import static
 from tests.engine.attention.batches import random_batch, random_tensors, reference
 
 LAYOUTS: dict[str, Layout] = {
@@ -18,6 +19,7 @@ LAYOUTS: dict[str, Layout] = {
     "decomposed": decomposed,
     "packed": PackedPlan,
     "fused": FusedPlan,
+    "static": static,
 }
 SINKS = torch.tensor([0.5, -1.0, 3.0, 0.0])
 SCORINGS = {

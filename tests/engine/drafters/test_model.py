@@ -98,7 +98,16 @@ def packed_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
     return RecordingRunner(PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens)))
 
 
-@pytest.fixture(params=[tiny_runner, packed_runner], ids=["tiny", "packed"])
+def static_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
+    """As on a GPU, but without graphs."""
+    return RecordingRunner(
+        PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens, static_steps=True))
+    )
+
+
+@pytest.fixture(
+    params=[tiny_runner, packed_runner, static_runner], ids=["tiny", "packed", "static"]
+)
 def runner_of(request: pytest.FixtureRequest) -> MakeRunner:
     return request.param
 
