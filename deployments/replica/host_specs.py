@@ -1,12 +1,13 @@
 """Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
 
 from actors.coordinator.settings import Limits
+from actors.hosts.drafter_facts import DrafterFacts, FactsMessage
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
@@ -23,9 +24,14 @@ MEASURE_S = 5.0
 (policies/estimates/online_cost.py)."""
 
 
-async def start_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
+async def start_hosts(
+    config: AppConfig,
+    replica: str,
+    progress: Callable[[str], None],
+    known: Mapping[str, FactsMessage],
+) -> Fleet:
     """Starts the hosts; those that are actors go into the placement group that Serve made for the
-    replica."""
+    replica. `known`: drafters that another replica has loaded, which are not waited for."""
     placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
     if "inline" in placements:
         import torch
@@ -41,6 +47,7 @@ async def start_hosts(config: AppConfig, replica: str, progress: Callable[[str],
         limits_of(config),
         progress,
         MEASURE_S,
+        {key: DrafterFacts.of(message) for key, message in known.items()},
     )
 
 

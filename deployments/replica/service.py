@@ -119,9 +119,10 @@ class Service:
                 await self._fleet.load_vocabulary()
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
-        """Exchanges estimates with the other replicas, forever."""
+        """Exchanges estimates, and what is known of drafters, with the other replicas, forever."""
         # The name is unique to this process, so one incarnation number is enough.
-        await Pooling(replica, 0, exchange, self._learners).run()
+        drafters = {key: facts.message() for key, facts in self._fleet.drafters.items()}
+        await Pooling(replica, 0, exchange, self._learners, drafters=drafters).run()
 
     def _learners(self) -> dict[str, Pooled]:
         return learners_of(self._policies, self._estimates, self.lanes)

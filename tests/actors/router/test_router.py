@@ -10,9 +10,11 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.drafter_facts import DrafterFacts
 from actors.router.replica_side import Pooling, PoolingParams, learners_of
 from actors.router.router import Answer, Report, Router, RouterParams
 from benchmarks.simulator.clock import run
+from engine.draft_profile import DraftCosts
 from policies.cost import LinearCost
 from policies.pooling import Pooled, Statistics
 from policies.request import LaneView
@@ -36,7 +38,11 @@ def report(
     replica: str, value: float, version: int = 1, incarnation: int = 1, name: str = "x"
 ) -> Report:
     return Report(
-        replica=replica, incarnation=incarnation, version=version, statistics={name: [value]}
+        replica=replica,
+        incarnation=incarnation,
+        version=version,
+        statistics={name: [value]},
+        drafters={},
     )
 
 
@@ -130,7 +136,13 @@ def test_the_view_lists_drafters_and_replicas() -> None:
                 "calibration/tiny:seen": [4.0] * 80,
             }
             await router.exchange(
-                Report(replica=replica, incarnation=7, version=1, statistics=statistics)
+                Report(
+                    replica=replica,
+                    incarnation=7,
+                    version=1,
+                    statistics=statistics,
+                    drafters={},
+                )
             )
         await asyncio.sleep(2)
         view = await router.view()
@@ -144,6 +156,26 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         alive = {"incarnation": 7, "version": 1, "silent_s": 2.0, "weight": 1.0}
         assert view["replicas"] == {"a": alive, "b": alive}
         assert json.loads(json.dumps(view)) == view
+
+    run(main())
+
+
+def test_what_replicas_know_of_drafters_is_kept_for_those_that_start_later() -> None:
+    async def main() -> None:
+        router = Router(RouterParams(max_drafters=2))
+        connection = Connection(router)
+        facts = DrafterFacts(DraftCosts(LinearCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
+        own = Pooling("a", 1, connection.exchange, dict, drafters={"tiny": facts.message()})
+        await own.report()
+        assert {k: DrafterFacts.of(m) for k, m in (await router.drafters()).items()} == {
+            "tiny": facts
+        }
+        await Pooling("b", 1, connection.exchange, dict).report()
+        assert list(await router.drafters()) == ["tiny"]
+        for name in ("small", "code"):
+            other = Pooling(name, 1, connection.exchange, dict, drafters={name: facts.message()})
+            await other.report()
+        assert list(await router.drafters()) == ["small", "code"], "those of old configs go"
 
     run(main())
 
