@@ -32,7 +32,8 @@ def test_requests_are_served_before_a_drafter_is_loaded_which_then_drafts_for_th
         ]
         assert await asyncio.gather(*map(read, streams)) == plainly(PROMPTS, LONG)
         (joined,) = service.seen(LaneJoined)
-        assert (joined.lane, joined.seconds) == ("near", pytest.approx(LOADS_S))
+        assert joined.lane == "near"
+        assert joined.seconds == pytest.approx(LOADS_S)
         assert service.coordinator.lanes_down == []
         assert not service.seen(LaneDown), "nothing was lost"
         assert any(event.at_s < joined.at_s for event in service.seen(Verified))

@@ -47,7 +47,9 @@ def read(name: str) -> list[dict[str, Any]]:
 
 def down_metric() -> bool:
     lines = httpx.get(f"{URL}/metrics", timeout=10).text.splitlines()
-    return any("_down{" in line and 'host="tiny"' in line and line.endswith(" 1.0") for line in lines)
+    return any(
+        "_down{" in line and 'host="tiny"' in line and line.endswith(" 1.0") for line in lines
+    )
 
 
 def test_the_successor_of_the_only_replica_serves_before_its_drafter_is_loaded() -> None:
