@@ -111,7 +111,7 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> "Loade
     """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
     kind = drafter_kind(spec.kind)
     of_target = {"target": spec.target} if kind.reads_features else {}
-    loaded: "LoadedDrafter" = kind.maker()(
+    loaded: LoadedDrafter = kind.maker()(
         name,
         spec.checkpoint,
         dtype=spec.dtype,
