@@ -28,8 +28,8 @@ class RouterActor:
     async def exchange(self, report: Any) -> Any:
         return await self._router.exchange(report)
 
-    async def drafters(self) -> Any:
-        return await self._router.drafters()
+    async def facts(self) -> Any:
+        return await self._router.facts()
 
     async def view(self) -> Any:
         return await self._router.view()
@@ -48,12 +48,12 @@ async def exchange(report: Any) -> Any:
     return await router.exchange.remote(report)
 
 
-async def known_drafters() -> Any:
-    """What replicas of this application know of drafters; nothing if no router answers soon."""
+async def known_facts() -> Any:
+    """What replicas of this application know of its models; nothing if no router answers soon."""
     try:
         async with asyncio.timeout(_ANSWERS_WITHIN_S):
             router = await asyncio.to_thread(serve.get_deployment_actor, NAME)
-            return await router.drafters.remote()
+            return await router.facts.remote()
     except Exception as error:
-        _LOG.warning("what is known of drafters could not be asked for: %r", error)
+        _LOG.warning("what is known of the models could not be asked for: %r", error)
         return {}

@@ -6,7 +6,7 @@ has loaded before are not waited for: their lanes join when they are loaded, as 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from actors.coordinator.estimates import Costs
 from actors.coordinator.settings import Lane, Limits
 from actors.hosts.direct import DirectDrafter, make_lookup
-from actors.hosts.drafter_facts import DrafterFacts, facts_key
+from actors.hosts.facts import (
+    DrafterFacts,
+    Facts,
+    costs_of_target,
+    drafter_key,
+    numbers_of_target,
+    target_key,
+)
 from actors.hosts.protocol import VerifierHost
 from actors.hosts.remote import RemoteDrafter, RemoteVerifier
 from actors.hosts.spawn import Group, VerifierLauncher
@@ -36,9 +43,7 @@ _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
 _MEASURING = "measuring what forwards cost on this machine, or reading what was measured before"
 
-KnownDrafters = Mapping[str, DrafterFacts]
-"""By facts_key."""
-_NONE_KNOWN: KnownDrafters = MappingProxyType({})
+_NOTHING: Facts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,8 @@ class Fleet:
     """Compiles output grammars in this process; None: the target has no tokenizer."""
     load_vocabulary: Callable[[], Awaitable[None]]
     """Begins to load, in the verifier, what its first output grammar needs."""
-    drafters: KnownDrafters
-    """All but lookups."""
+    facts: Facts
+    """Of the target, and of all drafters but lookups."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
@@ -74,13 +79,13 @@ async def start_fleet(
     limits: Limits = _DEFAULT_LIMITS,
     progress: Progress = LOG_PROGRESS,
     measure_s: float = inf,
-    known: KnownDrafters = _NONE_KNOWN,
+    known: Facts = _NOTHING,
 ) -> Fleet:
     """`group`: creates the actors; not needed without any. `cache_dir`: for profiles; `measure_s`:
-    the time that measuring one model may take. `known`: drafters that need not be waited for.
-    Raises HostLost or the error of a model (UnsupportedModel, IncompatibleDrafter, ...), after
-    closing all hosts."""
-    keys = {spec.name: facts_key(target.checkpoint, spec) for spec in drafters}
+    the time that measuring one model may take. `known`: models that others have measured; drafters
+    among them are not waited for. Raises HostLost or the error of a model (UnsupportedModel,
+    IncompatibleDrafter, ...), after closing all hosts."""
+    keys = {spec.name: drafter_key(target.checkpoint, spec) for spec in drafters}
     later = {
         spec.name for spec in drafters if spec.placement == "actor" and keys[spec.name] in known
     }
@@ -96,14 +101,20 @@ async def start_fleet(
         starts = [Start("target", target.placement, verifier.start)]
         starts += [Start(one.lane, one.spec.placement, one.host.start) for one in awaited]
         await start_all(starts, progress)
-        progress(_MEASURING + (f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""))
-        verify = await verifier.measure(cache_dir, measure_s)
+        key = target_key(target)
+        if key in known:
+            verify = costs_of_target(known[key])
+        else:
+            limit = f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""
+            progress(_MEASURING + limit)
+            verify = await verifier.measure(cache_dir, measure_s)
+        verifier.cost = verify.verify
         facts = await _found(awaited, cache_dir, measure_s)
     except BaseException:
         for close in closers:
             close()
         raise
-    facts |= {name: known[keys[name]] for name in later}
+    facts |= {name: DrafterFacts.of(known[keys[name]]) for name in later}
     lanes = []
     for model in models:
         of_drafter = facts[model.spec.name]
@@ -121,7 +132,8 @@ async def start_fleet(
     )
     grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
     lanes += _lookups(drafters, grammars)
-    found = {keys[name]: of_drafter for name, of_drafter in facts.items()}
+    found = {keys[name]: of_drafter.numbers() for name, of_drafter in facts.items()}
+    found[key] = numbers_of_target(verify)
     return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary, found)
 
 

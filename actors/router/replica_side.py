@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.settings import Policies
-from actors.hosts.drafter_facts import FactsMessage
+from actors.hosts.facts import Facts
 from actors.router.router import Answer, Report
 from policies.pooling import Pooled, PooledSelection, Statistics, combine, extract, scaled
 from policies.request import LaneView
@@ -39,14 +39,14 @@ class Pooling:
         exchange: Exchange,
         learners: Learners,
         params: PoolingParams = PoolingParams(),
-        drafters: Mapping[str, FactsMessage] | None = None,
+        facts: Facts | None = None,
     ) -> None:
-        """`drafters`: those that the replica has loaded, for replicas that start later."""
+        """`facts`: what it knows of its models, for replicas that start later."""
         self._replica = replica
         self._incarnation = incarnation
         self._exchange = exchange
         self._learners = learners
-        self._drafters = dict(drafters or {})
+        self._facts = dict(facts or {})
         self._params = params
         self._version = 0
         self._others: Statistics = {}
@@ -67,7 +67,7 @@ class Pooling:
             statistics=combine(
                 {name: learner.export() for name, learner in self._learners().items()}
             ),
-            drafters=self._drafters,
+            facts=self._facts,
         )
         interval_s = self._params.interval_s
         try:

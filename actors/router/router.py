@@ -9,13 +9,13 @@ An ordinary class; deployments/ makes it a Serve deployment actor. Messages are 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
-from actors.hosts.drafter_facts import FactsMessage
+from actors.hosts.facts import Facts
 from policies.estimates.acceptance import COLUMNS, AcceptanceEstimates, accepted_levels
 from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
 
@@ -27,8 +27,8 @@ class Report(TypedDict):
     version: int
     """Increases with every report."""
     statistics: Statistics
-    drafters: Mapping[str, FactsMessage]
-    """What the replica knows of those that it has loaded, by facts_key."""
+    facts: Facts
+    """What the replica knows of its models."""
 
 
 class Answer(TypedDict):
@@ -78,8 +78,8 @@ class RouterParams:
     """Statistics that have faded to less are dropped."""
     max_replicas: int = 256
     """The most replicas kept, departed ones included; the longest silent is dropped first."""
-    max_drafters: int = 256
-    """The most drafters kept; those that were reported first are dropped first."""
+    max_models: int = 256
+    """The most models of which facts are kept; the one reported first is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +95,17 @@ class Router:
         self._params = params
         self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
-        self._drafters: dict[str, FactsMessage] = {}
-        """By facts_key, the one that was reported first comes first."""
+        self._facts: dict[str, Sequence[float]] = {}
+        """Of the model that was reported first comes first."""
         self._started_s: float | None = None
         """The time of the first call."""
 
     async def exchange(self, report: Report) -> Answer:
         now = self._now()
         self._receive(report, now)
-        self._drafters |= report["drafters"]
-        while len(self._drafters) > self._params.max_drafters:
-            del self._drafters[next(iter(self._drafters))]
+        self._facts |= report["facts"]
+        while len(self._facts) > self._params.max_models:
+            del self._facts[next(iter(self._facts))]
         self._drop_faded(now)
         others = (
             (received.statistics, self._weight(received, now))
@@ -114,9 +114,9 @@ class Router:
         )
         return Answer(others=weighted_sum(others), age_s=now - (self._started_s or now))
 
-    async def drafters(self) -> Mapping[str, FactsMessage]:
-        """What replicas know of drafters, by facts_key, for one that starts."""
-        return self._drafters
+    async def facts(self) -> Facts:
+        """What replicas know of their models, for one that starts."""
+        return self._facts
 
     async def view(self) -> View:
         now = self._now()

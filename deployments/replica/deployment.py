@@ -32,7 +32,7 @@ from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.submission import refusal, submit
 from deployments.replica.timeline import Timeline, TraceEvent
-from deployments.router_actor import exchange, known_drafters
+from deployments.router_actor import exchange, known_facts
 from deployments.series import Family
 from deployments.start_report import announce, print_line
 from engine.errors import SpindleError
@@ -77,7 +77,7 @@ class Replica:
         from policies.precompile import warm_up
 
         print_line(f"Spindle: loading {self._config.served_name}, some 10 s")
-        known = await known_drafters()
+        known = await known_facts()
         hosts = start_hosts(self._config, self._name, print_line, known)
         # What the coordinator would wait for when it is made.
         fleet, _ = await asyncio.gather(hosts, asyncio.to_thread(warm_up))

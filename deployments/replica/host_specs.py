@@ -1,13 +1,13 @@
 """Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
 
 from actors.coordinator.settings import Limits
-from actors.hosts.drafter_facts import DrafterFacts, FactsMessage
+from actors.hosts.facts import Facts
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
@@ -28,10 +28,10 @@ async def start_hosts(
     config: AppConfig,
     replica: str,
     progress: Callable[[str], None],
-    known: Mapping[str, FactsMessage],
+    known: Facts,
 ) -> Fleet:
     """Starts the hosts; those that are actors go into the placement group that Serve made for the
-    replica. `known`: drafters that another replica has loaded, which are not waited for."""
+    replica. `known`: of models, by other replicas."""
     placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
     if "inline" in placements:
         import torch
@@ -47,7 +47,7 @@ async def start_hosts(
         limits_of(config),
         progress,
         MEASURE_S,
-        {key: DrafterFacts.of(message) for key, message in known.items()},
+        known,
     )
 
 

@@ -71,14 +71,14 @@ def test_streams_do_not_wait_for_known_drafters_which_draft_when_they_are_loaded
             profiles,
             SlowGroup("two"),
             LIMITS,
-            known=first.drafters,
+            known=first.facts,
         )
         served = Served(fleet)
         assert await Reading(served, "early").whole() == plain
         assert served.coordinator.lanes_down == ["tiny/0", "tiny/1"]
         assert set(processes("two")) == {"verifier"}
         assert [lane.view for lane in fleet.lanes] == [lane.view for lane in first.lanes]
-        assert fleet.drafters == first.drafters, "for those that start after this one"
+        assert fleet.facts == first.facts, "for those that start after this one"
         reading = Reading(served, "joined")
         MAY_LOAD.set()
         assert await reading.whole() == plain
@@ -99,7 +99,7 @@ def test_a_known_drafter_with_other_settings_is_waited_for(
         first, profiles = before
         changed = replace(drafter, instances=1, capacity=3)
         fleet = await start_fleet(
-            TARGET_SPEC, [changed], profiles, Group("three"), LIMITS, known=first.drafters
+            TARGET_SPEC, [changed], profiles, Group("three"), LIMITS, known=first.facts
         )
         assert not any(lane.loading for lane in fleet.lanes)
         assert set(processes("three")) == {"verifier", "tiny"}
@@ -119,7 +119,7 @@ def test_streams_go_on_without_a_known_drafter_whose_checkpoint_is_gone(
         first, profiles = before
         assert drafter.checkpoint is not None
         fleet = await start_fleet(
-            TARGET_SPEC, [drafter], profiles, Group("four"), LIMITS, known=first.drafters
+            TARGET_SPEC, [drafter], profiles, Group("four"), LIMITS, known=first.facts
         )
         shutil.rmtree(drafter.checkpoint)
         served = Served(fleet)

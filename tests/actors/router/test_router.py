@@ -10,12 +10,13 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.hosts.drafter_facts import DrafterFacts
+from actors.hosts.facts import DrafterFacts, costs_of_target, numbers_of_target
+from actors.hosts.protocol import TargetCosts
 from actors.router.replica_side import Pooling, PoolingParams, learners_of
 from actors.router.router import Answer, Report, Router, RouterParams
 from benchmarks.simulator.clock import run
 from engine.draft_profile import DraftCosts
-from policies.cost import LinearCost
+from policies.cost import LinearCost, RooflineCost, SwitchCost
 from policies.pooling import Pooled, Statistics
 from policies.request import LaneView
 from policies.scheduling.baselines import fcfs
@@ -42,7 +43,7 @@ def report(
         incarnation=incarnation,
         version=version,
         statistics={name: [value]},
-        drafters={},
+        facts={},
     )
 
 
@@ -141,7 +142,7 @@ def test_the_view_lists_drafters_and_replicas() -> None:
                     incarnation=7,
                     version=1,
                     statistics=statistics,
-                    drafters={},
+                    facts={},
                 )
             )
         await asyncio.sleep(2)
@@ -160,22 +161,23 @@ def test_the_view_lists_drafters_and_replicas() -> None:
     run(main())
 
 
-def test_what_replicas_know_of_drafters_is_kept_for_those_that_start_later() -> None:
+def test_what_replicas_know_of_models_is_kept_for_those_that_start_later() -> None:
     async def main() -> None:
-        router = Router(RouterParams(max_drafters=2))
+        router = Router(RouterParams(max_models=2))
         connection = Connection(router)
-        facts = DrafterFacts(DraftCosts(LinearCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
-        own = Pooling("a", 1, connection.exchange, dict, drafters={"tiny": facts.message()})
-        await own.report()
-        assert {k: DrafterFacts.of(m) for k, m in (await router.drafters()).items()} == {
-            "tiny": facts
-        }
+        drafter = DrafterFacts(DraftCosts(LinearCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
+        verify = RooflineCost(1e-6, 2e-5, 0.001, 24, 3e-5, 8, 16)
+        target = TargetCosts(verify, 32, SwitchCost(0.1, 0.002))
+        facts = {"tiny": drafter.numbers(), "target": numbers_of_target(target)}
+        await Pooling("a", 1, connection.exchange, dict, facts=facts).report()
         await Pooling("b", 1, connection.exchange, dict).report()
-        assert list(await router.drafters()) == ["tiny"]
+        known = await router.facts()
+        assert DrafterFacts.of(known["tiny"]) == drafter
+        assert costs_of_target(known["target"]) == target
         for name in ("small", "code"):
-            other = Pooling(name, 1, connection.exchange, dict, drafters={name: facts.message()})
-            await other.report()
-        assert list(await router.drafters()) == ["small", "code"], "those of old configs go"
+            later = {name: drafter.numbers()}
+            await Pooling(name, 1, connection.exchange, dict, facts=later).report()
+        assert list(await router.facts()) == ["small", "code"], "those of old configs go"
 
     run(main())
 
