@@ -144,7 +144,7 @@ class LaneJoined:
     at_s: float
     lane: str
     seconds: float
-    """Since the coordinator started."""
+    """What its loading took."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from policies.timeouts import LateCallBudget
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
+JOINS_AFTER_S = 2.0
+"""Loading a drafter takes cores from what comes first: warming up, and streams of a lost replica."""
 
 Answer = Draft | Missing | NoRoom | Failed
 
@@ -66,7 +68,7 @@ class Lanes:
         self._changed = changed
         for state in self._states.values():
             if state.down:
-                tasks.spawn(self._recover, state, LaneJoined)
+                tasks.spawn(self._join, state)
 
     def __getitem__(self, name: str) -> LaneState:
         return self._states[name]
@@ -186,6 +188,10 @@ class Lanes:
         state.down = True
         self._observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
         self._tasks.spawn(self._recover, state, LaneUp)
+
+    async def _join(self, state: LaneState) -> None:
+        await asyncio.sleep(JOINS_AFTER_S)
+        await self._recover(state, LaneJoined)
 
     async def _recover(self, state: LaneState, back: type[LaneJoined | LaneUp]) -> None:
         """The new host is empty: it answers Missing and is sent all committed tokens. One that

@@ -14,6 +14,11 @@ LOADS_S = 0.3
 LONG = [replace(params, max_tokens=60) for params in PARAMS]
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.coordinator.lanes.JOINS_AFTER_S", 0.0)
+
+
 def loads_slowly(service: Service, seconds: float = LOADS_S) -> None:
     async def load() -> None:
         await asyncio.sleep(seconds)
