@@ -22,7 +22,8 @@ from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
 JOINS_AFTER_S = 2.0
-"""Loading a drafter takes cores from what comes first: warming up, and streams of a lost replica."""
+"""Loading a drafter takes cores from what comes first: warming up, and the streams of another
+replica that was lost."""
 
 Answer = Draft | Missing | NoRoom | Failed
 
