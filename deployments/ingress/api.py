@@ -86,6 +86,12 @@ class Api:
     def close(self) -> None:
         self._heartbeats.close()
 
+    async def health(self) -> Body:
+        """Raises ApiError 503 while no replica can serve."""
+        await self.ready()
+        down = self._readiness.drafters_down
+        return {"status": "ok", "drafters_down": down} if down else {"status": "ok"}
+
     async def ready(self) -> TargetLimits:
         """Returns the target's limits; raises ApiError 503 while no replica can serve."""
         self._limits = await self._readiness.check()

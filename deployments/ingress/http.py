@@ -75,9 +75,9 @@ def make_http(api: Api) -> FastAPI:
     @http.get("/ping")
     @http.post("/ping")
     async def health() -> Body:
-        """200 when any replica would serve at once, else 503."""
-        await api.ready()
-        return {"status": "ok"}
+        """200 when any replica would serve at once, else 503. `drafters_down`: how many drafters of
+        it are lost or still being loaded, which its requests do without."""
+        return await api.health()
 
     @http.get("/metrics")
     async def metrics() -> Response:

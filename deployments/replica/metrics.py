@@ -12,6 +12,7 @@ from actors.coordinator.events import (
     Event,
     FeaturesLost,
     LaneDown,
+    LaneJoined,
     LaneUp,
     Late,
     Left,
@@ -114,6 +115,11 @@ class Metrics:
         self._gauges["waiting"].set(waiting)
         self._gauges["regret"].set(regret)
 
+    def set_down(self, lanes: Collection[str]) -> None:
+        """Of lanes that were lost or not loaded when `observe` was first called."""
+        for lane in lanes:
+            self._gauges["down"].set(1.0, lane)
+
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
             self._gauges["kv_blocks"].set(blocks, state)
@@ -150,6 +156,8 @@ class Metrics:
                 self._lost(VERIFIER)
             case LaneUp():
                 self._recovered(event.lane, event.seconds)
+            case LaneJoined():
+                self._gauges["down"].set(0.0, event.lane)
             case VerifierUp():
                 self._recovered(VERIFIER, event.seconds)
             case Left() if not event.internal:

@@ -102,6 +102,7 @@ class ScriptedReplicas:
             "vocab_size": VOCAB,
             "stop_token_ids": [self.tokens.tokenizer.eos_token_id],
             "follows_grammars": True,
+            "down": [],
         }
 
 
