@@ -68,7 +68,7 @@ class IngressMetrics:
         return counters + [histogram.family() for histogram in self._histograms.values()]
 
     async def keep_exported(self) -> None:
-        """Exports the histograms every second: Ray has them as gauges, and drops those that have not
+        """Exports the histograms every second: Ray has them as gauges, and drops any that has not
         been set for 20 s."""
         while True:
             try:

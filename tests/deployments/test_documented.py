@@ -44,7 +44,7 @@ def blocks(name: str, language: str) -> list[str]:
 def commands(name: str) -> list[str]:
     """The indented lines of a page outside of its fenced blocks: each snippet for a shell."""
     text = re.sub(r"```.*?```", "", page(name), flags=re.DOTALL)
-    found = re.findall(r"\n\n((?:    [^\n]*\n)+)", text)
+    found = re.findall(r"(?<=\n\n)(?: {4}[^\n]*\n)+", text)
     snippets = ["\n".join(line[4:] for line in one.splitlines()) for one in found]
     return [one for one in snippets if not one.startswith(LEFT_OUT)]
 
