@@ -31,6 +31,7 @@ from deployments.ingress.fields import REQUEST_ID, Fields
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
 from deployments.ingress.live import LiveView, Seconds
 from deployments.ingress.metrics_text import CONTENT_TYPE
+from deployments.ingress.openapi import add_schema
 from deployments.ingress.playground import RESPONSES, add_playground
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -144,6 +145,7 @@ def make_http(api: Api) -> FastAPI:
 
     add_debug(http, api)
     add_playground(http)
+    add_schema(http, bool(api.config.api_keys), open_paths)
     return http
 
 
