@@ -47,7 +47,7 @@ def add_schema(http: FastAPI, with_keys: bool, open_paths: Collection[str]) -> N
 def completed(
     document: dict[str, Any], with_keys: bool, open_paths: Collection[str]
 ) -> dict[str, Any]:
-    kinds = dict.fromkeys([*ANSWERS.values(), answers.ErrorAnswer])
+    kinds: list[type[BaseModel]] = [*dict.fromkeys(ANSWERS.values()), answers.ErrorAnswer]
     _, made = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
     components = document["components"]
     kept = {name: one for name, one in components["schemas"].items() if name not in _OF_VALIDATION}
