@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -80,7 +80,7 @@ def make_http(api: Api) -> FastAPI:
         await api.ready()
         return {"status": "ok"}
 
-    @http.get("/metrics")
+    @http.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Spindle's metrics as Prometheus reads them."""
         return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
