@@ -62,6 +62,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
+        if self.grammars is not None:
+            self.grammars.close()
         for close in self.closers:
             close()
 
@@ -130,7 +132,7 @@ async def start_fleet(
         trees=verifier.limits.trees,
         switch=verify.switch,
     )
-    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
+    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size, limits.compile_s)
     lanes += _lookups(drafters, grammars)
     found = {keys[name]: of_drafter.numbers() for name, of_drafter in facts.items()}
     found[key] = numbers_of_target(verify)

@@ -125,5 +125,6 @@ def limits_of(config: AppConfig) -> Limits:
         stalled_host_s=limits.stalled_host_s,
         suspect_host_s=limits.suspect_host_s,
         probe_after_s=limits.probe_after_s,
+        compile_s=limits.compile_s,
         recovery_s=limits.recovery_s,
     )

@@ -109,6 +109,8 @@ class Metrics:
             counter.export()
         for gauge in self._gauges.values():
             gauge.export()
+        for histogram in self._histograms.values():
+            histogram.export()
 
     def set_load(self, running: float, waiting: float, regret: float) -> None:
         self._gauges["running"].set(running)

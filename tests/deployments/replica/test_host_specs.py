@@ -20,6 +20,7 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
                 "suspect_host_s": 1.5,
                 "probe_after_s": 9,
                 "recovery_s": 90,
+                "compile_s": 2.5,
                 "catch_up_share": 0.25,
             },
         }
@@ -29,6 +30,7 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
     assert limits_of(config).suspect_host_s == 1.5
     assert limits_of(config).probe_after_s == 9
     assert limits_of(config).recovery_s == 90
+    assert limits_of(config).compile_s == 2.5
     assert limits_of(config).catch_up_share == 0.25
 
 
