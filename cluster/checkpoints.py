@@ -3,6 +3,7 @@ tokenizer) without loading the model."""
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _OTHER_NAMES = {
 """GPT-2's field names, which some families use."""
 
 
+_EMBEDDINGS, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 _HEADS_LAYER = "transformer_layer_config"
 """Where a config of speculators has the sizes of the head's layer."""
 _UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
@@ -92,15 +94,51 @@ def is_head(path: Path) -> bool:
     return _HEADS_LAYER in json.loads((path / "config.json").read_text())
 
 
+def draft_vocab_size(path: Path) -> int | None:
+    """How many of the target's tokens a drafter says; None if all."""
+    config = json.loads((path / "config.json").read_text())
+    size: int | None = config.get("draft_vocab_size")
+    return None if size == architecture(path).vocab_size else size
+
+
 def weights_of_target(path: Path, draft_vocab_size: int) -> int:
-    """How many weights a head takes from its target's checkpoint because its own has none. Before
-    its files are on this machine the embeddings count, which hardly any head has."""
-    names = {name for file in path.glob("*.safetensors") for name in _names(file)}
+    """How many weights a head or a drafter with a reduced vocabulary makes of its target's because
+    its own checkpoint has none. Before its files are on this machine the embeddings count, which
+    hardly any head has."""
+    names = _shapes(path)
     own = architecture(path)
-    rows = 0 if any(name.endswith("embed_tokens.weight") for name in names) else own.vocab_size
-    if names and not any(name.endswith("lm_head.weight") for name in names):
+    rows = 0 if _with_ending(names, _EMBEDDINGS) else own.vocab_size
+    if names and not _with_ending(names, _OUTPUT):
         rows += draft_vocab_size
     return rows * own.hidden_size
+
+
+def reduced_vocabulary_problem(path: Path, target_hidden_size: int) -> str | None:
+    """Why a drafter with a reduced vocabulary could not be loaded, as far as headers say it; None
+    before its files are on this machine, or if nothing is wrong."""
+    shapes, count, own = _shapes(path), draft_vocab_size(path), architecture(path)
+    if not shapes or count is None:
+        return None
+    if shapes.get("d2t") != [count]:
+        return f"says {count} of {own.vocab_size} tokens, and has no d2t that names so many"
+    output = _with_ending(shapes, _OUTPUT)
+    if output and shapes[output][0] != count:
+        return f"has an output matrix of {shapes[output][0]} rows, but says {count} tokens"
+    for matrix, projection in ((_EMBEDDINGS, "embed_projection"), (_OUTPUT, "output_projection")):
+        if _with_ending(shapes, matrix) or (matrix == _OUTPUT and _is_tied(path)):
+            continue
+        read = own.hidden_size
+        if f"{projection}.weight" in shapes:
+            read = max(set(shapes[f"{projection}.weight"]) - {own.hidden_size}, default=read)
+        if read != target_hidden_size:
+            return (
+                f"takes {matrix} from a target of width {read}; this one has {target_hidden_size}"
+            )
+    return None
+
+
+def _is_tied(path: Path) -> bool:
+    return bool(json.loads((path / "config.json").read_text()).get("tie_word_embeddings"))
 
 
 def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
@@ -130,8 +168,23 @@ def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
 
 def parameters(path: Path) -> int | None:
     """The number of weights in the checkpoint; None if it has no safetensors."""
-    files = list(path.glob("*.safetensors"))
-    return sum(map(_parameters, files)) if files else None
+    shapes = _shapes(path)
+    return sum(map(math.prod, shapes.values())) if shapes else None
+
+
+def parameters_of_a_step(path: Path) -> int | None:
+    """All weights but those of embeddings, of which a step reads a row, unless they are the output
+    matrix too; None if there are no safetensors."""
+    shapes = _shapes(path)
+    if not shapes:
+        return None
+    size = sum(map(math.prod, shapes.values()))
+    embeddings, reduced = _with_ending(shapes, _EMBEDDINGS), draft_vocab_size(path)
+    if reduced is not None and not _with_ending(shapes, _OUTPUT):
+        size += reduced * architecture(path).hidden_size
+    elif not _with_ending(shapes, _OUTPUT):
+        return size
+    return size - (math.prod(shapes[embeddings]) if embeddings else 0)
 
 
 def differing_tokens(one: Path, other: Path) -> list[str]:
@@ -159,12 +212,15 @@ def _inflated(small: Architecture, params: int) -> Architecture:
     )
 
 
-def _parameters(file: Path) -> int:
-    with safe_open(file, framework="numpy") as weights:
-        names: list[str] = weights.keys()
-        return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """Of all weights in the checkpoint's safetensors, by name."""
+    shapes: dict[str, list[int]] = {}
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as weights:
+            names = list(weights.keys())
+            shapes |= {name: list(weights.get_slice(name).get_shape()) for name in names}
+    return shapes
 
 
-def _names(file: Path) -> list[str]:
-    with safe_open(file, framework="numpy") as weights:
-        return list(weights.keys())
+def _with_ending(names: Iterable[str], ending: str) -> str | None:
+    return next((name for name in names if name.endswith(ending)), None)

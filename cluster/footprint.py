@@ -4,7 +4,12 @@ config and the checkpoints' headers. Nothing is loaded."""
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cluster.checkpoints import architecture, eagle3_shape, weights_of_target
+from cluster.checkpoints import (
+    architecture,
+    draft_vocab_size,
+    eagle3_shape,
+    weights_of_target,
+)
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import OWN_CPUS, REPLICA, Placement
@@ -133,6 +138,8 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
     if drafter_kind(drafter.kind).reads_features:
         shape = eagle3_shape(path, target.architecture().num_hidden_layers)
         weights += weights_of_target(path, shape.draft_vocab_size)
+    elif (outputs := draft_vocab_size(path)) is not None:
+        weights += weights_of_target(path, outputs)
     return weights * width, kv * width
 
 

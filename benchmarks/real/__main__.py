@@ -1,7 +1,7 @@
 """Compares Spindle with vLLM and transformers on a real model and real prompts.
 
 `python -m benchmarks.real --data DIR [--head DIR] [--clients 1 4 16] [--smoke] [--json FILE]`, or
-`--engine` for drafters alone.
+`--engine [--drafter DIR]` for drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
 no model here was trained on; half of the requests greedy, half at temperature 1. As in
@@ -34,7 +34,7 @@ from typing import get_args
 from transformers import GenerationConfig
 
 from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT, PLAIN, servers
-from benchmarks.real.engine import DRAFTERS, measure_drafters
+from benchmarks.real.engine import DRAFTERS, MODEL, measure_drafters
 from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
 from benchmarks.report import Record, parser, publish
@@ -59,6 +59,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     own.add_argument("--model", default=SMOLLM2, help="as target.model in a config")
     own.add_argument("--data", type=Path, default=Path("../shared/data"))
     own.add_argument("--head", type=Path, help="a head of the model, in speculators' format")
+    own.add_argument("--drafter", type=Path, help="of --engine: a small model, as contender model")
     own.add_argument("--dtype", choices=get_args(Dtype), default="float32", help="of the model")
     own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
     own.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *DRAFTERS))
@@ -79,13 +80,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.contenders is None:
         chosen = SMOKE if options.smoke else CONTENDERS
         chosen = DRAFTERS if options.engine else chosen
-        options.contenders = [name for name in chosen if options.head or HEAD not in name]
+        options.contenders = [
+            name
+            for name in chosen
+            if (options.head or HEAD not in name) and (options.drafter or name != MODEL)
+        ]
     known = DRAFTERS if options.engine else CONTENDERS
     for name in options.contenders:
         if name not in known:
             own.error(f"--contenders: {name} is no contender here; there are {', '.join(known)}")
         if HEAD in name and options.head is None:
             own.error(f"--contenders: {name} needs --head DIR")
+        if name == MODEL and options.drafter is None:
+            own.error(f"--contenders: {name} needs --drafter DIR")
     return options
 
 
@@ -95,7 +102,7 @@ def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record
         checkpoint,
         prompts[: options.requests],
         options.contenders,
-        options.head,
+        {HEAD: options.head, MODEL: options.drafter},
         options.depths,
         options.max_tokens,
     )

@@ -9,7 +9,8 @@ import torch
 
 from benchmarks.report import Record
 from benchmarks.serving.requests import Request
-from engine.drafters.eagle3 import load_eagle3
+from cluster.config.drafter_kinds import drafter_kind
+from engine.drafters.loading import LoadedDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.suffix import SuffixDrafter
 from engine.errors import SpindleError
@@ -29,7 +30,9 @@ from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 
 HEAD = "eagle3"
-DRAFTERS = ("ngram", "suffix", HEAD)
+MODEL = "model"
+DRAFTERS = ("ngram", "suffix", HEAD, MODEL)
+"""By their kinds."""
 _KV_TOKENS = 24_576
 _BATCH = 8
 """Requests in a forward: a round of each counts as one forward, whatever others are in it."""
@@ -86,16 +89,17 @@ def measure_drafters(
     checkpoint: Path,
     requests: Sequence[Request],
     drafters: Sequence[str],
-    head: Path | None,
+    models: Mapping[str, Path | None],
     depths: Sequence[int],
     max_tokens: int,
 ) -> list[Record]:
-    """Records of each drafter at each depth, over the same requests."""
+    """Records of each drafter at each depth, over the same requests. `models`: the checkpoints of
+    those that have one."""
     model = PackedModel.load(checkpoint, dtype=torch.float32, device="cpu", kv_tokens=_KV_TOKENS)
     records = []
     for name in drafters:
         for depth in depths:
-            drafter = WatchedDrafter(_drafter(name, head, checkpoint, model.vocab_size))
+            drafter = WatchedDrafter(_drafter(name, models, checkpoint, model.vocab_size))
             tallies = _tallies(model, requests, drafter, depth, max_tokens)
             of_drafter = _report(f"real/engine/{name}/k{depth}", tallies, drafter.cpu_s)
             print(f"{of_drafter[0].name} {of_drafter[0].value:.3f}", flush=True)
@@ -103,20 +107,20 @@ def measure_drafters(
     return records
 
 
-def _drafter(name: str, head: Path | None, checkpoint: Path, vocab_size: int) -> Drafter:
+def _drafter(
+    name: str, models: Mapping[str, Path | None], target: Path, vocab_size: int
+) -> Drafter:
     """A new one: a lookup must not find the answers of the run before."""
-    if name != HEAD:
+    if name not in models:
         return NgramDrafter() if name == "ngram" else SuffixDrafter()
-    if head is None:
-        raise SystemExit("--contenders: eagle3 needs --head DIR")
-    loaded = load_eagle3(
+    loaded: LoadedDrafter = drafter_kind(name).maker()(
         name,
-        head,
+        models[name],
         dtype=torch.float32,
         device="cpu",
         kv_tokens=_KV_TOKENS,
         target_vocab_size=vocab_size,
-        target=checkpoint,
+        target=target,
     )
     return loaded.drafter
 

@@ -16,6 +16,7 @@ from cluster.config.crosschecks import (
     check_inline_gpus,
     check_layers,
     check_ranks,
+    check_reduced_vocabularies,
     check_vocabulary,
     check_whole_context,
 )
@@ -107,6 +108,7 @@ class AppConfig(Section):
         check_inline_gpus(self.target, self.drafters)
         check_backend(self.target, self.policies)
         check_heads(self.target, self.drafters)
+        check_reduced_vocabularies(self.target, self.drafters)
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
-from cluster.checkpoints import architecture, differing_tokens, eagle3_shape, is_head
+from cluster.checkpoints import (
+    architecture,
+    differing_tokens,
+    draft_vocab_size,
+    eagle3_shape,
+    is_head,
+    reduced_vocabulary_problem,
+)
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
@@ -118,6 +125,28 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
                 f"{', '.join(map(str, shape.aux_layers))} of a target with hidden states of "
                 f"{shape.target_hidden_size}; this one has {own.num_hidden_layers} layers of "
                 f"{own.hidden_size}; choose a head that was trained for it"
+            )
+
+
+def check_reduced_vocabularies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Checks that the target says all of its tokens, and that a drafter which does not says which,
+    and finds in the target what its own checkpoint leaves out."""
+    own = target.header_path()
+    said = draft_vocab_size(own)
+    if said is not None:
+        raise ValueError(
+            f"target.model: {target.model} says only {said} of its tokens, as drafters may; choose "
+            "a whole model"
+        )
+    for number, drafter in enumerate(drafters):
+        path = drafter.header_path()
+        if path is None or drafter_kind(drafter.kind).reads_features:
+            continue
+        problem = reduced_vocabulary_problem(path, target.architecture().hidden_size)
+        if problem is not None:
+            raise ValueError(
+                f"drafters.{number}.model: {drafter.model} {problem}; choose a drafter that was "
+                "made for this target"
             )
 
 

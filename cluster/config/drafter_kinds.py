@@ -23,8 +23,10 @@ class DrafterKind:
     of_target: bool = False
     """Computes with weights of the target: it has no `model`, its checkpoint is the target's."""
     reads_features: bool = False
-    """Reads the target's hidden states, and so needs a verifier that hands them out. What makes it
-    is also given the target's checkpoint, as `target`."""
+    """Reads the target's hidden states, and so needs a verifier that hands them out."""
+    takes_of_target: bool = False
+    """Its checkpoint may leave out weights that the target's has: what makes it is also given that
+    checkpoint, as `target`."""
 
     def maker(self) -> Callable[..., Any]:
         make: Callable[..., Any] = resolve_name(self.made_by)
@@ -36,6 +38,7 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         "a small language model",
         made_by="engine.drafters.loading:load_model_drafter",
         lookup=False,
+        takes_of_target=True,
     ),
     "early_exit": DrafterKind(
         "the first `layers` layers of the target, with the target's own norm and output matrix",
@@ -49,6 +52,7 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         made_by="engine.drafters.eagle3:load_eagle3",
         lookup=False,
         reads_features=True,
+        takes_of_target=True,
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",

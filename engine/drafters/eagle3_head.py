@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -26,9 +24,14 @@ from transformers.models.llama.modeling_llama import (
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
 from engine.cpu.prepack import PackedLinear, prepack
-
-_EMBEDDINGS = "embed_tokens.weight"
-_OUTPUT = "lm_head.weight"
+from engine.drafters.reduced_checkpoint import (
+    EMBEDDINGS,
+    OUTPUT,
+    read_weights,
+    take_target_ids,
+    weight_of,
+)
+from engine.sampling.vocabulary import ReducedVocabulary
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Query [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim] of the new rows → each
@@ -84,13 +87,12 @@ class _Layer(nn.Module):
 class Eagle3Head(nn.Module):
     """Its modules are named as the checkpoint's weights."""
 
-    d2t: Tensor
-    """[draft_vocab]: the target's id of each token of the reduced vocabulary."""
+    vocabulary: ReducedVocabulary
+    """What it says."""
 
     def __init__(self, shape: Eagle3Shape, config: LlamaConfig) -> None:
         super().__init__()
         self.aux_layers = shape.aux_layers
-        self.draft_vocab = shape.draft_vocab_size
         self.vocab_size: int = config.vocab_size
         self.max_context: int = config.max_position_embeddings
         self.target_hidden_size = shape.target_hidden_size
@@ -102,7 +104,6 @@ class Eagle3Head(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, shape.draft_vocab_size, bias=False)
         self.size = float(sum(weight.numel() for weight in self.parameters()))
         self._fused: FusedHead | None = None
-        self.register_buffer("d2t", torch.arange(shape.draft_vocab_size), persistent=False)
         self.rotary = LlamaRotaryEmbedding(config)
 
     @classmethod
@@ -113,16 +114,14 @@ class Eagle3Head(nn.Module):
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         head = cls(shape, LlamaConfig(**layer["transformer_layer_config"]))
         weights = _weights(path)
-        offsets = weights.pop("d2t", None)
-        weights.pop("t2d", None)
-        if offsets is not None:
-            head.d2t += offsets  # the format stores the difference of the two ids
-        if _EMBEDDINGS not in weights and target is not None:
-            weights[_EMBEDDINGS] = _weight_of(target, _EMBEDDINGS)
-        if _OUTPUT not in weights and target is not None:
-            weights[_OUTPUT] = _weight_of(target, _OUTPUT, _EMBEDDINGS)[head.d2t]
+        target_ids = take_target_ids(weights, shape.draft_vocab_size, head.vocab_size)
+        if EMBEDDINGS not in weights and target is not None:
+            weights[EMBEDDINGS] = weight_of(target, EMBEDDINGS)
+        if OUTPUT not in weights and target is not None:
+            weights[OUTPUT] = weight_of(target, OUTPUT, EMBEDDINGS)[target_ids]
         head.load_state_dict(weights)
         head.to(device=device, dtype=dtype)
+        head.vocabulary = ReducedVocabulary(target_ids.to(device), head.vocab_size)
         head.rotary = LlamaRotaryEmbedding(head.rotary.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
         prepack(head)
@@ -186,20 +185,7 @@ def _layers(target: Path) -> int:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     """By the names that modules have here; some checkpoints name the layer `midlayer`."""
-    weights: dict[str, Tensor] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        for name, weight in load_file(file).items():
-            weights[name.removeprefix("model.").replace("midlayer.", "layers.0.")] = weight
-    return weights
-
-
-def _weight_of(target: Path, *names: str) -> Tensor:
-    """The first of these weights that the checkpoint has; tied ones are stored under one name."""
-    for name in names:
-        for file in sorted(target.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as stored:
-                matching = [key for key in list(stored.keys()) if key.endswith(name)]
-                if matching:
-                    found: Tensor = stored.get_tensor(matching[0])
-                    return found
-    raise ValueError(f"{target} has no weight named {names[0]}, which the head leaves out")
+    return {
+        name.removeprefix("model.").replace("midlayer.", "layers.0."): weight
+        for name, weight in read_weights(path).items()
+    }

@@ -20,9 +20,6 @@ from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.runner import Chunk, chosen_tokens, growing_rows, sample_level
 from engine.errors import OutOfBlocks
 
-NEVER = -1e30
-"""The score of tokens outside of the reduced vocabulary."""
-
 
 @dataclass(slots=True)
 class _Rows:
@@ -108,11 +105,12 @@ class Eagle3Runner:
             some = [hidden[max(row - without, 0)] for row in rows if len(hidden)]
             wanted += some or [hidden.new_zeros(hidden.shape[1]) for _ in rows]
         hidden_rows = torch.stack(wanted) if wanted else outputs[0][:0]
-        logits = self._logits(hidden_rows)
+        logits = self.head.logits(hidden_rows)
         drafting = [chunk.job for chunk in chunks if chunk.grows]
         if drafting:
-            sample_level(trees, drafting, logits[growing_rows(trees, chunks)])
-        return chosen_tokens(trees, chunks, logits)
+            grown = logits[growing_rows(trees, chunks)]
+            sample_level(trees, drafting, grown, self.head.vocabulary)
+        return chosen_tokens(trees, chunks, logits, self.head.vocabulary)
 
     @torch.inference_mode()
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
@@ -122,7 +120,8 @@ class Eagle3Runner:
             rows = self._rows[part.request]
             assert rows.hidden is not None
             rows.hidden = torch.cat([rows.hidden, hidden])
-        sample_level(trees, drafting, self._logits(torch.cat(outputs)))
+        logits = self.head.logits(torch.cat(outputs))
+        sample_level(trees, drafting, logits, self.head.vocabulary)
 
     def _committed_part(self, request: str, chunk: Chunk) -> _Part:
         first = max(chunk.first, 1)
@@ -196,12 +195,6 @@ class Eagle3Runner:
             mixed.append(heads[0].transpose(0, 1))
         return torch.cat(mixed) if mixed else query
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Over the target's vocabulary, so that noise and transforms are the target's."""
-        logits = torch.full((len(hidden), self.vocab_size), NEVER, device=self._device)
-        logits[:, self.head.d2t] = self.head.logits(hidden)
-        return logits
-
     @property
     def _device(self) -> torch.device:
-        return self.head.d2t.device
+        return self.head.vocabulary.target_ids.device

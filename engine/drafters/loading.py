@@ -7,14 +7,16 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from cluster.checkpoints import parameters
+from cluster.checkpoints import draft_vocab_size, parameters_of_a_step
 from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.reduced_checkpoint import load_reduced
 from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.grammar.compiler import Grammars
 from engine.profiler import Grid, ProfileKey, cached_samples
 from engine.protocol import Drafter
+from engine.sampling.vocabulary import ReducedVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,30 @@ def load_model_drafter(
     device: str,
     kv_tokens: int,
     target_vocab_size: int,
+    target: Path | None = None,
 ) -> LoadedDrafter:
-    """`name`: of the lane. Raises IncompatibleDrafter."""
+    """`name`: of the lane; `target`: its checkpoint, which has what a drafter's own may leave out.
+    Raises IncompatibleDrafter."""
     if checkpoint is None:
         raise ValueError(f"drafter {name!r} of kind model needs a checkpoint")
     dtype = dtype or auto_dtype(checkpoint, device)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    outputs = draft_vocab_size(checkpoint)
+    reduced = None
+    if outputs is None:
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    else:
+        model, reduced = load_reduced(name, checkpoint, target, outputs, dtype)
+        reduced = reduced.on(device)
+    grammars = Grammars.of(checkpoint, target_vocab_size)
+    if grammars is None and target is not None:
+        grammars = Grammars.of(target, target_vocab_size)
     return loaded_drafter(
         name,
         model.to(device),
-        Grammars.of(checkpoint, target_vocab_size),
+        grammars,
         kv_tokens=kv_tokens,
         target_vocab_size=target_vocab_size,
+        reduced=reduced,
     )
 
 
@@ -61,10 +75,12 @@ def loaded_drafter(
     *,
     kv_tokens: int,
     target_vocab_size: int,
+    reduced: ReducedVocabulary | None = None,
 ) -> LoadedDrafter:
-    """A drafter of a model that is on its device. Raises IncompatibleDrafter."""
+    """A drafter of a model that is on its device. `reduced`: what its outputs are, if not all of
+    the vocabulary. Raises IncompatibleDrafter."""
     stock = model.eval()
-    runner = make_runner(stock, kv_tokens=kv_tokens)
+    runner = make_runner(stock, kv_tokens=kv_tokens, reduced=reduced)
     drafter = ModelDrafter(
         name,
         runner,
@@ -93,7 +109,7 @@ def loaded_drafter(
 
 def auto_dtype(checkpoint: Path, device: str) -> torch.dtype:
     """What the device multiplies fast, but float32 for models that compiled loops run."""
-    size = parameters(checkpoint)
+    size = parameters_of_a_step(checkpoint)
     if device == "cpu" and size is not None and size <= MAX_PARAMETERS:
         return torch.float32
     return fast_dtype(device)

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.drafters.beam import GrowingTrees
 from engine.model import PackedModel, Segment
 from engine.sampling.sampler import candidates, choose
+from engine.sampling.vocabulary import ReducedVocabulary
 
 
 class Chunk(NamedTuple):
@@ -73,7 +74,12 @@ def growing_rows(trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[int]:
     return [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.grows]
 
 
-def chosen_tokens(trees: GrowingTrees, chunks: Sequence[Chunk], logits: Tensor) -> list[list[int]]:
+def chosen_tokens(
+    trees: GrowingTrees,
+    chunks: Sequence[Chunk],
+    logits: Tensor,
+    reduced: ReducedVocabulary | None = None,
+) -> list[list[int]]:
     """The token chosen behind each row of scored chunks, given all chunks' logits."""
     chosen: list[list[int]] = []
     end = 0
@@ -81,23 +87,30 @@ def chosen_tokens(trees: GrowingTrees, chunks: Sequence[Chunk], logits: Tensor) 
         job = trees.jobs[chunk.job]
         start, end = end, end + len(chunk.rows_with_logits(job.scored))
         rows = job.scored_rows(chunk.first, len(chunk.tokens)) if job.scored else []
-        chosen.append(choose(logits[start:end], rows) if rows else [])
+        chosen.append(choose(logits[start:end], rows, reduced) if rows else [])
     return chosen
 
 
-def sample_level(trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
+def sample_level(
+    trees: GrowingTrees,
+    drafting: Sequence[int],
+    logits: Tensor,
+    reduced: ReducedVocabulary | None = None,
+) -> None:
     """Adds a level to these jobs' trees from the logits of their frontier rows."""
     rows = [row for job in drafting for row in trees.rows(job)]
     width = max(trees.jobs[job].width for job in drafting)
-    tokens, confidence = candidates(logits, rows, width)
+    tokens, confidence = candidates(logits, rows, width, reduced)
     trees.grow(drafting, tokens, confidence)
 
 
 class PackedRunner:
     """Any model that the packed forward runs, on any device."""
 
-    def __init__(self, model: PackedModel) -> None:
+    def __init__(self, model: PackedModel, reduced: ReducedVocabulary | None = None) -> None:
+        """`reduced`: what the columns of its logits are, if not all of the vocabulary."""
         self._model = model
+        self._reduced = reduced
 
     @property
     def vocab_size(self) -> int:
@@ -139,7 +152,7 @@ class PackedRunner:
             kv.commit(segment.request, range(len(chunk.tokens)), chunk.tokens)
         drafting = [chunk.job for chunk in chunks if chunk.grows]
         self._grow(trees, drafting, logits[growing_rows(trees, chunks)])
-        return chosen_tokens(trees, chunks, logits)
+        return chosen_tokens(trees, chunks, logits, self._reduced)
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         segments = []
@@ -160,4 +173,4 @@ class PackedRunner:
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
         if drafting:
-            sample_level(trees, drafting, logits)
+            sample_level(trees, drafting, logits, self._reduced)

@@ -13,13 +13,24 @@ from engine.drafters.runner import Chunk, chosen_tokens, growing_rows, sample_le
 from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import pack
+from engine.sampling.vocabulary import ALL_TOKENS, ReducedVocabulary
 
 
 class TinyRunner:
     """A DraftRunner without a prefix cache: it computes rows faster than it could look them up."""
 
-    def __init__(self, model: LlamaForCausalLM, *, kv_tokens: int) -> None:
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        *,
+        kv_tokens: int,
+        reduced: ReducedVocabulary | None = None,
+    ) -> None:
+        """`reduced`: what its outputs are, if not all of the vocabulary."""
         self._vocab_size: int = model.config.vocab_size
+        self._outputs = self._vocab_size if reduced is None else len(reduced)
+        self._reduced = reduced
+        self._names = ALL_TOKENS if reduced is None else reduced.names
         self._context: int = model.config.max_position_embeddings
         self._weights = pack(model)
         self._pool = PagePool(
@@ -81,7 +92,9 @@ class TinyRunner:
         rows = growing_rows(trees, chunks)
         if rows:
             self._grow(trees, [chunk.job for chunk in chunks if chunk.grows], logits[rows])
-        return chosen_tokens(trees, chunks, torch.from_numpy(logits[:, : self._vocab_size]))
+        return chosen_tokens(
+            trees, chunks, torch.from_numpy(logits[:, : self._outputs]), self._reduced
+        )
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         requests = [self._requests[trees.jobs[job].request] for job in drafting]
@@ -100,18 +113,24 @@ class TinyRunner:
             np.array(drafting),
         )
         if trees.samples_raw_logits:
-            tiny_steps.step_and_grow(*arrays, self._vocab_size, *trees.row_params)
+            tiny_steps.step_and_grow(*arrays, self._outputs, self._names, *trees.row_params)
         else:
             self._sample(trees, drafting, tiny_steps.step(*arrays))
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
         if trees.samples_raw_logits:
             tiny_steps.grow(
-                logits, self._vocab_size, *trees.row_params, *trees.packed, np.array(drafting)
+                logits,
+                self._outputs,
+                self._names,
+                *trees.row_params,
+                *trees.packed,
+                np.array(drafting),
             )
         else:
             self._sample(trees, drafting, logits)
 
     def _sample(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
         # The last weight tile may reach beyond the vocabulary.
-        sample_level(trees, drafting, torch.from_numpy(logits[:, : self._vocab_size]))
+        outputs = torch.from_numpy(logits[:, : self._outputs])
+        sample_level(trees, drafting, outputs, self._reduced)

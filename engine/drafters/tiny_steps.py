@@ -76,7 +76,8 @@ def frontier_rows(
 @njit(cache=True, nogil=True)
 def _grow(
     logits: Floats,
-    vocab_size: int,
+    outputs: int,
+    names: NDArray[np.int32],
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     trees: TreeArrays,
@@ -94,7 +95,8 @@ def _grow(
             top_k, seed_low, seed_high, position = integers[:, job]
             temperature, top_p, min_p = reals[:, job]
             perturbed_top(
-                logits[row, :vocab_size],
+                logits[row, :outputs],
+                names,
                 np.float32(temperature),
                 top_k,
                 top_p,
@@ -112,7 +114,8 @@ def _grow(
 @njit(cache=True, nogil=True)
 def grow(
     logits: Floats,
-    vocab_size: int,
+    outputs: int,
+    names: NDArray[np.int32],
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     nodes: NDArray[np.int32],
@@ -121,7 +124,8 @@ def grow(
     drafting: NDArray[np.int64],
 ) -> None:
     """Adds a level from the logits of the jobs' frontier rows, in the order of `drafting`."""
-    _grow(logits, vocab_size, integers, reals, tree_views(nodes, confidences, counts), drafting)
+    trees = tree_views(nodes, confidences, counts)
+    _grow(logits, outputs, names, integers, reals, trees, drafting)
 
 
 @njit(cache=True, nogil=True)
@@ -173,7 +177,8 @@ def step_and_grow(
     confidences: Floats,
     counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
-    vocab_size: int,
+    outputs: int,
+    names: NDArray[np.int32],
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
 ) -> None:
@@ -181,4 +186,5 @@ def step_and_grow(
     logits = step(
         numbers, layout, kv, tables, table_rows, lengths, nodes, confidences, counts, drafting
     )
-    _grow(logits, vocab_size, integers, reals, tree_views(nodes, confidences, counts), drafting)
+    trees = tree_views(nodes, confidences, counts)
+    _grow(logits, outputs, names, integers, reals, trees, drafting)

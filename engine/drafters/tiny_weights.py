@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from engine.drafters.tiny_kernels import TILE, Floats, TinyWeights
 
 MAX_PARAMETERS = 8_000_000
-"""Larger weights leave the second-level cache, and torch's own kernels are faster."""
+"""If a step reads more, the weights leave the second-level cache, and torch's own kernels are
+faster."""
 UNROLLED = 4
 """Inputs per iteration of the kernels' inner loops: sizes must be multiples."""
 
@@ -25,7 +26,7 @@ def is_tiny(model: PreTrainedModel) -> bool:
     return (
         model.device.type == "cpu"
         and model.dtype == torch.float32
-        and model.num_parameters() <= MAX_PARAMETERS
+        and _parameters_of_a_step(model) <= MAX_PARAMETERS
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias
@@ -34,6 +35,13 @@ def is_tiny(model: PreTrainedModel) -> bool:
         and config.hidden_size % UNROLLED == 0
         and config.head_dim % UNROLLED == 0
     )
+
+
+def _parameters_of_a_step(model: LlamaForCausalLM) -> int:
+    """All but the embeddings, of which a step reads a row, unless they are the output matrix."""
+    embeddings, output = model.model.embed_tokens.weight, model.lm_head.weight
+    looked_up = 0 if output is embeddings else embeddings.numel()
+    return int(model.num_parameters()) - looked_up
 
 
 class PackedWeights(NamedTuple):

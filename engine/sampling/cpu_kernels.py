@@ -60,6 +60,17 @@ def _gumbel_of_draw(draw: int) -> np.float32:
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
+def _named(ids: NDArray[np.int32], names: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The target's tokens in these columns of logits."""
+    if names.size == 0:
+        return ids
+    named = np.empty(ids.size, np.int32)
+    for i in range(ids.size):
+        named[i] = names[ids[i]]
+    return named
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
 def gumbel_njit(
     seed_low: int, seed_high: int, position: int, token_ids: NDArray[np.int32]
 ) -> NDArray[np.float32]:
@@ -157,6 +168,7 @@ def _kept(
 @njit(error_model="numpy", nogil=True, cache=True)
 def _floor(
     logits: NDArray[np.float32],
+    names: NDArray[np.int32],
     temperature: np.float32,
     seed_low: int,
     seed_high: int,
@@ -170,13 +182,14 @@ def _floor(
         if logits[token] > scores[width - 1]:
             _insert(token, logits[token], tokens, scores)
     if temperature > 0:
-        scores += temperature * gumbel_njit(seed_low, seed_high, position, tokens)
+        scores += temperature * gumbel_njit(seed_low, seed_high, position, _named(tokens, names))
     return scores.min()
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
 def perturbed_top(
     logits: NDArray[np.float32],
+    names: NDArray[np.int32],
     temperature: np.float32,
     top_k: int,
     top_p: float,
@@ -190,7 +203,8 @@ def perturbed_top(
     """Writes the best `tokens.size` tokens of a row by score, and their raw confidences.
 
     `logits` already include bias, min_tokens and penalties, and are not changed. `position` is
-    that of the token being chosen. If filters keep fewer tokens, the rest are -1. An empty
+    that of the token being chosen. `names`: the target's token in each column, ascending; empty:
+    the columns' own numbers. If filters keep fewer tokens, the rest are -1. An empty
     `confidence` is not computed. Raw confidence is the softmax over the scores of the kept tokens,
     without the noise of those that hardly count (CONFIDENCE_REACH).
     """
@@ -200,7 +214,7 @@ def perturbed_top(
     if filtered:
         ids = _kept(logits, np.float64(temperature), top_k, top_p, min_p)
     else:
-        floor = _floor(logits, temperature, seed_low, seed_high, position, width)
+        floor = _floor(logits, names, temperature, seed_low, seed_high, position, width)
         ids = np.empty(logits.size, np.int32)
         count = 0
         for token in range(logits.size):
@@ -213,7 +227,8 @@ def perturbed_top(
     tokens[:] = -1
     best = np.full(width, _NEGATIVE_INFINITY, np.float32)
     scores = logits[ids]
-    draws = _draws(ids, seed_low, seed_high, position) if temperature > 0 else ids
+    named = _named(ids, names)
+    draws = _draws(named, seed_low, seed_high, position) if temperature > 0 else ids
     reach = CONFIDENCE_REACH if confidence.size > 0 else np.float32(0)
     for i in range(ids.size):
         if temperature > 0:
@@ -224,7 +239,7 @@ def perturbed_top(
                 continue
             scores[i] += temperature * _gumbel_of_draw(draws[i])
         if scores[i] >= best[width - 1] and scores[i] > _NEGATIVE_INFINITY:
-            _insert(ids[i], scores[i], tokens, best)
+            _insert(named[i], scores[i], tokens, best)
     if confidence.size == 0:
         return
 
@@ -256,6 +271,7 @@ def allow_only(
 @njit(error_model="numpy", nogil=True, cache=True)
 def perturbed_top_rows(
     logits: NDArray[np.float32],
+    names: NDArray[np.int32],
     params: RowParams,
     tokens: NDArray[np.int32],
     confidence: NDArray[np.float32],
@@ -264,6 +280,7 @@ def perturbed_top_rows(
     for row in range(logits.shape[0]):
         perturbed_top(
             logits[row],
+            names,
             params.temperature[row],
             params.top_k[row],
             params.top_p[row],

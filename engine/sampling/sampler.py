@@ -19,6 +19,7 @@ from engine.sampling.cpu_kernels import RowParams, allow_only, perturbed_top_row
 from engine.sampling.noise import split_seed
 from engine.sampling.params import SamplingParams
 from engine.sampling.torch_kernels import allow_only_torch, perturbed_top_torch
+from engine.sampling.vocabulary import ALL_TOKENS, ReducedVocabulary
 
 _LISTED_ROWS = 64
 """Rows whose log-probabilities are computed at once, which bounds the memory that they take."""
@@ -41,16 +42,39 @@ class Row:
     """One bit for each token: the tokens that the request's grammar allows here
     (engine/grammar/matcher.py). None: all."""
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether `adjust` has anything to do."""
+        params = self.params
+        return (
+            self.allowed is not None
+            or params.forbids_tokens
+            or bool(params.logit_bias)
+            or params.has_penalties
+            or self.forbids_stops
+        )
 
-def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
-    """The token at each row of `logits` [rows, columns]."""
-    adjusted = adjust(logits, rows)
+    @property
+    def forbids_stops(self) -> bool:
+        """Whether the output is too short to end here; a grammar's mask says so by itself."""
+        params = self.params
+        too_short = self.position - self.prompt_len < params.min_tokens
+        return too_short and bool(params.stop_token_ids) and params.grammar is None
+
+
+def choose(
+    logits: Tensor, rows: Sequence[Row], reduced: ReducedVocabulary | None = None
+) -> list[int]:
+    """The token at each row of `logits` [rows, columns]. `reduced`: what the columns are, if not
+    all of the vocabulary."""
+    adjusted, columns = _adjusted(logits, rows, reduced)
     if all(row.params.temperature == 0 for row in rows):
         # numpy's argmax is ten times as fast as torch's on a CPU; both return the lowest index of
         # equal values.
         greedy = adjusted.numpy() if adjusted.device.type == "cpu" else adjusted
-        return [int(token) for token in greedy.argmax(-1).tolist()]
-    tokens, _ = _perturbed_top(adjusted, rows, width=1, with_confidence=False)
+        best = greedy.argmax(-1).tolist()
+        return best if columns is None else columns.names[best].tolist()
+    tokens, _ = _perturbed_top(adjusted, rows, 1, columns, with_confidence=False)
     chosen = tokens[:, 0].tolist()
     if min(chosen) < 0:
         raise ValueError("no token can be chosen: a row of logits holds no number above -inf")
@@ -58,12 +82,13 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
 
 
 def candidates(
-    logits: Tensor, rows: Sequence[Row], width: int
+    logits: Tensor, rows: Sequence[Row], width: int, reduced: ReducedVocabulary | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """For each row the `width` tokens with the highest perturbed scores, best first, and their raw
     confidences: softmax over logit + T·noise, so siblings sum to at most 1. If filters leave fewer
     tokens, the rest are -1 with confidence 0."""
-    return _perturbed_top(adjust(logits, rows), rows, width, with_confidence=True)
+    adjusted, columns = _adjusted(logits, rows, reduced)
+    return _perturbed_top(adjusted, rows, width, columns, with_confidence=True)
 
 
 def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
@@ -96,14 +121,32 @@ def logprobs_of_rows(
     return tuple(listed)
 
 
+def _adjusted(
+    logits: Tensor, rows: Sequence[Row], reduced: ReducedVocabulary | None
+) -> tuple[Tensor, ReducedVocabulary | None]:
+    """Adjusted logits and what their columns are: transforms name any of the target's tokens."""
+    if reduced is None:
+        return adjust(logits, rows), None
+    if any(row.changes_logits for row in rows):
+        return adjust(reduced.widened(logits), rows), None
+    return logits.float(), reduced
+
+
 def _perturbed_top(
-    adjusted: Tensor, rows: Sequence[Row], width: int, with_confidence: bool
+    adjusted: Tensor,
+    rows: Sequence[Row],
+    width: int,
+    reduced: ReducedVocabulary | None,
+    *,
+    with_confidence: bool,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     if adjusted.device.type != "cpu":
-        return perturbed_top_torch(adjusted, row_params(rows), width)
+        ids = None if reduced is None else reduced.target_ids
+        return perturbed_top_torch(adjusted, row_params(rows), width, ids)
+    names = ALL_TOKENS if reduced is None else reduced.names
     tokens = np.empty((len(rows), width), np.int32)
     confidence = np.empty((len(rows), width if with_confidence else 0), np.float32)
-    perturbed_top_rows(adjusted.contiguous().numpy(), row_params(rows), tokens, confidence)
+    perturbed_top_rows(adjusted.contiguous().numpy(), names, row_params(rows), tokens, confidence)
     return tokens, confidence
 
 
@@ -128,13 +171,7 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     constrained = [(i, row) for i, row in enumerate(rows) if row.allowed is not None]
     restricted = [(i, row) for i, row in enumerate(rows) if row.params.forbids_tokens]
     biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
-    unstoppable = [
-        (i, row)
-        for i, row in enumerate(rows)
-        if row.position - row.prompt_len < row.params.min_tokens
-        and row.params.stop_token_ids
-        and row.params.grammar is None  # whose mask forbids them already
-    ]
+    unstoppable = [(i, row) for i, row in enumerate(rows) if row.forbids_stops]
     penalised = [(i, row) for i, row in enumerate(rows) if row.params.has_penalties]
     if (constrained or restricted or biased or unstoppable or penalised) and adjusted is logits:
         adjusted = logits.clone()

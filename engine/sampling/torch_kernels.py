@@ -13,16 +13,19 @@ _SCORES_AT_ONCE = 1 << 24
 
 
 def perturbed_top_torch(
-    logits: Tensor, params: RowParams, width: int
+    logits: Tensor, params: RowParams, width: int, names: Tensor | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The best `width` tokens of each row and their raw confidences; -1 if filters keep fewer."""
+    """The best `width` tokens of each row and their raw confidences; -1 if filters keep fewer.
+    `names`: the target's token in each column, ascending; None: the columns' own numbers."""
     # fp64 holds 32-bit words and all other parameters exactly, so one transfer serves them all.
     packed = torch.from_numpy(np.stack([column.astype(np.float64) for column in params]))
     on_device = packed.to(logits.device)
     filtered = any(params.top_k > 0) or any(params.top_p < 1) or any(params.min_p > 0)
+    if names is None:
+        names = torch.arange(logits.shape[1], device=logits.device)
     rows_at_once = max(1, _SCORES_AT_ONCE // logits.shape[1])
     parts = [
-        _top_rows(rows, part, width, filtered)
+        _top_rows(rows, part, width, filtered, names)
         for rows, part in zip(
             logits.split(rows_at_once), on_device.split(rows_at_once, dim=1), strict=True
         )
@@ -34,12 +37,11 @@ def perturbed_top_torch(
     )
 
 
-def _top_rows(logits: Tensor, params: Tensor, width: int, filtered: bool) -> Tensor:
+def _top_rows(logits: Tensor, params: Tensor, width: int, filtered: bool, names: Tensor) -> Tensor:
     """Tokens and confidences concatenated, in fp64, which holds both exactly."""
     temperature, top_k, top_p, min_p, *key = params.unsqueeze(-1)
     seed_low, seed_high, position = (word.long() for word in key)
-    token_ids = torch.arange(logits.shape[1], device=logits.device)
-    noise = gumbel_torch(seed_low, seed_high, position, token_ids)
+    noise = gumbel_torch(seed_low, seed_high, position, names)
     scores = logits + temperature.float() * noise
     if filtered:
         kept = _kept(logits, temperature, top_k, top_p, min_p)
@@ -53,7 +55,7 @@ def _top_rows(logits: Tensor, params: Tensor, width: int, filtered: bool) -> Ten
         best.append(scores.gather(-1, token))
         scores = scores.scatter(-1, token, -torch.inf)
     chosen = torch.cat(best, -1)
-    token_columns = torch.cat(tokens, -1).masked_fill(chosen == -torch.inf, -1)
+    token_columns = names[torch.cat(tokens, -1)].masked_fill(chosen == -torch.inf, -1)
     return torch.cat([token_columns.double(), (chosen - normaliser).exp().double()], -1)
 
 

@@ -80,9 +80,10 @@ def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixtur
 def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     chosen = ["--model", MODEL, "--data", str(data), "--head", str(head), "--json", str(file)]
+    chosen += ["--drafter", str(model_path("tiny"))]
     main(["--engine", *chosen, "--depths", "3", "--requests", "8", "--max-tokens", "24"])
     values = {record["name"]: record["value"] for record in json.loads(file.read_text())}
-    for drafter in ("ngram", "suffix", "eagle3"):
+    for drafter in ("ngram", "suffix", "eagle3", "model"):
         name = f"real/engine/{drafter}/k3"
         per_forward = values[f"{name}/tokens_per_forward"]
         assert 1 <= per_forward <= 4

@@ -125,7 +125,7 @@ def test_every_step_equals_the_module_that_serves(
     target.save_pretrained(tmp_path / "target")
     head.save(tmp_path / "head", DEPTH, "target", output_matrix=output_matrix)
     served = Eagle3Head.load(tmp_path / "head", "cpu", torch.float32, tmp_path / "target")
-    assert served.d2t.tolist() == head.target_ids.tolist()
+    assert served.vocabulary.target_ids.tolist() == head.target_ids.tolist()
     tokens = torch.randint(0, VOCAB, (1, 20))
     with torch.no_grad():
         states = target(tokens, output_hidden_states=True).hidden_states
@@ -292,4 +292,4 @@ def test_the_command_writes_text_trains_and_leaves_a_head_that_is_served(
     zoo_command.main()
     assert str(tmp_path / "head") in capsys.readouterr().out
     head = Eagle3Head.load(tmp_path / "head", "cpu", torch.float32, model_path("target"))
-    assert head.draft_vocab == REDUCED
+    assert len(head.vocabulary) == REDUCED

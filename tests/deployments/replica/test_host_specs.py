@@ -59,6 +59,15 @@ def test_an_early_exit_reads_the_checkpoint_of_the_target() -> None:
     assert spec.options == {"layers": 2}
 
 
+def test_models_and_heads_are_given_the_target_whose_weights_they_may_take() -> None:
+    target = {"model": "zoo/target"}
+    drafters = [{"name": "a", "model": "zoo/tiny"}, {"name": "b", "kind": "ngram"}]
+    config = AppConfig.model_validate({"target": target, "drafters": drafters})
+    model, lookup = drafter_specs(config, plan(config))
+    assert model.target == target_spec(config, plan(config)).checkpoint
+    assert lookup.target is None
+
+
 def test_a_replica_imports_no_model_code_itself() -> None:
     """Which takes seconds of its start, and its actors import it anyway."""
     modules = "deployments.replica.host_specs, deployments.replica.service"

@@ -22,6 +22,7 @@ from engine.sampling.sampler import (
     row_params,
 )
 from engine.sampling.torch_kernels import perturbed_top_torch
+from engine.sampling.vocabulary import ReducedVocabulary
 from policies.ranges import REPETITION_PENALTY, TEMPERATURE, TOP_K
 from tests import reference
 from tests.checkpoints import llama
@@ -314,3 +315,41 @@ def test_a_stream_of_choices_is_the_references_and_a_wrong_one_is_found() -> Non
     for shifts in ({"position_shift": 1}, {"token_shift": 1}):
         with pytest.raises(AssertionError, match="the reference says"):
             Identity(model).check(prompt, stream(0, **shifts), params, 0)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    wanted=st.lists(st.tuples(PARAMS, PATHS, st.integers(0, 2**64 - 1)), min_size=1, max_size=3),
+    logits_seed=st.integers(0, 2**32),
+    width=st.integers(1, 6),
+    transformed=st.booleans(),
+)
+def test_a_reduced_vocabulary_is_the_whole_one_with_all_other_tokens_ruled_out(
+    wanted: list[tuple[SamplingParams, tuple[int, ...], int]],
+    logits_seed: int,
+    width: int,
+    transformed: bool,
+) -> None:
+    rows = [
+        row_at(
+            params
+            if transformed
+            else SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p),
+            seed,
+            path,
+        )
+        for params, path, seed in wanted
+    ]
+    generator = torch.Generator().manual_seed(logits_seed)
+    ids = torch.randperm(VOCAB, generator=generator)[:80].sort().values
+    reduced = ReducedVocabulary(ids, VOCAB)
+    logits = random_logits(logits_seed, len(rows), vocab=80)
+    whole = reduced.widened(logits)
+    assert choose(logits, rows, reduced) == choose(whole, rows)
+    tokens, confidence = candidates(logits, rows, width, reduced)
+    expected, expected_confidence = candidates(whole, rows, width)
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_allclose(confidence, expected_confidence, atol=1e-6)
+    if not any(row.changes_logits for row in rows):
+        on_torch, _ = perturbed_top_torch(logits, row_params(rows), width, ids)
+        np.testing.assert_array_equal(tokens, on_torch)
