@@ -111,6 +111,8 @@ class Logprob(TypedDict):
     logprob: float
     top: list[list[int | float]]
     """Pairs of token id and log-probability, most probable first."""
+    rank: int
+    """Of a prompt's token: its place among all tokens, from 1 on. Of an output's: 0."""
 
 
 class StreamStatistics(TypedDict):
@@ -206,7 +208,11 @@ def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> list[Logprob] | None:
     if logprobs is None:
         return None
     return [
-        {"logprob": token.logprob, "top": [[other, value] for other, value in token.top]}
+        {
+            "logprob": token.logprob,
+            "top": [[other, value] for other, value in token.top],
+            "rank": token.rank,
+        }
         for token in logprobs
     ]
 

@@ -10,7 +10,6 @@ from typing import Literal, TypedDict
 
 from ray.util.metrics import Counter as RayCounter
 from ray.util.metrics import Gauge as RayGauge
-from ray.util.metrics import Histogram as RayHistogram
 
 from deployments.metrics import Metric
 
@@ -98,22 +97,35 @@ class Gauge:
 
 
 class Histogram:
-    """Passes each observation on to Ray at once, which has no call for several."""
+    """Exported through Ray as gauges with the names of a histogram's parts: Ray's own histograms
+    are not there before their first observation, and have no exact sum."""
 
     def __init__(self, metric: Metric, own: Mapping[str, str]) -> None:
         self._metric, self._own = metric, dict(own)
         self._bounds = list(metric.bounds)
-        self._ray = RayHistogram(_PREFIX + metric.name, metric.text, self._bounds, tuple(own))
-        self._ray.set_default_tags(self._own)
+        self._ray = {part: self._gauge(part) for part in ("bucket", "count", "sum")}
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
+
+    def _gauge(self, part: str) -> RayGauge:
+        labels = (*self._own, "le") if part == "bucket" else tuple(self._own)
+        gauge = RayGauge(f"{_PREFIX}{self._metric.name}_{part}", self._metric.text, labels)
+        gauge.set_default_tags(self._own)
+        return gauge
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
-        self._ray.observe(value)
+
+    def export(self) -> None:
+        for sample in self._samples():
+            labels = {name: value for name, value in sample["labels"].items() if name == "le"}
+            self._ray[sample["suffix"].removeprefix("_")].set(sample["value"], labels)
 
     def family(self) -> Family:
+        return _family(self._metric, "histogram", self._samples())
+
+    def _samples(self) -> list[Sample]:
         samples: list[Sample] = []
         count = 0
         for bound, counted in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -122,7 +134,7 @@ class Histogram:
             samples.append({"suffix": "_bucket", "labels": labels, "value": count})
         samples.append({"suffix": "_count", "labels": self._own, "value": count})
         samples.append({"suffix": "_sum", "labels": self._own, "value": self._sum})
-        return _family(self._metric, "histogram", samples)
+        return samples
 
 
 def _family(

@@ -18,7 +18,14 @@ from engine.committed import CommittedTokens
 from engine.feature_buffer import lacks_from
 from engine.protocol import Drafter, DraftOrder, Features, Prefix, Start
 from engine.sampling.params import SamplingParams
-from policies.cost import CostModel, ForwardSample, fit_linear, fit_roofline, token_budget
+from policies.cost import (
+    CostModel,
+    ForwardSample,
+    LinearCost,
+    fit_linear,
+    fit_roofline,
+    token_budget,
+)
 
 REQUESTS = (1, 4, 16)
 CONTEXT = (32, 128, 512)
@@ -34,7 +41,7 @@ _LARGEST_BUDGET = 4096
 class DraftCosts:
     """What a drafter's profile says of its draft steps."""
 
-    step: CostModel
+    step: LinearCost
     token_budget: int
     """AdaServe's B_2: the tokens up to which a draft step takes hardly longer."""
 

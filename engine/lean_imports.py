@@ -1,7 +1,7 @@
-"""Imports transformers' models without what only parts of them need that nothing here uses: 1.9
+"""Imports transformers' models without what only parts of them need that nothing here uses: 2.3
 seconds of a core in every process that loads a model. Import it before they are imported otherwise.
 
-- scikit-learn, for assisted decoding.
+- scikit-learn, for assisted decoding, and scipy, for the losses of object detection.
 - torch.distributed.tensor, for transformers' own tensor parallelism; Spindle's is in
   engine/parallel/.
 - torch._dynamo, for decorators that tell a compiler what to leave alone; no forward of
@@ -54,6 +54,7 @@ def _contexts_of_new_models(*arguments: Any) -> list[AbstractContextManager[Any]
 
 
 transformers.utils.is_sklearn_available = lambda: False
+transformers.utils.is_scipy_available = lambda: False
 for module in (transformers.utils, transformers.utils.import_utils):
     module.is_torch_distributed_available = lambda: False
 with _without_dynamo():

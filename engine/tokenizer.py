@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from engine.errors import IncompatibleDrafter
 
 _WHOLE_IN_ITS_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -19,7 +17,10 @@ def has_tokenizer(checkpoint: Path) -> bool:
 
 
 def load_tokenizer(checkpoint: Path) -> Any:
+    # Imported here, because it takes a second of a core, which a replica that starts need not wait.
     if (checkpoint / "tokenizer.json").is_file() and _class(checkpoint) in _WHOLE_IN_ITS_FILE:
+        from transformers import PreTrainedTokenizerFast
+
         return PreTrainedTokenizerFast.from_pretrained(checkpoint)
     # AutoTokenizer knows every family's class, but imports torch and model code, which takes
     # seconds.

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 KNEE_CANDIDATES = 256
 
@@ -231,6 +230,9 @@ def _fit_relative(
 ) -> tuple[list[float], float]:
     seconds = np.array([sample.seconds for sample in samples], np.float64)
     relative = np.stack(columns, axis=1) / seconds[:, None]
+    # Imported here, because it takes half a second that processes which fit nothing need not wait.
+    from scipy.optimize import nnls
+
     # Scaled for conditioning: context reaches thousands, the constant is 1.
     scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
     coefficients, residual = nnls(relative / scale, np.ones_like(seconds))

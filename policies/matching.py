@@ -9,7 +9,6 @@ there is no such exchange. Both ways end in an optimum.
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 UNMATCHED = -1
 KM_ROWS = 128
@@ -53,6 +52,9 @@ def match(values: Values, capacities: Choice, unmatched: Values) -> Choice:
 def _km(options: Values, rooms: Choice) -> Choice:
     """KM on the expanded matrix. Lanes with room for all requests need no copies: of these only the
     best one matters to a request, which is one column of its own."""
+    # Imported here, because it takes half a second: policies/precompile.py waits for it.
+    from scipy.optimize import linear_sum_assignment
+
     requests = len(options)
     roomy = np.flatnonzero(rooms >= requests)
     tight = np.flatnonzero(rooms < requests)

@@ -1,4 +1,5 @@
-"""Compiles the policies' numba loops, or loads them from disk, before any request waits for it."""
+"""Compiles the policies' numba loops, or loads them from disk, and imports what they import late,
+before any request waits for it."""
 
 from functools import cache
 
@@ -16,6 +17,7 @@ from policies.flat_trees import (
     merge_each,
     prune_each,
 )
+from policies.matching import match
 from policies.protocols import Candidates, LaneBatch, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
 from policies.tree import DraftTree
@@ -41,6 +43,7 @@ def warm_up() -> None:
         )
         for number in range(2)
     ]
+    match(np.ones((2, 1)), np.ones(1, np.intp), np.zeros(2))
     calibration = Calibration()
     planner = make_speculation("planner", calibrations={"costly": calibration})
     hedge = make_selection("hedge")

@@ -138,6 +138,16 @@ class LaneUp:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneJoined:
+    """A lane whose drafter was not loaded when the coordinator started takes orders."""
+
+    at_s: float
+    lane: str
+    seconds: float
+    """What its loading took."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierDown:
     at_s: float
     error: str
@@ -174,6 +184,7 @@ Event = (
     | Preempted
     | LaneDown
     | LaneUp
+    | LaneJoined
     | VerifierDown
     | VerifierUp
     | Left

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.drafter_suspects import DrafterSuspects
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, LaneDown, LaneUp, Late
+from actors.coordinator.events import Event, LaneDown, LaneJoined, LaneUp, Late
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane, Limits
 from actors.hosts.protocol import DrafterHost, HostLost
@@ -21,6 +21,9 @@ from policies.timeouts import LateCallBudget
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
+JOINS_AFTER_S = 2.0
+"""Loading a drafter takes cores from what comes first: warming up, and the streams of another
+replica that was lost."""
 
 Answer = Draft | Missing | NoRoom | Failed
 
@@ -54,19 +57,30 @@ class Lanes:
         changed: Callable[[], None],
     ) -> None:
         slow_s = limits.slow_drafter_s
-        self._states = {lane.view.name: LaneState(lane, LateCallBudget(slow_s)) for lane in lanes}
+        self._states = {
+            lane.view.name: LaneState(lane, LateCallBudget(slow_s), down=lane.loading)
+            for lane in lanes
+        }
         self.suspects = DrafterSuspects()
         self._slow_s = slow_s
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
         self._changed = changed
+        for state in self._states.values():
+            if state.down:
+                tasks.spawn(self._join, state)
 
     def __getitem__(self, name: str) -> LaneState:
         return self._states[name]
 
     def __iter__(self) -> Iterator[LaneState]:
         return iter(self._states.values())
+
+    @property
+    def down(self) -> list[str]:
+        """The names of those that are lost or not loaded yet."""
+        return [state.name for state in self if state.down]
 
     def check_drafter(self, name: str | None) -> None:
         """Raises InvalidRequest for a drafter that no lane has."""
@@ -174,15 +188,28 @@ class Lanes:
             return  # already found by a check
         state.down = True
         self._observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
-        self._tasks.spawn(self._recover, state)
+        self._tasks.spawn(self._recover, state, LaneUp)
 
-    async def _recover(self, state: LaneState) -> None:
-        """The new host is empty: it answers Missing and is sent all committed tokens."""
+    async def _join(self, state: LaneState) -> None:
+        await asyncio.sleep(JOINS_AFTER_S)
+        await self._recover(state, LaneJoined)
+
+    async def _recover(self, state: LaneState, back: type[LaneJoined | LaneUp]) -> None:
+        """The new host is empty: it answers Missing and is sent all committed tokens. One that
+        cannot load its drafter stays down, since no request needs it."""
         clock = asyncio.get_running_loop().time
         lost_s = clock()
-        await state.lane.host.recover()
+        try:
+            await state.lane.host.recover()
+        except Exception:
+            _LOG.exception(
+                "drafter %s cannot be loaded: requests are served without it, until the replica is "
+                "started again",
+                state.name,
+            )
+            return
         state.down = False
-        self._observe(LaneUp(clock(), state.name, clock() - lost_s))
+        self._observe(back(clock(), state.name, clock() - lost_s))
         self._changed()
 
     async def check(self) -> None:

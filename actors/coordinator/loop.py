@@ -106,6 +106,11 @@ class Coordinator:
     def alive(self) -> bool:
         return self._failure is None
 
+    @property
+    def lanes_down(self) -> list[str]:
+        """The names of lanes that are lost or not loaded yet."""
+        return self._lanes.down
+
     def submit(
         self,
         name: str,

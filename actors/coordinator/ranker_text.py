@@ -1,7 +1,9 @@
 """The target's tokenizer for ranking prompts (actors/coordinator/length_ranker.py)."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from engine.tokenizer import load_tokenizer
 from policies.scheduling.rank_prompts import Message
@@ -9,7 +11,12 @@ from policies.scheduling.rank_prompts import Message
 
 class RankerText:
     def __init__(self, checkpoint: Path) -> None:
-        self._tokenizer = load_tokenizer(checkpoint)
+        self._checkpoint = checkpoint
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """Loaded at first use, which takes a second: few configs have any."""
+        return load_tokenizer(self._checkpoint)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         encoded = self._tokenizer.apply_chat_template(

@@ -42,6 +42,8 @@ class Limits:
     verifier are started; None: only once it is lost."""
     probe_after_s: float | None = None
     """After drafting for this long, one round of all requests decodes plainly; None: never."""
+    compile_s: float = 5.0
+    """Processor time that compiling one output grammar may take; a longer one is refused."""
     recovery_s: float = 120.0
     """A lost verifier that is not ready again by then, its model loaded, ends the coordinator. Also
     the time for which ranks of a target wait for each other."""
@@ -60,6 +62,8 @@ class Lane:
     the selection policy does not assign it."""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states its drafter reads; for most none."""
+    loading: bool = False
+    """Its drafter is not loaded yet: the lane is down until `host.recover` has done so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,39 @@
 """The fleet of a replica: its target and drafters, loaded, measured and reachable as hosts.
 
-Actors load in parallel; models in this process one after the other, because transformers keeps the
-settings of a load in globals. All are measured one after the other, after the last load.
+All are measured one after the other, after the last load. Drafters in actors that another replica
+has loaded before are not waited for: their lanes join when they are loaded, as after a loss
+(actors/coordinator/lanes.py).
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from actors.coordinator.estimates import Costs
 from actors.coordinator.settings import Lane, Limits
 from actors.hosts.direct import DirectDrafter, make_lookup
+from actors.hosts.facts import (
+    DrafterFacts,
+    Facts,
+    costs_of_target,
+    drafter_key,
+    numbers_of_target,
+    target_key,
+)
 from actors.hosts.protocol import VerifierHost
 from actors.hosts.remote import RemoteDrafter, RemoteVerifier
 from actors.hosts.spawn import Group, VerifierLauncher
-from actors.hosts.specs import DrafterSpec, TargetSpec, Where
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.starting import LOG_PROGRESS, Progress, Start, start_all
 from actors.hosts.supervision import Supervised
 from actors.hosts.tokenizer_check import check_tokenizers
 from cluster.checkpoints import architecture
-from engine.draft_profile import DraftCosts
 from engine.grammar.compiler import Grammars
-from policies.cost import CostModel
 from policies.request import LaneView
 
 if TYPE_CHECKING:  # imports model code, which takes seconds
@@ -35,13 +41,9 @@ if TYPE_CHECKING:  # imports model code, which takes seconds
 
 _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
-_PROGRESS_S = 10
-"""Interval of progress messages during a long load."""
 _MEASURING = "measuring what forwards cost on this machine, or reading what was measured before"
-_LOG = logging.getLogger("spindle")
 
-Progress = Callable[[str], None]
-"""Receives messages about what is loading and what is ready."""
+_NOTHING: Facts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,13 @@ class Fleet:
     """Compiles output grammars in this process; None: the target has no tokenizer."""
     load_vocabulary: Callable[[], Awaitable[None]]
     """Begins to load, in the verifier, what its first output grammar needs."""
+    facts: Facts
+    """Of the target, and of all drafters but lookups."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
+        if self.grammars is not None:
+            self.grammars.close()
         for close in self.closers:
             close()
 
@@ -73,36 +79,50 @@ async def start_fleet(
     cache_dir: Path,
     group: Group | None = None,
     limits: Limits = _DEFAULT_LIMITS,
-    progress: Progress = _LOG.info,
+    progress: Progress = LOG_PROGRESS,
     measure_s: float = inf,
+    known: Facts = _NOTHING,
 ) -> Fleet:
     """`group`: creates the actors; not needed without any. `cache_dir`: for profiles; `measure_s`:
-    the time that measuring one model may take. Raises HostLost or the error of a model
-    (UnsupportedModel, IncompatibleDrafter, ...), after closing all hosts."""
-    await asyncio.to_thread(check_tokenizers, target.checkpoint, drafters)
+    the time that measuring one model may take. `known`: models that others have measured; drafters
+    among them are not waited for. Raises HostLost or the error of a model (UnsupportedModel,
+    IncompatibleDrafter, ...), after closing all hosts."""
+    keys = {spec.name: drafter_key(target.checkpoint, spec) for spec in drafters}
+    later = {
+        spec.name for spec in drafters if spec.placement == "actor" and keys[spec.name] in known
+    }
+    new = [spec for spec in drafters if spec.name not in later]
+    await asyncio.to_thread(check_tokenizers, target.checkpoint, new)
     closers: list[Callable[[], None]] = []
     verifier = _verifier(target, group, limits, closers)
     models = _models(target, drafters, group, limits)
+    awaited = [model for model in models if model.spec.name not in later]
     closers += [verifier.close, *(model.host.close for model in models)]
     try:
-        await _start(target, verifier, models, progress)
-        progress(_MEASURING + (f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""))
-        verify = await verifier.measure(cache_dir, measure_s)
-        draft = await _measured(models, cache_dir, measure_s)
-        views = [await _view(model, draft[model.lane].step) for model in models]
+        progress(_loading(target, awaited, later))
+        starts = [Start("target", target.placement, verifier.start)]
+        starts += [Start(one.lane, one.spec.placement, one.host.start) for one in awaited]
+        await start_all(starts, progress)
+        key = target_key(target)
+        if key in known:
+            verify = costs_of_target(known[key])
+        else:
+            limit = f": up to {measure_s:g} s a model" if isfinite(measure_s) else ""
+            progress(_MEASURING + limit)
+            verify = await verifier.measure(cache_dir, measure_s)
+        verifier.cost = verify.verify
+        facts = await _found(awaited, cache_dir, measure_s)
     except BaseException:
         for close in closers:
             close()
         raise
-    lanes = [
-        Lane(
-            view,
-            model.host,
-            own_processors=_has_own_processors(model.spec),
-            feature_layers=await model.host.feature_layers(),
-        )
-        for view, model in zip(views, models, strict=True)
-    ]
+    facts |= {name: DrafterFacts.of(known[keys[name]]) for name in later}
+    lanes = []
+    for model in models:
+        of_drafter = facts[model.spec.name]
+        model.host.cost = of_drafter.costs.step
+        lanes.append(_lane(model, of_drafter, loading=model.spec.name in later))
+    draft = {model.lane: facts[model.spec.name].costs for model in models}
     costs = Costs(
         verify.verify,
         {lane: measured.step for lane, measured in draft.items()},
@@ -112,9 +132,11 @@ async def start_fleet(
         trees=verifier.limits.trees,
         switch=verify.switch,
     )
-    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
+    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size, limits.compile_s)
     lanes += _lookups(drafters, grammars)
-    return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary)
+    found = {keys[name]: of_drafter.numbers() for name, of_drafter in facts.items()}
+    found[key] = numbers_of_target(verify)
+    return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary, found)
 
 
 class _Model(NamedTuple):
@@ -123,6 +145,13 @@ class _Model(NamedTuple):
     spec: DrafterSpec
     lane: str
     host: "RemoteDrafter | ThreadDrafter"
+
+
+def _loading(target: TargetSpec, awaited: Sequence[_Model], later: Collection[str]) -> str:
+    drafters = f"; requests are served when all are loaded, {len(awaited)} drafters among them"
+    if later:
+        drafters = f"; requests are served before {', '.join(sorted(later))} are loaded"
+    return f"loading the target {target.checkpoint}{drafters if awaited or later else ''}"
 
 
 def _verifier(
@@ -185,6 +214,19 @@ def _has_own_processors(spec: DrafterSpec) -> bool:
     return spec.placement == "actor" and spec.gpus > 0
 
 
+def _lane(model: _Model, facts: DrafterFacts, *, loading: bool) -> Lane:
+    spec, lane, host = model
+    step = facts.costs.step
+    catch_up_s = step.predict(0, 1) - step.predict(0, 0)
+    return Lane(
+        LaneView(lane, spec.name, spec.capacity, facts.size, catch_up_s),
+        host,
+        own_processors=_has_own_processors(spec),
+        feature_layers=facts.feature_layers,
+        loading=loading,
+    )
+
+
 def _lookups(drafters: Sequence[DrafterSpec], grammars: Grammars | None) -> list[Lane]:
     """The lanes of lookups, so cheap that they draft on the event loop and for every request."""
     return [
@@ -198,65 +240,14 @@ def _lookups(drafters: Sequence[DrafterSpec], grammars: Grammars | None) -> list
     ]
 
 
-async def _start(
-    target: TargetSpec,
-    verifier: "RemoteVerifier | ThreadVerifier",
-    models: Sequence[_Model],
-    progress: Progress,
-) -> None:
-    async def start(name: str, starting: Awaitable[None]) -> None:
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        async with _progress_messages(name, progress):
-            await starting
-        progress(f"{name}: ready after {clock() - started:.1f} s")
-
-    async def in_turn(starts: Sequence[Coroutine[Any, Any, None]]) -> None:
-        for one in starts:
-            await one
-
-    starts: dict[Where, list[Coroutine[Any, Any, None]]] = {"actor": [], "inline": []}
-    progress(f"loading the target {target.checkpoint} and {len(models)} drafters")
-    starts[target.placement].append(start("target", verifier.start()))
-    for spec, lane, host in models:
-        starts[spec.placement].append(start(lane, host.start()))
-    try:
-        async with asyncio.TaskGroup() as together:
-            for one in [*starts["actor"], in_turn(starts["inline"])]:
-                together.create_task(one)
-    except* Exception as errors:
-        raise errors.exceptions[0] from None
-
-
-@asynccontextmanager
-async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[None]:
-    """Periodic messages while loading takes long, as vLLM's compilation does."""
-
-    async def report() -> None:
-        for seconds in count(_PROGRESS_S, _PROGRESS_S):
-            await asyncio.sleep(_PROGRESS_S)
-            progress(f"{name}: still loading after {seconds} s")
-
-    reporting = asyncio.create_task(report())
-    try:
-        yield
-    finally:
-        reporting.cancel()
-
-
-async def _measured(
+async def _found(
     models: Sequence[_Model], cache_dir: Path, measure_s: float
-) -> dict[str, DraftCosts]:
-    """The costs of draft steps by lane; instances of one drafter are measured once."""
-    by_drafter: dict[str, DraftCosts] = {}
+) -> dict[str, DrafterFacts]:
+    """By drafter; instances of one are measured once."""
+    by_drafter: dict[str, DrafterFacts] = {}
     for spec, _, host in models:
         if spec.name not in by_drafter:
-            by_drafter[spec.name] = await host.measure(cache_dir, measure_s)
-        host.cost = by_drafter[spec.name].step
-    return {lane: by_drafter[spec.name] for spec, lane, _ in models}
-
-
-async def _view(model: _Model, cost: CostModel) -> LaneView:
-    spec, lane, host = model
-    catch_up_s = cost.predict(0, 1) - cost.predict(0, 0)
-    return LaneView(lane, spec.name, spec.capacity, await host.size(), catch_up_s)
+            costs = await host.measure(cache_dir, measure_s)
+            size, layers = await host.size(), await host.feature_layers()
+            by_drafter[spec.name] = DrafterFacts(costs, size, layers)
+    return by_drafter

@@ -73,6 +73,8 @@ class ThreadDrafter:
 class ThreadVerifier:
     limits: TargetLimits
     """Set by `start`."""
+    cost: CostModel | None = None
+    """Of a forward; None until it is known."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._worker = VerifierWorker(spec)

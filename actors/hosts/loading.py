@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +14,6 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
 from engine.cpu.prepack import fast_dtype, has_bf16_products
-from engine.drafters.loading import LoadedDrafter
 from engine.grammar.compiler import Grammars
 from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
@@ -24,6 +24,9 @@ from engine.request import TargetLimits
 from engine.swap_profile import swap_cost
 from engine.verifiers.native import NativeVerifier
 from policies.cost import recompute_cost
+
+if TYPE_CHECKING:  # imports what ranks of a target have no use for
+    from engine.drafters.loading import LoadedDrafter
 
 _LOG = logging.getLogger("spindle")
 _PREFILL_CHUNK = 512
@@ -104,7 +107,7 @@ def target_dtype(spec: TargetSpec) -> torch.dtype:
     return spec.dtype or fast_dtype(spec.device)
 
 
-def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> LoadedDrafter:
+def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> "LoadedDrafter":
     """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
     kind = drafter_kind(spec.kind)
     of_target = {"target": spec.target} if kind.takes_of_target else {}

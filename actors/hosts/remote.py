@@ -79,10 +79,8 @@ class RemoteDrafter(_RemoteHost):
 class RemoteVerifier(_RemoteHost):
     limits: TargetLimits
     """Set by `start`."""
-
-    def __init__(self, host: Supervised) -> None:
-        super().__init__(host)
-        self._cost: CostModel | None = None
+    cost: CostModel | None = None
+    """Of a forward; None until it is known."""
 
     async def start(self) -> None:
         await self._host.start()
@@ -90,7 +88,6 @@ class RemoteVerifier(_RemoteHost):
 
     async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
         costs: TargetCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
-        self._cost = costs.verify
         return costs
 
     async def load_vocabulary(self) -> None:
@@ -105,7 +102,7 @@ class RemoteVerifier(_RemoteHost):
         return answers
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        seconds = self._cost.predict(len(prompt), len(prompt)) if self._cost else 0.0
+        seconds = self.cost.predict(len(prompt), len(prompt)) if self.cost else 0.0
         logits: NDArray[np.float32] = await self._order(
             "score", prompt, token_ids, predicted_s=seconds
         )
@@ -117,10 +114,10 @@ class RemoteVerifier(_RemoteHost):
 
     def _seconds(self, orders: Sequence[VerifyOrder]) -> float:
         """The predicted duration of the call; 0 while there is no cost model."""
-        if self._cost is None:
+        if self.cost is None:
             return 0.0
         read = sum(order.prefix.base + len(order.prefix.delta) for order in orders)
         # An order without a tree may be a prompt chunk; all of them together fit in one chunk.
         prompt = max((order.chunk for order in orders if not len(order.tree)), default=0)
         tokens = prompt + sum(1 + len(order.tree) for order in orders)
-        return self._cost.predict(read, tokens)
+        return self.cost.predict(read, tokens)

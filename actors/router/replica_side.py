@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.settings import Policies
+from actors.hosts.facts import Facts
 from actors.router.router import Answer, Report
 from policies.pooling import Pooled, PooledSelection, Statistics, combine, extract, scaled
 from policies.request import LaneView
@@ -38,11 +39,14 @@ class Pooling:
         exchange: Exchange,
         learners: Learners,
         params: PoolingParams = PoolingParams(),
+        facts: Facts | None = None,
     ) -> None:
+        """`facts`: what it knows of its models, for replicas that start later."""
         self._replica = replica
         self._incarnation = incarnation
         self._exchange = exchange
         self._learners = learners
+        self._facts = dict(facts or {})
         self._params = params
         self._version = 0
         self._others: Statistics = {}
@@ -63,6 +67,7 @@ class Pooling:
             statistics=combine(
                 {name: learner.export() for name, learner in self._learners().items()}
             ),
+            facts=self._facts,
         )
         interval_s = self._params.interval_s
         try:

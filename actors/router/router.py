@@ -9,12 +9,13 @@ An ordinary class; deployments/ makes it a Serve deployment actor. Messages are 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
+from actors.hosts.facts import Facts
 from policies.estimates.acceptance import COLUMNS, AcceptanceEstimates, accepted_levels
 from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
 
@@ -26,6 +27,8 @@ class Report(TypedDict):
     version: int
     """Increases with every report."""
     statistics: Statistics
+    facts: Facts
+    """What the replica knows of its models."""
 
 
 class Answer(TypedDict):
@@ -75,6 +78,8 @@ class RouterParams:
     """Statistics that have faded to less are dropped."""
     max_replicas: int = 256
     """The most replicas kept, departed ones included; the longest silent is dropped first."""
+    max_models: int = 256
+    """The most models of which facts are kept; the one reported first is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,17 @@ class Router:
         self._params = params
         self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
+        self._facts: dict[str, Sequence[float]] = {}
+        """Of the model that was reported first comes first."""
         self._started_s: float | None = None
         """The time of the first call."""
 
     async def exchange(self, report: Report) -> Answer:
         now = self._now()
         self._receive(report, now)
+        self._facts |= report["facts"]
+        while len(self._facts) > self._params.max_models:
+            del self._facts[next(iter(self._facts))]
         self._drop_faded(now)
         others = (
             (received.statistics, self._weight(received, now))
@@ -103,6 +113,10 @@ class Router:
             if replica != report["replica"]
         )
         return Answer(others=weighted_sum(others), age_s=now - (self._started_s or now))
+
+    async def facts(self) -> Facts:
+        """What replicas know of their models, for one that starts."""
+        return self._facts
 
     async def view(self) -> View:
         now = self._now()

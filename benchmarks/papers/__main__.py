@@ -1,12 +1,14 @@
 """Measures the rows of the papers' figures and tables in the simulator, over the printed numbers.
 
-`python -m benchmarks.papers [PAPER ...] [--smoke] [--json FILE]`, or `--cause NAME` or `--range
-NAME`.
+`python -m benchmarks.papers [PAPER ...] [--smoke] [--json FILE]`, or `--cause NAME`, `--range NAME`
+or `--count FILE`.
 
 A PAPER may also be a prefix of row names, as `spin/fig13`. Every row is printed with its value, the
 paper's number (reference), their ratio, and whether it is reproduced (README.md). `--cause` runs
 the rows that are missed for one of the causes in causes.py, also with the blamed setting changed;
 `--range` runs rows over the values of a setting that the paper leaves open (ranges.py).
+`--json` keeps what the file has of other rows, for the whole takes long; `--count` counts the
+claims by the statuses in such a file, and runs nothing.
 """
 
 import json
@@ -20,7 +22,7 @@ from pathlib import Path
 from benchmarks.papers.bounds import bounds
 from benchmarks.papers.causes import CAUSES
 from benchmarks.papers.cells import Cell, settings
-from benchmarks.papers.counting import count_claims
+from benchmarks.papers.counting import STATUSES, count_claims, count_recorded
 from benchmarks.papers.measuring import measure_all, processes
 from benchmarks.papers.native import measure_native
 from benchmarks.papers.ranges import RANGES
@@ -52,11 +54,15 @@ def main() -> None:
     arguments.add_argument("--processes", type=int, default=2)
     arguments.add_argument("--cause", choices=CAUSES, help="a cause beside its experiment")
     arguments.add_argument("--range", choices=RANGES, help="a setting that the paper leaves open")
+    arguments.add_argument("--count", type=Path, metavar="FILE", help="claims by status in FILE")
     arguments.add_argument(
-        "--first-seed", type=int, default=0, help="of the runs of --cause and --range"
+        "--first-seed", type=int, default=0, help="others than the reported ones"
     )
     options = arguments.parse_args()
 
+    if options.count:
+        print("\n".join(count_lines(options.count)))
+        return
     if options.cause or options.range:
         with processes(options.processes) as pool:
             _compare(options.cause or options.range, options.data, pool, options.first_seed)
@@ -70,7 +76,7 @@ def main() -> None:
     verdicts: list[Verdict] = []
     with processes(options.processes) as pool:
         for paper, chosen in selected.items():
-            of_paper = _run(paper, chosen, options.data, pool)
+            of_paper = _run(paper, chosen, options.data, pool, options.first_seed)
             verdicts += of_paper
             run = {verdict.row.name for verdict in of_paper}
             claims = count_claims(of_paper, [row for row in chosen if row.name not in run])
@@ -78,9 +84,28 @@ def main() -> None:
                 counts = ", ".join(f"{count} {status}" for status, count in claims.most_common())
                 print(f"{paper}, claims: {counts}")
     if options.json is not None:
-        options.json.write_text(
-            json.dumps([_flat(verdict) for verdict in verdicts], indent=1) + "\n"
-        )
+        _write(options.json, verdicts)
+
+
+def count_lines(file: Path) -> list[str]:
+    """A row of a table for each paper, with its claims by status."""
+    recorded = {record["name"]: record["status"] for record in json.loads(file.read_text())}
+    lines = [f"| paper | {' | '.join(STATUSES)} |"]
+    for paper in PAPERS:
+        of_paper = _rows(paper)
+        impossible = [row.name for row in of_paper if _not_runnable(paper, row)]
+        counts = count_recorded(of_paper, impossible, recorded)
+        numbers = " | ".join(str(counts[status]) for status in STATUSES)
+        lines.append(f"| {settings(paper).title} | {numbers} |")
+    return lines
+
+
+def _write(file: Path, verdicts: Sequence[Verdict]) -> None:
+    """In the place of what the file has of the same rows."""
+    earlier = json.loads(file.read_text()) if file.exists() else []
+    records = {record["name"]: record for record in earlier}
+    records |= {verdict.row.name: _flat(verdict) for verdict in verdicts}
+    file.write_text(json.dumps(list(records.values()), indent=1) + "\n")
 
 
 def _rows(paper: str) -> list[Row]:
@@ -91,15 +116,18 @@ def _wanted(row: str, prefixes: Sequence[str], smoke: bool) -> bool:
     return row.startswith(tuple(prefixes)) and (not smoke or row.startswith(SMOKE))
 
 
-def _run(paper: str, chosen: Sequence[Row], traces: Path, pool: Executor) -> list[Verdict]:
+def _run(
+    paper: str, chosen: Sequence[Row], traces: Path, pool: Executor, first_seed: int
+) -> list[Verdict]:
     obstacles = {row.name: _obstacle(paper, row, traces) for row in chosen}
     runnable = [row for row in chosen if obstacles[row.name] is None]
     measured: dict[Cell, Mapping[str, float]] = {}
     for native in (False, True):
         of_kind = [row for row in runnable if _is_native(paper, row) == native]
-        needed = {cell: None for row in of_kind for cell in sorted(cells_of(paper, row), key=str)}
+        cells = {cell for row in of_kind for cell in cells_of(paper, row, first_seed)}
         # What is timed runs alone, behind the others.
-        measured |= measure_native(needed) if native else measure_all(list(needed), traces, pool)
+        needed = sorted(cells, key=str)
+        measured |= measure_native(needed) if native else measure_all(needed, traces, pool)
     verdicts = []
     width = max((len(row.name) for row in chosen), default=0)
     for row in chosen:
@@ -107,7 +135,7 @@ def _run(paper: str, chosen: Sequence[Row], traces: Path, pool: Executor) -> lis
         if obstacle is not None:
             print(f"{row.name:{width}}  not run here: {obstacle}")
             continue
-        verdict = evaluate(paper, row, measured)
+        verdict = evaluate(paper, row, measured, first_seed)
         verdicts.append(verdict)
         print(f"{row.name:{width}}  {_formatted(verdict)}", flush=True)
     return verdicts
@@ -153,13 +181,19 @@ def _is_native(paper: str, row: Row) -> bool:
     return settings(paper).figures[row.figure].run == "native"
 
 
-def _obstacle(paper: str, row: Row, traces: Path) -> str | None:
-    """Why the row cannot be measured, if so."""
+def _not_runnable(paper: str, row: Row) -> str | None:
+    """Why no simulator here can measure the row, if so."""
     run = settings(paper).figures[row.figure].run
     if run == "zoo":
         return _NEEDS_A_MODEL
-    if run == "native":
-        return _OTHER_MACHINE if row.template.value == "plain" else None
+    return _OTHER_MACHINE if run == "native" and row.template.value == "plain" else None
+
+
+def _obstacle(paper: str, row: Row, traces: Path) -> str | None:
+    """Why the row cannot be measured, if so."""
+    why = _not_runnable(paper, row)
+    if why is not None or _is_native(paper, row):
+        return why
     for cell in cells_of(paper, row):
         trace = settings(paper).workloads[str(cell.at["workload"])].trace
         if trace is not None and not (traces / trace).exists():

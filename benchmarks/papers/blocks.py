@@ -64,6 +64,8 @@ class Drafter(Block):
     lanes: int = Field(1, ge=1)
     step_s: float | None = None
     """Of one draft step, where the paper prints it; else by the roofline."""
+    row_s: float | None = None
+    """Of each token of a draft step, likewise; the step then has no knee."""
 
 
 class Verification(Block):

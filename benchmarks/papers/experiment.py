@@ -206,6 +206,8 @@ def _lanes(
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
         cost = replace(cost, delta=drafter.step_s)
+    if drafter.row_s is not None:
+        cost = replace(cost, gamma=drafter.row_s, gamma_more=0.0)
     cost = _slower(cost, arm.draft_slower)
     return [
         DrafterSpec(

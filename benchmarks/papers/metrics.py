@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
+from benchmarks.papers.expected_bound import expected_bound
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.goodput_bound import goodput_bound
 from benchmarks.papers.rank_prompts import PREFIX
@@ -18,6 +19,8 @@ _IDLE_S = 0.5
 _WINDOWS = {"early": (1, 50), "late": (151, 200)}
 """Of output tokens, for LAPS-SD's Fig. 3."""
 _RATE_EVERY = 10
+_EXPECTED: dict[tuple[object, ...], float] = {}
+"""By paper, case and seed, which all arms share."""
 ENDS: Mapping[str, tuple[float, int]] = {"flood": (600.0, 500), "thinking_flood": (1200.0, 100)}
 """By workload, the seconds and finished requests after which no metric needs the run."""
 
@@ -56,7 +59,7 @@ def specserve(run: Run) -> dict[str, float]:
         "speed": 1.0 / report.mean_latency_s,
         "slo_attainment": report.attainment,
         "goodput": report.goodput,
-        "of_bound": _of_bound(run),
+        **_of_bounds(run),
         "longest_latency": max(request.latency_s for request in report.served),
         "draft_tokens": report.tally.drafted / rounds,
         "accepted_tokens": report.tally.accepted / rounds,
@@ -73,7 +76,7 @@ def adaserve(run: Run) -> dict[str, float]:
         "slo_attainment": report.attainment,
         "violations": 1.0 - report.attainment,
         "goodput": report.goodput,
-        "of_bound": _of_bound(run),
+        **_of_bounds(run),
         "longest_latency": max(request.latency_s for request in report.served),
         "accepted_tokens": report.tokens_per_round,
         "selection_share": observer.selection_s / (serving_s + observer.selection_s),
@@ -120,11 +123,19 @@ METRICS: Mapping[str, Callable[[Run], dict[str, float]]] = {
 }
 
 
-def _of_bound(run: Run) -> float:
-    """Goodput over what no policy can exceed."""
-    ready = run.experiment
+def _of_bounds(run: Run) -> dict[str, float]:
+    """Goodput over what no policy can exceed, and at a load also over what none can expect that
+    does not know the target's output."""
+    ready, goodput = run.experiment, run.full_report.goodput
     bound = goodput_bound(ready.requests, ready.cluster.verify, ready.cluster.most_tokens)
-    return run.full_report.goodput / bound
+    of_bounds = {"of_bound": goodput / bound}
+    cell = ready.cell
+    if "load" in cell.at:
+        key = (cell.paper, cell.case, cell.seed)
+        if key not in _EXPECTED:
+            _EXPECTED[key] = expected_bound(ready.requests, ready.cluster, cell.seed)
+        of_bounds["of_expected"] = goodput / _EXPECTED[key]
+    return of_bounds
 
 
 def _answered(run: Run) -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.papers.settings import Changes
 
-_SSM_LAYERS = {
+SSM_LAYERS = {
     "llama_68m": 2,
     "llama_265m": 12,
     "llama_616m": 16,
@@ -28,7 +28,7 @@ class Range:
 def _ssms(layer_s: float) -> list[dict[str, object]]:
     return [
         {"model": model, "capacity": 16, "step_s": layers * layer_s}
-        for model, layers in _SSM_LAYERS.items()
+        for model, layers in SSM_LAYERS.items()
     ]
 
 

@@ -157,8 +157,11 @@ class LimitsConfig(Section):
     one client may hold at once: a tenant, or without keys an address. Beyond it the client is
     answered with 429."""
     full_logprobs: AtLeastOne = 1_000_000
-    """The most log-probabilities that a response without `stream` may have; a request that could
-    exceed it is refused."""
+    """The most log-probabilities that a response may have, in a stream those of its prompts
+    (`echo`); a request that could exceed it is refused."""
+    compile_s: Seconds = 5.0
+    """Processor time that compiling the form of a structured output may take; a form that takes
+    longer is refused, and its compilation ended (docs/structured_output.md)."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
     """The largest body of an HTTP request; larger ones are answered with 413."""
     resubmits: Count = 2

@@ -85,14 +85,14 @@ def main() -> None:
         print(inflated_target(arguments.params))
         return
     keep_freed_memory()
-    if arguments.command in ("train-head", "train-drafter") and arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    if arguments.command == "train-drafter":
+    if arguments.command in ("train-head", "train-drafter"):
+        if arguments.threads is not None:
+            torch.set_num_threads(arguments.threads)
         work = arguments.work or cache_dir() / "heads" / arguments.target.name
-        _make_small(arguments.target, work, arguments.kinds, arguments.epochs)
-        return
-    if arguments.command == "train-head":
-        _make_head(arguments)
+        if arguments.command == "train-drafter":
+            _make_small(arguments.target, work, arguments.kinds, arguments.epochs)
+        else:
+            _make_head(arguments, work)
         return
     corpus = load_corpus()
     if arguments.only is None:
@@ -125,9 +125,8 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
             save_model(distil(recipe, target, sampler), tokenizer, model_path(recipe.name))
 
 
-def _make_head(arguments: argparse.Namespace) -> None:
+def _make_head(arguments: argparse.Namespace, work: Path) -> None:
     path, kinds = arguments.target, list(dict.fromkeys(arguments.kinds))
-    work = arguments.work or cache_dir() / "heads" / path.name
     tokenizer = AutoTokenizer.from_pretrained(path)
     dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
     writer = PackedModel.load(path, dtype=dtype, device="cpu", kv_tokens=_WRITER_KV_TOKENS)

@@ -124,18 +124,30 @@ class Admission:
     def _check_logprobs(
         self, request: GenerationRequest, prompts: int, prompt_len: int, params: SamplingParams
     ) -> None:
-        """A full response is kept in memory until its end, and log-probabilities take most of
-        it."""
-        if params.logprobs is None or request.stream:
-            return
-        tokens = params.max_tokens + (prompt_len if echoes(request) else 0)
-        listed = prompts * request.n * tokens * (1 + params.logprobs)
-        most = self._config.limits.full_logprobs
+        """A full response is kept in memory until its end, as is what a stream says of its prompt;
+        log-probabilities take most of both."""
+        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        if request.stream and request.prompt_logprobs is not None:
+            raise InvalidRequest(
+                field, "come with whole answers only, as in vLLM; leave stream out"
+            )
+        listings = (
+            (params.max_tokens, None if request.stream else params.logprobs),
+            (prompt_len, params.logprobs if echoes(request) else None),
+            (prompt_len, request.prompt_logprobs),
+        )
+        one = sum(tokens * (1 + beside) for tokens, beside in listings if beside is not None)
+        listed, most = prompts * request.n * one, self._config.limits.full_logprobs
         if listed > most:
             raise InvalidRequest(
-                "logprobs",
+                field,
                 f"the response could have {listed} of them, at most {most} are returned at once; "
-                "lower n, the number of prompts, max_tokens or the alternatives, or set stream",
+                "lower n, the number or length of prompts, max_tokens or the alternatives"
+                + (
+                    ""
+                    if request.stream or params.prompt_logprobs is not None
+                    else ", or set stream"
+                ),
             )
 
     def _slo(self, request: GenerationRequest) -> SloFields:

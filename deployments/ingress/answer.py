@@ -55,6 +55,8 @@ class Piece:
     """The stop string or requested stop token that has ended the choice."""
     trace: dict[str, Any] | None = None
     """How the tokens came about, if requested."""
+    prompt_logprobs: Sequence[Logprob] | None = None
+    """Of the prompt's tokens except the first, with the first piece, if requested."""
 
 
 class Choice:
@@ -114,9 +116,10 @@ class Choice:
                 trace=trace_body(
                     commit, added.texts, self.failover_stream.attempt + 1, self._tokens
                 ),
+                prompt_logprobs=commit["prompt_logprobs"],
             )
             self.finish = piece.finish
-            yield piece if echo is None else _with_echo(echo, commit["prompt_logprobs"], piece)
+            yield piece if echo is None else _with_echo(echo, piece)
             if added.finish is not None:
                 return
 
@@ -161,10 +164,9 @@ class Choice:
         }
 
 
-def _with_echo(echo: Echo, logprobs: Sequence[Logprob] | None, piece: Piece) -> Piece:
-    """The piece preceded by the echoed prompt; `logprobs` belong to the prompt's tokens except the
-    first."""
-    text = echo.text + piece.text
+def _with_echo(echo: Echo, piece: Piece) -> Piece:
+    """The piece preceded by the echoed prompt."""
+    text, logprobs = echo.text + piece.text, piece.prompt_logprobs
     if logprobs is None:
         return replace(piece, text=text)
     prompt = zip(echo.token_ids, [None, *logprobs], echo.offsets, strict=True)

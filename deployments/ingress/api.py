@@ -25,6 +25,7 @@ from deployments.ingress.fields import Fields
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
 from deployments.ingress.live import LiveView, live
+from deployments.ingress.logprobs import prompt_part
 from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.metrics_text import families_of, prometheus_text
 from deployments.ingress.output_text import Echo, echo
@@ -85,6 +86,12 @@ class Api:
 
     def close(self) -> None:
         self._heartbeats.close()
+
+    async def health(self) -> Body:
+        """Raises ApiError 503 while no replica can serve."""
+        await self.ready()
+        down = self._readiness.drafters_down
+        return {"status": "ok", "drafters_down": down} if down else {"status": "ok"}
 
     async def ready(self) -> TargetLimits:
         """Returns the target's limits; raises ApiError 503 while no replica can serve."""
@@ -204,15 +211,18 @@ class Api:
         collected = {choice.index: CollectedChoice() for choice in answer.choices}
         async for choice, piece in answer.pieces():
             collected[choice.index].add(piece)
-        bodies = []
+        bodies: list[Body] = []
+        of_chat: Body = {}
         for choice in answer.choices:
-            bodies.append(form.full(choice, collected.pop(choice.index)))
+            pieces, wanted = collected.pop(choice.index), request.prompt_logprobs
+            body = form.full(choice, pieces)
+            if not of_chat:  # whose choices have one prompt
+                part = await prompt_part(self.tokens, choice, pieces.prompt_logprobs, wanted)
+                (of_chat if isinstance(request, ChatRequest) else body).update(part)
+            bodies.append(body)
             await asyncio.sleep(0)  # many log-probabilities take long, and streams go on meanwhile
-        return {
-            **self._head(form.full_object, form.prefix, answer),
-            "choices": bodies,
-            "usage": answer.usage,
-        }
+        head = self._head(form.full_object, form.prefix, answer)
+        return {**head, "choices": bodies, "usage": answer.usage, **of_chat}
 
     async def chunks(
         self, request: GenerationRequest, answer: Answer
@@ -293,7 +303,7 @@ class Api:
 
     def _format(self, request: GenerationRequest) -> ResponseFormat:
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-        return form(self.tokens, request.alternatives is not None, request.return_token_ids)
+        return form(self.tokens, request.alternatives, request.return_token_ids)
 
     def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
         return {

@@ -28,7 +28,9 @@ class Ingress:
         self._config = config
         self._api = Api(config, replica)
         self._grpc: GrpcServer | None = None
-        self._starting = asyncio.get_running_loop().create_task(self._start_grpc())
+        loop = asyncio.get_running_loop()
+        self._starting = loop.create_task(self._start_grpc())
+        self._exporting = loop.create_task(self._api.metrics.keep_exported())
 
     async def _start_grpc(self) -> None:
         if self._config.grpc is None:
@@ -42,6 +44,7 @@ class Ingress:
     async def __del__(self) -> None:
         """Called by Serve when this ingress stops, after its calls over HTTP and by handle."""
         self._starting.cancel()
+        self._exporting.cancel()
         if self._grpc is not None:
             await self._grpc.stop(self._config.scaling.drain_s)
 

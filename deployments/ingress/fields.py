@@ -124,6 +124,14 @@ class SpindleOptions(Fields):
     with which confidence, and what else was drafted."""
 
 
+class PromptListing(Fields):
+    """Of requests whose answers list their prompts."""
+
+    prompt_logprobs: Alternatives | None = None
+    """How many alternatives to list beside the log-probability of each token of the prompt. Not
+    with `stream`."""
+
+
 class TemplateFields(Fields):
     """How messages are rendered."""
 

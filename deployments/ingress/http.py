@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -31,6 +31,7 @@ from deployments.ingress.fields import REQUEST_ID, Fields
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
 from deployments.ingress.live import LiveView, Seconds
 from deployments.ingress.metrics_text import CONTENT_TYPE
+from deployments.ingress.openapi import add_schema
 from deployments.ingress.playground import RESPONSES, add_playground
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -75,11 +76,11 @@ def make_http(api: Api) -> FastAPI:
     @http.get("/ping")
     @http.post("/ping")
     async def health() -> Body:
-        """200 when any replica would serve at once, else 503."""
-        await api.ready()
-        return {"status": "ok"}
+        """200 when any replica would serve at once, else 503. `drafters_down`: how many drafters of
+        it are lost or still being loaded, which its requests do without."""
+        return await api.health()
 
-    @http.get("/metrics")
+    @http.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Spindle's metrics as Prometheus reads them."""
         return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
@@ -144,6 +145,7 @@ def make_http(api: Api) -> FastAPI:
 
     add_debug(http, api)
     add_playground(http)
+    add_schema(http, bool(api.config.api_keys), open_paths)
     return http
 
 

@@ -1,5 +1,7 @@
 """The metrics of the ingress: how requests end, and which replicas come and go."""
 
+import asyncio
+import logging
 from collections.abc import Collection, Mapping
 from itertools import product
 from typing import Any
@@ -14,6 +16,9 @@ from deployments.metrics import (
     STOPPED,
 )
 from deployments.series import Counter, Family, Histogram
+
+_EXPORT_EVERY_S = 1.0
+_LOG = logging.getLogger(__name__)
 
 
 class IngressMetrics:
@@ -61,6 +66,17 @@ class IngressMetrics:
     def families(self) -> list[Family]:
         counters = [counter.family() for counter in self._counters.values()]
         return counters + [histogram.family() for histogram in self._histograms.values()]
+
+    async def keep_exported(self) -> None:
+        """Exports the histograms every second: Ray has them as gauges, and drops any that has not
+        been set for 20 s."""
+        while True:
+            try:
+                for histogram in self._histograms.values():
+                    histogram.export()
+            except Exception:
+                _LOG.exception("histograms are not exported")
+            await asyncio.sleep(_EXPORT_EVERY_S)
 
     def _count(self, name: str, amount: float, *values: str) -> None:
         self._counters[name].add(amount, *values)

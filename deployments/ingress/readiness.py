@@ -23,6 +23,8 @@ class Readiness:
     def __init__(self, replicas: DeploymentHandle, heartbeats: HeartbeatSender) -> None:
         self._replicas = replicas
         self._heartbeats = heartbeats
+        self.drafters_down = 0
+        """Of the replica that has answered last: those that it has lost or still loads."""
 
     async def check(self) -> TargetLimits:
         """The limits from the first replica that answers; raises ApiError 503 if none does."""
@@ -65,6 +67,7 @@ class Readiness:
             target = await call
         finally:
             call.cancel()
+        self.drafters_down = len(target["down"])
         return TargetLimits(
             target["vocab_size"],
             target["max_context"],

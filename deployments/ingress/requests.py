@@ -18,6 +18,7 @@ from deployments.ingress.fields import (
     Fields,
     Penalty,
     Prompt,
+    PromptListing,
     RequestId,
     SloTargets,
     SpeculationOptions,
@@ -169,7 +170,7 @@ class SharedFields(Fields):
         return (*(["store"] if self.store else []), *(["service_tier"] if tier else []))
 
 
-class CompletionRequest(SharedFields):
+class CompletionRequest(PromptListing, SharedFields):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -214,7 +215,7 @@ class CompletionRequest(SharedFields):
         return self.logprobs
 
 
-class ChatRequest(TemplateFields, SharedFields):
+class ChatRequest(PromptListing, TemplateFields, SharedFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]

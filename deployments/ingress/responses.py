@@ -6,13 +6,11 @@ from typing import Any, Protocol
 
 from deployments.ingress.answer import Choice, OutputToken, Piece
 from deployments.ingress.chat_deltas import delta_bodies, message_of
+from deployments.ingress.logprobs import finite, list_logprobs
 from deployments.ingress.parsing.parser import Content, Delta, OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
-
-_MIN_LOGPROB = -9999.0
-"""Stands for a log-probability of -inf, as in OpenAI's API, because JSON has no infinity."""
 
 
 @dataclass(slots=True)
@@ -24,6 +22,8 @@ class CollectedChoice:
     tokens: list[OutputToken] = field(default_factory=list)
     finish: Finish | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: Sequence[Logprob] | None = None
+    """Of the prompt's tokens except the first, if requested."""
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -31,6 +31,8 @@ class CollectedChoice:
         self.tokens += piece.tokens
         self.finish = piece.finish
         self.stop_reason = piece.stop_reason
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
 
 
 class ResponseFormat(Protocol):
@@ -59,9 +61,9 @@ class CompletionFormat:
     full_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, tokens: Tokens, with_logprobs: bool, with_token_ids: bool) -> None:
+    def __init__(self, tokens: Tokens, alternatives: int | None, with_token_ids: bool) -> None:
         self._tokens = tokens
-        self._with_logprobs = with_logprobs
+        self._alternatives = alternatives
         self._with_token_ids = with_token_ids
 
     def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
@@ -88,12 +90,12 @@ class CompletionFormat:
         return [_with_statistics(_with_trace(body, piece), choice, piece)]
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
-        if not self._with_logprobs:
+        if self._alternatives is None:
             return None
         return {
             "tokens": [self._spell(one.token) for one in tokens],
             "token_logprobs": [
-                None if one.logprob is None else _finite(one.logprob["logprob"]) for one in tokens
+                None if one.logprob is None else finite(one.logprob["logprob"]) for one in tokens
             ],
             "top_logprobs": [
                 None if one.logprob is None else self._top(one.token, one.logprob) for one in tokens
@@ -103,9 +105,9 @@ class CompletionFormat:
 
     def _top(self, token: int, logprob: Logprob) -> dict[str, float]:
         """Includes the chosen token, so there may be one entry more than requested."""
-        ranked = {int(other): value for other, value in logprob["top"]}
+        ranked = {int(other): value for other, value in logprob["top"][: self._alternatives]}
         ranked[token] = logprob["logprob"]
-        return {self._spell(other): _finite(value) for other, value in ranked.items()}
+        return {self._spell(other): finite(value) for other, value in ranked.items()}
 
     def _spell(self, token: int) -> str:
         return self._tokens.spelling(token)[0]
@@ -116,9 +118,9 @@ class ChatFormat:
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokens: Tokens, with_logprobs: bool, with_token_ids: bool) -> None:
+    def __init__(self, tokens: Tokens, alternatives: int | None, with_token_ids: bool) -> None:
         self._tokens = tokens
-        self._with_logprobs = with_logprobs
+        self._alternatives = alternatives
         self._with_token_ids = with_token_ids
 
     def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
@@ -183,26 +185,9 @@ class ChatFormat:
         return _with_trace(body, piece)
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
-        if not self._with_logprobs:
+        if self._alternatives is None:
             return None
         return {"content": list_logprobs(self._tokens, tokens), "refusal": None}
-
-
-def list_logprobs(tokens: Tokens, listed: Sequence[OutputToken]) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities and alternatives, as in chats and responses."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text, raw = tokens.spelling(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": raw}
-
-    return [
-        {
-            **entry(one.token, one.logprob["logprob"]),
-            "top_logprobs": [entry(int(other), value) for other, value in one.logprob["top"]],
-        }
-        for one in listed
-        if one.logprob is not None  # None only in an echo, which chats do not have
-    ]
 
 
 def finish_reason(choice: Choice, finish: Finish | None) -> str | None:
@@ -232,10 +217,6 @@ def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict
         return body
     spindle = {**choice.statistics, **body.get("spindle", {})}
     return {**body, "stop_reason": piece.stop_reason, "spindle": spindle}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _MIN_LOGPROB)
 
 
 def model_body(name: str, created: int, max_context: int) -> dict[str, Any]:

@@ -34,9 +34,15 @@ def sampling_params(
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(bad_words),
         logprobs=request.alternatives,
-        prompt_logprobs=request.alternatives if echoes(request) else None,
+        prompt_logprobs=_listed_of_prompt(request),
         grammar=_grammar(request),
     )
+
+
+def _listed_of_prompt(request: GenerationRequest) -> int | None:
+    """Alternatives beside each token of the prompt, for `echo` and `prompt_logprobs`."""
+    wanted = (request.prompt_logprobs, request.alternatives if echoes(request) else None)
+    return max((most for most in wanted if most is not None), default=None)
 
 
 def _grammar(request: GenerationRequest) -> OutputGrammar | None:

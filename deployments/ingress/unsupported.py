@@ -32,7 +32,7 @@ SHARED: Mapping[str, Unsupported] = {
     "logit_processors": Unsupported("code of clients is not run", ([],)),
     "vllm_xargs": Unsupported("extensions of vLLM's are not run", ({},)),
     "prompt_embeds": Unsupported("embeddings as a prompt are not supported; send text or tokens"),
-    "prompt_logprobs": Unsupported("use echo with logprobs in /v1/completions"),
+    "prompt_logprobs": Unsupported("is for /v1/completions and /v1/chat/completions"),
     "logprob_token_ids": Unsupported("chosen tokens cannot be scored; use logprobs", ([],)),
     "cache_salt": Unsupported("all prompts share one prefix cache; leave it out"),
     "thinking_token_budget": Unsupported("is not supported; use max_tokens", (-1,)),

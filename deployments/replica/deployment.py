@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve.schema import ReplicaRank
 
 from actors.coordinator.events import Event
-from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stream
+from actors.coordinator.stream import Cancelled, RequestFailed, Stream
 from actors.hosts.protocol import HostLost
 from cluster.config import AppConfig
 from deployments import messages
@@ -21,7 +21,6 @@ from deployments.messages import (
     LiveAsked,
     Message,
     Named,
-    Refused,
     Routed,
     StreamRequest,
     TraceAsked,
@@ -31,11 +30,12 @@ from deployments.replica.event_log import log_event
 from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
+from deployments.replica.submission import refusal, submit
 from deployments.replica.timeline import Timeline, TraceEvent
-from deployments.router_actor import exchange
+from deployments.router_actor import exchange, known_facts
 from deployments.series import Family
 from deployments.start_report import announce, print_line
-from engine.errors import InvalidRequest, SpindleError
+from engine.errors import SpindleError
 
 if TYPE_CHECKING:
     from deployments.replica.service import Service
@@ -74,15 +74,20 @@ class Replica:
         # none.
         from deployments.replica.host_specs import start_hosts
         from deployments.replica.service import Service
+        from policies.precompile import warm_up
 
         print_line(f"Spindle: loading {self._config.served_name}, some 10 s")
-        fleet = await start_hosts(self._config, self._name, print_line)
+        known = await known_facts()
+        hosts = start_hosts(self._config, self._name, print_line, known)
+        # What the coordinator would wait for when it is made.
+        fleet, _ = await asyncio.gather(hosts, asyncio.to_thread(warm_up))
         service = Service(self._config, fleet)
         print_line("Spindle: warming up")
         await service.warm_up()
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
         slo_classes = {name: named.slo for name, named in self._config.slo_classes.items()}
         self._metrics = Metrics(self._name, drafters, slo_classes)
+        self._metrics.set_down(service.coordinator.lanes_down)
         service.add_observer(self._observe)
         if self._config.tracing is not None:
             from deployments.replica.spans import RequestSpans
@@ -94,6 +99,8 @@ class Replica:
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._exporting = asyncio.create_task(self._export_metrics(service))
+        if down := service.coordinator.lanes_down:
+            print_line(f"Spindle: serves while {', '.join(down)} are still being loaded")
         return service
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:
@@ -115,9 +122,9 @@ class Replica:
         """Serves one request; closing the generator cancels it."""
         try:
             await self._service.check_grammar(messages.sampling_params(request))
-            stream = self._submit(request)
+            stream = submit(self._service.coordinator, request)
         except SpindleError as error:
-            yield self._refusal(error, request)
+            yield refusal(error, request)
             return
         except Exception:
             _LOG.exception("request %s fails", request["name"])
@@ -173,6 +180,7 @@ class Replica:
             "follows_grammars": limits.follows_grammars,
             "lanes": [lane.name for lane in lanes],
             "drafters": list(dict.fromkeys(lane.drafter for lane in lanes)),
+            "down": self._service.coordinator.lanes_down,
         }
 
     async def state(self) -> dict[str, Any]:
@@ -184,6 +192,7 @@ class Replica:
             "replica": self._name,
             "running": int(load["running"]),
             "waiting": int(load["waiting"]),
+            "down": self._service.coordinator.lanes_down,
             "kv_blocks": {
                 "free": kv.free,
                 "used": kv.used,
@@ -247,33 +256,6 @@ class Replica:
         """The started service; Serve calls no method that needs it before `reconfigure` has
         returned."""
         return self._starting.result()
-
-    def _submit(self, request: StreamRequest) -> Stream:
-        """Submits the request to the coordinator, whose exceptions pass through."""
-        speculation = request["speculation"]
-        return self._service.coordinator.submit(
-            # With the attempt's number, because an earlier attempt may not have left yet.
-            f"{request['name']}#{request['attempt']}",
-            request["prompt_ids"],
-            messages.sampling_params(request),
-            slo=messages.slo(request),
-            priority=request["priority"],
-            tenant=request["tenant"],
-            output=request["output_ids"],
-            attempt=request["attempt"],
-            speculate=speculation["enabled"],
-            drafter=speculation["drafter"],
-            max_depth=speculation["max_depth"],
-            traced=request["trace"],
-        )
-
-    def _refusal(self, error: SpindleError, request: StreamRequest) -> Refused:
-        if isinstance(error, Overloaded):
-            return messages.refused(429, error)
-        if not isinstance(error, InvalidRequest):
-            _LOG.warning("request %s is not served: %s", request["name"], error)
-            return messages.cannot_serve()
-        return messages.refused(400, error)
 
     def _cancel_without_ingress(self, name: str) -> None:
         """Cancels a stream whose ingress has sent no heartbeat for too long."""

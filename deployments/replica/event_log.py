@@ -2,7 +2,15 @@
 
 import logging
 
-from actors.coordinator.events import Event, LaneDown, LaneUp, Left, VerifierDown, VerifierUp
+from actors.coordinator.events import (
+    Event,
+    LaneDown,
+    LaneJoined,
+    LaneUp,
+    Left,
+    VerifierDown,
+    VerifierUp,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -13,6 +21,8 @@ def log_event(event: Event) -> None:
             _LOG.warning("drafter %s is lost: %s", event.lane, event.error)
         case LaneUp():
             _LOG.info("drafter %s is back after %.1f s", event.lane, event.seconds)
+        case LaneJoined():
+            _LOG.info("drafter %s is loaded after %.1f s", event.lane, event.seconds)
         case VerifierDown():
             _LOG.warning("the verifier is lost: %s", event.error)
         case VerifierUp():

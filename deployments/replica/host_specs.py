@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ray.util.placement_group import get_current_placement_group
 
 from actors.coordinator.settings import Limits
+from actors.hosts.facts import Facts
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
@@ -23,9 +24,14 @@ MEASURE_S = 5.0
 (policies/estimates/online_cost.py)."""
 
 
-async def start_hosts(config: AppConfig, replica: str, progress: Callable[[str], None]) -> Fleet:
+async def start_hosts(
+    config: AppConfig,
+    replica: str,
+    progress: Callable[[str], None],
+    known: Facts,
+) -> Fleet:
     """Starts the hosts; those that are actors go into the placement group that Serve made for the
-    replica."""
+    replica. `known`: of models, by other replicas."""
     placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
     if "inline" in placements:
         import torch
@@ -41,6 +47,7 @@ async def start_hosts(config: AppConfig, replica: str, progress: Callable[[str],
         limits_of(config),
         progress,
         MEASURE_S,
+        known,
     )
 
 
@@ -118,5 +125,6 @@ def limits_of(config: AppConfig) -> Limits:
         stalled_host_s=limits.stalled_host_s,
         suspect_host_s=limits.suspect_host_s,
         probe_after_s=limits.probe_after_s,
+        compile_s=limits.compile_s,
         recovery_s=limits.recovery_s,
     )

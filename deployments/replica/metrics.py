@@ -12,6 +12,7 @@ from actors.coordinator.events import (
     Event,
     FeaturesLost,
     LaneDown,
+    LaneJoined,
     LaneUp,
     Late,
     Left,
@@ -108,11 +109,18 @@ class Metrics:
             counter.export()
         for gauge in self._gauges.values():
             gauge.export()
+        for histogram in self._histograms.values():
+            histogram.export()
 
     def set_load(self, running: float, waiting: float, regret: float) -> None:
         self._gauges["running"].set(running)
         self._gauges["waiting"].set(waiting)
         self._gauges["regret"].set(regret)
+
+    def set_down(self, lanes: Collection[str]) -> None:
+        """Of lanes that were lost or not loaded when `observe` was first called."""
+        for lane in lanes:
+            self._gauges["down"].set(1.0, lane)
 
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
@@ -150,6 +158,8 @@ class Metrics:
                 self._lost(VERIFIER)
             case LaneUp():
                 self._recovered(event.lane, event.seconds)
+            case LaneJoined():
+                self._gauges["down"].set(0.0, event.lane)
             case VerifierUp():
                 self._recovered(VERIFIER, event.seconds)
             case Left() if not event.internal:

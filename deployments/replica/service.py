@@ -35,6 +35,8 @@ _WARM_UP_TOKENS = 12
 """More than an idle drafter needs to read ahead (actors/coordinator/catch_up.py); with a larger
 model each takes a tenth of a second of the start."""
 
+_VOCABULARIES_AFTER_S = 5.0
+"""After the start: the streams that continue here after the loss of another replica come first."""
 _MAX_COMPILING = 32
 """Grammars that wait to be compiled, one after the other; one takes seconds at worst."""
 
@@ -114,14 +116,15 @@ class Service:
         """Loads what the first structured output would wait for, here and then in the verifier;
         drafters load it with the first one, and draft nothing meanwhile."""
         if self._fleet.grammars is not None:
+            await asyncio.sleep(_VOCABULARIES_AFTER_S)
             await asyncio.wait([asyncio.wrap_future(self._fleet.grammars.load_ahead())])
             with suppress(HostLost):
                 await self._fleet.load_vocabulary()
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
-        """Exchanges estimates with the other replicas, forever."""
+        """Exchanges estimates, and what is known of models, with the other replicas, forever."""
         # The name is unique to this process, so one incarnation number is enough.
-        await Pooling(replica, 0, exchange, self._learners).run()
+        await Pooling(replica, 0, exchange, self._learners, facts=self._fleet.facts).run()
 
     def _learners(self) -> dict[str, Pooled]:
         return learners_of(self._policies, self._estimates, self.lanes)

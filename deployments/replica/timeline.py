@@ -12,6 +12,7 @@ from actors.coordinator.events import (
     Drafted,
     Event,
     LaneDown,
+    LaneJoined,
     LaneUp,
     Late,
     Left,
@@ -57,6 +58,8 @@ class Timeline:
                 self._instant(event.lane, "lost", event.at_s)
             case LaneUp():
                 self._instant(event.lane, "back", event.at_s)
+            case LaneJoined():
+                self._instant(event.lane, "loaded", event.at_s)
             case VerifierDown():
                 self._instant(VERIFIER, "lost", event.at_s)
             case VerifierUp():

@@ -1,11 +1,11 @@
 """Compiles output grammars for one tokenizer, on a thread, with a bounded cache.
 
 The tokenizer and xgrammar are loaded on that thread too, with the first grammar or ahead of it.
+Where the time to compile is bounded, grammars are tried first (engine/grammar/trial.py).
 """
 
 import asyncio
 import re
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from engine.grammar.json_rewrite import followable
 from engine.grammar.spec import OutputGrammar, check_grammar
 from engine.tokenizer import has_tokenizer
 
 if TYPE_CHECKING:
     import xgrammar
 
+    from engine.grammar.trial import Trial
+
 MAX_COMPILED = 256
 MAX_COMPILED_BYTES = 128 * 2**20
 """Of all compiled grammars that are kept: one takes 2 MB with its whitespace, or more."""
-MAX_WHITESPACE = 16
-"""Between two elements of JSON, so that a model cannot go on with spaces for ever."""
 _PLACE_IN_SOURCE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?")
 _MAX_MESSAGE = 300
 
@@ -32,23 +31,32 @@ _MAX_MESSAGE = 300
 class Grammars:
     """Grammars compiled for the tokenizer of a checkpoint."""
 
-    def __init__(self, checkpoint: Path, vocab_size: int) -> None:
+    def __init__(self, checkpoint: Path, vocab_size: int, compile_s: float | None = None) -> None:
+        """`compile_s`: processor time that compiling one grammar may take; None: any, for grammars
+        that another process has compiled before."""
         self.vocab_size = vocab_size
         self._checkpoint = checkpoint
         self._compiler: xgrammar.GrammarCompiler | None = None
+        self._compile_s = compile_s
+        self._trial: Trial | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._lock = Lock()
         self._compiled: dict[OutputGrammar, Future[xgrammar.CompiledGrammar]] = {}
         """Least recently used first."""
 
     @classmethod
-    def of(cls, checkpoint: Path, vocab_size: int) -> Self | None:
+    def of(cls, checkpoint: Path, vocab_size: int, compile_s: float | None = None) -> Self | None:
         """None for a checkpoint without a tokenizer, which could not read any grammar."""
-        return cls(checkpoint, vocab_size) if has_tokenizer(checkpoint) else None
+        return cls(checkpoint, vocab_size, compile_s) if has_tokenizer(checkpoint) else None
 
     async def check(self, grammar: OutputGrammar) -> None:
         """Raises InvalidRequest naming the client's field if the grammar cannot be followed."""
         await asyncio.shield(asyncio.wrap_future(self.compile(grammar)))
+
+    def close(self) -> None:
+        """Ends the process in which grammars are tried, if there is one."""
+        if self._trial is not None:
+            self._trial.close()
 
     @property
     def compiling(self) -> int:
@@ -81,10 +89,14 @@ class Grammars:
         return len(self._compiled) > MAX_COMPILED or taken > MAX_COMPILED_BYTES
 
     def _compile(self, grammar: OutputGrammar) -> "xgrammar.CompiledGrammar":
+        from engine.grammar.compile_call import compile_with
+
         check_grammar(grammar)
         compiler = self._loaded()
+        if self._trial is not None:
+            self._trial.check(grammar)
         try:
-            compiled = _compile(compiler, grammar)
+            compiled = compile_with(compiler, grammar)
         except Exception as error:  # of its C++ code, RuntimeError mostly
             problem = _PLACE_IN_SOURCE.sub("", str(error).strip())
             raise grammar.invalid(f"cannot be compiled: {problem[:_MAX_MESSAGE]}") from None
@@ -95,12 +107,14 @@ class Grammars:
     def _loaded(self) -> "xgrammar.GrammarCompiler":
         """Loads the compiler at the first call. Runs on the thread only."""
         if self._compiler is None:
-            import xgrammar
-
+            from engine.grammar.compile_call import make_compiler
+            from engine.grammar.trial import Trial
             from engine.grammar.vocabulary import token_texts
 
-            info = token_texts(self._checkpoint, self.vocab_size)
-            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+            vocabulary = token_texts(self._checkpoint, self.vocab_size)
+            if self._compile_s is not None:
+                self._trial = Trial(vocabulary, self._compile_s)
+            self._compiler = make_compiler(vocabulary)
         return self._compiler
 
 
@@ -110,25 +124,3 @@ def allows_output(compiled: "xgrammar.CompiledGrammar", vocab_size: int) -> bool
     matcher = xgrammar.GrammarMatcher(compiled)
     words = np.zeros((1, -(-vocab_size // 32)), np.int32)
     return not matcher.fill_next_token_bitmask(words) or bool(words.any())
-
-
-def _compile(
-    compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar
-) -> "xgrammar.CompiledGrammar":
-    match grammar.kind:
-        case "json_object" | "json_schema":
-            return compiler.compile_json_schema(
-                followable(grammar.schema), max_whitespace_cnt=MAX_WHITESPACE
-            )
-        case "regex":
-            return compiler.compile_regex(grammar.text)
-        case "choice":
-            return compiler.compile_grammar(_choice_rule(grammar.choices))
-        case "grammar":
-            return compiler.compile_grammar(grammar.text)
-
-
-def _choice_rule(choices: Sequence[str]) -> str:
-    """Written with escapes only, so that no text is read as part of the grammar."""
-    quoted = ('"' + "".join(f"\\U{ord(sign):08x}" for sign in choice) + '"' for choice in choices)
-    return "root ::= " + " | ".join(quoted)

@@ -5,17 +5,18 @@ rule here was found with random outputs (tests/engine/grammar/test_schemas.py). 
 standard does not define are annotations, and are ignored as it says.
 """
 
-from collections.abc import Sequence
-from itertools import combinations
 from typing import Any
 
 from engine.errors import InvalidRequest
+from engine.grammar.exclusive import MAX_PAIRS, exclude_each_other, pairs_of_branches
 from engine.grammar.schema_words import (
     ALONE,
     TYPE_OF_KEYWORD,
     UNSUPPORTED,
     Schema,
+    resolved,
     subschemas,
+    types_of,
 )
 from engine.grammar.size import check_size
 
@@ -44,6 +45,12 @@ def check_schema(schema: Any, source: str) -> None:
     for path, one in subschemas(schema):
         if isinstance(one, dict) and (problem := _problem_of_values(one)) is not None:
             raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
+    if sum(pairs_of_branches(one) for _, one in subschemas(schema)) > MAX_PAIRS:
+        raise InvalidRequest(
+            source,
+            "the branches of oneOf are too many to be told apart: at most 64 of one, and fewer of "
+            "several; use anyOf",
+        )
     for path, one in subschemas(schema):
         names = path.endswith("/propertyNames") and isinstance(one, dict)
         problem = _problem({"type": "string", **one} if names else one, schema)
@@ -80,7 +87,7 @@ def _problem_of_values(schema: Schema) -> str | None:
     for keyword, kind in (("properties", dict), ("patternProperties", dict), ("required", list)):
         if not isinstance(schema.get(keyword, kind()), kind):
             return f"{keyword} must be {'an object' if kind is dict else 'a list'}"
-    for keyword, values in (("required", schema.get("required", ())), ("type", _types(schema))):
+    for keyword, values in (("required", schema.get("required", ())), ("type", types_of(schema))):
         if not all(isinstance(one, str) for one in values):
             return f"{keyword} must have texts only"
     if not isinstance(schema.get("enum", []), list):
@@ -108,7 +115,7 @@ def _problem_of_combinations(schema: Schema, root: Any) -> str | None:
         return f"{alone[0]} must be a list of schemas"
     if alone[0] == "allOf" and len(branches) > 1:
         return "allOf of several schemas cannot be enforced; merge them into one"
-    if alone[0] == "oneOf" and not _exclude_each_other(branches, root):
+    if alone[0] == "oneOf" and not exclude_each_other(branches, root):
         return (
             "the branches of oneOf must exclude each other by their types, or by a required "
             "property with different values (const or enum); use anyOf if several may match"
@@ -119,13 +126,13 @@ def _problem_of_combinations(schema: Schema, root: Any) -> str | None:
 def _problem_of_reference(schema: Schema, root: Any) -> str | None:
     """References to themselves pass: the compiler finds that they allow no output."""
     reference = schema["$ref"]
-    if not isinstance(reference, str) or _resolved(reference, root) is None:
+    if not isinstance(reference, str) or resolved(reference, root) is None:
         return f"$ref {str(reference)[:100]!r} is not within this schema; use #/$defs/..."
     return None
 
 
 def _problem_of_types(schema: Schema) -> str | None:
-    types = _types(schema)
+    types = types_of(schema)
     for keyword, of in TYPE_OF_KEYWORD.items():
         if keyword not in schema or ("enum" in schema or "const" in schema):
             continue
@@ -165,70 +172,3 @@ def _problem_of_objects(schema: Schema) -> str | None:
     if len(schema.get("patternProperties", ())) > 1:
         return "patternProperties with several patterns cannot be enforced"
     return None
-
-
-def _exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
-    schemas = [_followed(one, root) for one in branches]
-    return all(_exclusive(one, other, root) for one, other in combinations(schemas, 2))
-
-
-def _exclusive(one: Any, other: Any, root: Any) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    values, others = _values(one), _values(other)
-    if values is not None and others is not None:
-        return not any(value in others for value in values)
-    types, other_types = set(_types(one)), set(_types(other))
-    for both in (types, other_types):
-        if "number" in both:
-            both.add("integer")
-    if types and other_types and not types & other_types:
-        return True
-    shared = set(one.get("required", ())) & set(other.get("required", ()))
-    for name in shared:
-        mine, theirs = (_values_of(branch, name, root) for branch in (one, other))
-        if mine and theirs and not any(value in theirs for value in mine):
-            return True
-    return False
-
-
-def _values_of(schema: Schema, name: str, root: Any) -> list[Any] | None:
-    """The values that the property may have, if they are listed."""
-    schema = _followed(schema.get("properties", {}).get(name), root)
-    return _values(schema) if isinstance(schema, dict) else None
-
-
-def _values(schema: Schema) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
-
-
-def _types(schema: Schema) -> list[str]:
-    types = schema.get("type", [])
-    return list(types) if isinstance(types, list) else [types]
-
-
-def _followed(schema: Any, root: Any) -> Any:
-    """The schema itself, or the one that it refers to."""
-    for _ in range(16):
-        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-            return schema
-        schema = _resolved(schema["$ref"], root)
-    return None
-
-
-def _resolved(reference: str, root: Any) -> Any:
-    """The subschema at a reference of the form #/...; None if there is none."""
-    if reference == "#":
-        return root
-    if not reference.startswith("#/"):
-        return None
-    found = root
-    for step in reference[2:].split("/"):
-        step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or step not in found:
-            return None
-        found = found[step]
-    return found

@@ -73,3 +73,32 @@ def asserted(schema: Schema) -> Schema:
     """The schema without its annotations."""
     known = {*TYPE_OF_KEYWORD, *ALONE, *UNSUPPORTED, "type", "enum", "const"}
     return {keyword: value for keyword, value in schema.items() if keyword in known}
+
+
+def types_of(schema: Schema) -> list[str]:
+    types = schema.get("type", [])
+    return list(types) if isinstance(types, list) else [types]
+
+
+def followed(schema: Any, root: Any) -> Any:
+    """The schema itself, or the one that it refers to."""
+    for _ in range(16):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            return schema
+        schema = resolved(schema["$ref"], root)
+    return None
+
+
+def resolved(reference: str, root: Any) -> Any:
+    """The subschema at a reference of the form #/...; None if there is none."""
+    if reference == "#":
+        return root
+    if not reference.startswith("#/"):
+        return None
+    found = root
+    for step in reference[2:].split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or step not in found:
+            return None
+        found = found[step]
+    return found

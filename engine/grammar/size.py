@@ -18,8 +18,11 @@ _OF_TEXTS = {"type", "pattern", "minLength", "maxLength"}
 
 def repetitions(pattern: str) -> int:
     """What all bounded repetitions of a regular expression or a grammar add up to."""
-    bounds = [int(most or least) for least, most in _REPETITION.findall(pattern)]
-    return sum(min(bound, _MOST_STATES) for bound in bounds)
+    bounds = [most or least for least, most in _REPETITION.findall(pattern)]
+    # Python reads no number of thousands of digits.
+    return sum(
+        min(int(bound), _MOST_STATES) if len(bound) < 10 else _MOST_STATES for bound in bounds
+    )
 
 
 def can_be_shared(path: str, schema: Schema) -> bool:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,6 +16,7 @@ import xgrammar
 
 from cluster.files import written_whole
 from cluster.zoo.paths import cache_dir
+from engine.grammar.compile_call import Vocabulary
 from engine.tokenizer import load_tokenizer
 
 _LOG = logging.getLogger("spindle")
@@ -26,29 +26,17 @@ _FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*"
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, BadZipFile)
 
 
-class _Texts(NamedTuple):
-    of_tokens: list[bytes]
-    """Empty for special tokens."""
-    add_prefix_space: bool
-
-
-def token_texts(checkpoint: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
+def token_texts(checkpoint: Path, vocab_size: int) -> Vocabulary:
     """`vocab_size`: the model's, which may be larger than the tokenizer's."""
     file = _file(checkpoint, vocab_size)
-    texts = _read(file)
+    texts = _read(file, vocab_size)
     if texts is None:
         texts = _of_tokenizer(checkpoint, vocab_size)
         _write(file, texts)
-    return xgrammar.TokenizerInfo(
-        texts.of_tokens,
-        xgrammar.VocabType.RAW,
-        vocab_size=vocab_size,
-        stop_token_ids=[],
-        add_prefix_space=texts.add_prefix_space,
-    )
+    return texts
 
 
-def _of_tokenizer(checkpoint: Path, vocab_size: int) -> _Texts:
+def _of_tokenizer(checkpoint: Path, vocab_size: int) -> Vocabulary:
     tokenizer = load_tokenizer(checkpoint)
     # Stop tokens are those of the request, which its matcher sees to; xgrammar is given any.
     detected = xgrammar.TokenizerInfo.from_huggingface(
@@ -59,7 +47,7 @@ def _of_tokenizer(checkpoint: Path, vocab_size: int) -> _Texts:
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(token for token, one in added if one.special)}
     texts = [b"" if token in special else text for token, text in enumerate(detected.decoded_vocab)]
-    return _Texts(texts, detected.add_prefix_space)
+    return Vocabulary(texts, detected.add_prefix_space, vocab_size)
 
 
 def _file(checkpoint: Path, vocab_size: int) -> Path:
@@ -72,16 +60,16 @@ def _file(checkpoint: Path, vocab_size: int) -> Path:
     return cache_dir() / "vocabularies" / f"{key.hexdigest()[:32]}.npz"
 
 
-def _read(file: Path) -> _Texts | None:
+def _read(file: Path, vocab_size: int) -> Vocabulary | None:
     """None where there is no such file, or none that can be read."""
     with suppress(*_UNREADABLE), np.load(file) as kept:
         joined, ends = kept["joined"].tobytes(), kept["ends"].tolist()
         texts = [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-        return _Texts(texts, bool(kept["add_prefix_space"]))
+        return Vocabulary(texts, bool(kept["add_prefix_space"]), vocab_size)
     return None
 
 
-def _write(file: Path, texts: _Texts) -> None:
+def _write(file: Path, texts: Vocabulary) -> None:
     joined = np.frombuffer(b"".join(texts.of_tokens), np.uint8)
     ends = np.cumsum([len(text) for text in texts.of_tokens], dtype=np.int64)
     try:

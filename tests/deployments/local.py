@@ -164,6 +164,7 @@ class LocalReplicas:
             "vocab_size": VOCAB,
             "stop_token_ids": [],
             "follows_grammars": False,
+            "down": [],
         }
 
 

@@ -11,7 +11,8 @@ from cluster.zoo.paths import model_path
 from engine.model import load_stock
 
 model = load_stock(model_path("tiny"), torch.float32)
-for unused in ("sklearn", "torch.distributed.tensor", "torch._inductor", "torch._dynamo"):
+COMPILERS = "torch._inductor", "torch._dynamo"
+for unused in ("sklearn", "scipy.optimize", "torch.distributed.tensor", *COMPILERS):
     assert unused not in sys.modules, unused
 
 import torch.nn as nn

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+import scipy.optimize  # noqa: F401  # imported by the first fit, which would exceed a deadline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

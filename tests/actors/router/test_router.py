@@ -10,10 +10,13 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.facts import DrafterFacts, costs_of_target, numbers_of_target
+from actors.hosts.protocol import TargetCosts
 from actors.router.replica_side import Pooling, PoolingParams, learners_of
 from actors.router.router import Answer, Report, Router, RouterParams
 from benchmarks.simulator.clock import run
-from policies.cost import LinearCost
+from engine.draft_profile import DraftCosts
+from policies.cost import LinearCost, RooflineCost, SwitchCost
 from policies.pooling import Pooled, Statistics
 from policies.request import LaneView
 from policies.scheduling.baselines import fcfs
@@ -36,7 +39,11 @@ def report(
     replica: str, value: float, version: int = 1, incarnation: int = 1, name: str = "x"
 ) -> Report:
     return Report(
-        replica=replica, incarnation=incarnation, version=version, statistics={name: [value]}
+        replica=replica,
+        incarnation=incarnation,
+        version=version,
+        statistics={name: [value]},
+        facts={},
     )
 
 
@@ -130,7 +137,13 @@ def test_the_view_lists_drafters_and_replicas() -> None:
                 "calibration/tiny:seen": [4.0] * 80,
             }
             await router.exchange(
-                Report(replica=replica, incarnation=7, version=1, statistics=statistics)
+                Report(
+                    replica=replica,
+                    incarnation=7,
+                    version=1,
+                    statistics=statistics,
+                    facts={},
+                )
             )
         await asyncio.sleep(2)
         view = await router.view()
@@ -144,6 +157,27 @@ def test_the_view_lists_drafters_and_replicas() -> None:
         alive = {"incarnation": 7, "version": 1, "silent_s": 2.0, "weight": 1.0}
         assert view["replicas"] == {"a": alive, "b": alive}
         assert json.loads(json.dumps(view)) == view
+
+    run(main())
+
+
+def test_what_replicas_know_of_models_is_kept_for_those_that_start_later() -> None:
+    async def main() -> None:
+        router = Router(RouterParams(max_models=2))
+        connection = Connection(router)
+        drafter = DrafterFacts(DraftCosts(LinearCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
+        verify = RooflineCost(1e-6, 2e-5, 0.001, 24, 3e-5, 8, 16)
+        target = TargetCosts(verify, 32, SwitchCost(0.1, 0.002))
+        facts = {"tiny": drafter.numbers(), "target": numbers_of_target(target)}
+        await Pooling("a", 1, connection.exchange, dict, facts=facts).report()
+        await Pooling("b", 1, connection.exchange, dict).report()
+        known = await router.facts()
+        assert DrafterFacts.of(known["tiny"]) == drafter
+        assert costs_of_target(known["target"]) == target
+        for name in ("small", "code"):
+            later = {name: drafter.numbers()}
+            await Pooling(name, 1, connection.exchange, dict, facts=later).report()
+        assert list(await router.facts()) == ["small", "code"], "those of old configs go"
 
     run(main())
 

@@ -84,7 +84,7 @@ class ScriptedReplicas:
             "kind": "commit",
             "first_index": first,
             "token_ids": ids,
-            "logprobs": [{"logprob": -0.5, "top": [[one, -0.5]]} for one in ids]
+            "logprobs": [{"logprob": -0.5, "top": [[one, -0.5]], "rank": 0} for one in ids]
             if wanted
             else None,
             "prompt_logprobs": None,
@@ -102,6 +102,7 @@ class ScriptedReplicas:
             "vocab_size": VOCAB,
             "stop_token_ids": [self.tokens.tokenizer.eos_token_id],
             "follows_grammars": True,
+            "down": [],
         }
 
 

@@ -47,6 +47,7 @@ class Replicas:
             "max_context": LIMITS.max_context,
             "stop_token_ids": list(LIMITS.stop_token_ids),
             "follows_grammars": LIMITS.follows_grammars,
+            "down": [],
         }
 
     async def _heartbeat(self, heartbeat: Heartbeat) -> None:

@@ -168,7 +168,7 @@ def streamed(form: ChatFormat, choice: ParsedChoice, texts: list[str]) -> list[C
 
 
 def piece_of(text: str, finish: Finish | None) -> Piece:
-    token = OutputToken(5, {"logprob": -0.5, "top": []}, 0)
+    token = OutputToken(5, {"logprob": -0.5, "top": [], "rank": 0}, 0)
     return Piece(text=text, token_ids=(5,), tokens=(token,), produced=1, finish=finish)
 
 
@@ -189,7 +189,7 @@ def test_openais_client_reads_the_same_from_a_stream_and_a_whole(
     formats: list[Format], text: str, finish: str, size: int
 ) -> None:
     """With log-probabilities and token ids of every token, although text is held back."""
-    form = ChatFormat(Tokens(model_path(TARGET)), with_logprobs=True, with_token_ids=True)
+    form = ChatFormat(Tokens(model_path(TARGET)), alternatives=0, with_token_ids=True)
     named = finish == "stop" and "No" not in text
 
     def choice() -> ParsedChoice:
@@ -227,7 +227,7 @@ def test_openais_client_reads_the_same_from_a_stream_and_a_whole(
 
 
 def test_a_stream_of_calls_is_openais() -> None:
-    form = ChatFormat(Tokens(model_path(TARGET)), with_logprobs=False, with_token_ids=False)
+    form = ChatFormat(Tokens(model_path(TARGET)), alternatives=None, with_token_ids=False)
     chunks = streamed(form, ParsedChoice(FormatParser([hermes])), list(CALLS[1][1]))
     first, *contents = [one for chunk in chunks if (one := chunk.choices[0]).delta.content]
     assert first.delta.role == "assistant"

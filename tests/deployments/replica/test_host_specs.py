@@ -20,6 +20,7 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
                 "suspect_host_s": 1.5,
                 "probe_after_s": 9,
                 "recovery_s": 90,
+                "compile_s": 2.5,
                 "catch_up_share": 0.25,
             },
         }
@@ -29,6 +30,7 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
     assert limits_of(config).suspect_host_s == 1.5
     assert limits_of(config).probe_after_s == 9
     assert limits_of(config).recovery_s == 90
+    assert limits_of(config).compile_s == 2.5
     assert limits_of(config).catch_up_share == 0.25
 
 
@@ -69,6 +71,7 @@ def test_models_and_heads_are_given_the_target_whose_weights_they_may_take() -> 
 def test_a_replica_imports_no_model_code_itself() -> None:
     """Which takes seconds of its start, and its actors import it anyway."""
     modules = "deployments.replica.host_specs, deployments.replica.service"
-    check = f"import sys, {modules}; print({{'torch', 'transformers.models'}} & {{*sys.modules}})"
+    heavy = {"torch", "transformers", "scipy.optimize"}
+    check = f"import sys, {modules}; print({heavy} & {{*sys.modules}})"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ pytestmark = [
     pytest.mark.parametrize("app", ["native"], indirect=True),
     pytest.mark.usefixtures("app"),
 ]
-ROOT = Path(__file__).parents[3]
 FIELDS: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24}
 SEED = 2**63 + 5
 """More than a double can represent."""
@@ -92,53 +90,6 @@ def test_a_process_without_our_code_calls_whole_and_in_chunks(tmp_path: Path) ->
     assert len(chunks) < answer["usage"]["completion_tokens"], "one for each verdict"
     assert refused["error"]["param"] == "temperature"
     assert refused["error"]["status"] == 400
-
-
-def documented(contains: str) -> str:
-    """The Python text of docs/handles.md that contains this."""
-    page = (ROOT / "docs" / "handles.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (block,) = [block for block in blocks if contains in block]
-    return str(block)
-
-
-def test_the_docs_own_text_runs_in_a_fresh_process_with_another_home(tmp_path: Path) -> None:
-    """With the variables that the page names; the address because other clusters may run here."""
-    script = tmp_path / "documented.py"
-    script.write_text(documented("ray.init("))
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(Path.home() / ".ray" / "auth_token"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip(), "the stream's text"
-
-
-def test_the_example_service_of_the_docs_runs(tmp_path: Path) -> None:
-    (tmp_path / "service.py").write_text(documented("Counting.bind()"))
-    code = """
-import ray
-from ray import serve
-ray.init("auto", logging_level="error", log_to_driver=False, runtime_env={"working_dir": "."})
-from service import app
-counting = serve.run(app, name="counting", route_prefix="/counting")
-print("RESULT", counting.whole.remote(5).result(timeout_s=60))
-print("RESULT", "".join(counting.options(stream=True).pieces.remote(5)))
-serve.delete("counting")
-"""
-    output = run_elsewhere(code, tmp_path).split("RESULT ")[1:]
-    assert output[0] == output[1]
-    assert "5" in output[0]
 
 
 def test_grpc_answers_as_http_and_keeps_all_bits_of_a_seed(channel: grpc.Channel) -> None:

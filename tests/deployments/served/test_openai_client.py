@@ -336,6 +336,27 @@ def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, streame
     assert sum(len(one.top_logprobs or []) for one in logprobs) == len(tokens)
 
 
+def test_vllms_log_probabilities_of_a_long_prompt(client: OpenAI) -> None:
+    """Longer than one forward, and in the prefix cache the second time."""
+    ids = (tokenizer()(PROMPT)["input_ids"] * 200)[:1800]
+    logits = torch.from_numpy(reference.forward(oracle(), ids)).log_softmax(-1)
+    expected = logits[:-1].gather(-1, torch.tensor(ids)[1:, None])[:, 0].tolist()
+    for _ in range(2):
+        fields = {"prompt_logprobs": 20}
+        choice = complete(client, prompt=ids, max_tokens=1, extra_body=fields).choices[0]
+        first, *positions = (choice.model_extra or {})["prompt_logprobs"]
+        assert first is None
+        own = [one[str(token)] for one, token in zip(positions, ids[1:], strict=True)]
+        assert [one["logprob"] for one in own] == pytest.approx(expected, abs=1e-3)
+        assert all(
+            {*range(1, 21)} <= {other["rank"] for other in one.values()} for one in positions
+        )
+    chat = client.chat.completions.create(
+        model="target", messages=MESSAGES, max_tokens=4, extra_body={"prompt_logprobs": 0}
+    )
+    assert len((chat.model_extra or {})["prompt_logprobs"]) == chat.usage.prompt_tokens  # type: ignore[union-attr]
+
+
 def test_logit_bias_bans_a_token(client: OpenAI) -> None:
     first = expected_ids(0.0, 0, 24)[0]
     text = complete(client, logit_bias={str(first): -100}).choices[0].text

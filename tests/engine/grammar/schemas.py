@@ -187,6 +187,11 @@ REFUSED: dict[str, Any] = {
             f"p{number}": {"type": "string", "maxLength": 100 + number} for number in range(6)
         },
     },
+    "told apart: at most 64": {"oneOf": [{"const": number} for number in range(65)]},
+    "their types, or by a required": {
+        "oneOf": [{"$ref": "#/x-other"}, {"type": "null"}],
+        "x-other": {"type": [[]], "properties": [1], "required": [[]], "enum": 5},
+    },
     "more than 256 properties": {
         "type": "object",
         "properties": {f"p{number}": {"type": "null"} for number in range(257)},

@@ -125,13 +125,14 @@ def sample(
 def _gather_logprobs(
     logprobs: torch.Tensor, top_n: int, token_ids: torch.Tensor
 ) -> LogprobsTensors:
-    """Replaces Sampler.gather_logprobs, which the runner calls for prompts and which also counts
-    ranks: its first call would compile a function for seconds."""
+    """Replaces Sampler.gather_logprobs, which the runner calls for prompts and whose first call
+    would compile a function for seconds, to count ranks."""
     top = logprobs.topk(top_n, -1)
     tokens = token_ids[:, None]
     ids = torch.cat([tokens, top.indices], -1)
-    values = torch.cat([logprobs.gather(-1, tokens), top.values], -1)
-    return LogprobsTensors(ids.int(), values, torch.zeros_like(token_ids, dtype=torch.int32))
+    own = logprobs.gather(-1, tokens)
+    ranks = (logprobs >= own).sum(-1, dtype=torch.int32)
+    return LogprobsTensors(ids.int(), torch.cat([own, top.values], -1), ranks)
 
 
 def _packed(

@@ -1,0 +1,60 @@
+"""What a coordinator has to know of its models to plan with them, which their loading and measuring
+finds out.
+
+Replicas tell each other through the router (actors/router/router.py), as plain numbers. One that
+starts where others have loaded the same drafters serves before its own are loaded; one that starts
+where others have measured the same target does not measure again, beside whatever else runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.hosts.protocol import TargetCosts
+from actors.hosts.specs import DrafterSpec, TargetSpec
+from engine.draft_profile import DraftCosts
+from policies.cost import LinearCost, RooflineCost, SwitchCost
+
+Facts = Mapping[str, Sequence[float]]
+"""What is known of each model, by its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    costs: DraftCosts
+    size: float
+    """The number of parameters."""
+    feature_layers: tuple[int, ...] = ()
+    """The target's layers whose hidden states it reads."""
+
+    def numbers(self) -> list[float]:
+        step = self.costs.step
+        line = [step.alpha, step.gamma, step.delta]
+        return [*line, self.costs.token_budget, self.size, *self.feature_layers]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "DrafterFacts":
+        alpha, gamma, delta, budget, size, *layers = numbers
+        costs = DraftCosts(LinearCost(alpha, gamma, delta), int(budget))
+        return cls(costs, size, tuple(map(int, layers)))
+
+
+def numbers_of_target(costs: TargetCosts) -> list[float]:
+    return [*costs.verify.piecewise, costs.token_budget, *costs.switch]
+
+
+def costs_of_target(numbers: Sequence[float]) -> TargetCosts:
+    alpha, gamma, delta, knee, gamma_more, step_from, step_to, budget, *switch = numbers
+    bend = (int(knee), gamma_more, int(step_from), int(step_to))
+    verify = RooflineCost(alpha, gamma, delta, *bend)
+    return TargetCosts(verify, int(budget), SwitchCost(*switch))
+
+
+def target_key(target: TargetSpec) -> str:
+    """It changes with everything that the config says of the target."""
+    return repr(target)
+
+
+def drafter_key(target: Path, spec: DrafterSpec) -> str:
+    """The same of a drafter; `target`: its target's checkpoint."""
+    return f"{target} {spec!r}"

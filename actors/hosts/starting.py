@@ -1,0 +1,66 @@
+"""Starts hosts side by side, and says meanwhile what has started and what has not."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, NamedTuple
+
+from actors.hosts.specs import Where
+
+_PROGRESS_S = 10
+"""Interval of progress messages during a long load."""
+
+Progress = Callable[[str], None]
+"""Receives messages about what is loading and what is ready."""
+LOG_PROGRESS: Progress = logging.getLogger("spindle").info
+
+
+class Start(NamedTuple):
+    name: str
+    where: Where
+    begin: Callable[[], Awaitable[None]]
+
+
+async def start_all(starts: Sequence[Start], progress: Progress) -> None:
+    """Actors load in parallel; models in this process one after the other, because transformers
+    keeps the settings of a load in globals. Raises the first error."""
+
+    async def in_turn(inline: Sequence[Coroutine[Any, Any, None]]) -> None:
+        for one in inline:
+            await one
+
+    by_place: dict[Where, list[Coroutine[Any, Any, None]]] = {"actor": [], "inline": []}
+    for start in starts:
+        by_place[start.where].append(_start(start, progress))
+    try:
+        async with asyncio.TaskGroup() as together:
+            for one in [*by_place["actor"], in_turn(by_place["inline"])]:
+                together.create_task(one)
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _start(start: Start, progress: Progress) -> None:
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    async with _progress_messages(start.name, progress):
+        await start.begin()
+    progress(f"{start.name}: ready after {clock() - started:.1f} s")
+
+
+@asynccontextmanager
+async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[None]:
+    """Periodic messages while loading takes long, as vLLM's compilation does."""
+
+    async def report() -> None:
+        for seconds in count(_PROGRESS_S, _PROGRESS_S):
+            await asyncio.sleep(_PROGRESS_S)
+            progress(f"{name}: still loading after {seconds} s")
+
+    reporting = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()

@@ -1,0 +1,78 @@
+"""Whether the branches of a oneOf exclude each other, as the compiler takes each for an anyOf."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from engine.grammar.schema_words import Schema, followed, types_of
+
+MAX_PAIRS = 2016
+"""Of branches that are compared, in all of a schema: those of 64 branches of one oneOf."""
+
+Values = frozenset[Any]
+
+
+class _Branch(NamedTuple):
+    types: frozenset[str]
+    values: Values | None
+    """The values that it lists; None: it lists none."""
+    constants: Mapping[str, Values]
+    """Those of the properties that it requires, where they are listed."""
+
+
+def pairs_of_branches(schema: Any) -> int:
+    """How many comparisons the oneOf of this schema itself takes."""
+    branches = schema.get("oneOf") if isinstance(schema, dict) else None
+    number = len(branches) if isinstance(branches, list) else 0
+    return number * (number - 1) // 2
+
+
+def exclude_each_other(schemas: Sequence[Any], root: Any) -> bool:
+    branches = []
+    for schema in schemas:
+        one = followed(schema, root)
+        if not isinstance(one, dict):
+            return len(schemas) < 2
+        branches.append(_branch(one, root))
+    return all(_exclusive(one, other) for one, other in combinations(branches, 2))
+
+
+def _branch(schema: Schema, root: Any) -> _Branch:
+    # A reference may lead to what is no schema, and has not been checked as one.
+    types = {one for one in types_of(schema) if isinstance(one, str)}
+    if "number" in types:
+        types.add("integer")
+    properties, required = schema.get("properties"), schema.get("required")
+    constants: dict[str, Values] = {}
+    if isinstance(properties, dict) and isinstance(required, list):
+        for name in required:
+            if isinstance(name, str) and (values := _values(followed(properties.get(name), root))):
+                constants[name] = values
+    return _Branch(frozenset(types), _values(schema), constants)
+
+
+def _exclusive(one: _Branch, other: _Branch) -> bool:
+    if one.values is not None and other.values is not None:
+        return one.values.isdisjoint(other.values)
+    if one.types and other.types and one.types.isdisjoint(other.types):
+        return True
+    shared = one.constants.keys() & other.constants.keys()
+    return any(one.constants[name].isdisjoint(other.constants[name]) for name in shared)
+
+
+def _values(schema: Any) -> Values | None:
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return frozenset([_hashable(schema["const"])])
+    values = schema.get("enum")
+    return frozenset(map(_hashable, values)) if isinstance(values, list) else None
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for equal values, so that long lists need no comparison of each with each."""
+    if isinstance(value, list):
+        return (list, *map(_hashable, value))
+    if isinstance(value, dict):
+        return (dict, frozenset((name, _hashable(one)) for name, one in value.items()))
+    return value
