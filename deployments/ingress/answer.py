@@ -12,7 +12,7 @@ from deployments.ingress.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.trace import trace_body
-from deployments.messages import Logprob
+from deployments.messages import Logprob, SpeculationFields
 from engine.protocol import Finish
 
 
@@ -155,6 +155,9 @@ class Choice:
             "drafted": statistics["drafted"],
             "accepted": statistics["accepted"],
             "rounds_by_lane": statistics["by_lane"],
+            "decision": decision(
+                self.failover_stream.request["speculation"], statistics["drafted"] > 0
+            ),
             "queue_s": statistics["queue_s"],
             "ttft_s": self.first_token_s,
             "tpot_s": (self.last_token_s - self.first_token_s) / between if between > 0 else None,
@@ -162,6 +165,18 @@ class Choice:
             "replica": self.failover_stream.replica,
             "attempts": self.failover_stream.attempt + 1,
         }
+
+
+def decision(speculation: SpeculationFields, drafted: bool) -> str:
+    """Who drafted and why, for the client."""
+    if not speculation["enabled"]:
+        return "no drafts: the request asks for none"
+    if speculation["drafter"] is not None:
+        chosen = f"drafter {speculation['drafter']}: the request asks for it"
+        return chosen if drafted else f"{chosen}; it had nothing to propose"
+    if not drafted:
+        return "no drafts: lookups found none, and none by a model was expected to gain"
+    return "drafters and depths chosen round by round, by what was expected to gain"
 
 
 def _with_echo(echo: Echo, piece: Piece) -> Piece:

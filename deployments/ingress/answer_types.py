@@ -39,6 +39,8 @@ class ChoiceStatistics(AnswerPart):
     """Those that the target agreed with."""
     rounds_by_lane: dict[str, int]
     """By which drafters."""
+    decision: str
+    """Who chose them, and why, or why nothing was drafted."""
     queue_s: float
     """From its arrival at a replica until it ran."""
     ttft_s: float

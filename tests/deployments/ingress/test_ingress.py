@@ -164,6 +164,13 @@ def test_each_choice_has_statistics() -> None:
         plain = (await app.ask(max_tokens=40, speculation="off")).json()["choices"][0]
         assert plain["text"] == choice["text"], "the same text without speculation"
         assert plain["spindle"]["drafted"] == 0
+        named = (await app.ask(max_tokens=40, speculation="near")).json()["choices"][0]
+        decisions = [one["spindle"]["decision"] for one in (choice, plain, named)]
+        assert decisions == [
+            "drafters and depths chosen round by round, by what was expected to gain",
+            "no drafts: the request asks for none",
+            "drafter near: the request asks for it",
+        ]
 
     run(test)
 
