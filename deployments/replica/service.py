@@ -13,11 +13,11 @@ from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Rank
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Policies
-from actors.coordinator.stream import Overloaded
 from actors.hosts.fleet import Fleet
 from actors.hosts.protocol import HostLost
 from actors.router.replica_side import Exchange, Pooling, learners_of
 from cluster.config import AppConfig, PoliciesConfig
+from deployments.replica.compile_queue import CompileQueue
 from deployments.replica.host_specs import limits_of
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
@@ -37,8 +37,6 @@ model each takes a tenth of a second of the start."""
 
 _VOCABULARIES_AFTER_S = 5.0
 """After the start: the streams that continue here after the loss of another replica come first."""
-_MAX_COMPILING = 32
-"""Grammars that wait to be compiled, one after the other; one takes seconds at worst."""
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +48,7 @@ class Service:
     def __init__(self, config: AppConfig, fleet: Fleet) -> None:
         self._fleet = fleet
         self._config = config.policies
+        self._compile_queue = CompileQueue(fleet.grammars) if fleet.grammars else None
         self._observers: list[Callable[[Event], None]] = []
         self._estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
         self._policies, schedule = self._make(config.policies)
@@ -103,14 +102,10 @@ class Service:
         self.coordinator.use(policies, config.pipeline)
         self._policies, self._config = policies, config
 
-    async def check_grammar(self, params: SamplingParams) -> None:
+    async def check_grammar(self, params: SamplingParams, tenant: str) -> None:
         """Compiles the output's grammar if it has one. Raises InvalidRequest, or Overloaded."""
-        grammars = self._fleet.grammars
-        if params.grammar is None or grammars is None:
-            return
-        if grammars.compiling >= _MAX_COMPILING and not grammars.has(params.grammar):
-            raise Overloaded(f"{grammars.compiling} grammars wait to be compiled; try again later")
-        await grammars.check(params.grammar)
+        if params.grammar is not None and self._compile_queue is not None:
+            await self._compile_queue.compile(params.grammar, tenant)
 
     async def load_vocabularies(self) -> None:
         """Loads what the first structured output would wait for, here and then in the verifier;

@@ -58,11 +58,6 @@ class Grammars:
         if self._trial is not None:
             self._trial.close()
 
-    @property
-    def compiling(self) -> int:
-        """The number of grammars that are not compiled yet."""
-        return sum(not one.done() for one in self._compiled.values())
-
     def has(self, grammar: OutputGrammar) -> bool:
         """Whether it has been compiled, or waits for it."""
         return grammar in self._compiled
