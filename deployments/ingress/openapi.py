@@ -30,6 +30,34 @@ ANSWERS: Mapping[tuple[str, str], type[BaseModel]] = {
     ("post", "/ping"): answers.HealthAnswer,
     ("get", "/version"): answers.VersionAnswer,
 }
+LINKS: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
+    ("get", "/v1/models"): {
+        "model": {
+            "description": "The first model of the list.",
+            "operationRef": "#/paths/~1v1~1models~1{name}/get",
+            "parameters": {"name": "$response.body#/data/0/id"},
+        }
+    },
+    ("post", "/tokenize"): {
+        "text": {
+            "description": "The text of these tokens.",
+            "operationRef": "#/paths/~1detokenize/post",
+            "requestBody": {"tokens": "$response.body#/tokens"},
+        }
+    },
+    ("post", "/v1/completions"): {
+        "again": {
+            "description": "The same choice, by its seed.",
+            "operationRef": "#/paths/~1v1~1completions/post",
+            "requestBody": {
+                "model": "$request.body#/model",
+                "prompt": "$request.body#/prompt",
+                "seed": "$response.body#/choices/0/spindle/seed",
+            },
+        }
+    },
+}
+"""What of an answer another request can be made of."""
 
 
 def add_schema(http: FastAPI, with_keys: bool, open_paths: Collection[str]) -> None:
@@ -62,6 +90,8 @@ def completed(
             responses.pop("422", None)
             if (kind := ANSWERS.get((method, path))) is not None:
                 responses["200"]["content"] = _content(kind, path in _STREAMED)
+            if (links := LINKS.get((method, path))) is not None:
+                responses["200"]["links"] = links
             problem = {"description": "An error", "content": _content(answers.ErrorAnswer)}
             responses["default"] = problem
             if with_keys and path not in open_paths:

@@ -71,3 +71,19 @@ def test_keys_are_a_scheme_where_they_are_asked_for(with_keys: bool) -> None:
     paths = {"/v1/chat/completions": "post", "/health": "get"}
     secured = {path: "security" in schema["paths"][path][method] for path, method in paths.items()}
     assert secured == {"/v1/chat/completions": with_keys, "/health": False}
+
+
+def test_links_lead_to_operations_of_the_document() -> None:
+    schema = document()
+    links = [
+        link
+        for methods in schema["paths"].values()
+        for operation in methods.values()
+        for link in operation["responses"]["200"].get("links", {}).values()
+    ]
+    assert len(links) >= 3
+    for link in links:
+        found: Any = schema
+        for part in link["operationRef"].removeprefix("#/").split("/"):
+            found = found[part.replace("~1", "/")]
+        assert found["responses"]

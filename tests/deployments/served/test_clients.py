@@ -17,6 +17,7 @@ import requests
 import schemathesis
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis.stateful import run_state_machine_as_test
 from schemathesis import Case
 from schemathesis.core.result import Ok
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,6 +38,20 @@ main(parser.parse_args())
 """
 
 
+def ask(case: Case[Any]) -> Any:
+    """Sends it with a model and a length of ours: beyond the 404, and for time, not coverage."""
+    body = case.body
+    if isinstance(body, dict) and "model" in body:
+        body["model"] = TARGET
+        names = ("max_completion_tokens", "max_output_tokens")
+        others = "max_output_tokens" if "input" in body else "max_tokens"
+        limit = next((name for name in names if name in body), others)
+        body[limit] = 8
+    answer = case.call(headers=AUTHORIZED, timeout=60)
+    assert answer.status_code < SERVED_ERRORS, answer.text
+    return answer
+
+
 def test_no_request_makes_the_server_fail(app: str) -> None:
     """Whatever fits the app's own OpenAPI document. (Schemathesis's own pytest plugin does not
     know this pytest.)"""
@@ -50,18 +65,38 @@ def test_no_request_makes_the_server_fail(app: str) -> None:
         @given(case=operation.as_strategy())
         @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
         def attack(case: Case[Any]) -> None:
-            body = case.body
-            if isinstance(body, dict) and "model" in body:
-                body["model"] = TARGET  # beyond the 404
-                names = ("max_completion_tokens", "max_output_tokens")
-                others = "max_output_tokens" if "input" in body else "max_tokens"
-                limit = next((name for name in names if name in body), others)
-                body[limit] = 8  # time, not coverage
-            answer = case.call(headers=AUTHORIZED, timeout=60)
-            assert answer.status_code < SERVED_ERRORS, answer.text
+            ask(case)
 
         attack()
     assert {*("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize")} <= paths
+
+
+def test_no_sequence_of_linked_requests_makes_the_server_fail(app: str) -> None:
+    """Requests made of what earlier answers hold, by the document's links."""
+    document = schemathesis.openapi.from_url(f"{app}/openapi.json", headers=AUTHORIZED)
+    linked = []
+
+    class Sequences(document.as_state_machine()):  # type: ignore[misc]
+        def call(self, case: Case[Any], **_: Any) -> Any:
+            answer = ask(case)
+            parent = case._meta and self.recorder.find_parent(case_id=case.id)
+            if parent is not None:
+                linked.append((parent.path, case.path, answer.status_code))
+            return answer
+
+        def validate_response(self, *_: Any, **__: Any) -> None:
+            """`ask` has looked at the status."""
+
+    run_state_machine_as_test(
+        Sequences,
+        settings=settings(
+            max_examples=15,
+            stateful_step_count=4,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert {path for _, path, status in linked if status == 200}, "links lead on"
 
 
 def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
