@@ -79,7 +79,7 @@ def test_no_sequence_of_linked_requests_makes_the_server_fail(app: str) -> None:
     class Sequences(document.as_state_machine()):  # type: ignore[misc]
         def call(self, case: Case[Any], **_: Any) -> Any:
             answer = ask(case)
-            parent = case._meta and self.recorder.find_parent(case_id=case.id)
+            parent = self.recorder.find_parent(case_id=case.id)
             if parent is not None:
                 linked.append((parent.path, case.path, answer.status_code))
             return answer
