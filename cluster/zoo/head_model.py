@@ -40,6 +40,14 @@ def usual_layers(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
+def vocabulary_maps(target_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """A reduced vocabulary as `speculators` stores it. `target_ids`: its tokens, ascending."""
+    reached = torch.zeros(vocab_size, dtype=torch.bool)
+    reached[target_ids] = True
+    difference = target_ids - torch.arange(len(target_ids))  # of the two ids
+    return {"t2d": reached, "d2t": difference}
+
+
 class _Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -152,10 +160,7 @@ class TrainedHead(nn.Module):
         if not output_matrix:
             del weights["lm_head.weight"]
         count = len(self.target_ids)
-        reached = torch.zeros(self._config.vocab_size, dtype=torch.bool)
-        reached[self.target_ids] = True
-        weights["t2d"] = reached
-        weights["d2t"] = self.target_ids - torch.arange(count)  # the difference of the two ids
+        weights |= vocabulary_maps(self.target_ids, self._config.vocab_size)
         path.mkdir(parents=True, exist_ok=True)
         save_file(
             {name: weight.contiguous() for name, weight in weights.items()},

@@ -1,26 +1,24 @@
 """Training of an EAGLE-3 head on its target's own text, resumable, and its acceptance."""
 
-import json
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from cluster.files import written_whole
 from cluster.zoo.head_model import TrainedHead
 from cluster.zoo.own_text import Conversation
+from cluster.zoo.resumable import train_resumably
 from cluster.zoo.target_states import ObservedText
-from cluster.zoo.training import Optimizer, fast_products
+from cluster.zoo.training import fast_products
 
 DEPTH = 4
 REDUCED_VOCABULARY = 8192
@@ -28,8 +26,6 @@ _BATCH_TOKENS = 2048
 _WARMUP_STEPS = 10  # of a few hundred
 _PROMPT_WEIGHT = 0.1
 _LATER_STEPS = 0.8  # weight of each step against the one before
-_CHECKPOINT_SECONDS = 150.0
-_POINTS = 10  # of the curve
 _HELD_OUT = 48  # conversations of each kind, for the curve
 
 
@@ -181,64 +177,26 @@ def train_head(
     """
     torch.manual_seed(0)
     target.requires_grad_(False)
-    checkpoint, curve = work / f"{name}.pt", work / f"{name}-curve.jsonl"
-    state = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else None
     target_ids = reduced_vocabulary(texts, target.config.vocab_size, REDUCED_VOCABULARY)
-    order = [batch for epoch in range(epochs) for batch in batches(texts, epoch)]
-    if state is not None and not (
-        state["steps"] == len(order) and torch.equal(state["target_ids"], target_ids)
-    ):
-        raise ValueError(
-            f"{checkpoint} was trained on other texts; remove it, or keep to its texts"
-        )
     head = TrainedHead(target, target_ids)
     if start is not None:
         head.load(start)
-    optimizer = Optimizer(_as_layers(head), [len(order)], _WARMUP_STEPS)
-    first = tokens = 0
-    if state is not None:
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        first, tokens = state["step"], state["tokens"]
 
-    def save(step: int) -> None:
-        whole = {
-            "head": head.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "target_ids": target_ids,
-            "step": step,
-            "steps": len(order),
-            "tokens": tokens,
+    def measure() -> dict[str, Any]:
+        return {
+            kind: vars(acceptance(target, head, some[:_HELD_OUT]))
+            for kind, some in held_out.items()
         }
-        with written_whole(checkpoint) as file:
-            torch.save(whole, file)
 
-    every = max(len(order) // _POINTS, 1)
-    saved_at = time.monotonic()
-    progress = tqdm(range(first, len(order)), initial=first, total=len(order), desc=f"head: {name}")
-    for step in progress:
-        loss = loss_of(head, teach(target, head, order[step]))
-        loss.backward()
-        optimizer.step(step)
-        tokens += sum(len(text) for text in order[step])
-        progress.set_postfix(loss=f"{loss.item():.3f}")
-        due = (step + 1) % every == 0 or step + 1 == len(order)
-        if due:
-            now = {
-                kind: vars(acceptance(target, head, some[:_HELD_OUT]))
-                for kind, some in held_out.items()
-            }
-            work.mkdir(parents=True, exist_ok=True)
-            with curve.open("a") as file:
-                file.write(json.dumps({"tokens": tokens, "loss": loss.item(), **now}) + "\n")
-        if due or time.monotonic() - saved_at > _CHECKPOINT_SECONDS:
-            save(step + 1)
-            saved_at = time.monotonic()
+    train_resumably(
+        head,
+        target_ids,
+        [batch for epoch in range(epochs) for batch in batches(texts, epoch)],
+        _WARMUP_STEPS,
+        lambda batch: loss_of(head, teach(target, head, batch)),
+        lambda batch: sum(map(len, batch)),
+        measure,
+        work,
+        name,
+    )
     return head
-
-
-def _as_layers(head: TrainedHead) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """All of its matrices, `fc` too, are a layer's for the optimizer."""
-    for name, parameter in head.named_parameters():
-        if parameter.requires_grad:
-            yield f"model.layers.{name}", parameter

@@ -9,11 +9,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from cluster.zoo.head_model import vocabulary_maps
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,7 @@ class SmallDrafter(nn.Module):
     def save(self, path: Path) -> None:
         weights = {name: weight.bfloat16() for name, weight in self.state_dict().items()}
         count = len(self.target_ids)
-        reached = torch.zeros(self._vocab_size, dtype=torch.bool)
-        reached[self.target_ids] = True
-        weights["t2d"] = reached
-        weights["d2t"] = self.target_ids - torch.arange(count)  # the difference of the two ids
+        weights |= vocabulary_maps(self.target_ids, self._vocab_size)
         path.mkdir(parents=True, exist_ok=True)
         save_file(
             {name: weight.contiguous() for name, weight in weights.items()},

@@ -1,8 +1,6 @@
 """Training of a small drafter on its target's own text, resumable, and its acceptance."""
 
-import json
 import random
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from cluster.files import written_whole
 from cluster.zoo.head_training import (
     DEPTH,
     Acceptance,
@@ -23,9 +19,10 @@ from cluster.zoo.head_training import (
     walk,
 )
 from cluster.zoo.own_text import Conversation, is_held_out, read_shard, shard_index, shard_paths
+from cluster.zoo.resumable import train_resumably
 from cluster.zoo.small_model import SmallDrafter, SmallShape
 from cluster.zoo.target_states import ObservedText
-from cluster.zoo.training import Optimizer, fast_products, weighted_mean
+from cluster.zoo.training import fast_products, weighted_mean
 
 SMALL = "small"
 """The name of its folder and files."""
@@ -35,8 +32,6 @@ _ROW_TOKENS = 1024
 _BATCH_ROWS = 2
 _WARMUP_STEPS = 20
 _PROMPT_WEIGHT = 0.3
-_CHECKPOINT_SECONDS = 150.0
-_POINTS = 10  # of the curve
 _HELD_OUT = 64  # conversations
 
 Row = Sequence[ObservedText]
@@ -130,57 +125,17 @@ def train_small(
     goes on, and the curve of acceptance over training tokens beside it."""
     torch.manual_seed(0)
     target.requires_grad_(False)
-    checkpoint, curve = work / f"{name}.pt", work / f"{name}-curve.jsonl"
     target_ids = reduced_vocabulary(texts, target.config.vocab_size, REDUCED_VOCABULARY)
     drafter = SmallDrafter(target, target_ids, shape)
-    order = [batch for epoch in range(epochs) for batch in batches(texts, epoch)]
-    optimizer = Optimizer(_as_layers(drafter), [len(order)], _WARMUP_STEPS)
-    first = tokens = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        if state["steps"] != len(order) or not torch.equal(state["target_ids"], target_ids):
-            raise ValueError(
-                f"{checkpoint} was trained on other texts; remove it, or keep to its texts"
-            )
-        drafter.load_state_dict(state["drafter"])
-        optimizer.load_state_dict(state["optimizer"])
-        first, tokens = state["step"], state["tokens"]
-
-    def save(step: int) -> None:
-        whole = {
-            "drafter": drafter.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "target_ids": target_ids,
-            "step": step,
-            "steps": len(order),
-            "tokens": tokens,
-        }
-        with written_whole(checkpoint) as file:
-            torch.save(whole, file)
-
-    every = max(len(order) // _POINTS, 1)
-    saved_at = time.monotonic()
-    progress = tqdm(range(first, len(order)), initial=first, total=len(order), desc=name)
-    for step in progress:
-        loss = loss_of(drafter, order[step])
-        loss.backward()
-        optimizer.step(step)
-        tokens += sum(len(text) for row in order[step] for text in row)
-        progress.set_postfix(loss=f"{loss.item():.3f}")
-        due = (step + 1) % every == 0 or step + 1 == len(order)
-        if due:
-            now = acceptance(drafter, held_out[:_HELD_OUT])
-            work.mkdir(parents=True, exist_ok=True)
-            with curve.open("a") as file:
-                file.write(json.dumps({"tokens": tokens, "loss": loss.item(), **vars(now)}) + "\n")
-        if due or time.monotonic() - saved_at > _CHECKPOINT_SECONDS:
-            save(step + 1)
-            saved_at = time.monotonic()
+    train_resumably(
+        drafter,
+        target_ids,
+        [batch for epoch in range(epochs) for batch in batches(texts, epoch)],
+        _WARMUP_STEPS,
+        lambda batch: loss_of(drafter, batch),
+        lambda batch: sum(len(text) for row in batch for text in row),
+        lambda: vars(acceptance(drafter, held_out[:_HELD_OUT])),
+        work,
+        name,
+    )
     return drafter
-
-
-def _as_layers(drafter: SmallDrafter) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """All of its matrices, the projections too, are a layer's for the optimizer."""
-    for name, parameter in drafter.named_parameters():
-        if parameter.requires_grad:
-            yield f"model.layers.{name}", parameter

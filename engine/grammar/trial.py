@@ -1,6 +1,6 @@
 """Tries to compile a grammar in another process, which ends where it takes too long.
 
-xgrammar's compiler cannot be interrupted, and what it takes cannot be told from a grammar's size:
+xgrammar's compiler cannot be interrupted, and what it takes cannot be read off a grammar's size:
 it grows with the states of the automaton and with the vocabulary. So each grammar is compiled by a
 fork of a small process first, whose processor time and memory the kernel bounds.
 """
@@ -41,7 +41,7 @@ class Trial:
 
     def check(self, grammar: OutputGrammar) -> None:
         """Raises InvalidRequest if the grammar takes too long or too much memory to compile; other
-        errors are left to whoever compiles it. Blocks."""
+        errors are left to the compilation itself. Blocks."""
         with self._lock:
             outcome = self._outcome(grammar)
         if outcome == TOO_SLOW:

@@ -13,7 +13,7 @@ from engine.grammar.spec import OutputGrammar
 
 
 class SlowGrammars(Grammars):
-    """Compiles nothing until it is told to."""
+    """Compiles nothing until a test sets the result."""
 
     def __init__(self) -> None:
         self.futures: dict[OutputGrammar, Future[Any]] = {}
