@@ -24,6 +24,7 @@ from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
 from deployments.scaling import QueueGoodputAttainment
+from engine.cpu.environment import openmp_environment
 from engine.verifiers.vllm.environment import process_environment
 
 _SPARE_CALLS = 1000
@@ -91,9 +92,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         # The timers of uvloop, which Ray installs, have a resolution of one millisecond; many draft
         # steps are shorter.
         "RAY_USE_UVLOOP": "0",
-        # For inline models. PASSIVE: OpenMP threads that spin while idle slow down all others.
-        "OMP_NUM_THREADS": str(config.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **openmp_environment(config.threads),  # for inline models
         # For transformers, in the replica and its actors: the terminal shows Spindle's own
         # progress.
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -25,6 +25,7 @@ from engine.attention.layouts import LAYOUTS, LayoutChoice, LayoutName
 from engine.cpu.decoder_loop import Forward, fused_forward
 from engine.cpu.prepack import prepack
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
+from engine.cpu.threads import use_free_processors
 from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
 from engine.hidden_states import HiddenStates, taken_from_modules
@@ -143,6 +144,8 @@ class PackedModel:
         """
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
+        if self.device.type == "cpu":
+            use_free_processors()
         new_slots = self._reserve(segments)
         slots = np.concatenate(new_slots)
         counts = [len(segment.tokens) for segment in segments]

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from cluster.files import written_whole
 from engine.cpu.row_counts import row_cost_step
+from engine.cpu.threads import most_threads
 from engine.model import PackedModel, Segment
 from policies.cost import (
     FitErrors,
@@ -98,7 +99,7 @@ class ProfileKey:
             setup=setup,
             device=device_name(device),
             dtype=str(model.dtype),
-            threads=torch.get_num_threads(),
+            threads=most_threads(),
             grid=grid,
             step=row_cost_step(device, model.dtype),
         )

@@ -24,6 +24,7 @@ from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Address, Listener, RpcChannel, WorkerFailed, connect
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.work_log import LoggedWorker, log_to_file
+from engine.cpu.environment import openmp_environment
 from engine.errors import SpindleError
 from engine.verifiers.vllm.environment import process_environment
 
@@ -42,9 +43,9 @@ class Host:
     """The class of all actors: a worker that answers the calls of one connection."""
 
     def __init__(self, name: str, threads: int, worker: str, *arguments: object) -> None:
-        import torch
+        from engine.cpu.threads import set_threads
 
-        torch.set_num_threads(threads)
+        set_threads(threads)
         log_to_file(_log_file(name))
         self._worker = LoggedWorker(resolve_name(worker)(*arguments))
         self._listener = Listener(ray.util.get_node_ip_address())
@@ -262,9 +263,7 @@ def _kill(standby: "asyncio.Task[Actors]") -> None:
 
 
 def _environment(spec: DrafterSpec | TargetSpec) -> dict[str, str]:
-    """Threads wait passively: spinning costs the other processes of the node up to ten times the
-    work."""
-    environment = {"OMP_NUM_THREADS": str(spec.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = openmp_environment(spec.threads)
     if isinstance(spec, TargetSpec) and spec.backend == "vllm":
         environment |= process_environment()
     return environment

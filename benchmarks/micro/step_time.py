@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.processes import environment
 from benchmarks.report import Record, paired_ratio, parser, publish, seconds
 from cluster.zoo import inflated_target
+from engine.cpu.environment import openmp_environment
 from engine.verifiers.vllm.environment import patch_llvmlite
 
 if TYPE_CHECKING:
@@ -60,9 +61,8 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=2, help="of each side (default 2)")
     options = arguments.parse_args()
     checkpoint = inflated_target(PARAMS)
-    threads = {"OMP_NUM_THREADS": str(options.threads)}
-    ours = _start(PackedSteps, checkpoint, threads)
-    theirs = _start(VllmSteps, checkpoint, threads | _vllm_environment())
+    ours = _start(PackedSteps, checkpoint, openmp_environment(options.threads))
+    theirs = _start(VllmSteps, checkpoint, _vllm_environment(options.threads))
     records, missed = [], []
     for requests, rows in CASES:
         name = f"step_time/{requests} requests/{rows} rows"
@@ -118,11 +118,12 @@ def _serve(make: Callable[[Path], StepEngine], checkpoint: Path, connection: Con
                 connection.send(getattr(side, method)(*arguments))
 
 
-def _vllm_environment() -> dict[str, str]:
+def _vllm_environment(threads: int) -> dict[str, str]:
     """As vLLM's documentation and its launcher of workers set it."""
     files = importlib.metadata.files("intel-openmp") or []
     openmp = next(file for file in files if file.name == "libiomp5.so")
     return {
+        "OMP_NUM_THREADS": str(threads),
         "LD_PRELOAD": str(Path(str(openmp.locate())).resolve()),
         "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0",

@@ -34,9 +34,9 @@ async def start_hosts(
     replica. `known`: of models, by other replicas."""
     placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
     if "inline" in placements:
-        import torch
+        from engine.cpu.threads import set_threads
 
-        torch.set_num_threads(config.threads)
+        set_threads(config.threads)
     placement = plan(config)
     group = Group(replica, get_current_placement_group())
     return await start_fleet(
