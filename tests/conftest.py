@@ -9,20 +9,22 @@ from xdist.scheduler import LoadScopeScheduling
 from benchmarks.processes import end_after_ray
 
 DEPLOYMENTS = "tests/deployments/"
+TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
+"""Folders whose modules share one Ray cluster."""
 _STATUS = pytest.StashKey[int]()
 
 
-class DeploymentsTogether(LoadScopeScheduling):
-    """One process runs all deployments, which take longest, one after another, so that no two
-    applications want the same port; the other one takes module by module."""
+class ClustersTogether(LoadScopeScheduling):
+    """Each folder of TOGETHER runs in one process, one module after another: they share a cluster,
+    and no two applications want the same port. Everything else is spread module by module."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return DEPLOYMENTS if module.startswith(DEPLOYMENTS) else module
+        return next((folder for folder in TOGETHER if module.startswith(folder)), module)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> LoadScopeScheduling:
-    return DeploymentsTogether(config, log)
+    return ClustersTogether(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

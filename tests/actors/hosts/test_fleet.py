@@ -46,7 +46,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.scheduling.baselines import fcfs
 from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.policies import Touring
-from tests.actors.hosts.cluster import cluster, has_loaded, processes, runs, starts, until
+from tests.actors.hosts.cluster import has_loaded, processes, runs, starts, until
 from tests.checkpoints import llama
 from tests.engine.drafters.eagle3_heads import config, write_head
 
@@ -117,12 +117,6 @@ class Reading:
         async with asyncio.timeout(60):
             await asyncio.gather(*self._tasks)
         return self.tokens
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    with cluster():
-        yield
 
 
 @pytest.fixture(scope="module")

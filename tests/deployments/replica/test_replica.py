@@ -14,8 +14,9 @@ from ray.serve.handle import DeploymentResponseGenerator
 from tests.actors.hosts.cluster import has_loaded, processes
 from tests.deployments.serving import (
     ARGS,
+    PORT,
     SEED,
-    cluster,
+    application,
     deploy,
     eventually,
     expected_ids,
@@ -28,7 +29,6 @@ from tests.deployments.serving import (
     tokens,
 )
 
-PORT = 8130
 SILENT_INGRESS_S = 4.0
 UNREAD_TOKENS = 48
 ARGS = {
@@ -46,8 +46,7 @@ ARGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _app() -> Iterator[None]:
-    with cluster(PORT):
-        deploy(ARGS)
+    with application(ARGS):
         yield
 
 

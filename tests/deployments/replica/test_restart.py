@@ -12,8 +12,8 @@ from ray._private import state as ray_state
 from tests.deployments.serving import (
     ARGS,
     SEED,
-    cluster,
-    deploy,
+    URL,
+    application,
     eventually,
     expected_ids,
     read_to_end,
@@ -22,16 +22,13 @@ from tests.deployments.serving import (
     tokens,
 )
 
-PORT = 8131
-URL = f"http://127.0.0.1:{PORT}"
 DRAFTER = {"name": "tiny", "model": "zoo/tiny", "placement": "actor", "cpus": 0.05}
 ARGS = {**ARGS, "drafters": [DRAFTER, {"name": "ngram", "kind": "ngram"}]}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _app() -> Iterator[None]:
-    with cluster(PORT):
-        deploy(ARGS)
+    with application(ARGS):
         yield
 
 

@@ -20,9 +20,11 @@ from benchmarks.serving.streams import ReceivedStream, read, session
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
-from tests.deployments.served.application import APPLICATIONS, KEYS, METRICS_PORT, URL
+from tests.deployments.served.application import APPLICATIONS, KEYS
 from tests.deployments.serving import (
+    METRICS_URL,
     PROMPT,
+    URL,
     VLLM_LOADS_S,
     deploy,
     eventually,
@@ -169,8 +171,7 @@ def test_intels_openmp_is_loaded_before_anything_else() -> None:
 def test_vllms_own_metrics_are_beside_ours() -> None:
     def shown() -> set[str]:
         ask()  # Ray drops a gauge that has not been set for 20 s
-        url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
-        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        text = urllib.request.urlopen(METRICS_URL, timeout=10).read().decode()
         return {line.split("{")[0] for line in text.splitlines() if "{" in line}
 
     wanted = {
