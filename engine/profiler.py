@@ -26,12 +26,8 @@ from cluster.files import written_whole
 from engine.cpu.row_counts import row_cost_step
 from engine.model import PackedModel, Segment
 from policies.cost import (
-    FitErrors,
     ForwardSample,
-    LinearCost,
     RooflineCost,
-    fit_errors,
-    fit_linear,
     fit_roofline,
     token_budget,
 )
@@ -108,26 +104,12 @@ class ProfileKey:
 class Profile:
     key: ProfileKey
     samples: tuple[ForwardSample, ...]
-    linear: LinearCost
-    linear_errors: FitErrors
     roofline: RooflineCost
-    roofline_errors: FitErrors
 
     @classmethod
     def fit(cls, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> "Profile":
         step_from, step_to = key.step
-        fit = partial(fit_roofline, step_from=step_from, step_to=step_to)
-        roofline = fit(samples)
-        # If the cost has no knee, the token budget is used in its place.
-        knee = token_budget(roofline, max(sample.tokens for sample in samples))
-        return cls(
-            key=key,
-            samples=samples,
-            linear=fit_linear(samples),
-            linear_errors=fit_errors(fit_linear, samples, knee),
-            roofline=roofline,
-            roofline_errors=fit_errors(fit, samples, knee),
-        )
+        return cls(key, samples, fit_roofline(samples, step_from, step_to))
 
     @property
     def token_budget(self) -> int:
