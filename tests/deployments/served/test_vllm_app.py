@@ -41,10 +41,6 @@ pytestmark = [
 ]
 ARGS = APPLICATIONS["vllm"]
 AUTHORIZED = {"Authorization": f"Bearer {KEYS['alpha']}"}
-ELSEWHERE: Mapping[str, Mapping[str, Any]] = {
-    "in the replica's own process": {"placement": "inline"},
-    "on two ranks": {"tensor_parallel": 2},
-}
 PROMPTS = (
     PROMPT,
     "<|user|>List 6 animals.<|end|><|assistant|>",
@@ -182,10 +178,10 @@ def test_vllms_own_metrics_are_beside_ours() -> None:
     eventually(lambda: wanted <= shown(), f"{wanted} are shown")
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
-def test_elsewhere_eight_streams_are_the_oracles_as_well(where: str) -> None:
+def test_in_the_replicas_own_process_eight_streams_are_the_oracles_as_well() -> None:
+    """On several ranks: tests/actors/hosts/test_fleet.py."""
     serve.delete("spindle")
-    deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=VLLM_LOADS_S)
+    deploy({**ARGS, "target": {**ARGS["target"], "placement": "inline"}}, within_s=VLLM_LOADS_S)
     asked = bodies(max_tokens=32)
     received = read_all(asked)
     check(received, asked)
