@@ -306,7 +306,7 @@ def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
         return None
     stored = json.loads(path.read_text())
     if stored["key"] != json.loads(_describe(key)):
-        raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure anew")
+        raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure again")
     return tuple(ForwardSample(**sample) for sample in stored["samples"])
 
 

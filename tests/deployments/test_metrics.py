@@ -378,4 +378,4 @@ def test_metrics_over_http_are_those_of_ray(app: serve.handle.DeploymentHandle) 
 
 def test_the_page_has_every_metric_as_it_is_declared() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "write it anew with python -m deployments.metrics"
+    assert page == written(page), "rewrite it with python -m deployments.metrics"
