@@ -26,10 +26,10 @@ from numba import njit
 from loops.steps import step
 @njit(cache=True)
 def total(n):
-    said = 0
+    result = 0
     for number in range(n):
-        said += step(number)
-    return said
+        result += step(number)
+    return result
 """
 STEPS = """
 from numba import njit
@@ -40,8 +40,8 @@ def step(number):
 CALL = """
 import cluster
 from loops.sums import total
-said = total(4)
-print(said, sum(total.stats.cache_misses.values()))
+result = total(4)
+print(result, sum(total.stats.cache_misses.values()))
 """
 
 
@@ -69,8 +69,8 @@ def begin(
 
 def call(root: Path, kept: Path) -> list[int]:
     """The sum, and how many loops had to be compiled for it."""
-    said, _ = begin(root, kept).communicate(timeout=120)
-    return list(map(int, said.split()))
+    printed, _ = begin(root, kept).communicate(timeout=120)
+    return list(map(int, printed.split()))
 
 
 def waits_for_a_lock(pid: int) -> bool:
@@ -115,8 +115,8 @@ def test_loops_of_other_projects_are_left_where_they_are(tmp_path: Path) -> None
     installed = root / ".venv" / "site-packages"
     installed.mkdir(parents=True)
     (root / "loops").rename(installed / "loops")
-    said, _ = begin(root, kept, {"PYTHONPATH": str(installed)}).communicate(timeout=120)
-    assert said.split() == ["12", "1"]
+    printed, _ = begin(root, kept, {"PYTHONPATH": str(installed)}).communicate(timeout=120)
+    assert printed.split() == ["12", "1"]
     assert list((installed / "loops" / "__pycache__").glob("*.nbi"))
     assert not kept.exists()
 

@@ -192,8 +192,8 @@ except RuntimeError as error:
     output = run([sys.executable, "client.py"], tmp_path, RAY_AUTH_MODE="token")
     text, refusal = output.split("RESULT ")[1:]
     assert text.strip()
-    said = " ".join(page(HANDLES).split())
-    assert " ".join(refusal.split()).rstrip(".") in said
+    documented = " ".join(page(HANDLES).split())
+    assert " ".join(refusal.split()).rstrip(".") in documented
 
 
 def accepts(port: int) -> bool:
