@@ -75,7 +75,8 @@ def call(root: Path, kept: Path) -> list[int]:
 
 def waits_for_a_lock(pid: int) -> bool:
     """Whether Linux lists the process as blocked by a lock of another one."""
-    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    locks = Path("/proc/locks").read_text().splitlines()
+    waiting = [line.split() for line in locks if "->" in line]
     return any(str(pid) in line for line in waiting)
 
 
