@@ -30,7 +30,7 @@ from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import App, running, wait_until
 from benchmarks.serving.faults import FAULTS, HANGS, NODE_CPUS, Fault, Setting
-from benchmarks.serving.poison import DrillOutcome, build_poisoned, drill
+from benchmarks.serving.poison import build_poisoned, drill
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all

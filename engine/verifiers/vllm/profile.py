@@ -96,7 +96,9 @@ def _time_step(verifier: "VllmVerifier", shape: Shape, rng: np.random.Generator)
     return elapsed
 
 
-def _prefill(verifier: "VllmVerifier", prompts: Mapping[str, list[int]]) -> dict[str, Sequence[int]]:
+def _prefill(
+    verifier: "VllmVerifier", prompts: Mapping[str, list[int]]
+) -> dict[str, Sequence[int]]:
     """Runs the prompts; returns the tokens chosen behind them."""
     first: dict[str, Sequence[int]] = {}
     while len(first) < len(prompts):

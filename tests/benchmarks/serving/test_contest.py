@@ -9,7 +9,14 @@ from itertools import islice
 import psutil
 import pytest
 
-from benchmarks.serving.contest import FEWEST_CLIENTS, REQUESTS_PER_CLIENT, Contender, final, heats
+from benchmarks.serving.contest import (
+    FEWEST_CLIENTS,
+    REQUESTS_PER_CLIENT,
+    Contender,
+    MakeServer,
+    final,
+    heats,
+)
 from benchmarks.serving.peers import PLAIN
 from tests.benchmarks.serving.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
 
@@ -44,7 +51,7 @@ def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
 def test_all_contenders_of_a_final_serve_the_requests_of_each_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    others = {
+    others: dict[str, MakeServer] = {
         "drafting": partial(ScriptedServer, drafts=True),
         "plain_too": ScriptedServer,
         "dying": partial(ScriptedServer, batches=2),

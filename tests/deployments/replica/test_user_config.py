@@ -1,4 +1,4 @@
-"""A new `user_config` switches policies. The last module here: in the end Serve stops the replica."""
+"""A new `user_config` switches policies. The last module here, which ends the replica."""
 
 import pytest
 
@@ -20,7 +20,9 @@ def test_user_config_switches_policies_while_a_request_runs() -> None:
     # Ordered by lengths that the target itself is asked for.
     deploy(REPLICA_ARGS, {"schedule": {"name": "laps_sd"}, "speculation": {"name": "fixed"}})
     assert tokens(read("laps")) == expected_ids(1.0, SEED, 40)
-    deploy(REPLICA_ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"mode": "asynchronous"}})
+    deploy(
+        REPLICA_ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"mode": "asynchronous"}}
+    )
     assert tokens(read("ranked")) == expected_ids(1.0, SEED, 40)
 
 

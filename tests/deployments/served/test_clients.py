@@ -256,5 +256,7 @@ def test_lm_eval_scores_answers_and_the_stock_models_loglikelihoods(
             [value for value, _ in likelihoods], abs=1e-3
         )
         assert [str(greedy) for _, greedy in answer] == [str(greedy) for _, greedy in likelihoods]
-    right = sum(max(of_row) == of_row[row["answer"]] for of_row, row in zip(expected, rows, strict=True))
+    right = sum(
+        max(of_row) == of_row[row["answer"]] for of_row, row in zip(expected, rows, strict=True)
+    )
     assert scores["acc,none"] == pytest.approx(right / len(rows))
