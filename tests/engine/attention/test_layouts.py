@@ -14,6 +14,7 @@ from engine.attention.pieces import padded
 from engine.attention.static import StaticPlan
 from tests.engine.attention.batches import random_batch, random_tensors, reference
 
+
 def static(batch: AttentionBatch) -> StaticPlan:
     """A plan of the batch's own shape."""
     rows, context = int(batch.row_offsets[-1]), int(batch.kv_counts().max())
