@@ -2,7 +2,7 @@
 and times.
 
 By default numba caches beside each source file, for its path and modification time. But Ray unpacks
-a working directory anew for each cluster, where every process would then compile for a minute. And
+a working directory again for each cluster, where every process would then compile for a minute. And
 numba checks only the function's own file, so it would run outdated code if a loop called by the
 function is in another file that has changed.
 

@@ -1,7 +1,7 @@
 """The declarations of every metric that Spindle exports, and the tables of docs/metrics.md.
 
 `/metrics` prefixes each name with `spindle_`, Ray with `ray_spindle_`; both append `_total` to
-counters. `python -m deployments.metrics` writes the tables of docs/metrics.md anew.
+counters. `python -m deployments.metrics` rewrites the tables of docs/metrics.md.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -255,7 +255,7 @@ def _table(title: str, groups: Iterable[tuple[_Kind, tuple[Metric, ...]]]) -> st
 
 
 def written(page: str) -> str:
-    """The page with its tables written anew; they end where the next chapter begins."""
+    """The page with its tables rewritten; they end where the next chapter begins."""
     before, _, rest = page.partition("### Of replicas\n")
     _, _, after = rest.partition("\n## ")
     return before + "\n\n".join(tables()) + "\n\n## " + after

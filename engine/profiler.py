@@ -27,12 +27,8 @@ from engine.cpu.row_counts import row_cost_step
 from engine.cpu.threads import most_threads
 from engine.model import PackedModel, Segment
 from policies.cost import (
-    FitErrors,
     ForwardSample,
-    LinearCost,
     RooflineCost,
-    fit_errors,
-    fit_linear,
     fit_roofline,
     token_budget,
 )
@@ -109,26 +105,12 @@ class ProfileKey:
 class Profile:
     key: ProfileKey
     samples: tuple[ForwardSample, ...]
-    linear: LinearCost
-    linear_errors: FitErrors
     roofline: RooflineCost
-    roofline_errors: FitErrors
 
     @classmethod
     def fit(cls, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> "Profile":
         step_from, step_to = key.step
-        fit = partial(fit_roofline, step_from=step_from, step_to=step_to)
-        roofline = fit(samples)
-        # If the cost has no knee, the token budget is used in its place.
-        knee = token_budget(roofline, max(sample.tokens for sample in samples))
-        return cls(
-            key=key,
-            samples=samples,
-            linear=fit_linear(samples),
-            linear_errors=fit_errors(fit_linear, samples, knee),
-            roofline=roofline,
-            roofline_errors=fit_errors(fit, samples, knee),
-        )
+        return cls(key, samples, fit_roofline(samples, step_from, step_to))
 
     @property
     def token_budget(self) -> int:
@@ -325,7 +307,7 @@ def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
         return None
     stored = json.loads(path.read_text())
     if stored["key"] != json.loads(_describe(key)):
-        raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure anew")
+        raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure again")
     return tuple(ForwardSample(**sample) for sample in stored["samples"])
 
 

@@ -4,9 +4,9 @@ In fits and in predictions alike, `context` is the number of KV tokens that a fo
 of its requests' committed tokens), and `tokens` the number of new rows that it computes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numba import njit
@@ -52,8 +52,6 @@ class SwitchCost(NamedTuple):
 
 
 NO_SWITCH = SwitchCost()
-FREE = PiecewiseLinear(0.0, 0.0, 0.0)
-"""Of drafters without cost."""
 
 
 class TimePredictor(Protocol):
@@ -67,9 +65,6 @@ class CostModel(TimePredictor, Protocol):
     def piecewise(self) -> PiecewiseLinear:
         """The same model, for compiled loops."""
         ...
-
-
-Cost = TypeVar("Cost", bound=TimePredictor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,42 +177,6 @@ def recompute_cost(cost: TimePredictor, chunk: int) -> SwitchCost:
     return SwitchCost(fixed_s, max(0.0, cost.predict(0, chunk) - fixed_s) / chunk)
 
 
-@dataclass(frozen=True, slots=True)
-class FitErrors:
-    """Mean relative errors of predicted seconds."""
-
-    in_sample: float
-    below_knee: float | None
-    """Of held-out samples up to the knee; None where there are none."""
-    above_knee: float | None
-    """Of held-out samples beyond the knee; None where there are none."""
-
-
-def fit_errors(
-    fit: Callable[[Sequence[ForwardSample]], Cost], samples: Sequence[ForwardSample], knee: float
-) -> FitErrors:
-    """Held-out errors come from two fits, each on one half of a checkerboard over the grid of
-    samples and evaluated on the other half."""
-    black, white = _checkerboard(samples)
-    below: list[float] = []
-    above: list[float] = []
-    for fitted, held_out in ((black, white), (white, black)):
-        cost = fit(fitted)
-        for sample in held_out:
-            side = below if sample.tokens <= knee else above
-            side.append(_relative_error(cost, sample))
-    fit_to_all = fit(samples)
-    return FitErrors(
-        in_sample=float(np.mean([_relative_error(fit_to_all, sample) for sample in samples])),
-        below_knee=float(np.mean(below)) if below else None,
-        above_knee=float(np.mean(above)) if above else None,
-    )
-
-
-def _relative_error(cost: TimePredictor, sample: ForwardSample) -> float:
-    return abs(cost.predict(sample.context, sample.tokens) / sample.seconds - 1)
-
-
 def _axes(samples: Sequence[ForwardSample]) -> tuple[Floats, Floats]:
     return (
         np.array([sample.context for sample in samples], np.float64),
@@ -237,18 +196,3 @@ def _fit_relative(
     scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
     coefficients, residual = nnls(relative / scale, np.ones_like(seconds))
     return (coefficients / scale).tolist(), float(residual)
-
-
-def _checkerboard(
-    samples: Sequence[ForwardSample],
-) -> tuple[list[ForwardSample], list[ForwardSample]]:
-    """Two halves of the grid, such that neighbours along either axis are in different halves."""
-    token_rank = {value: rank for rank, value in enumerate(sorted({s.tokens for s in samples}))}
-    halves: tuple[list[ForwardSample], list[ForwardSample]] = ([], [])
-    by_tokens: dict[int, list[ForwardSample]] = {}
-    for sample in samples:
-        by_tokens.setdefault(sample.tokens, []).append(sample)
-    for tokens, row in by_tokens.items():
-        for rank, sample in enumerate(sorted(row, key=lambda s: s.context)):
-            halves[(token_rank[tokens] + rank) % 2].append(sample)
-    return halves

@@ -94,9 +94,6 @@ class LaneBatch(NamedTuple):
     lane: str | None
     """None: no lane drafts for these requests, but they are verified in the same forward."""
     requests: Sequence[RequestView]
-    unread: Sequence[int] = ()
-    """For each request, the committed tokens that the drafter has not processed yet; its first
-    draft step processes them. Empty: one for each request."""
 
 
 class DraftLimit(NamedTuple):

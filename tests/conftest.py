@@ -9,25 +9,42 @@ from xdist.scheduler import LoadScopeScheduling
 from benchmarks.processes import end_after_ray
 
 DEPLOYMENTS = "tests/deployments/"
+TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
+"""Folders whose modules share one Ray cluster."""
+APART = "tests/deployments/ingress/"
+"""Needs none."""
+FRESH, OWN = "tests/deployments/test_metrics.py", "tests/deployments/test_faults.py"
+"""Of the deployments, the first and the last: one needs a fresh cluster, one brings its own."""
 _STATUS = pytest.StashKey[int]()
 
 
-class DeploymentsTogether(LoadScopeScheduling):
-    """One process runs all deployments, which take longest, one after another, so that no two
-    applications want the same port; the other one takes module by module."""
+class ClustersTogether(LoadScopeScheduling):
+    """Each folder of TOGETHER runs in one process, one module after another: they share a cluster,
+    and no two applications want the same port. Everything else is spread module by module."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return DEPLOYMENTS if module.startswith(DEPLOYMENTS) else module
+        return _folder(nodeid) or nodeid.partition("::")[0]
+
+
+def _folder(nodeid: str) -> str | None:
+    if nodeid.startswith(APART):
+        return None
+    return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> LoadScopeScheduling:
-    return DeploymentsTogether(config, log)
+    return ClustersTogether(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deployments take longest, so they come first."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        deployed = _folder(item.nodeid) == DEPLOYMENTS
+        return not deployed, item.nodeid.startswith(OWN), not item.nodeid.startswith(FRESH)
+
     if hasattr(config, "workerinput"):  # of xdist
-        items.sort(key=lambda item: not item.nodeid.startswith(DEPLOYMENTS))
+        items.sort(key=place)
 
 
 @pytest.hookimpl(trylast=True)

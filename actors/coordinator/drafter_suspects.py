@@ -1,4 +1,4 @@
-"""Finds the request over which drafters are lost, and keeps it off model drafters.
+"""Finds the request that makes drafters die, and keeps it away from model drafters.
 
 A request in a call in which a drafter is lost is a suspect, until a drafter has drafted for it
 again. Suspects of one lane draft in two halves, apart from each other and from other requests, so
@@ -49,8 +49,8 @@ class DrafterSuspects:
     def apart(
         self, batches: dict[str | None, list[RequestState]]
     ) -> dict[str | None, list[RequestState]]:
-        """The batches by lane, without those who may not draft together with the others now: they
-        decode plainly in this round."""
+        """The batches by lane, without requests that must not draft together with the others now:
+        these decode plainly in this round."""
         if not self._any:
             return batches
         self._any = any(one.drafter_losses for batch in batches.values() for one in batch)

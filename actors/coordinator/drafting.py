@@ -147,12 +147,7 @@ class Drafting:
     ) -> None:
         """`waiting`: requests that no lane can draft for but that are in the same verification."""
         batches = [
-            LaneBatch(
-                lane,
-                [request.view for request in batch],
-                [request.lacks(lane) for request in batch],
-            )
-            for lane, batch in by_lane.items()
+            LaneBatch(lane, [request.view for request in batch]) for lane, batch in by_lane.items()
         ]
         batches.append(LaneBatch(None, [request.view for request in waiting]))
         plans = policies.speculation.plan(batches, context, now)

@@ -38,7 +38,7 @@ class MicroBatches:
         self._passes = _REVISED_EVERY
 
     def use(self, params: MicroBatchParams) -> None:
-        """Plans anew with these parameters in the next pass."""
+        """Plans again with these parameters in the next pass."""
         self._params = params
         self._members = {}
         self._passes = _REVISED_EVERY

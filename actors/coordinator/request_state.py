@@ -47,7 +47,7 @@ class RequestState:
     drafter: str | None = None
     """The only drafter that may draft for it; None: the selection policy chooses."""
     traced: bool = False
-    """Each commit says how it came about."""
+    """Each commit carries a trace of its round."""
     ends: bool = False
     """Finished, failed or cancelled: leaves as soon as no host is working on it."""
     finish: Finish | None = None
@@ -60,7 +60,7 @@ class RequestState:
     failed_lanes: set[str] = field(default_factory=set)
     """Lanes that answered Failed for it; they are not used for it again."""
     lacks_features: set[str] = field(default_factory=set)
-    """Lanes that have lacked features which are not kept any more."""
+    """Lanes that needed features which are no longer kept."""
     cohort: int = -1
     """The micro-batch that it belongs to; -1: none yet."""
     pending: int = 0

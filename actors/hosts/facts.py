@@ -1,9 +1,8 @@
-"""What a coordinator has to know of its models to plan with them, which their loading and measuring
-finds out.
+"""What a coordinator has to know of its models to plan with them: found by loading and measuring.
 
-Replicas tell each other through the router (actors/router/router.py), as plain numbers. One that
-starts where others have loaded the same drafters serves before its own are loaded; one that starts
-where others have measured the same target does not measure again, beside whatever else runs.
+Replicas share it through the router (actors/router/router.py), as plain numbers. A replica whose
+drafters others have loaded serves before its own are loaded; one whose target others have measured
+does not measure it again, beside other work.
 """
 
 from collections.abc import Mapping, Sequence

@@ -20,6 +20,7 @@ Exits with 1 when a stream was lost or differed, or a poisoned request did harm.
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -29,7 +30,7 @@ from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import App, running, wait_until
 from benchmarks.serving.faults import FAULTS, HANGS, NODE_CPUS, Fault, Setting
-from benchmarks.serving.poison import DrillOutcome, build_poisoned, drill
+from benchmarks.serving.poison import build_poisoned, drill
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
@@ -82,8 +83,9 @@ def main() -> None:
             # A second replica for failover, but not beside a tensor-parallel target.
             setting = Setting(ranks, options.backend, replicas=3 - ranks)
             with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
+                expected = asyncio.run(run_undisturbed(app, setting, bodies))
                 outcomes |= asyncio.run(
-                    run_rounds(app, setting, faults, options.rounds, bodies, identity)
+                    run_rounds(app, setting, faults, options.rounds, bodies, expected, identity)
                 )
     records = [record for fault, rounds in outcomes.items() for record in report(fault, rounds)]
     lost = any(o.identical < o.streams for rounds in outcomes.values() for o in rounds)
@@ -91,20 +93,13 @@ def main() -> None:
         if name in wanted:
             setting = Setting(1, options.backend, replicas)
             with running(setting.args(), PORT, replicas, NODE_CPUS, build_poisoned) as app:
-                drilled = asyncio.run(run_drill(app, setting, bodies, identity))
+                expected = asyncio.run(run_undisturbed(app, setting, bodies))
+                drilled = asyncio.run(drill(app, bodies, expected, identity))
+            print(f"{setting}, poisoned requests: {drilled}", flush=True)
             records += drilled.records(replicas)
             lost |= not drilled.passed
     publish(records, options.json)
     end_after_ray(1 if lost else 0)
-
-
-async def run_drill(
-    app: App, setting: Setting, bodies: Sequence[Mapping[str, Any]], identity: StreamIdentity
-) -> DrillOutcome:
-    await wait_until(lambda: setting.is_up(app), RECOVERY_S, "all hosts are up")
-    outcome = await drill(app, bodies, await run_undisturbed(app, bodies), identity)
-    print(f"{setting}, poisoned requests: {outcome}", flush=True)
-    return outcome
 
 
 async def run_rounds(
@@ -113,14 +108,11 @@ async def run_rounds(
     faults: Sequence[Fault],
     rounds: int,
     bodies: Sequence[Mapping[str, Any]],
+    expected: Sequence[ReceivedStream],
     identity: StreamIdentity,
 ) -> dict[str, list[Outcome]]:
     """Injects one fault at a time, and waits for full recovery before the next one."""
     clock = asyncio.get_running_loop().time
-    started = clock()
-    await wait_until(lambda: setting.is_up(app), RECOVERY_S, "all hosts are up")
-    expected = await run_undisturbed(app, bodies)
-    print(f"{setting}: undisturbed streams {clock() - started:.1f} s", flush=True)
     outcomes: dict[str, list[Outcome]] = {fault.name: [] for fault in faults}
     for number in range(rounds):
         for fault in faults:
@@ -160,11 +152,16 @@ def request_bodies(count: int) -> list[dict[str, Any]]:
     return bodies
 
 
-async def run_undisturbed(app: App, bodies: Sequence[Mapping[str, Any]]) -> list[ReceivedStream]:
+async def run_undisturbed(
+    app: App, setting: Setting, bodies: Sequence[Mapping[str, Any]]
+) -> list[ReceivedStream]:
+    started = time.monotonic()
+    await wait_until(lambda: setting.is_up(app), RECOVERY_S, "all hosts are up")
     streams = await read_all(app.url, bodies, STREAM_S)
     for stream in streams:
         if not stream.complete:
             raise SystemExit(f"an undisturbed stream failed: {stream.error}")
+    print(f"{setting}: undisturbed streams {time.monotonic() - started:.1f} s", flush=True)
     return streams
 
 

@@ -65,7 +65,7 @@ def _plain(value: object) -> str:
 
 
 def written(page: str) -> str:
-    """The page with its tables written anew; they are all that follows the first one's title."""
+    """The page with its tables rewritten; they are all that follows the first one's title."""
     return page[: page.index(_FIRST_TABLE)] + "\n\n".join(tables()) + "\n"
 
 

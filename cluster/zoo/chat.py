@@ -1,7 +1,6 @@
 """The tokenizer: byte-level BPE in which every digit is a token, with a chat template."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -50,7 +49,3 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    tokenizer.save_pretrained(directory)

@@ -16,7 +16,6 @@ _SKIPPED_PARTS = {
 }  # fmt: skip
 _HELD_OUT_ONE_IN = 20
 _MAX_FILE_CHARS = 60_000
-_MIN_DOCSTRING_CHARS = 40
 _MAX_DOCSTRING_CHARS = 500
 _SENTENCE = re.compile(r"[A-Z][a-z][^.\n\d<>]{20,90}\.")
 

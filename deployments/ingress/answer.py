@@ -207,8 +207,8 @@ class Answer:
         public_id: str | None = None,
         choices_per_prompt: int = 1,
     ) -> None:
-        """`on_close` is called once, when the answer is closed. `public_id`: what the response's id
-        has; default: the name."""
+        """`on_close` is called once, when the answer is closed. `public_id`: the id
+        in the response; default: the name."""
         self.name = name
         self.public_id = public_id or name
         self.choices = choices
@@ -218,7 +218,7 @@ class Answer:
         self._choices_per_prompt = choices_per_prompt
         self._closed = False
         self.error: BaseException | None = None
-        """What ended the answer before its end."""
+        """The error that ended the answer early."""
         self._readers: list[asyncio.Task[None]] = []
         # Size 1, so that nothing accumulates here: a client that does not read blocks only its own
         # choices.

@@ -109,7 +109,7 @@ class Api:
 
     @property
     def replica_names(self) -> frozenset[str]:
-        """Those that were there at the last call."""
+        """The replicas that were listed at the last call."""
         return self._heartbeats.replicas
 
     async def live(self, seconds: float) -> LiveView:

@@ -60,10 +60,6 @@ class Tokens:
         """The tokens' text, including special tokens."""
         return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
-    def plain_text(self, tokens: Sequence[int]) -> str:
-        """The tokens' text without special tokens."""
-        return self.decode([token for token in tokens if token not in self._special])
-
     def encode_blocking(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes in the calling thread; takes half a second per megabyte."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

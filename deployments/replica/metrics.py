@@ -125,7 +125,7 @@ class Metrics:
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
             self._gauges["kv_blocks"].set(blocks, state)
-        # A verifier that has been replaced counts anew.
+        # A verifier that has been replaced counts from zero.
         self._count("swaps", kv.swaps - self._swaps if kv.swaps >= self._swaps else kv.swaps)
         self._swaps = kv.swaps
 

@@ -51,11 +51,3 @@ class StaticPlan:
         mixed = ungroup_queries(mixed, heads).squeeze(1)
         lse = ungroup_queries(lse.unsqueeze(-1), heads).flatten(1)
         return add_sinks(mixed, lse, scoring.sinks).to(query.dtype)
-
-
-def static(batch: AttentionBatch) -> StaticPlan:
-    """A plan of the batch's own shape."""
-    rows, context = int(batch.row_offsets[-1]), int(batch.kv_counts().max())
-    plan = StaticPlan(rows, context, batch.device)
-    plan.load(batch)
-    return plan

@@ -1,6 +1,6 @@
 """Pads CPU forwards to few different row counts, and away from counts that are slow on AMX.
 
-oneDNN compiles its kernels anew for each row count that a layer meets: some milliseconds and half a
+oneDNN compiles kernels again for each row count that a layer meets: some milliseconds and half a
 MiB each, more than many a forward takes. Batches have any count, so its caches would grow for hours
 and recompile what they evicted. A few padding rows cost less. On AMX some counts even take longer
 than larger ones.

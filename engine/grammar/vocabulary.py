@@ -1,6 +1,6 @@
 """The texts of a checkpoint's tokens, as xgrammar needs them.
 
-They are kept in files: to take them from the tokenizer anew holds the interpreter's lock for tenths
+They are kept in files: taking them from the tokenizer again holds the interpreter's lock for tenths
 of a second of a core at once, in which an event loop in the same process stands still.
 """
 

@@ -56,7 +56,7 @@ class Row:
 
     @property
     def forbids_stops(self) -> bool:
-        """Whether the output is too short to end here; a grammar's mask says so by itself."""
+        """Whether the output is too short to end here; a grammar's own mask forbids stop tokens."""
         params = self.params
         too_short = self.position - self.prompt_len < params.min_tokens
         return too_short and bool(params.stop_token_ids) and params.grammar is None

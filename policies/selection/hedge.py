@@ -58,7 +58,7 @@ class Hedge:
         self._undrafted: dict[str, int] = {}
         """Rounds since each request's last draft on its lane."""
         self._likely: dict[str, str | None] | None = None
-        """The next lane of each request; None: to be computed anew. Kept between decisions while
+        """The next lane of each request; None: to be computed again. Kept between decisions while
         the same requests draft, to save time."""
 
     def assign(

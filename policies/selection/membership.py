@@ -18,7 +18,7 @@ class Membership:
         self._last_requests: Sequence[RequestView] = ()
 
     def changed(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> bool:
-        """Updates both lists and returns whether a mapping must be made anew: requests or lanes
+        """Updates both lists and returns whether a mapping must be made again: requests or lanes
         have come or gone, or a lane has another drafter or capacity. Their order does not count,
         nor do the costs of lanes, which are refined all the time."""
         places = {lane.name: (lane.drafter, lane.capacity) for lane in lanes}

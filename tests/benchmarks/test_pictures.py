@@ -34,7 +34,7 @@ def test_a_chart_is_drawn_from_its_table_and_the_same_each_time(name: str, tmp_p
         save(CHARTS[name](), tmp_path / f"{copy}.svg")
     first = (tmp_path / "one.svg").read_text()
     assert first == (tmp_path / "two.svg").read_text()
-    assert first == (IMAGES / f"{name}.svg").read_text(), "draw it anew with make plots"
+    assert first == (IMAGES / f"{name}.svg").read_text(), "draw it again with make plots"
 
 
 def test_a_table_that_is_gone_is_named() -> None:

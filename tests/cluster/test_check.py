@@ -172,11 +172,11 @@ def test_the_missing_resource_is_named_and_the_status_is_1(
 def test_what_does_not_fit_is_named(
     args: dict[str, Any], nodes: list[Node], expected: str | None
 ) -> None:
-    said = missing(AppConfig.model_validate(args), nodes)
+    lacking = missing(AppConfig.model_validate(args), nodes)
     if expected is None:
-        assert said == []
+        assert lacking == []
     else:
-        (line,) = said
+        (line,) = lacking
         assert line.startswith(expected)
 
 
@@ -243,5 +243,5 @@ def test_policies_for_the_running_application_are_checked_like_those_at_its_star
     file.write_text(yaml.safe_dump({"applications": [application]}))
     assert main([str(file), "--node", "CPU=4,memory=8GB"]) == (0 if field is None else 1)
     if field is not None:
-        said = capsys.readouterr().err
-        assert said.startswith(f"mine: user_config of Replica: {field}")
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"mine: user_config of Replica: {field}")

@@ -159,8 +159,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
 def test_a_bad_config_names_its_field(field: str, args: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as refused:
         AppConfig.model_validate(args)
-    (said,) = problems(refused.value)
-    assert re.search(field, said), said
+    (problem,) = problems(refused.value)
+    assert re.search(field, problem), problem
     assert "secret" not in str(refused.value)
 
 
@@ -415,14 +415,14 @@ def test_checking_a_config_loads_neither_torch_nor_ray() -> None:
         "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
     )
     root = Path(__file__).parents[2]
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=root,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_default_model_is_named_as_it_is_and_refused_where_it_was_not_fetched(
@@ -432,10 +432,10 @@ def test_the_default_model_is_named_as_it_is_and_refused_where_it_was_not_fetche
     args = {"target": {"model": "SmolLM2-135M-Instruct"}}
     with pytest.raises(ValidationError) as refused:
         AppConfig.model_validate(args)
-    (said,) = problems(refused.value)
-    assert said.startswith("target.model: SmolLM2-135M-Instruct is not on this machine")
-    assert "`make model`" in said
-    assert "cluster/zoo.yaml" in said
+    (problem,) = problems(refused.value)
+    assert problem.startswith("target.model: SmolLM2-135M-Instruct is not on this machine")
+    assert "`make model`" in problem
+    assert "cluster/zoo.yaml" in problem
     shutil.copytree(model_path("target"), tmp_path / "SmolLM2-135M-Instruct")
     config = AppConfig.model_validate(args)
     assert config.served_name == "SmolLM2-135M-Instruct"

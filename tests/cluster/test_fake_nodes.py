@@ -93,8 +93,8 @@ def test_every_drafter_has_its_own_gpu_and_ranks_are_together(nodes: Cluster) ->
         probes = {
             name: probe(group, bundle, gpus=name != "cpu") for name, bundle in bundles.items()
         }
-        said = ray.get([actor.where.remote() for actor in probes.values()], timeout=60)
-    seats = dict(zip(probes, said, strict=True))
+        places = ray.get([actor.where.remote() for actor in probes.values()], timeout=60)
+    seats = dict(zip(probes, places, strict=True))
     assert seats["cpu"] == Seat(node[placement.replica], ""), "next to the replica, without a GPU"
     ranks = [seats.pop("rank0"), seats.pop("rank1")]
     assert {seat.node for seat in ranks} <= with_accelerator("H100")

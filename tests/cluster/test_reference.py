@@ -5,7 +5,7 @@ from cluster.config.reference import PAGE, tables, written
 
 def test_the_page_has_every_field_as_the_schema_documents_it() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "write it anew with python -m cluster.config.reference"
+    assert page == written(page), "rewrite it with python -m cluster.config.reference"
 
 
 def test_no_field_is_without_a_word() -> None:

@@ -75,15 +75,15 @@ def load(name: str, models: Path) -> AppConfig:
 def test_make_serve_runs_the_file_of_its_target(target: str, file: str, models: Path) -> None:
     # Inside `make test` it would also say which directory it enters and leaves.
     command = ["make", "--no-print-directory", "--dry-run", "serve", f"TARGET={target}"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.split()[-1] == file
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.split()[-1] == file
     assert load(file, models).target.backend == target
 
 
 def test_make_serve_takes_the_zoo_where_the_model_is_not(tmp_path: Path) -> None:
     command = ["make", "--no-print-directory", "--dry-run", "serve", f"SPINDLE_CACHE={tmp_path}"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.split()[-1] == "cluster/zoo.yaml"
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.split()[-1] == "cluster/zoo.yaml"
 
 
 def test_make_and_a_config_look_for_the_model_in_one_place(
@@ -91,8 +91,8 @@ def test_make_and_a_config_look_for_the_model_in_one_place(
 ) -> None:
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
     command = ["make", "--print-data-base", "--dry-run", "clean"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"\nMODEL := {smollm2_path()}/config.json\n" in said
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"\nMODEL := {smollm2_path()}/config.json\n" in printed
 
 
 def test_make_serve_refuses_another_target() -> None:
@@ -117,10 +117,10 @@ def test_a_topology_is_valid_and_fits_its_machines(name: str, models: Path) -> N
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_serve_takes_the_file(name: str) -> None:
-    said = yaml.safe_load((ROOT / name).read_text())
-    if said.get("kind") == "RayService":
-        said = yaml.safe_load(said["spec"]["serveConfigV2"])
-    (application,) = ServeDeploySchema.model_validate(said).applications
+    content = yaml.safe_load((ROOT / name).read_text())
+    if content.get("kind") == "RayService":
+        content = yaml.safe_load(content["spec"]["serveConfigV2"])
+    (application,) = ServeDeploySchema.model_validate(content).applications
     assert (application.name, application.import_path) == ("spindle", "deployments.app:build")
 
 

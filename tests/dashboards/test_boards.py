@@ -39,7 +39,7 @@ def test_the_files_are_as_they_are_built() -> None:
     assert {file.stem for file in FOLDER.glob("*.json")} == BOARDS.keys()
     for name in BOARDS:
         file = FOLDER / f"{name}.json"
-        assert file.read_text() == written(name), "build it anew: python -m deployments.boards"
+        assert file.read_text() == written(name), "build it again: python -m deployments.boards"
 
 
 def test_prometheus_reads_every_query(tmp_path: Path) -> None:

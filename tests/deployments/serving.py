@@ -1,12 +1,17 @@
-"""The application in this process's own Ray cluster, on the uninflated target in fp32."""
+"""The application on the uninflated target in fp32, in one Ray cluster for all modules here.
+
+A start of Ray and Serve takes a quarter of a minute on two cores, so `application` starts them for
+the first module and leaves them to the next one.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
+import httpx
 import ray
 import torch
 from ray import serve
@@ -23,6 +28,18 @@ from engine.sampling.params import SamplingParams
 from tests import reference
 from tests.actors.hosts.cluster import start_ray
 
+PORT, METRICS_PORT = 8130, 8230
+URL = f"http://127.0.0.1:{PORT}"
+METRICS_URL = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+"""Of Ray's own endpoint."""
+KEY_FROM_ENVIRONMENT = "a key of a tenant"
+ENVIRONMENT: Mapping[str, str] = {
+    "KEY_OF_TENANT": KEY_FROM_ENVIRONMENT,
+    # Metrics and signals for autoscaling are half a second old at most.
+    "RAY_metrics_report_interval_ms": "500",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+}
+"""Ray's processes inherit it."""
 SEED = 7
 """Of `request` below."""
 PROMPT = "<|user|>Count to 7.<|end|><|assistant|>"
@@ -44,18 +61,46 @@ VLLM_TARGET: Mapping[str, Any] = {
 }
 VLLM_LOADS_S = 240
 
+_cluster = ExitStack()
+"""Closing it ends the cluster."""
+
 
 @contextmanager
-def cluster(port: int, **options: Any) -> Iterator[None]:
-    # Metrics are half a second old at most.
-    with environment({**ray_environment(), "RAY_metrics_report_interval_ms": "500"}):
-        start_ray(logging_level="warning", **options)
+def application(
+    args: Mapping[str, Any], within_s: float = 90, fresh_cluster: bool = False
+) -> Iterator[str]:
+    """Its URL. `fresh_cluster`: for tests of what Ray shows of the whole cluster."""
+    if fresh_cluster:
+        end_cluster()
+    if not ray.is_initialized():
+        _start_cluster()
     try:
-        serve.start(http_options={"port": port})
-        yield
+        deploy(args, within_s=within_s)
+        eventually(_is_routed, "the proxy knows the application")
+        yield URL
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        try:
+            serve.delete("spindle")
+        except TimeoutError:  # for a minute a stream has kept a replica
+            end_cluster()
+
+
+def _start_cluster() -> None:
+    with environment({**ray_environment(), **ENVIRONMENT}):
+        start_ray(logging_level="warning", _metrics_export_port=METRICS_PORT)
+    _cluster.callback(ray.shutdown)
+    _cluster.callback(serve.shutdown)
+    serve.start(http_options={"port": PORT})
+
+
+def _is_routed() -> bool:
+    answer = httpx.get(f"{URL}/-/routes")
+    return answer.is_success and "/" in answer.json()
+
+
+def end_cluster() -> None:
+    """Before a module that starts one of its own, and after the last one."""
+    _cluster.close()
 
 
 def deploy(

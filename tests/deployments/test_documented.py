@@ -1,5 +1,5 @@
-"""Every snippet of README.md and docs/handles.md runs as it stands there, in a fresh process that
-has another home and none of our modules.
+"""Every snippet of README.md and docs/handles.md, and the clients in examples/, run as they stand
+there, in a fresh process that has another home and none of our modules.
 
 Only ports differ, as others may be in use here, and a small model is served under the name of the
 default one. `make serve` and `make test` are the two commands that are left out.
@@ -20,11 +20,11 @@ import ray
 import yaml
 
 from benchmarks.processes import environment
-from tests.deployments.serving import ARGS, cluster, deploy, eventually
+from tests.deployments.serving import ARGS, PORT, URL, application, eventually
 
 ROOT = Path(__file__).parents[2]
-HTTP_PORT, GRPC_PORT, CLIENT_PORT = 8163, 9163, 10163
-PORTS = {":8000": f":{HTTP_PORT}", ":9000": f":{GRPC_PORT}", ":10001": f":{CLIENT_PORT}"}
+GRPC_PORT, CLIENT_PORT = 9163, 10163
+PORTS = {":8000": f":{PORT}", ":9000": f":{GRPC_PORT}", ":10001": f":{CLIENT_PORT}"}
 MODEL = "SmolLM2-135M-Instruct"
 README, HANDLES = "README.md", "docs/handles.md"
 LEFT_OUT = ("make serve", "make test")
@@ -50,12 +50,11 @@ def commands(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def app() -> Iterator[None]:
+def _app() -> Iterator[None]:
     (config,) = blocks(HANDLES, "yaml")
     args = {**ARGS, **yaml.safe_load(config)["args"], "served_name": MODEL}
     args["grpc"] = {"port": GRPC_PORT}
-    with cluster(HTTP_PORT):
-        deploy(args)
+    with application(args):
         yield
 
 
@@ -126,6 +125,25 @@ def test_the_grpc_script_runs(tmp_path: Path) -> None:
     assert run([sys.executable, "script.py"], tmp_path).strip(), "the answer's text"
 
 
+def test_the_openai_client_names_an_slo_and_a_drafter(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "client_slo_and_drafter.py")
+    asked = ["--url", URL, "--drafter", "tiny", "--question", "Count to 7."]
+    printed = run([sys.executable, script, *asked], tmp_path).splitlines()
+    texts = [line.partition(": ")[2] for line in printed[::2]]
+    assert len(texts) == 3
+    assert len(set(texts)) == 1, "speculation does not change the text"
+    assert "0 of 0 draft tokens" in printed[-1]
+    assert " 0 of 0 " not in printed[3]
+
+
+def test_the_example_of_a_handle_prints_one_answer_whole_and_streamed(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "ray_handle.py")
+    asked = ["--model", MODEL, "--question", "Count to 7."]
+    printed = run([sys.executable, script, *asked], tmp_path, RAY_AUTH_MODE="token")
+    whole, stream = printed.split("stream: ")
+    assert whole.removeprefix("whole:  ").strip() == stream.strip() != ""
+
+
 def test_no_other_snippet_is_there() -> None:
     assert blocks(README, "python") == []
     assert len(blocks(HANDLES, "python")) == 3
@@ -174,8 +192,8 @@ except RuntimeError as error:
     output = run([sys.executable, "client.py"], tmp_path, RAY_AUTH_MODE="token")
     text, refusal = output.split("RESULT ")[1:]
     assert text.strip()
-    said = " ".join(page(HANDLES).split())
-    assert " ".join(refusal.split()).rstrip(".") in said
+    documented = " ".join(page(HANDLES).split())
+    assert " ".join(refusal.split()).rstrip(".") in documented
 
 
 def accepts(port: int) -> bool:

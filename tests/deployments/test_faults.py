@@ -12,21 +12,25 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.processes import environment
 from benchmarks.serving.app import running
 from benchmarks.serving.chaos import (
     PORT,
     STREAMS,
     Outcome,
     request_bodies,
-    run_drill,
     run_rounds,
+    run_undisturbed,
 )
 from benchmarks.serving.faults import FAULTS, NODE_CPUS, Setting
-from benchmarks.serving.poison import MOST_DRAFTERS, DrillOutcome, build_poisoned
+from benchmarks.serving.poison import MOST_DRAFTERS, DrillOutcome, build_poisoned, drill
 from benchmarks.serving.stream_identity import StreamIdentity
+from tests.deployments.serving import end_cluster
 
 SETTING = Setting(1, "native", replicas=2)
 OF_SETTING = [fault.name for fault in FAULTS if fault.ranks == SETTING.ranks]
+LOST_NODES = {"RAY_health_check_period_ms": "1000"}
+"""Ray asks nodes five times before it gives one up: every second instead of every third."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,16 @@ class Outcomes:
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
     """At least half of the streams are under way when a fault strikes, or this fails."""
+    end_cluster()
     bodies, identity = request_bodies(STREAMS), StreamIdentity()
     faults = [fault for fault in FAULTS if fault.name in OF_SETTING]
-    with running(SETTING.args(), PORT, SETTING.replicas, NODE_CPUS, build_poisoned) as app:
-        poison = asyncio.run(run_drill(app, SETTING, bodies, identity))
-        rounds = asyncio.run(run_rounds(app, SETTING, faults, 1, bodies, identity))
+    with (
+        environment(LOST_NODES),
+        running(SETTING.args(), PORT, SETTING.replicas, NODE_CPUS, build_poisoned) as app,
+    ):
+        expected = asyncio.run(run_undisturbed(app, SETTING, bodies))
+        poison = asyncio.run(drill(app, bodies, expected, identity))
+        rounds = asyncio.run(run_rounds(app, SETTING, faults, 1, bodies, expected, identity))
     return Outcomes({name: outcome for name, (outcome,) in rounds.items()}, poison)
 
 

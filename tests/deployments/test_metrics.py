@@ -46,10 +46,16 @@ from deployments.metrics import (
 from tests.actors.hosts.cluster import processes
 from tests.dashboards.promtool import ALERTS, program, queries
 from tests.deployments.replica.test_timeline import check_format, check_perfetto
-from tests.deployments.serving import ARGS, PROMPT, cluster, deploy, eventually, replicas
+from tests.deployments.serving import (
+    ARGS,
+    METRICS_URL,
+    PROMPT,
+    URL,
+    application,
+    eventually,
+    replicas,
+)
 
-PORT = 8139
-METRICS_PORT = 8239
 PROMETHEUS_PORT = 8240
 STREAMS = 8
 DRAFTERS = [
@@ -63,28 +69,22 @@ Samples = dict[str, float]
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[serve.handle.DeploymentHandle]:
-    with cluster(
-        PORT,
-        _metrics_export_port=METRICS_PORT,
-    ):
-        deploy(
-            {
-                **ARGS,
-                "drafters": DRAFTERS,
-                "log_format": "json",
-                "slo_classes": {"patient": {"ttft_ms": 60_000}},
-                "api_keys": KEYS,
-                "debug_for": ["operator"],
-                "metrics_without_key": True,
-            }
-        )
+    args = {
+        **ARGS,
+        "drafters": DRAFTERS,
+        "log_format": "json",
+        "slo_classes": {"patient": {"ttft_ms": 60_000}},
+        "api_keys": KEYS,
+        "debug_for": ["operator"],
+        "metrics_without_key": True,
+    }
+    with application(args, fresh_cluster=True):
         yield serve.get_app_handle("spindle")
 
 
 def scrape(label: str = "") -> Samples:
     """Our samples by name, or by name and the value of one label, summed over the others."""
-    url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
-    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    text = urllib.request.urlopen(METRICS_URL, timeout=10).read().decode()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -97,8 +97,7 @@ def scrape(label: str = "") -> Samples:
 
 def over_http() -> Samples:
     """Those of `/metrics`, by name."""
-    url = f"http://127.0.0.1:{PORT}/metrics"
-    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    text = urllib.request.urlopen(f"{URL}/metrics", timeout=10).read().decode()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -313,7 +312,7 @@ def test_a_prometheus_with_our_alerts_answers_every_query_of_the_boards(
 def test_a_trace_needs_permission_and_shows_every_track(
     app: serve.handle.DeploymentHandle,
 ) -> None:
-    url = f"http://127.0.0.1:{PORT}/debug/trace?seconds=1"
+    url = f"{URL}/debug/trace?seconds=1"
 
     def trace(key: str) -> Any:
         headers = {"Authorization": f"Bearer {key}"}
@@ -379,4 +378,4 @@ def test_metrics_over_http_are_those_of_ray(app: serve.handle.DeploymentHandle) 
 
 def test_the_page_has_every_metric_as_it_is_declared() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "write it anew with python -m deployments.metrics"
+    assert page == written(page), "rewrite it with python -m deployments.metrics"

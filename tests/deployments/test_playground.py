@@ -13,12 +13,10 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from ray import serve
 
 from benchmarks.browser import MISSING, chromium, chromium_path
-from tests.deployments.serving import ARGS, cluster, deploy, eventually
+from tests.deployments.serving import ARGS, URL, application, eventually
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
-PORT = 8146
-URL = f"http://127.0.0.1:{PORT}"
 KEY = "key-of-a-visitor"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 DRAFTERS = {"tiny", "ngram"}
@@ -33,9 +31,8 @@ PHONE: ViewportSize = {"width": 360, "height": 740}
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[str]:
-    with cluster(PORT):
-        deploy({**ARGS, "api_keys": {"visitor": KEY}, "limits": LIMITS})
-        yield URL
+    with application({**ARGS, "api_keys": {"visitor": KEY}, "limits": LIMITS}) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,9 @@ from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
 from tests.deployments.serving import (
     ARGS,
     PROMPT,
+    URL,
+    application,
     begin_deploy,
-    cluster,
     deploy,
     eventually,
     expected_text,
@@ -34,7 +35,6 @@ from tests.deployments.serving import (
     tokens,
 )
 
-PORT = 8141
 SILENT_INGRESS_S = 5.0
 SILENT_REPLICA_S = 8.0
 """Longer than a busy machine pauses: a replica that only waits for it must not seem lost."""
@@ -53,8 +53,7 @@ LONG = {**ENDLESS, "max_tokens": 400}
 
 @pytest.fixture(scope="module")
 def _two_replicas() -> Iterator[None]:
-    with cluster(PORT):
-        deploy(TWO)
+    with application(TWO):
         yield
 
 
@@ -187,7 +186,7 @@ def test_one_router_knows_all_replicas_and_they_serve_without_it() -> None:
 
 
 def health() -> int:
-    return httpx.get(f"http://127.0.0.1:{PORT}/health", timeout=30).status_code
+    return httpx.get(f"{URL}/health", timeout=30).status_code
 
 
 def replica_pids() -> dict[str, int]:
@@ -202,7 +201,7 @@ def replica_pids() -> dict[str, int]:
 
 def metrics(name: str, label: str) -> dict[str, float]:
     """One metric of `/metrics`, by the values of a label."""
-    text = httpx.get(f"http://127.0.0.1:{PORT}/metrics", timeout=30).text
+    text = httpx.get(f"{URL}/metrics", timeout=30).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     return {one.labels.get(label, ""): one.value for one in families[f"spindle_{name}"].samples}
 

@@ -12,8 +12,7 @@ from deployments.scaling import QueueGoodputAttainment
 from policies.request import RequestView, RoundOutcome, Slo
 from tests.deployments.serving import (
     ARGS,
-    cluster,
-    deploy,
+    application,
     eventually,
     replica_states,
     replicas,
@@ -113,12 +112,10 @@ def test_a_replica_reports_its_queue_goodput_and_slo_attainment() -> None:
     assert read == {"running": 1, "waiting": 2, "goodput": 8 / 10, "attainment": 0.5}
 
 
-def test_serve_adds_a_replica_while_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
+def test_serve_adds_a_replica_while_requests_wait() -> None:
     limits = {"max_batch": 1, "max_waiting": 8, "silent_ingress_s": 120}
     scaling = {"max_replicas": 2, "target_waiting": 1, "upscale_delay_s": 0}
-    with cluster(8144):
-        deploy({**ARGS, "limits": limits, "scaling": scaling})
+    with application({**ARGS, "limits": limits, "scaling": scaling}):
         held = [
             replicas()
             .options(stream=True)

@@ -57,11 +57,11 @@ def test_greedy_output_is_transformers_own() -> None:
         PackedModel.load(smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048)
     )
     for drafter in (None, SuffixDrafter("suffix", 1000), shipped_head()):
-        said: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+        streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         verdicts = 0
         for event in generate(verifier, prompts, PARAMS, drafter=drafter, depth=6):
             assert isinstance(event, Commit)
-            said[event.request] += event.token_ids
+            streams[event.request] += event.token_ids
             verdicts += 1
-        assert said == expected
+        assert streams == expected
         assert (verdicts < TOKENS * len(prompts)) == (drafter is not None)

@@ -1,4 +1,4 @@
-"""The runs whose decisions are recorded: `python -m tests.policies.recorded_runs` writes them anew.
+"""The runs whose decisions are recorded: `python -m tests.policies.recorded_runs` rewrites them.
 
 Ours at three loads, drafters on the verifier's processors or on their own, and two cells of each
 paper: simulated, so that the same code decides alike to the last event.

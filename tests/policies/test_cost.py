@@ -1,4 +1,4 @@
-"""Fits recover the cost model behind the samples, and report their errors where they cannot."""
+"""Fits recover the cost model behind the samples."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,6 @@ from policies.cost import (
     ForwardSample,
     LinearCost,
     RooflineCost,
-    fit_errors,
     fit_linear,
     fit_roofline,
     forward_seconds,
@@ -103,34 +102,6 @@ def test_a_fitted_roofline_is_convex_and_rises_with_tokens_and_context(seed: int
     assert steps.min() >= 0
     assert np.diff(steps).min() >= -1e-12
     assert fitted.predict(2_000, 8) >= fitted.predict(1_000, 8)
-
-
-def test_errors_show_on_which_side_of_the_knee_a_model_fails() -> None:
-    data = samples(ROOFLINE)
-    line = fit_errors(fit_linear, data, ROOFLINE.knee)
-    roofline = fit_errors(fit_roofline, data, ROOFLINE.knee)
-    assert roofline.in_sample < 0.01
-    assert max(roofline.below_knee or 1, roofline.above_knee or 1) < 0.05
-    assert min(line.in_sample, line.below_knee or 0, line.above_knee or 0) > 0.05
-
-
-def test_held_out_errors_are_of_samples_outside_the_fit() -> None:
-    """A model that memorises its samples has no error in sample, but a large one on others."""
-
-    class Memorised:
-        def __init__(self, fitted: Iterable[ForwardSample]) -> None:
-            self._seconds = {(s.context, s.tokens): s.seconds for s in fitted}
-
-        def predict(self, context: float, tokens: float) -> float:
-            return self._seconds.get((int(context), int(tokens)), 0.0)
-
-    errors = fit_errors(Memorised, samples(ROOFLINE), ROOFLINE.knee)
-    assert errors.in_sample == 0.0
-    assert errors.below_knee == errors.above_knee == 1.0
-
-
-def test_a_side_of_the_knee_without_samples_has_no_error() -> None:
-    assert fit_errors(fit_linear, samples(LINE), knee=1_000).above_knee is None
 
 
 def test_the_budget_is_the_knee_up_to_the_largest_measured_size() -> None:

@@ -12,7 +12,7 @@ def test_decides_as_recorded(name: str) -> None:
     at = first_difference(lines, expected)
     assert at is None, (
         f"decision {at} is {lines[at : at + 1]}, recorded is {expected[at : at + 1]}; if that is "
-        "meant, record anew: python -m tests.policies.recorded_runs"
+        "meant, record again: python -m tests.policies.recorded_runs"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,15 +30,17 @@ from engine.profiler import (
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.loading import VllmSpec
-from engine.verifiers.vllm.verifier import VllmVerifier
 from policies.cost import ForwardSample
 from policies.tree import DraftTree
+
+if TYPE_CHECKING:
+    from engine.verifiers.vllm.verifier import VllmVerifier
 
 GREEDY = SamplingParams(temperature=0)
 
 
 def profile_vllm(
-    verifier: VllmVerifier, spec: VllmSpec, cache_dir: Path, grid: Grid | None = None
+    verifier: "VllmVerifier", spec: VllmSpec, cache_dir: Path, grid: Grid | None = None
 ) -> Profile:
     """As engine.profiler.profile: reads a cached profile of the same setup, or measures one, which
     requires that nothing else runs on the device."""
@@ -55,7 +58,7 @@ def profile_vllm(
     return cached_profile(key, cache_dir, partial(measure, verifier))
 
 
-def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
+def measure(verifier: "VllmVerifier", grid: Grid) -> tuple[ForwardSample, ...]:
     """Uses prompts of whole blocks and one token, so that the prefix cache holds all but that token
     and only the first step over a prompt is expensive."""
     block = verifier.block_size
@@ -66,13 +69,13 @@ def measure(verifier: VllmVerifier, grid: Grid) -> tuple[ForwardSample, ...]:
     return measure_alternately(fitting, grid, lambda shape, rng: _time_step(verifier, shape, rng))
 
 
-def _fits(verifier: VllmVerifier, shape: Shape) -> bool:
+def _fits(verifier: "VllmVerifier", shape: Shape) -> bool:
     length = shape.context + 1 + shape.rows
     blocks = shape.requests * -(-length // verifier.block_size)
     return length <= verifier.max_context and blocks <= verifier.blocks().total
 
 
-def _time_step(verifier: VllmVerifier, shape: Shape, rng: np.random.Generator) -> float:
+def _time_step(verifier: "VllmVerifier", shape: Shape, rng: np.random.Generator) -> float:
     """Seconds of one step in which each request verifies a random draft."""
     prompts = {
         f"profile-{number}": _prompt(number, shape.context, verifier.vocab_size)
@@ -93,7 +96,9 @@ def _time_step(verifier: VllmVerifier, shape: Shape, rng: np.random.Generator) -
     return elapsed
 
 
-def _prefill(verifier: VllmVerifier, prompts: Mapping[str, list[int]]) -> dict[str, Sequence[int]]:
+def _prefill(
+    verifier: "VllmVerifier", prompts: Mapping[str, list[int]]
+) -> dict[str, Sequence[int]]:
     """Runs the prompts; returns the tokens chosen behind them."""
     first: dict[str, Sequence[int]] = {}
     while len(first) < len(prompts):

@@ -55,8 +55,8 @@ def select_round(progress: BatchProgress, trees: FlatTrees, state: RoundState) -
     fixed = requests + state.prefill_tokens
     verify_s = seconds_by_draft_tokens(state.verify, context.sum(), fixed, most)
     plain_s = forward_seconds(state.verify, context.sum(), float(requests))
-    # Paid whatever is verified: a round that is long by it would take nodes that cost more of all
-    # requests' time than they save.
+    # Prompts take the same time whatever is verified. Counted in, they would make nodes seem cheap
+    # that cost the other requests more time than they save.
     prompts_s = verify_s[0] - plain_s
     seconds = state.drafting_s + state.wait_s + verify_s - prompts_s
     zeros = np.zeros(requests)

@@ -54,7 +54,7 @@ class Served:
     @property
     def overlap(self) -> float:
         """Of the time in which the verifier worked, the share in which the drafter did as well;
-        later than the passes after which lanes are known and the batch is cut anew."""
+        later than the passes after which lanes are known and the batch is cut again."""
         verifying = self.verifying[len(self.verifying) // 2 :]
         pairs = product(self.drafting, verifying)
         both_s = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)

@@ -25,7 +25,8 @@ def start_ray(**options: Any) -> None:
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    start_ray(log_to_driver=False)
+    # Ray starts an idle process for each CPU; our actors take ones of their own.
+    start_ray(log_to_driver=False, num_cpus=1)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 import ray
 import torch
@@ -46,9 +47,11 @@ from engine.verifiers.native import NativeVerifier
 from policies.scheduling.baselines import fcfs
 from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.policies import Touring
-from tests.actors.hosts.cluster import cluster, has_loaded, processes, runs, starts, until
+from tests.actors.hosts.cluster import has_loaded, processes, runs, starts, until
 from tests.checkpoints import llama
 from tests.engine.drafters.eagle3_heads import config, write_head
+from tests.engine.streams import reference_target
+from tests.identity import Identity
 
 Kind = TypeVar("Kind", bound=Event)
 KV_TOKENS = 4096
@@ -117,12 +120,6 @@ class Reading:
         async with asyncio.timeout(60):
             await asyncio.gather(*self._tasks)
         return self.tokens
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    with cluster():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -433,6 +430,32 @@ def test_a_killed_rank_ends_all_ranks_and_the_standbys_take_their_places(
         await served.close()
         known = [*first.values(), *standby.values()]
         await until(lambda: not processes("ranks") and not any(map(runs, known)))
+
+    loop.run(main())
+
+
+def test_vllms_ranks_are_children_of_its_actor_and_serve_the_references_streams(
+    loop: asyncio.Runner, profiles: Path
+) -> None:
+    async def main() -> None:
+        eager = {"enforce_eager": True}  # without compilation it loads in a third of the time
+        target = replace(TARGET_SPEC, backend="vllm", tensor_parallel=2, engine_args=eager)
+        fleet = await start_fleet(target, [LOOKUP], profiles, Group("vllm"), LIMITS, measure_s=0.1)
+        served = Served(fleet)
+        reading = Reading(served, "vllm")
+        streams = await reading.whole()
+        identity = Identity(reference_target())
+        for prompt, stream, params in zip(PROMPTS, streams, PARAMS, strict=True):
+            identity.check(prompt, stream, params, params.seed or 0)
+        identity.finish()
+        assert sum(stream.statistics.accepted for stream in reading.streams) > 0
+        (actor,) = processes("vllm").values()
+        ranks = psutil.Process(actor).children(recursive=True)
+        assert len(ranks) >= target.tensor_parallel
+        await served.close()
+        await until(lambda: not processes("vllm"))
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert not alive
 
     loop.run(main())
 

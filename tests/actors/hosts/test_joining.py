@@ -3,22 +3,28 @@
 import asyncio
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.coordinator.events import Drafted, LaneDown, LaneJoined
+from actors.hosts.facts import Facts, drafter_key, target_key
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Actors, Group
 from actors.hosts.specs import DrafterSpec
 from cluster.zoo.paths import model_path
-from tests.actors.hosts.cluster import cluster, processes, until
+from policies.request import LaneView
+from tests.actors.hosts.cluster import processes, until
 from tests.actors.hosts.test_fleet import LIMITS, LOOKUP, TARGET_SPEC, Reading, Served, plain
 
 __all__ = ["plain"]
 """A fixture."""
+
+TARGET = replace(TARGET_SPEC, placement="inline")
+"""Only drafters join later: it needs no process."""
 
 
 class SlowGroup(Group):
@@ -33,8 +39,8 @@ MAY_LOAD = asyncio.Event()
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.Runner]:
-    with cluster(), asyncio.Runner() as runner:
+def loop(ray_cluster: None) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
         yield runner
 
 
@@ -46,39 +52,52 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> DrafterSpec:
 
 
 @pytest.fixture(scope="module")
-def before(
-    loop: asyncio.Runner, drafter: DrafterSpec, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Fleet, Path]]:
-    profiles = tmp_path_factory.mktemp("profiles")
-    fleet = loop.run(start_fleet(TARGET_SPEC, [drafter, LOOKUP], profiles, Group("one"), LIMITS))
-    yield fleet, profiles
-    loop.run(fleet.close())
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    facts: Facts
+    views: list[LaneView]
+
+
+@pytest.fixture(scope="module")
+def earlier(loop: asyncio.Runner, drafter: DrafterSpec, profiles: Path) -> Earlier:
+    """What a fleet has found. Its drafter is inline, which takes no process, and described as that
+    of the fleets below."""
+    inline = replace(drafter, placement="inline")
+
+    async def load() -> Fleet:
+        fleet = await start_fleet(TARGET, [inline, LOOKUP], profiles, limits=LIMITS)
+        await fleet.close()
+        return fleet
+
+    fleet = loop.run(load())
+    target, key = target_key(TARGET), partial(drafter_key, TARGET.checkpoint)
+    facts = {target: fleet.facts[target], key(drafter): fleet.facts[key(inline)]}
+    return Earlier(facts, [lane.view for lane in fleet.lanes])
 
 
 def test_streams_do_not_wait_for_known_drafters_which_draft_when_they_are_loaded(
     loop: asyncio.Runner,
-    before: tuple[Fleet, Path],
+    earlier: Earlier,
     drafter: DrafterSpec,
+    profiles: Path,
     plain: list[list[int]],
 ) -> None:
     async def main() -> None:
-        first, profiles = before
-        assert not any(lane.loading for lane in first.lanes), "the first fleet waits for all"
         MAY_LOAD.clear()
+        group = SlowGroup("two")
         fleet = await start_fleet(
-            TARGET_SPEC,
-            [drafter, LOOKUP],
-            profiles,
-            SlowGroup("two"),
-            LIMITS,
-            known=first.facts,
+            TARGET, [drafter, LOOKUP], profiles, group, LIMITS, known=earlier.facts
         )
         served = Served(fleet)
         assert await Reading(served, "early").whole() == plain
         assert served.coordinator.lanes_down == ["tiny/0", "tiny/1"]
-        assert set(processes("two")) == {"verifier"}
-        assert [lane.view for lane in fleet.lanes] == [lane.view for lane in first.lanes]
-        assert fleet.facts == first.facts, "for those that start after this one"
+        assert not processes("two")
+        assert [lane.view for lane in fleet.lanes] == earlier.views
+        assert fleet.facts == earlier.facts, "for those that start after this one"
         reading = Reading(served, "joined")
         MAY_LOAD.set()
         assert await reading.whole() == plain
@@ -93,16 +112,15 @@ def test_streams_do_not_wait_for_known_drafters_which_draft_when_they_are_loaded
 
 
 def test_a_known_drafter_with_other_settings_is_waited_for(
-    loop: asyncio.Runner, before: tuple[Fleet, Path], drafter: DrafterSpec
+    loop: asyncio.Runner, earlier: Earlier, drafter: DrafterSpec, profiles: Path
 ) -> None:
     async def main() -> None:
-        first, profiles = before
         changed = replace(drafter, instances=1, capacity=3)
         fleet = await start_fleet(
-            TARGET_SPEC, [changed], profiles, Group("three"), LIMITS, known=first.facts
+            TARGET, [changed], profiles, Group("three"), LIMITS, known=earlier.facts
         )
         assert not any(lane.loading for lane in fleet.lanes)
-        assert set(processes("three")) == {"verifier", "tiny"}
+        assert set(processes("three")) == {"tiny"}
         await fleet.close()
 
     loop.run(main())
@@ -110,16 +128,16 @@ def test_a_known_drafter_with_other_settings_is_waited_for(
 
 def test_streams_go_on_without_a_known_drafter_whose_checkpoint_is_gone(
     loop: asyncio.Runner,
-    before: tuple[Fleet, Path],
+    earlier: Earlier,
     drafter: DrafterSpec,
+    profiles: Path,
     plain: list[list[int]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        first, profiles = before
         assert drafter.checkpoint is not None
         fleet = await start_fleet(
-            TARGET_SPEC, [drafter], profiles, Group("four"), LIMITS, known=first.facts
+            TARGET, [drafter], profiles, Group("four"), LIMITS, known=earlier.facts
         )
         shutil.rmtree(drafter.checkpoint)
         served = Served(fleet)

@@ -1,7 +1,7 @@
 """The benchmark on real prompts, run on the zoo with a folder of few prompts."""
 
 import json
-from contextlib import closing
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,8 @@ from benchmarks.real.__main__ import _options, main, real_requests
 from benchmarks.real.contenders import Transformers, servers
 from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
-from benchmarks.serving.contest import Contender, heats
+from benchmarks.serving.contenders import PeerRequest, TurnResult
+from benchmarks.serving.contest import Contender, MakeServer, heats
 from cluster.zoo import TARGET, model_path
 from cluster.zoo.head_model import TrainedHead
 
@@ -93,7 +94,29 @@ def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: P
     assert values["real/engine/suffix/k3/tokens_per_forward"] > 1
 
 
-def test_contenders_serve_the_prompts_in_turns(data: Path, head: Path) -> None:
+class InThisProcess(Contender):
+    """A contender that starts no process, which would import as long as all of them serve."""
+
+    def __init__(self, name: str, make: MakeServer) -> None:
+        self.name = name
+        self.failure = None
+        self._server = make()
+
+    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
+        return self._server.serve(requests, clients)
+
+    def close(self) -> None: ...
+
+
+def contender(name: str, make: MakeServer) -> Contender:
+    """Spindle's event loop would stay in this process."""
+    return Contender(name, make) if name.startswith("spindle") else InThisProcess(name, make)
+
+
+def test_contenders_serve_the_prompts_in_turns(
+    data: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.serving.contest.Contender", contender)
     checkpoint = model_path(TARGET)
     options = _options(["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
     made = servers(MODEL, checkpoint, head, "float32")
@@ -102,8 +125,8 @@ def test_contenders_serve_the_prompts_in_turns(data: Path, head: Path) -> None:
     # The zoo's target has fewer layers than SmolLM2.
     early = partial(Transformers, checkpoint, "float32", {"assistant_early_exit": 2})
     others["transformers_early_exit"] = early
-    with closing(Contender("vllm", made["transformers"])) as plain:
-        results = heats(plain, others, real_requests(options, checkpoint), [1], 1, lambda _: 8)
+    plain = contender("vllm", made["transformers"])
+    results = heats(plain, others, real_requests(options, checkpoint), [1], 1, lambda _: 8)
     assert set(results) == {(name, 1) for name in names}, "all of them run"
     values = {record.name: record.value for record in real_records(results, "real")}
     for name in names:

@@ -1,82 +1,38 @@
-"""Contenders that take turns, with servers on the native backend, which load in seconds."""
+"""Contenders that take turns, each in a process of its own."""
 
 import multiprocessing
-import os
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 import psutil
 import pytest
-import torch
 
-from benchmarks.serving.contenders import PeerRequest, TurnResult
-from benchmarks.serving.contest import FEWEST_CLIENTS, REQUESTS_PER_CLIENT, Contender, final, heats
-from benchmarks.serving.peers import PLAIN, peer_requests
-from cluster.zoo import TARGET, model_path
-from engine.drafters.ngram import NgramDrafter
-from engine.generate import Rejected, generate
-from engine.model import PackedModel
-from engine.sampling.params import SamplingParams
-from engine.verifiers.native import NativeVerifier
+from benchmarks.serving.contest import (
+    FEWEST_CLIENTS,
+    REQUESTS_PER_CLIENT,
+    Contender,
+    MakeServer,
+    final,
+    heats,
+)
+from benchmarks.serving.peers import PLAIN
+from tests.benchmarks.serving.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
 
-MAX_TOKENS = 12
-"""Output tokens of a request."""
 LOADS = (1, 2)
-
-
-class NativeServer:
-    """The zoo's target, not inflated; made in the contender's process."""
-
-    def __init__(self, checkpoint: str, drafts: bool = False, batches: int = 100) -> None:
-        model = PackedModel.load(checkpoint, dtype=torch.float32, device="cpu", kv_tokens=4096)
-        self._verifier = NativeVerifier(model)
-        self._drafter = NgramDrafter("ngram") if drafts else None
-        self._batches_left = batches
-
-    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        if not self._batches_left:
-            os._exit(3)
-        self._batches_left -= 1
-        params = [
-            SamplingParams(
-                request.temperature,
-                max_tokens=request.max_tokens,
-                stop_token_ids=request.stop,
-                ignore_eos=True,
-                seed=0,
-            )
-            for request in requests
-        ]
-        prompts = [request.prompt for request in requests]
-        lengths = [0] * len(requests)
-        commits = list(
-            generate(self._verifier, prompts, params, drafter=self._drafter, max_batch=clients)
-        )
-        for commit in commits:
-            assert not isinstance(commit, Rejected)
-            lengths[int(commit.request)] += len(commit.token_ids)
-        return TurnResult(tuple(lengths), (1.0,) * len(lengths), 1.0, len(commits))
-
-
-def short_requests(checkpoint: str) -> Iterator[PeerRequest]:
-    return (replace(request, max_tokens=MAX_TOKENS) for request in peer_requests(checkpoint))
 
 
 def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    checkpoint = str(model_path(TARGET))
     others = {
-        "drafting": partial(NativeServer, checkpoint, drafts=True),
-        "dying": partial(NativeServer, checkpoint, batches=2),
-        "missing": partial(NativeServer, "/no/such/checkpoint"),
+        "drafting": partial(ScriptedServer, drafts=True),
+        "dying": partial(ScriptedServer, batches=2),
+        "missing": partial(ScriptedServer, error="/no/such/checkpoint"),
     }
-    with closing(Contender(PLAIN, partial(NativeServer, checkpoint))) as plain:
-        results = heats(plain, others, short_requests(checkpoint), LOADS, rounds=1)
+    with closing(Contender(PLAIN, ScriptedServer)) as plain:
+        results = heats(plain, others, scripted_requests(), LOADS, rounds=1)
     printed = capsys.readouterr().out
     assert "dying: not run: its process ended with 3" in printed
     assert "missing: not run:" in printed
@@ -95,14 +51,13 @@ def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
 def test_all_contenders_of_a_final_serve_the_requests_of_each_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    checkpoint = str(model_path(TARGET))
-    others = {
-        "drafting": partial(NativeServer, checkpoint, drafts=True),
-        "plain_too": partial(NativeServer, checkpoint),
-        "dying": partial(NativeServer, checkpoint, batches=2),
+    others: dict[str, MakeServer] = {
+        "drafting": partial(ScriptedServer, drafts=True),
+        "plain_too": ScriptedServer,
+        "dying": partial(ScriptedServer, batches=2),
     }
-    with closing(Contender(PLAIN, partial(NativeServer, checkpoint))) as plain:
-        results = final(plain, others, short_requests(checkpoint), load=2, rounds=2)
+    with closing(Contender(PLAIN, ScriptedServer)) as plain:
+        results = final(plain, others, scripted_requests(), load=2, rounds=2)
     assert {name: len(turns) for name, turns in results.items()} == {
         ("drafting", 2): 2,
         ("plain_too", 2): 2,
@@ -123,11 +78,10 @@ def is_stopped(process: psutil.Process) -> bool:
 
 
 def test_contenders_are_stopped_between_their_turns() -> None:
-    checkpoint = str(model_path(TARGET))
-    with closing(Contender(PLAIN, partial(NativeServer, checkpoint))) as plain:
+    with closing(Contender(PLAIN, ScriptedServer)) as plain:
         (process,) = multiprocessing.active_children()
         waiting = psutil.Process(process.pid)
         assert is_stopped(waiting)
-        assert plain.serve(list(islice(short_requests(checkpoint), 2)), clients=2) is not None
+        assert plain.serve(list(islice(scripted_requests(), 2)), clients=2) is not None
         assert is_stopped(waiting)
     assert not waiting.is_running()

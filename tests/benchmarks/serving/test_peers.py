@@ -1,17 +1,21 @@
 """vLLM's contenders, the requests they get, and how Spindle is compared with them."""
 
 import multiprocessing
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
 import torch
 
-from benchmarks.serving.contenders import TurnResult
+from benchmarks.serving import vllm_contenders
+from benchmarks.serving.contenders import Server, TurnResult
 from benchmarks.serving.contest import REQUESTS_PER_CLIENT, Contender, PairedTurn
 from benchmarks.serving.peers import (
     PLAIN,
@@ -32,23 +36,37 @@ from cluster.zoo import TARGET, model_path
 MAX_TOKENS = 12
 
 
-@pytest.mark.parametrize("kind", [VllmLoop, ServedVllm])
+def uncompiled(checkpoint: str) -> ServedVllm:
+    """Called in the contender's process; loads in a third of the time."""
+    arguments = vllm_contenders._arguments
+
+    def eager(*given: Any) -> dict[str, Any]:
+        return {**arguments(*given), "enforce_eager": True}
+
+    with patch.object(vllm_contenders, "_arguments", eager):
+        return ServedVllm(checkpoint, None, "float32")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(VllmLoop, speculation=None, dtype="float32"), uncompiled],
+    ids=["loop", "served"],
+)
 def test_vllm_serves_and_its_processes_end_with_the_contender(
-    kind: type[VllmLoop] | type[ServedVllm],
+    make: Callable[[str], Server],
 ) -> None:
     """Slow, for vLLM compiles the model: so it is the smallest. Numba among our packages once kept
     vLLM from starting."""
-    checkpoint = str(model_path("tiny"))
-    with closing(Contender(PLAIN, partial(kind, checkpoint, None, "float32"))) as plain:
+    with closing(Contender(PLAIN, partial(make, str(model_path("tiny"))))) as plain:
         assert plain.failure is None
         (process,) = multiprocessing.active_children()
         children = psutil.Process(process.pid).children(recursive=True)
-        requests = list(islice(peer_requests(checkpoint), 2))
+        requests = list(islice(peer_requests(str(model_path(TARGET))), 2))
         short = [replace(request, max_tokens=MAX_TOKENS, stop=()) for request in requests]
         served = plain.serve(short, clients=2)
     assert served is not None
     assert served.lengths == (MAX_TOKENS, MAX_TOKENS)
-    if kind is ServedVllm:
+    if make is uncompiled:
         assert tuple(map(sum, served.rounds)) == served.lengths
     assert 0 < served.forwards <= MAX_TOKENS + 2
     _, alive = psutil.wait_procs(children, timeout=10)

@@ -170,9 +170,9 @@ def test_padding_changes_no_lesson(target: LlamaForCausalLM, head: TrainedHead) 
 
 def test_tokens_outside_the_vocabulary_teach_nothing(target: LlamaForCausalLM) -> None:
     few = TrainedHead(target, torch.arange(3))
-    said = texts(target, 1)
-    taught = teach(target, few, said)
-    outside = ~torch.isin(said[0].choices, few.target_ids)
+    answers = texts(target, 1)
+    taught = teach(target, few, answers)
+    outside = ~torch.isin(answers[0].choices, few.target_ids)
     assert outside.any()
     assert (taught.weights[0, 1:][outside[:-1]] == 0).all()
 
@@ -190,9 +190,9 @@ def test_acceptance_is_counted_as_a_greedy_chain_would_be() -> None:
 def test_vocabulary_has_the_most_frequent_tokens_then_the_lowest(
     target: LlamaForCausalLM,
 ) -> None:
-    said = observe(target, [Conversation((9, 9, 9, 7, 7, 5), 1, True)])
-    assert reduced_vocabulary(said, 20, 2).tolist() == [7, 9]
-    assert reduced_vocabulary(said, 20, 5).tolist() == [0, 1, 5, 7, 9]
+    answers = observe(target, [Conversation((9, 9, 9, 7, 7, 5), 1, True)])
+    assert reduced_vocabulary(answers, 20, 2).tolist() == [7, 9]
+    assert reduced_vocabulary(answers, 20, 5).tolist() == [0, 1, 5, 7, 9]
 
 
 def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
@@ -200,10 +200,10 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.setattr(head_training, "REDUCED_VOCABULARY", REDUCED)
     monkeypatch.setattr(head_training, "_BATCH_TOKENS", 128)
-    said = texts(target, 20)
-    whole = train_head(target, said, {"counting": said[:4]}, 20, tmp_path / "whole", "head")
+    answers = texts(target, 20)
+    whole = train_head(target, answers, {"counting": answers[:4]}, 20, tmp_path / "whole", "head")
     fresh = TrainedHead(target, whole.target_ids)
-    taught = teach(target, whole, said)
+    taught = teach(target, whole, answers)
     assert loss_of(whole, taught) < 0.9 * loss_of(fresh, taught)
     assert len((tmp_path / "whole" / "head-curve.jsonl").read_text().splitlines()) >= 10
 
@@ -219,9 +219,9 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
 
     monkeypatch.setattr(head_training, "acceptance", stop_later)
     with pytest.raises(Stopped):
-        train_head(target, said, {"counting": said[:4]}, 20, tmp_path / "parts", "head")
+        train_head(target, answers, {"counting": answers[:4]}, 20, tmp_path / "parts", "head")
     monkeypatch.setattr(head_training, "acceptance", real)
-    resumed = train_head(target, said, {"counting": said[:4]}, 20, tmp_path / "parts", "head")
+    resumed = train_head(target, answers, {"counting": answers[:4]}, 20, tmp_path / "parts", "head")
     for name, weight in whole.state_dict().items():
         assert torch.allclose(weight, resumed.state_dict()[name], atol=1e-5), name
     with pytest.raises(ValueError, match="other texts"):
@@ -266,20 +266,20 @@ def test_the_target_writes_both_sides_and_shards_are_kept(
 
     monkeypatch.setattr(own_text, "continued", ended)
     write_shards(verifier, tokenizer, tmp_path, kind, 40)
-    said = read_shard(shard_path(tmp_path, kind, 0))
-    assert said
-    assert all(0 < one.answer < len(one.tokens) and one.greedy for one in said)
+    answers = read_shard(shard_path(tmp_path, kind, 0))
+    assert answers
+    assert all(0 < one.answer < len(one.tokens) and one.greedy for one in answers)
     monkeypatch.setattr(own_text, "write_conversations", lambda *_: pytest.fail("written again"))
     write_shards(verifier, tokenizer, tmp_path, kind, 40)
 
     target = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     seen = observed_shards(target, tmp_path, kind, held_out=True)
-    assert [text.conversation for text in seen] == said
-    first = said[0]
+    assert [text.conversation for text in seen] == answers
+    first = answers[0]
     foreseen = seen[0].choices[first.answer - 1 : len(first.tokens) - 2]
     assert tuple(foreseen.tolist()) == first.tokens[first.answer : -1]  # greedy; its end is ours
     monkeypatch.setattr("cluster.zoo.target_states.observe", lambda *_: pytest.fail("read again"))
-    assert len(observed_shards(target, tmp_path, kind, held_out=True)) == len(said)
+    assert len(observed_shards(target, tmp_path, kind, held_out=True)) == len(answers)
 
 
 @pytest.mark.usefixtures("_short_text")

@@ -1,40 +1,40 @@
 """The command line: `inflate` prints where the model lies, and refuses what is no count."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import AutoConfig
 
 from cluster.zoo import MODELS
+from cluster.zoo.__main__ import main
 
 ROOT = Path(__file__).parents[3]
 
 
-def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cluster.zoo", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "SPINDLE_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def inflate(count: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPINDLE_CACHE", str(cache))
+    monkeypatch.setattr(sys, "argv", ["cluster.zoo", "inflate", "--params", count])
+    main()
 
 
-def test_inflate_prints_the_path_of_a_loadable_model(tmp_path: Path) -> None:
-    done = run("inflate", "--params", "5M", cache=tmp_path)
-    assert done.returncode == 0, done.stderr
-    path = Path(done.stdout.strip().splitlines()[-1])
+def test_inflate_prints_the_path_of_a_loadable_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inflate("5M", tmp_path, monkeypatch)
+    path = Path(capsys.readouterr().out.strip().splitlines()[-1])
     assert path.parent == tmp_path
     assert AutoConfig.from_pretrained(path).model_type == "llama"
 
 
-def test_a_wrong_count_is_refused_with_an_example(tmp_path: Path) -> None:
-    done = run("inflate", "--params", "ninety", cache=tmp_path)
-    assert done.returncode == 2
-    assert "90M" in done.stderr
+def test_a_wrong_count_is_refused_with_an_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        inflate("ninety", tmp_path, monkeypatch)
+    assert ended.value.code == 2
+    assert "90M" in capsys.readouterr().err
 
 
 def test_paths_need_no_torch() -> None:

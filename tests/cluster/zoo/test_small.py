@@ -82,9 +82,9 @@ def test_it_computes_what_is_served(target: LlamaForCausalLM, tmp_path: Path) ->
 
 
 def test_rows_hold_whole_texts_and_every_text_once(target: LlamaForCausalLM) -> None:
-    said = texts(target, 7)
+    answers = texts(target, 7)
     for epoch in (0, 1):
-        rows = [row for batch in batches(said, epoch) for row in batch]
+        rows = [row for batch in batches(answers, epoch) for row in batch]
         assert all(sum(map(len, row)) <= 64 for row in rows)
         found = [text.conversation.tokens[0] for row in rows for text in row]
         assert sorted(found) == list(range(7))
@@ -106,7 +106,7 @@ def test_nothing_is_learnt_across_texts_or_from_padding(target: LlamaForCausalLM
 
 
 def test_acceptance_is_that_of_greedy_chains(target: LlamaForCausalLM) -> None:
-    (said,) = texts(target, 1, 12)
+    (answers,) = texts(target, 1, 12)
 
     class Counting(torch.nn.Module):
         """Knows every token but those behind 8."""
@@ -118,7 +118,7 @@ def test_acceptance_is_that_of_greedy_chains(target: LlamaForCausalLM) -> None:
             return torch.nn.functional.one_hot(following, VOCAB).float()
 
     # The answer is 6 ... 11; behind its first token: 7, 8, then 9 by the target, 10, 11.
-    found = acceptance(Counting(), [said.conversation])
+    found = acceptance(Counting(), [answers.conversation])
     assert found.tokens_per_forward == pytest.approx(5 / 2)
     assert found.agreement[0] == pytest.approx(4 / 5)
 
@@ -126,11 +126,11 @@ def test_acceptance_is_that_of_greedy_chains(target: LlamaForCausalLM) -> None:
 def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
     target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = texts(target, 20)
-    held_out = [text.conversation for text in said[:4]]
-    whole = train_small(target, said, held_out, 20, tmp_path / "whole", SMALL, SHAPE)
+    answers = texts(target, 20)
+    held_out = [text.conversation for text in answers[:4]]
+    whole = train_small(target, answers, held_out, 20, tmp_path / "whole", SMALL, SHAPE)
     fresh = SmallDrafter(target, whole.target_ids, SHAPE)
-    assert loss_of(whole, [said]) < 0.9 * loss_of(fresh, [said])
+    assert loss_of(whole, [answers]) < 0.9 * loss_of(fresh, [answers])
     assert len((tmp_path / "whole" / "small-curve.jsonl").read_text().splitlines()) >= 10
 
     class Stopped(Exception):
@@ -145,9 +145,9 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
 
     monkeypatch.setattr(small_training, "acceptance", stop_later)
     with pytest.raises(Stopped):
-        train_small(target, said, held_out, 20, tmp_path / "parts", SMALL, SHAPE)
+        train_small(target, answers, held_out, 20, tmp_path / "parts", SMALL, SHAPE)
     monkeypatch.setattr(small_training, "acceptance", real)
-    resumed = train_small(target, said, held_out, 20, tmp_path / "parts", SMALL, SHAPE)
+    resumed = train_small(target, answers, held_out, 20, tmp_path / "parts", SMALL, SHAPE)
     for name, weight in whole.state_dict().items():
         assert torch.allclose(weight, resumed.state_dict()[name], atol=1e-5), name
     with pytest.raises(ValueError, match="other texts"):
@@ -162,9 +162,9 @@ def test_the_command_leaves_a_drafter_that_is_served(
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit, match="no text to train on; let train-head write some"):
         zoo_command.main()
-    said = [Conversation(tuple(range(start, start + 30)), 6, True) for start in range(5, 25)]
+    answers = [Conversation(tuple(range(start, start + 30)), 6, True) for start in range(5, 25)]
     for index in (0, 1):
-        own_text._write(own_text.shard_path(tmp_path, own_text.GENERAL, index), said)
+        own_text._write(own_text.shard_path(tmp_path, own_text.GENERAL, index), answers)
     monkeypatch.setattr("sys.argv", [*command, "--epochs", "1"])
     zoo_command.main()
     assert str(tmp_path / SMALL) in capsys.readouterr().out

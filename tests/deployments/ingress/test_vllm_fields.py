@@ -98,7 +98,7 @@ def test_usage_counts_what_the_prefix_cache_had() -> None:
         assert await cached() == 0
         assert await cached() == 32
         assert await cached(prompt=list(range(100, 130))) == 16
-        assert await cached(echo=True, logprobs=0) == 0, "computed anew for its log-probabilities"
+        assert await cached(echo=True, logprobs=0) == 0, "computed again for its log-probabilities"
         new = list(range(200, 248))
         assert await cached(prompt=new, n=3) == 0, "shared between choices, but not cached before"
         assert await cached(prompt=new, n=3) == 32, "a prompt counts once"

@@ -11,10 +11,10 @@ from engine.drafters.suffix import SuffixDrafter
 from tests.engine.drafters.orders import Stream
 
 
-def test_limits_and_standbys_arrive_as_the_config_says() -> None:
+def test_ranks_limits_and_standbys_arrive_as_the_config_says() -> None:
     config = AppConfig.model_validate(
         {
-            "target": {"standby": True},
+            "target": {"standby": True, "tensor_parallel": 2},
             "limits": {
                 "slow_drafter_s": 0.2,
                 "suspect_host_s": 1.5,
@@ -25,7 +25,9 @@ def test_limits_and_standbys_arrive_as_the_config_says() -> None:
             },
         }
     )
-    assert target_spec(config, plan(config)).standby
+    target = target_spec(config, plan(config))
+    assert target.standby
+    assert target.tensor_parallel == 2
     assert limits_of(config).slow_drafter_s == 0.2
     assert limits_of(config).suspect_host_s == 1.5
     assert limits_of(config).probe_after_s == 9

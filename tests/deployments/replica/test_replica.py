@@ -4,78 +4,45 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ray._private import state as ray_state
 from ray.serve.handle import DeploymentResponseGenerator
 
 from tests.actors.hosts.cluster import has_loaded, processes
+from tests.deployments.replica.served import (
+    SILENT_INGRESS_S,
+    UNREAD_TOKENS,
+    begin,
+    read,
+    replica_pid,
+    state,
+)
 from tests.deployments.serving import (
-    ARGS,
+    PORT,
     SEED,
-    cluster,
-    deploy,
     eventually,
     expected_ids,
     heartbeat_of,
     is_idle,
-    read_to_end,
     replicas,
-    request,
     send_heartbeats,
     tokens,
 )
 
-PORT = 8130
-SILENT_INGRESS_S = 4.0
-UNREAD_TOKENS = 48
-ARGS = {
-    **ARGS,
-    "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
-    "limits": {
-        "max_batch": 4,
-        "max_waiting": 2,
-        "unread_tokens": UNREAD_TOKENS,
-        "stalled_s": 2 * SILENT_INGRESS_S,
-        "silent_ingress_s": SILENT_INGRESS_S,
-    },
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _app() -> Iterator[None]:
-    with cluster(PORT):
-        deploy(ARGS)
-        yield
-
-
-def begin(name: str, **changes: Any) -> DeploymentResponseGenerator:
-    return replicas().options(stream=True).stream.remote(request(name, **changes))
-
-
-def read(name: str, **changes: Any) -> list[dict[str, Any]]:
-    stream = begin(name, **changes)
-    first = next(stream)
-    refused = first["kind"] == "refused"
-    return [first, *(stream if refused else read_to_end(stream, name, first["replica"]))]
+pytestmark = pytest.mark.usefixtures("app")
 
 
 def endless(name: str) -> DeploymentResponseGenerator:
     return begin(name, params={"max_tokens": 1900, "ignore_eos": True})
 
 
-def state() -> dict[str, Any]:
-    return replicas().state.remote().result(timeout_s=10)
+def test_the_first_replica_has_waited_for_its_drafter() -> None:
+    assert state()["down"] == []
 
 
 def test_the_vocabulary_of_grammars_is_loaded_without_a_request() -> None:
-    (replica,) = (
-        actor["Pid"]
-        for actor in ray_state.actors(actor_state_name="ALIVE").values()
-        if actor["ActorClassName"] == "ServeReplica:spindle:Replica"
-    )
+    replica = replica_pid()
     eventually(lambda: has_loaded(replica, "xgrammar"), "xgrammar is loaded")
 
 
@@ -241,25 +208,3 @@ def test_describe_lists_model_limits_and_drafters() -> None:
     assert described["model"] == "target"
     assert (described["max_context"], described["vocab_size"]) == (2048, 2048)
     assert described["lanes"] == described["drafters"] == ["tiny", "ngram"]
-
-
-def test_user_config_switches_policies_while_a_request_runs() -> None:
-    stream = begin("switched", params={"max_tokens": 40, "temperature": 1.0})
-    replica = next(stream)["replica"]
-    with send_heartbeats({"switched": replica}, {"switched": 0}):
-        deploy(ARGS, {"speculation": {"name": "off"}})
-        assert replica == state()["replica"], "the same process"
-        assert tokens(list(stream)) == expected_ids(1.0, SEED, 40)
-    assert read("plainly")[-1]["statistics"]["drafted"] == 0
-
-    # Ordered by lengths that the target itself is asked for.
-    deploy(ARGS, {"schedule": {"name": "laps_sd"}, "speculation": {"name": "fixed"}})
-    assert tokens(read("laps")) == expected_ids(1.0, SEED, 40)
-    deploy(ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"mode": "asynchronous"}})
-    assert tokens(read("ranked")) == expected_ids(1.0, SEED, 40)
-
-
-def test_a_bad_user_config_fails_the_deployment_and_names_the_field() -> None:
-    """Comes last: Serve has stopped the replica then."""
-    with pytest.raises(AssertionError, match="schedule: there is no 'best'"):
-        deploy(ARGS, {"schedule": {"name": "best"}})

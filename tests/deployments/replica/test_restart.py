@@ -1,48 +1,14 @@
-"""The only replica dies: its successor serves before its drafter is loaded, and says so."""
+"""The only replica dies: its successor serves before its drafter is loaded, and reports it."""
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from ray._private import state as ray_state
 
-from tests.deployments.serving import (
-    ARGS,
-    SEED,
-    cluster,
-    deploy,
-    eventually,
-    expected_ids,
-    read_to_end,
-    replicas,
-    request,
-    tokens,
-)
-
-PORT = 8131
-URL = f"http://127.0.0.1:{PORT}"
-DRAFTER = {"name": "tiny", "model": "zoo/tiny", "placement": "actor", "cpus": 0.05}
-ARGS = {**ARGS, "drafters": [DRAFTER, {"name": "ngram", "kind": "ngram"}]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _app() -> Iterator[None]:
-    with cluster(PORT):
-        deploy(ARGS)
-        yield
-
-
-def state() -> dict[str, Any]:
-    return replicas().state.remote().result(timeout_s=10)
-
-
-def read(name: str) -> list[dict[str, Any]]:
-    stream = replicas().options(stream=True).stream.remote(request(name))
-    first = next(stream)
-    return read_to_end(stream, name, first["replica"])
+from tests.deployments.replica.served import read, replica_pid, state
+from tests.deployments.serving import SEED, URL, eventually, expected_ids, tokens
 
 
 def down_metric() -> bool:
@@ -52,16 +18,12 @@ def down_metric() -> bool:
     )
 
 
+@pytest.mark.usefixtures("app")
 def test_the_successor_of_the_only_replica_serves_before_its_drafter_is_loaded() -> None:
+    eventually(lambda: state()["down"] == [], "the drafter is loaded", within_s=60)
     first = state()
-    assert first["down"] == [], "the first replica has waited for its drafter"
     assert httpx.get(f"{URL}/health", timeout=10).json() == {"status": "ok"}
-    (replica,) = (
-        actor["Pid"]
-        for actor in ray_state.actors(actor_state_name="ALIVE").values()
-        if actor["ActorClassName"] == "ServeReplica:spindle:Replica"
-    )
-    os.kill(replica, signal.SIGKILL)
+    os.kill(replica_pid(), signal.SIGKILL)
     health: list[dict[str, Any]] = []
 
     def answers() -> bool:

@@ -5,10 +5,8 @@ from typing import Any
 
 from tests.deployments.serving import ARGS, VLLM_TARGET
 
-PORT, GRPC_PORT, METRICS_PORT = 8161, 9161, 8251
-URL = f"http://127.0.0.1:{PORT}"
+GRPC_PORT = 9161
 KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
-KEY_FROM_ENVIRONMENT = "a key of a tenant"
 ADMITTED = 64
 ALIKE: Mapping[str, Any] = {
     **ARGS,

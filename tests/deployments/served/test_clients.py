@@ -129,7 +129,7 @@ def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
 
 
 TASK = """
-task: tested
+task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
@@ -152,31 +152,35 @@ LM_EVAL = """
 import json, sys
 import lm_eval
 from lm_eval.tasks import TaskManager
-url, tokenizer, folder, name, batch_size = sys.argv[1:]
-results = lm_eval.simple_evaluate(
-    model="local-completions",
-    model_args=dict(
-        model=name, base_url=f"{url}/v1/completions", tokenizer=tokenizer, num_concurrent=4
-    ),
-    batch_size=int(batch_size),
-    tasks=["tested"],
-    task_manager=TaskManager(include_path=folder, include_defaults=False),
-    bootstrap_iters=0,
-)
-samples = sorted(results["samples"]["tested"], key=lambda sample: sample["doc_id"])
-answers = [sample["filtered_resps"] for sample in samples]
-print(json.dumps([results["results"]["tested"], answers], default=str))
+url, tokenizer, folder, model, tasks = sys.argv[1:]
+for name, batch_size in json.loads(tasks).items():
+    results = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args=dict(
+            model=model, base_url=f"{url}/v1/completions", tokenizer=tokenizer, num_concurrent=4
+        ),
+        batch_size=batch_size,
+        tasks=[name],
+        task_manager=TaskManager(include_path=folder, include_defaults=False),
+        bootstrap_iters=0,
+    )
+    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
+    answers = [sample["filtered_resps"] for sample in samples]
+    print("RESULT", json.dumps([results["results"][name], answers], default=str))
 """
 
 
-def lm_eval(
-    app: str, folder: Path, particulars: str, rows: Sequence[dict[str, Any]], batch_size: int = 1
-) -> tuple[dict[str, Any], list[Any]]:
-    """The scores, and what the endpoint answered for each row."""
-    data = folder / "rows.jsonl"
+def write_task(folder: Path, name: str, particulars: str, rows: Sequence[dict[str, Any]]) -> None:
+    data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "tested.yaml").write_text(TASK.format(data=data, particulars=particulars))
-    arguments = [app, str(model_path(TARGET)), str(folder), TARGET, str(batch_size)]
+    task = TASK.format(name=name, data=data, particulars=particulars)
+    (folder / f"{name}.yaml").write_text(task)
+
+
+def lm_eval(app: str, folder: Path, batch_sizes: dict[str, int]) -> list[tuple[Any, list[Any]]]:
+    """Of each task, the scores and what the endpoint answered for each row. One process for all:
+    its imports take longer than the tasks."""
+    arguments = [app, str(model_path(TARGET)), str(folder), TARGET, json.dumps(batch_sizes)]
     ran = subprocess.run(
         [sys.executable, "-c", LM_EVAL, *arguments],
         capture_output=True,
@@ -190,12 +194,12 @@ def lm_eval(
         },
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    scores, answers = json.loads(ran.stdout.splitlines()[-1])
-    return scores, answers
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+    return [tuple(json.loads(line.removeprefix("RESULT "))) for line in lines]
 
 
-def test_lm_eval_scores_the_endpoints_answers(app: str, tmp_path: Path) -> None:
-    """The answers that it is to find are the endpoint's own, so anything lost on the way shows."""
+def answered_rows(app: str) -> list[dict[str, Any]]:
+    """The answers to be found are the endpoint's own, so anything lost on the way shows."""
     rows = []
     for count in range(3, 9):
         prompt = f"<|user|>\nCount to {count}.<|end|>\n<|assistant|>\n"
@@ -208,23 +212,14 @@ def test_lm_eval_scores_the_endpoints_answers(app: str, tmp_path: Path) -> None:
         answered = requests.post(f"{app}/v1/completions", json=body, headers=AUTHORIZED, timeout=60)
         answer = answered.json()
         rows.append({"prompt": prompt, "answer": answer["choices"][0]["text"]})
-    scores, _ = lm_eval(app, tmp_path, GENERATING, rows)
-    assert scores["exact_match,none"] == 1.0
+    return rows
 
 
-def test_lm_evals_loglikelihoods_are_the_stock_models(app: str, tmp_path: Path) -> None:
-    """As hellaswag and mmlu ask for them: choices behind the same context, token ids, `echo`."""
-    rows: list[dict[str, Any]] = [
-        {
-            "prompt": f"<|user|>Count to {count}.<|end|><|assistant|>",
-            "choices": ["1, 2, 3", "1\n2\n3\n", "A table:", "Once upon a time there"],
-            "answer": 1,
-        }
-        for count in range(3, 8)
-    ]
+def stock_likelihoods(rows: Sequence[dict[str, Any]]) -> list[list[tuple[float, bool]]]:
+    """The log-likelihood of each choice, and whether greedy decoding gives it."""
     model = AutoModelForCausalLM.from_pretrained(model_path(TARGET), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
-    expected, right = [], 0
+    expected = []
     for row in rows:
         context = len(tokenizer(row["prompt"])["input_ids"])
         likelihoods = []
@@ -236,11 +231,32 @@ def test_lm_evals_loglikelihoods_are_the_stock_models(app: str, tmp_path: Path) 
             greedy = bool((logprobs.argmax(-1) == ids[context:]).all())
             likelihoods.append((float(own.sum()), greedy))
         expected.append(likelihoods)
-        right += max(likelihoods) == likelihoods[row["answer"]]
-    scores, answers = lm_eval(app, tmp_path, CHOOSING, rows, batch_size=3)
+    return expected
+
+
+def test_lm_eval_scores_answers_and_the_stock_models_loglikelihoods(
+    app: str, tmp_path: Path
+) -> None:
+    """Choices behind the same context, token ids, `echo`: as hellaswag and mmlu ask for them."""
+    rows: list[dict[str, Any]] = [
+        {
+            "prompt": f"<|user|>Count to {count}.<|end|><|assistant|>",
+            "choices": ["1, 2, 3", "1\n2\n3\n", "A table:", "Once upon a time there"],
+            "answer": 1,
+        }
+        for count in range(3, 8)
+    ]
+    write_task(tmp_path, "generating", GENERATING, answered_rows(app))
+    write_task(tmp_path, "choosing", CHOOSING, rows)
+    (generated, _), (scores, answers) = lm_eval(app, tmp_path, {"generating": 1, "choosing": 3})
+    assert generated["exact_match,none"] == 1.0
+    expected = stock_likelihoods(rows)
     for answer, likelihoods in zip(answers, expected, strict=True):
         assert [float(value) for value, _ in answer] == pytest.approx(
             [value for value, _ in likelihoods], abs=1e-3
         )
         assert [str(greedy) for _, greedy in answer] == [str(greedy) for _, greedy in likelihoods]
+    right = sum(
+        max(of_row) == of_row[row["answer"]] for of_row, row in zip(expected, rows, strict=True)
+    )
     assert scores["acc,none"] == pytest.approx(right / len(rows))

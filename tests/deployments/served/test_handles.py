@@ -16,7 +16,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from ray import serve
 
 from tests.deployments.served.application import GRPC_PORT
-from tests.deployments.served.application import KEY_FROM_ENVIRONMENT as KEY
+from tests.deployments.serving import KEY_FROM_ENVIRONMENT as KEY
 from tests.deployments.serving import PROMPT, eventually, expected_text, is_idle
 
 pytestmark = [

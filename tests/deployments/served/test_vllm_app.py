@@ -20,9 +20,11 @@ from benchmarks.serving.streams import ReceivedStream, read, session
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
-from tests.deployments.served.application import APPLICATIONS, KEYS, METRICS_PORT, URL
+from tests.deployments.served.application import APPLICATIONS, KEYS
 from tests.deployments.serving import (
+    METRICS_URL,
     PROMPT,
+    URL,
     VLLM_LOADS_S,
     deploy,
     eventually,
@@ -39,10 +41,6 @@ pytestmark = [
 ]
 ARGS = APPLICATIONS["vllm"]
 AUTHORIZED = {"Authorization": f"Bearer {KEYS['alpha']}"}
-ELSEWHERE: Mapping[str, Mapping[str, Any]] = {
-    "in the replica's own process": {"placement": "inline"},
-    "on two ranks": {"tensor_parallel": 2},
-}
 PROMPTS = (
     PROMPT,
     "<|user|>List 6 animals.<|end|><|assistant|>",
@@ -169,8 +167,7 @@ def test_intels_openmp_is_loaded_before_anything_else() -> None:
 def test_vllms_own_metrics_are_beside_ours() -> None:
     def shown() -> set[str]:
         ask()  # Ray drops a gauge that has not been set for 20 s
-        url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
-        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        text = urllib.request.urlopen(METRICS_URL, timeout=10).read().decode()
         return {line.split("{")[0] for line in text.splitlines() if "{" in line}
 
     wanted = {
@@ -181,10 +178,10 @@ def test_vllms_own_metrics_are_beside_ours() -> None:
     eventually(lambda: wanted <= shown(), f"{wanted} are shown")
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
-def test_elsewhere_eight_streams_are_the_oracles_as_well(where: str) -> None:
+def test_in_the_replicas_own_process_eight_streams_are_the_oracles_as_well() -> None:
+    """On several ranks: tests/actors/hosts/test_fleet.py."""
     serve.delete("spindle")
-    deploy({**ARGS, "target": {**ARGS["target"], **ELSEWHERE[where]}}, within_s=VLLM_LOADS_S)
+    deploy({**ARGS, "target": {**ARGS["target"], "placement": "inline"}}, within_s=VLLM_LOADS_S)
     asked = bodies(max_tokens=32)
     received = read_all(asked)
     check(received, asked)

@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.context import Layout, Scoring
+from engine.attention.context import AttentionBatch, Layout, Scoring
 from engine.attention.decomposed import decomposed
 from engine.attention.flex import FusedPlan
 from engine.attention.packed import MOST_WALKED_LINES, PackedPlan
 from engine.attention.pieces import padded
-from engine.attention.static import static
+from engine.attention.static import StaticPlan
 from tests.engine.attention.batches import random_batch, random_tensors, reference
+
+
+def static(batch: AttentionBatch) -> StaticPlan:
+    """A plan of the batch's own shape."""
+    rows, context = int(batch.row_offsets[-1]), int(batch.kv_counts().max())
+    plan = StaticPlan(rows, context, batch.device)
+    plan.load(batch)
+    return plan
+
 
 LAYOUTS: dict[str, Layout] = {
     "padded": padded,

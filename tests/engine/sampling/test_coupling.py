@@ -3,12 +3,12 @@
 Daliri, Musco, Suresh 2024: P(argmax(log p + g) = argmax(log q + g)) >= (1 - TV) / (1 + TV).
 """
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.zoo import TARGET, model_path
@@ -42,24 +42,32 @@ def transformed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("drafter", ["tiny", "prose"])
-@pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9)]
-)
-def test_acceptance_meets_the_coupling_bound(drafter: str, params: SamplingParams) -> None:
-    accepted, by_chance, distance = [], [], []
-    for number, (target, proposed) in enumerate(
-        zip(logits_of(TARGET), logits_of(drafter), strict=True)
-    ):
+@cache
+def chosen(name: str, temperature: float, top_p: float, seed: int) -> NDArray[np.int64]:
+    """A token for each position: [rows, positions]."""
+    params = SamplingParams(temperature, top_p=top_p)
+    tokens = []
+    for number, logits in enumerate(logits_of(name)):
         first = number * ROW_TOKENS
-        rows = [Row(params, SEED, first + i, 0, ()) for i in range(ROW_TOKENS)]
-        independent = [replace(row, seed=SEED + 1) for row in rows]
-        tokens = np.array(choose(target, rows))
-        accepted.append(tokens == choose(proposed, rows))
-        by_chance.append(tokens == choose(proposed, independent))
+        rows = [Row(params, seed, first + i, 0, ()) for i in range(ROW_TOKENS)]
+        tokens.append(choose(logits, rows))
+    return np.array(tokens)
+
+
+@pytest.mark.parametrize("drafter", ["tiny", "prose"])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
+def test_acceptance_meets_the_coupling_bound(
+    drafter: str, temperature: float, top_p: float
+) -> None:
+    params = SamplingParams(temperature, top_p=top_p)
+    tokens = chosen(TARGET, temperature, top_p, SEED)
+    share = (tokens == chosen(drafter, temperature, top_p, SEED)).reshape(-1)
+    by_chance = tokens == chosen(drafter, temperature, top_p, SEED + 1)
+    distance = []
+    for target, proposed in zip(logits_of(TARGET), logits_of(drafter), strict=True):
         gap = transformed(target, params) - transformed(proposed, params)
         distance.append(0.5 * gap.abs().sum(-1).numpy())
-    share, far = np.concatenate(accepted), np.concatenate(distance)
+    far = np.concatenate(distance)
     slack = 3 * share.std() / np.sqrt(len(share))
     bound = ((1 - far) / (1 + far)).mean()
     assert len(share) >= 20_000
@@ -67,4 +75,4 @@ def test_acceptance_meets_the_coupling_bound(drafter: str, params: SamplingParam
     # Correct samplers cannot agree more often than the mass that both distributions share.
     assert share.mean() <= (1 - far).mean() + slack
     # The bound is not trivial: independent noise does not meet it.
-    assert np.concatenate(by_chance).mean() < bound - slack
+    assert by_chance.mean() < bound - slack

@@ -177,9 +177,9 @@ def test_too_many_tokens_are_refused(field: str) -> None:
 
 @pytest.mark.parametrize("top_k", [-1, 2048, 10**6, 2**31 - 1])
 def test_more_than_the_vocabulary_keeps_every_token(top_k: int) -> None:
-    def said(params: SamplingParams) -> list[int]:
+    def chosen(params: SamplingParams) -> list[int]:
         events = generate(verifier(), [prompt()], params)
         return [token for event in events for token in event.token_ids]  # type: ignore[union-attr]
 
     wanted = replace(PLAIN, temperature=5.0, max_tokens=8)
-    assert said(replace(wanted, top_k=top_k)) == said(wanted)
+    assert chosen(replace(wanted, top_k=top_k)) == chosen(wanted)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -12,8 +12,10 @@ from engine.model import PackedModel
 from engine.protocol import Verifier
 from engine.verifiers.native import NativeVerifier
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
-from engine.verifiers.vllm.verifier import VllmVerifier
 from tests.engine.grammar.oracle import grammars
+
+if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
+    from engine.verifiers.vllm.verifier import VllmVerifier
 
 Backend = Literal["native", "vllm"]
 AMPLE, TIGHT = 8192, 320
@@ -40,5 +42,5 @@ def host(backend: Backend, kv_tokens: int) -> Host:
 
 
 @cache
-def vllm(kv_tokens: int) -> VllmVerifier:
+def vllm(kv_tokens: int) -> "VllmVerifier":
     return load_vllm(VllmSpec(model_path(TARGET), "float32", kv_tokens, engine_args=EAGER))

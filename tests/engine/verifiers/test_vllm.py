@@ -5,28 +5,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
-import vllm as vllm_package
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from cluster.zoo import TARGET, model_path
 from engine.errors import RankLost
 from engine.protocol import Verdict
 from engine.sampling.params import SamplingParams
-from engine.verifiers.vllm.adapter.support import check
 from engine.verifiers.vllm.errors import InvalidEngineArgs, UnsupportedVLLM
 from engine.verifiers.vllm.loading import TYPICAL_DRAFT, VllmSpec, engine_config, load_vllm
-from engine.verifiers.vllm.verifier import VllmVerifier
 from policies.tree import ROOT, DraftTree
 from tests import reference
 from tests.engine.streams import questions, reference_target
 from tests.engine.verifiers.backends import AMPLE, EAGER, TIGHT, vllm
 from tests.engine.verifiers.orders import SEED, order, verdict
 
+if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
+    from engine.verifiers.vllm.verifier import VllmVerifier
+
 
 @pytest.fixture
-def ample() -> Iterator[VllmVerifier]:
+def ample() -> "Iterator[VllmVerifier]":
     verifier = vllm(AMPLE)
     yield verifier
     verifier.forget("abcd")
@@ -34,14 +34,14 @@ def ample() -> Iterator[VllmVerifier]:
 
 
 @pytest.fixture
-def tight() -> Iterator[VllmVerifier]:
+def tight() -> "Iterator[VllmVerifier]":
     verifier = vllm(TIGHT)
     yield verifier
     verifier.forget("abcd")
     assert verifier.blocks().used == 0
 
 
-def test_a_held_request_keeps_its_kv_while_others_run(ample: VllmVerifier) -> None:
+def test_a_held_request_keeps_its_kv_while_others_run(ample: "VllmVerifier") -> None:
     prompts = {name: [token] * 70 for name, token in (("a", 21), ("b", 22))}
     answers = ample.verify([order(name, prompt) for name, prompt in prompts.items()])
     held = answers[1]
@@ -57,7 +57,7 @@ def test_a_held_request_keeps_its_kv_while_others_run(ample: VllmVerifier) -> No
     assert len(again.tokens) == 1
 
 
-def test_the_least_recently_run_request_is_evicted(tight: VllmVerifier) -> None:
+def test_the_least_recently_run_request_is_evicted(tight: "VllmVerifier") -> None:
     prompts = {name: [token] * 100 for name, token in (("a", 31), ("b", 32), ("c", 33))}
     chosen = {name: verdict(tight, order(name, prompts[name])).tokens for name in "ab"}
     verdict(tight, order("c", prompts["c"]))
@@ -67,7 +67,7 @@ def test_the_least_recently_run_request_is_evicted(tight: VllmVerifier) -> None:
         assert (verdict(tight, one).pending > 0) == lost, "only `a` has lost its KV"
 
 
-def test_a_draft_longer_than_the_typical_one_is_verified_whole(ample: VllmVerifier) -> None:
+def test_a_draft_longer_than_the_typical_one_is_verified_whole(ample: "VllmVerifier") -> None:
     prompt = questions(False)[0]
     params = SamplingParams(temperature=0, max_tokens=TYPICAL_DRAFT + 6)
     expected = reference.generate(reference_target(), prompt, params, SEED)
@@ -79,7 +79,7 @@ def test_a_draft_longer_than_the_typical_one_is_verified_whole(ample: VllmVerifi
     assert len(answer.accepted) == TYPICAL_DRAFT + 4
 
 
-def test_steps_may_run_in_another_thread_than_loading(ample: VllmVerifier) -> None:
+def test_steps_may_run_in_another_thread_than_loading(ample: "VllmVerifier") -> None:
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(verdict, ample, order("a", [21] * 40)).result()
     assert answer.tokens == verdict(ample, order("b", [21] * 40)).tokens
@@ -126,7 +126,7 @@ def test_no_gloo_thread_outlives_the_interpreter() -> None:
     assert "gloo" not in threads
 
 
-def test_a_tree_that_branches_raises_an_error(ample: VllmVerifier) -> None:
+def test_a_tree_that_branches_raises_an_error(ample: "VllmVerifier") -> None:
     tree = DraftTree.build([5, 6], [ROOT, ROOT], [0.5, 0.5])
     with pytest.raises(ValueError, match="chains"):
         ample.verify([order("a", [1, 2, 3], tree)])
@@ -154,6 +154,11 @@ def test_engine_args_that_cannot_be_honoured_are_refused(
 def test_another_vllm_is_refused_with_the_supported_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    import vllm as vllm_package
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from engine.verifiers.vllm.adapter.support import check
+
     config = engine_config(VllmSpec(model_path(TARGET), "float32", 2048))
     check(config)
     with monkeypatch.context() as changed:

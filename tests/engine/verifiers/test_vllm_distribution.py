@@ -8,11 +8,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency
 from transformers import AutoTokenizer
-from vllm import EngineArgs
-from vllm import SamplingParams as EngineParams
-from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor.abstract import Executor
-from vllm.v1.request import Request
 
 from cluster.zoo import TARGET, model_path
 from engine.committed import CommittedTokens
@@ -40,6 +35,12 @@ def prompt() -> list[int]:
 def plain(prompt: list[int]) -> Counter[Pair]:
     """Drawn by vLLM without speculation, with its own sampler."""
     vllm(AMPLE)  # sets the process up for vLLM
+    from vllm import EngineArgs
+    from vllm import SamplingParams as EngineParams
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.request import Request
+
     config = EngineArgs(
         model=str(model_path(TARGET)),
         dtype="float32",

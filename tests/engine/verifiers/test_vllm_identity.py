@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from cluster.zoo import TARGET, model_path
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
-from engine.verifiers.vllm.verifier import VllmVerifier
 from tests.engine.streams import DRAFTERS, Request, check, reference_target, serve
 from tests.engine.verifiers.backends import AMPLE, EAGER, TIGHT, vllm
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
+
+if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
+    from engine.verifiers.vllm.verifier import VllmVerifier
 
 FACTORS = {
     "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "schema", "mixed"),
@@ -41,7 +44,7 @@ CASES = {"/".join(case.values()): case for case in (*one_at_a_time(FACTORS), *co
 class Halves:
     """Verifies a batch in two steps of vLLM; the requests of one are held in the other."""
 
-    def __init__(self, verifier: VllmVerifier) -> None:
+    def __init__(self, verifier: "VllmVerifier") -> None:
         self._verifier = verifier
         self.vocab_size = verifier.vocab_size
         self.max_context = verifier.max_context

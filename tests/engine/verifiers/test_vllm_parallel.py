@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,23 +14,25 @@ from engine.errors import RankLost
 from engine.generate import generate
 from engine.protocol import Commit
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
-from engine.verifiers.vllm.verifier import VllmVerifier
 from tests import prompt_logprobs
 from tests.engine.streams import END, SAMPLING, questions, reference_target
 from tests.engine.verifiers.backends import EAGER
 from tests.engine.verifiers.orders import order, verdict
 from tests.identity import Identity
 
+if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
+    from engine.verifiers.vllm.verifier import VllmVerifier
+
 
 @pytest.fixture(scope="module")
-def verifier() -> Iterator[VllmVerifier]:
+def verifier() -> "Iterator[VllmVerifier]":
     spec = VllmSpec(model_path(TARGET), "float32", 2048, tensor_parallel=2, engine_args=EAGER)
     verifier = load_vllm(spec)
     yield verifier
     verifier.shutdown()
 
 
-def test_two_ranks_streams_equal_the_references(verifier: VllmVerifier) -> None:
+def test_two_ranks_streams_equal_the_references(verifier: "VllmVerifier") -> None:
     identity = Identity(reference_target())
     params = [
         replace(one, seed=7, max_tokens=8, stop_token_ids=(END,)) for one in SAMPLING.values()
@@ -45,7 +48,7 @@ def test_two_ranks_streams_equal_the_references(verifier: VllmVerifier) -> None:
     assert verifier.blocks().used == 0
 
 
-def test_two_ranks_prompt_logprobs_equal_the_references(verifier: VllmVerifier) -> None:
+def test_two_ranks_prompt_logprobs_equal_the_references(verifier: "VllmVerifier") -> None:
     prompt = questions(True)[2]
     params = replace(SAMPLING["greedy"], max_tokens=2, prompt_logprobs=2)
     first = next(generate(verifier, [prompt], params, chunk=10))
@@ -53,7 +56,7 @@ def test_two_ranks_prompt_logprobs_equal_the_references(verifier: VllmVerifier) 
     prompt_logprobs.check(reference_target(), prompt, 2, first.prompt_logprobs)
 
 
-def test_a_killed_rank_makes_the_verifier_raise_rank_lost(verifier: VllmVerifier) -> None:
+def test_a_killed_rank_makes_the_verifier_raise_rank_lost(verifier: "VllmVerifier") -> None:
     """The last test of this module, as the verifier cannot be used afterwards."""
     assert verdict(verifier, order("a", [21] * 40)).tokens
     ranks = [one for one in multiprocessing.active_children() if "Worker" in one.name]

@@ -53,7 +53,7 @@ def test_a_partial_batch_is_due_once_the_oldest_request_has_waited_for_the_timeo
     schedule.arrive(view("b"), 0.9)
     assert schedule.due(0.99) is None
     assert due(schedule, 1.0).requests == ("a", "b")
-    schedule.arrive(view("c"), 5.0)  # the timer starts anew
+    schedule.arrive(view("c"), 5.0)  # the timer starts again
     assert schedule.due(5.9) is None
 
 

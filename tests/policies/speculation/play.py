@@ -38,10 +38,9 @@ def plan_alone(
     lane: str,
     context: RoundContext,
     now: float,
-    unread: Sequence[int] = (),
 ) -> DraftPlan:
     """The plan of a round with this lane's requests only."""
-    [plan] = policy.plan([LaneBatch(lane, batch, unread)], context, now)
+    [plan] = policy.plan([LaneBatch(lane, batch)], context, now)
     return plan
 
 

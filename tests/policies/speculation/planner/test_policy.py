@@ -251,10 +251,10 @@ def test_a_lane_that_drafts_for_a_need_drafts_for_all_that_gain() -> None:
 
 
 def rule_for(
-    context: RoundContext, calibrations: dict[str, Calibration] | None = None, unread: int = 1
+    context: RoundContext, calibrations: dict[str, Calibration] | None = None
 ) -> PlannerStepRule:
     planner = Planner(PlannerParams(max_width=1), calibrations)
-    plan = plan_alone(planner, [view("a")], "lane", context, 0.0, [unread])
+    plan = plan_alone(planner, [view("a")], "lane", context, 0.0)
     assert plan.rule is not None
     rule = pickle.loads(pickle.dumps(plan.rule))  # as it travels to the drafter
     assert isinstance(rule, PlannerStepRule)
