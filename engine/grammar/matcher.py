@@ -100,9 +100,12 @@ class OutputMatcher:
         self._roll_back(len(self._tokens) - first - same)
         begun = thread_time()
         for token in tokens[same:]:
-            if not self._accept(token):
-                break
-        self._spend(thread_time() - begun)
+            accepted = self._accept(token)
+            now = thread_time()
+            self._spend(now - begun)
+            if not accepted:
+                return
+            begun = now
 
     def _spend(self, seconds: float) -> None:
         self._spent_s += seconds
