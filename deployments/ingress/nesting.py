@@ -23,9 +23,9 @@ def _inner(value: object) -> list[object]:
     """The lists and objects directly in a list or object."""
     match value:
         case dict():
-            items = value.values()
+            inner = list(value.values())
         case list():
-            items = value
+            inner = value
         case _:
             return []
-    return [one for one in items if isinstance(one, dict | list)]
+    return [one for one in inner if isinstance(one, dict | list)]
