@@ -78,6 +78,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         """Bytes of the head that is arriving."""
         self._in_body = False
+        self._body_pieces = 0
+        self._beside_body = 0
+        """Bytes since the last piece of the body that is arriving: extensions and trailers."""
         self._excess = False
         """There are too many connections with this one."""
 
@@ -98,15 +101,17 @@ class BoundedConnection(HttpToolsProtocol):
             self._head_bytes = len(data)
             self._refuse(_TOO_MANY, f"more than {self._bounds.connections} connections are open")
             return
-        heads, in_body = self._heads, self._in_body
+        heads, in_body, pieces = self._heads, self._in_body, self._body_pieces
         if not in_body:
             self._reading.start()  # the next request of a connection that is kept alive
         super().data_received(data)
         if in_body or self._heads > heads:
             self._head_bytes = 0
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > self._bounds.head_bytes:
+        else:
+            self._head_bytes += len(data)
+        if in_body and self._in_body:
+            self._beside_body += len(data) if self._body_pieces == pieces else 0
+        if max(self._head_bytes, self._beside_body) > self._bounds.head_bytes:
             at_most = f"the first line and headers have more than {self._bounds.head_bytes} bytes"
             self._refuse(b"431 Request Header Fields Too Large", at_most)
 
@@ -115,8 +120,14 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_body = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._body_pieces += 1
+        self._beside_body = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._beside_body = 0
         self._reading.stop()
         super().on_message_complete()
 

@@ -1,5 +1,6 @@
-"""Middlewares for Serve's HTTP proxies, installed by cluster/serve.env: bodies sent ahead, and
-backpressure; and the bounds of their connections (deployments/connections.py).
+"""Middlewares for Serve's HTTP proxies, installed by cluster/serve.env: bodies sent ahead,
+backpressure, and headers that only Serve's own parts may set; and the bounds of their connections
+(deployments/connections.py).
 
 Body ahead: by default a proxy passes only the head of a request to the ingress, which then calls
 the proxy back for the body, and again to learn whether the client has disconnected: two calls
@@ -10,9 +11,13 @@ client has stopped reading. `WrittenReports` reports to the ingress how much the
 
 Both are optimisations: without them requests start a little later, and for a client that does not
 read, the proxy holds the rest of the answer in memory.
+
+Headers: some make Serve route a request, limit its time, or no longer notice that its client has
+left, and it fails where they are no UTF-8. `HeadersOfServe` takes them out.
 """
 
 import asyncio
+import re
 
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.http_util import ASGIReceiveProxy
@@ -29,13 +34,27 @@ WRITTEN = "spindle.written"
 """Type of an ASGI message to the ingress: the client has taken `messages` more body messages."""
 MESSAGES_PER_REPORT = 16
 """Body messages per WRITTEN report; fewer reports save calls between processes."""
+TAKEN_OUT = "spindle.taken_out"
+"""Key in the ASGI scope for the names of headers that `HeadersOfServe` has taken out."""
+_OF_SERVE = frozenset(
+    (
+        *(b"serve-multiplexed-model-id", b"x-session-id", b"x-request-timeout-seconds"),
+        b"x-request-disconnect-disabled",
+    )
+)
+"""With `_` in place of `-` Serve reads them as well."""
+_READ_BY_SERVE = {
+    b"x-request-id": re.compile(rb"[!-~]{1,128}"),
+    b"traceparent": re.compile(rb"[ -~]*"),
+}
+"""Headers that clients may set, and what they may be."""
 _RECEIVE_DELAY_S = 0.2
 
 
 def middlewares() -> list[Middleware]:
     """Called by Serve when a proxy starts, before its server."""
     connections.install()
-    return [Middleware(WrittenReports), Middleware(BodyAhead)]
+    return [Middleware(WrittenReports), Middleware(BodyAhead), Middleware(HeadersOfServe)]
 
 
 class WrittenReports:
@@ -81,6 +100,26 @@ class WrittenReports:
         finally:
             if incoming is not None:
                 incoming.cancel()
+
+
+class HeadersOfServe:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = scope.get("headers", ())
+        taken = [name for name, value in headers if _is_harmful(name, value)]
+        if taken:
+            kept = [(name, value) for name, value in headers if not _is_harmful(name, value)]
+            names = [name.decode("latin-1") for name in taken]
+            scope = {**scope, "headers": kept, TAKEN_OUT: names}
+        await self._app(scope, receive, send)
+
+
+def _is_harmful(name: bytes, value: bytes) -> bool:
+    name = name.lower().replace(b"_", b"-")
+    allowed = _READ_BY_SERVE.get(name)
+    return name in _OF_SERVE or (allowed is not None and allowed.fullmatch(value) is None)
 
 
 class BodyAhead:

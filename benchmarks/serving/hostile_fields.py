@@ -19,13 +19,26 @@ _NUMBERS = st.sampled_from(
         *(0.5, -0.0, 1e-320, 1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
     ]
 )
+
+
+def _nested(levels: int, kind: type) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _TEXT | _NUMBERS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
     max_leaves=8,
 )
+_DEEP = [_nested(levels, kind) for levels in (64, 200, 300, 600) for kind in (list, dict)]
 ANY: st.SearchStrategy[Any] = (
-    _JSON | _NUMBERS | st.sampled_from([[], {}, [[]], [None], {"": None}, [[[[[[]]]]]], [5] * 3000])
+    _JSON
+    | _NUMBERS
+    | st.sampled_from(_DEEP)
+    | st.sampled_from([[], {}, [[]], [None], {"": None}, [[[[[[]]]]]], [5] * 3000])
 )
 
 _SCHEMAS = st.sampled_from(
@@ -132,16 +145,29 @@ _SAMPLING: Mapping[str, st.SearchStrategy[Any]] = {
     "logprobs": st.booleans() | st.integers(0, 21),
     "echo": st.booleans(),
     "truncate_prompt_tokens": _COUNTS,
+    "truncation_side": st.sampled_from(["left", "right", "middle"]),
+    "prompt_logprobs": st.integers(0, 21) | _NUMBERS,
+    "spindle": st.sampled_from([{"trace": True}, {"trace": 1}, {"traces": True}]),
     "structured_outputs": _FORMS,
     "response_format": _FORMATS,
     "return_token_ids": st.booleans(),
     "include_stop_str_in_output": st.booleans(),
     "skip_special_tokens": st.booleans(),
     "request_id": _TEXT,
+    "unknown": ANY,
     "slo": st.sampled_from([{"tpot_ms": 1e-3}, {"ttft_ms": 1, "tpot_ms": 8.64e7}, "fast", {}]),
     "priority": st.integers(-1, 1) | _NUMBERS,
     "speculation": st.sampled_from(
-        ["off", "tiny", "ngram", "nothing", {"off": True}, {"max_depth": 1}, {"max_depth": 2**63}]
+        [
+            "off",
+            "tiny",
+            "ngram",
+            "nothing",
+            {"off": True},
+            {"max_depth": 2**63},
+            {"max_depth": 1},
+            {"max_depth": 2**31 - 1},
+        ]
     ),
 }
 _CONVERSATION: Mapping[str, st.SearchStrategy[Any]] = {
@@ -151,6 +177,7 @@ _CONVERSATION: Mapping[str, st.SearchStrategy[Any]] = {
         ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}]
     ),
     "parallel_tool_calls": st.booleans(),
+    "max_completion_tokens": _COUNTS,
     "top_logprobs": st.integers(0, 21),
     "chat_template_kwargs": st.dictionaries(_TEXT, ANY, max_size=2),
     "add_generation_prompt": st.booleans(),
@@ -160,6 +187,7 @@ FIELDS: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
     COMPLETIONS: {
         **_SAMPLING,
         "prompt": _TEXT | _TOKENS | st.lists(_TEXT | _TOKENS, max_size=4),
+        "add_special_tokens": st.booleans(),
     },
     CHAT: {**_SAMPLING, **_CONVERSATION},
     RESPONSES: {
@@ -185,6 +213,9 @@ FIELDS: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
         "prompt": _TEXT,
         "messages": _MESSAGES,
         "tools": _TOOLS,
+        "chat_template_kwargs": st.dictionaries(_TEXT, ANY, max_size=2),
+        "add_generation_prompt": st.booleans(),
+        "continue_final_message": st.booleans(),
         "add_special_tokens": st.booleans(),
         "return_token_strs": st.booleans(),
     },

@@ -103,9 +103,12 @@ _LINES = st.sampled_from(
             b"GET /" + b"a" * 70_000 + b" HTTP/1.1",
             b"CONNECT x:1 HTTP/1.1",
             b"GET /v1/models/\xff HTTP/1.1",
+            b"GET /version?\xff HTTP/1.1",
+            b"GET /health/?\xff HTTP/1.1",
         ),
     ]
 )
+_HOSTS = st.sampled_from([b"x", b"x", b"x", b"[", b"x/health?", b"", b"\xff", b"x:99999999"])
 _HEADERS = st.sampled_from(
     [
         *(b"Content-Length: -1", b"Content-Length: 99999999999999999999", b"Content-Length: 1e3"),
@@ -120,6 +123,10 @@ _HEADERS = st.sampled_from(
         ),
         *(b": empty", b"A: " + b"b" * 70_000, b"\r\n".join(b"H%d: x" % n for n in range(500))),
         *(b"x-spindle-strict: 1", b"serve_multiplexed_model_id: x", b"Accept-Encoding: \x80"),
+        # What Serve itself reads.
+        *(b"X-Request-Id: \xff", b"serve-multiplexed-model-id: \xff", b"X-Session-Id: \xff"),
+        *(b"X-Session-Id: x", b"x-request-timeout-seconds: 1e-9", b"traceparent: \xff"),
+        b"x-request-disconnect-disabled: ?1",
     ]
 )
 
@@ -128,7 +135,7 @@ _HEADERS = st.sampled_from(
 def _on_http(draw: st.DrawFn) -> HostileRequest:
     path, body = draw(_bodies())
     line = draw(_LINES)
-    lines = [line % path.encode() if b"%s" in line else line, b"Host: x"]
+    lines = [line % path.encode() if b"%s" in line else line, b"Host: " + draw(_HOSTS)]
     lines += draw(st.lists(_HEADERS, max_size=2))
     if draw(st.booleans()):
         lines.append(b"Content-Length: %d" % len(body))

@@ -70,12 +70,15 @@ class Admission:
     ) -> list[StreamRequest]:
         """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
         field."""
-        prompts, field = await self._encoded(request), prompt_field(request)
+        prompts, field = await self._encoded(request, tenant), prompt_field(request)
         slo = self._slo(request)
         speculation = self._speculation(request)
-        bad_words = await asyncio.to_thread(tokens_of_bad_words, self._tokens, request.bad_words)
+        bad_words = await self._bad_words(request, tenant)
         choices: list[StreamRequest] = []
         for given_ids in prompts:
+            await asyncio.sleep(
+                0
+            )  # checking a large grammar takes long, and streams go on meanwhile
             prompt_ids = truncated(given_ids, request, limits)
             max_tokens = _max_tokens(request, len(prompt_ids), limits, field)
             params = sampling_params(request, max_tokens, bad_words)
@@ -103,7 +106,7 @@ class Admission:
                 )
         return choices
 
-    async def _encoded(self, request: GenerationRequest) -> list[list[int]]:
+    async def _encoded(self, request: GenerationRequest, tenant: str) -> list[list[int]]:
         """The prompts as token ids."""
         if isinstance(request, ChatRequest):
             messages = [message.for_template for message in request.messages]
@@ -114,12 +117,22 @@ class Admission:
                 request.generation_prompt,
                 request.continue_final_message,
                 request.chat_template_kwargs,
+                tenant,
             )
             return [encoded]
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if texts:
-            return await self._tokens.encode_all(texts, request.add_special_tokens)
+            return await self._tokens.encode_all(texts, request.add_special_tokens, tenant)
         return [prompt for prompt in request.prompts if not isinstance(prompt, str)]
+
+    async def _bad_words(self, request: GenerationRequest, tenant: str) -> list[tuple[int, ...]]:
+        words = request.bad_words
+        if not words:
+            return []
+        size = sum(map(len, words))
+        return await self._tokens.in_turn(
+            lambda: tokens_of_bad_words(self._tokens, words), size, tenant
+        )
 
     def _check_logprobs(
         self, request: GenerationRequest, prompts: int, prompt_len: int, params: SamplingParams
@@ -178,7 +191,7 @@ class Admission:
 def prompts_of(request: GenerationRequest) -> Sequence[str | list[int]]:
     """The prompts before they are encoded; a chat is one, without what its template adds."""
     if isinstance(request, ChatRequest):
-        return ["".join(message.for_template["content"] for message in request.messages)]
+        return ["".join(message.text for message in request.messages)]
     return request.prompts
 
 

@@ -135,14 +135,14 @@ class Api:
         refused."""
         return self._ignored.check(request, strict)
 
-    async def tokenize(self, request: TokenizeRequest) -> Body:
+    async def tokenize(self, request: TokenizeRequest, client: Client = ANY_CALLER) -> Body:
         self._check_model(request.model)
         limits = self._limits or await self.ready()
-        return await tokenize(self.tokens, request, limits.max_context)
+        return await tokenize(self.tokens, request, limits.max_context, client.tenant)
 
-    async def detokenize(self, request: DetokenizeRequest) -> Body:
+    async def detokenize(self, request: DetokenizeRequest, client: Client = ANY_CALLER) -> Body:
         self._check_model(request.model)
-        return detokenize(self.tokens, request)
+        return await detokenize(self.tokens, request, client.tenant)
 
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
@@ -182,7 +182,7 @@ class Api:
         use = _tool_use(request)
         streams = await self._admission.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in streams[:: request.n]]
-        echoed = await self._echoes(prompts) if echoes(request) else [None] * len(prompts)
+        echoed = await self._echoes(prompts, tenant) if echoes(request) else [None] * len(prompts)
         stop = stop_rule(request)
         choices = [
             Choice(
@@ -202,9 +202,12 @@ class Api:
             name, choices, prompt_tokens, self._heartbeats, on_close, public_id, request.n
         )
 
-    async def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+    async def _echoes(self, prompts: Sequence[Sequence[int]], tenant: str) -> list[Echo]:
         """Runs in a thread, so that the event loop can go on serving streams."""
-        return await asyncio.to_thread(lambda: [echo(self.tokens, one) for one in prompts])
+        size = sum(map(len, prompts))
+        return await self.tokens.in_turn(
+            lambda: [echo(self.tokens, one) for one in prompts], size, tenant
+        )
 
     async def full_response(self, request: GenerationRequest, answer: Answer) -> Body:
         form = self._format(request)
@@ -270,7 +273,7 @@ class Api:
     ) -> AsyncGenerator[Body, None]:
         """Like `generate`, but yields chunks."""
         try:
-            request = parse({"stream": True, **fields})
+            request = parse(fields, stream=True)
             if not request.stream:
                 raise InvalidRequest("stream", "cannot be false for the streaming method")
             ignored = self._ignored_part(request)

@@ -6,10 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.ingress.fields import Fields, Text
+from deployments.ingress.fields import MAX_MESSAGES, Fields, Text
+from deployments.ingress.nesting import shallow
 from deployments.ingress.unsupported import MESSAGE, Unsupported
 
 TemplateMessage = dict[str, Any]
+_ITEMS = Field(fail_fast=True, max_length=MAX_MESSAGES)
 
 _MEDIA = {
     "image_url": "images",
@@ -40,7 +42,7 @@ class CalledFunction(Fields):
     def for_template(self) -> dict[str, Any]:
         """Templates expect an object, as vLLM passes it on; a text that is none stays a text."""
         try:
-            arguments = json.loads(self.arguments or "{}")
+            arguments = shallow(json.loads(self.arguments or "{}"))
         except (ValueError, RecursionError):
             arguments = self.arguments
         return {"name": self.name, "arguments": arguments}
@@ -60,11 +62,11 @@ class Message(Fields):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """`developer` is rendered as `system` unless the chat template knows it."""
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Text | Annotated[list[TextPart], _ITEMS] | None = None
     """May be absent from an assistant's message with tool calls."""
     name: Text | None = None
     """Passed on to the template."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], _ITEMS] | None = None
     """The calls of an assistant's message."""
     tool_call_id: Text | None = None
     """The call that a tool's message answers."""
@@ -116,3 +118,6 @@ class Message(Fields):
         if reasoning is not None:
             message["reasoning"] = message["reasoning_content"] = reasoning
         return message
+
+
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True, max_length=MAX_MESSAGES)]

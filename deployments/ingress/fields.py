@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from cluster.config.section import within
-from deployments.ingress.unsupported import Unsupported, check_supported
+from deployments.ingress.nesting import shallow
+from deployments.ingress.unsupported import UNSUPPORTED, Unsupported, check_supported
 from engine.errors import InvalidRequest
 from policies import ranges
 
 MAX_STOPS = 4
 MAX_PROMPTS = 2048
 """As in OpenAI's API; admission is usually narrower."""
+MAX_MESSAGES = 8192
+"""Of a conversation, and items of one of its lists: the event loop handles each."""
 
 
 def _encodable(text: str) -> str:
@@ -23,10 +27,22 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _few_biases(given: object) -> object:
+    """Counted before each of them is checked, because each may be an error."""
+    if isinstance(given, dict) and len(given) > ranges.MAX_BIASES:
+        length = {"max_length": ranges.MAX_BIASES, "actual_length": len(given)}
+        raise PydanticKnownError("too_long", {"field_type": "Dictionary", **length})
+    return given
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(shallow)]
 TokenId = Annotated[int, within(ranges.COUNT)]
 TokenKey = Annotated[TokenId, Field(strict=False)]
 Bias = Annotated[float, within(ranges.BIAS)]
+Biases = Annotated[
+    dict[TokenKey, Bias], Field(max_length=ranges.MAX_BIASES), BeforeValidator(_few_biases)
+]
 Penalty = Annotated[float, within(ranges.PENALTY)]
 Milliseconds = Annotated[float, within(ranges.SLO_MS)]
 Alternatives = Annotated[int, within(ranges.LOGPROBS)]
@@ -41,6 +57,9 @@ REQUEST_ID = r"^[!-~]{1,128}$"
 RequestId = Annotated[str, Field(pattern=REQUEST_ID)]
 # Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+AllowedTokens = Annotated[
+    list[TokenId], Field(min_length=1, max_length=ranges.MAX_ALLOWED_TOKENS, fail_fast=True)
+]
 _PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
 Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
 
@@ -76,6 +95,16 @@ class Fields(BaseModel):
             if value is not None or (name not in cls.model_fields and name not in cls.unsupported)
         }
         return check_supported(known, cls.unsupported, cls.model_fields)
+
+    @model_validator(mode="after")
+    def _check_unknown(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            try:
+                shallow(value)
+            except ValueError as error:
+                problem = {"field": name, "problem": str(error)}
+                raise PydanticCustomError(UNSUPPORTED, "{problem}", problem) from None
+        return self
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -139,7 +168,7 @@ class TemplateFields(Fields):
     """Begin the model's answer after the messages; by default unless the final one is continued."""
     continue_final_message: bool = False
     """The model continues the last message instead of answering it."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: JsonObject = {}
     """Variables for the checkpoint's chat template; those that it does not use have no effect."""
 
     @model_validator(mode="after")

@@ -6,7 +6,8 @@ Serve's own gRPC proxy listens on every interface and has no TLS, so it is not u
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from cluster.config import GrpcConfig
+from deployments import connections
 from deployments.ingress import json_text
 from deployments.ingress.api import Api, Body
 from deployments.ingress.api_keys import Client
@@ -30,6 +33,7 @@ _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -38,6 +42,9 @@ _RECEIVED = 4
 """Messages above this multiple of `limits.max_body_bytes` are refused by the gRPC library while
 they arrive (RESOURCE_EXHAUSTED); those between are refused here, with a message that says why."""
 _HEADER_BYTES = 65536
+_IDLE_MS = 90_000
+"""Connections without a call are closed after so long, as over HTTP."""
+_CALLS_OF_A_CONNECTION = 1024
 _BIND_AGAIN_S = 1.0
 _HEALTH_PERIOD_S = 5.0
 
@@ -56,14 +63,19 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", _RECEIVED * self._max_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", _HEADER_BYTES),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.max_concurrent_streams", _CALLS_OF_A_CONNECTION),
                 # Another process on this port would get a part of the calls.
                 ("grpc.so_reuseport", 0),
             ]
         )
-        types = (StringValue.FromString, StringValue.SerializeToString)
+        self._arrival_s = connections.bounds(os.environ).timeout_s
+        # A call has one message. It is read as a stream of messages, so that the key is checked
+        # before it arrives, and it cannot take for ever.
+        types = (None, StringValue.SerializeToString)
         methods = {
-            "Generate": grpc.unary_unary_rpc_method_handler(self._generate, *types),
-            "Stream": grpc.unary_stream_rpc_method_handler(self._stream, *types),
+            "Generate": grpc.stream_unary_rpc_method_handler(self._generate, *types),
+            "Stream": grpc.stream_stream_rpc_method_handler(self._stream, *types),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods),)
@@ -121,21 +133,21 @@ class GrpcServer:
             await self._health.set(service, status)
 
     async def _generate(
-        self, request: StringValue, context: grpc.aio.ServicerContext
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> StringValue:
         async def answer(fields: Body, client: Client) -> StringValue:
             body = await self._api.generate(fields, client)
             return StringValue(value=await _text(body))
 
-        return await self._answered(request, context, answer)
+        return await self._answered(messages, context, answer)
 
     async def _stream(
-        self, request: StringValue, context: grpc.aio.ServicerContext
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[StringValue, None]:
         async def answer(fields: Body, client: Client) -> AsyncGenerator[Body, None]:
             return self._api.stream(fields, client)
 
-        async with aclosing(await self._answered(request, context, answer)) as chunks:
+        async with aclosing(await self._answered(messages, context, answer)) as chunks:
             async for chunk in chunks:
                 try:
                     yield StringValue(value=await _text(chunk))
@@ -144,7 +156,7 @@ class GrpcServer:
 
     async def _answered(
         self,
-        request: StringValue,
+        messages: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
         answer: Callable[[Body, Client], Awaitable[Any]],
     ) -> Any:
@@ -153,7 +165,7 @@ class GrpcServer:
         try:
             client = self._client(context)
             tenant = client.tenant
-            return await answer(self._fields(request), client)
+            return await answer(self._fields(await self._message(messages)), client)
         except ApiError as error:
             self._api.log.refused(error, tenant)
             await _abort(context, error)
@@ -163,11 +175,24 @@ class GrpcServer:
         authorization = str(metadata.get("authorization", ""))
         return self._api.keys.client(authorization, _address(context.peer()))
 
-    def _fields(self, request: StringValue) -> dict[str, Any]:
-        if request.ByteSize() > self._max_bytes:
+    async def _message(self, messages: AsyncIterator[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(self._arrival_s):
+                return await anext(messages)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the request was not complete within {self._arrival_s:g} s"
+            ) from None
+        except StopAsyncIteration:
+            raise ApiError(400, "the call has no message; send one") from None
+
+    def _fields(self, message: bytes) -> dict[str, Any]:
+        if len(message) > self._max_bytes:
             raise ApiError(413, f"the message is longer than {self._max_bytes} bytes")
         try:
-            fields = json.loads(request.value)
+            fields = json.loads(StringValue.FromString(message).value)
+        except DecodeError:
+            raise ApiError(400, "the message is no google.protobuf.StringValue") from None
         except (ValueError, RecursionError):
             raise ApiError(400, "the request is no JSON, or nested too deep") from None
         if not isinstance(fields, dict):

@@ -1,22 +1,20 @@
-"""The HTTP interface: OpenAI's paths, API keys and the limit on body size."""
+"""The HTTP interface: OpenAI's paths, and errors in OpenAI's shape."""
 
 import logging
 import re
-from collections.abc import Collection, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.ingress import json_text
 from deployments.ingress.answer import Answer
 from deployments.ingress.api import Api, Body
-from deployments.ingress.api_keys import Client, Keys
+from deployments.ingress.api_keys import Client
 from deployments.ingress.backpressure import BackpressureWindow
 from deployments.ingress.debug import add_debug
 from deployments.ingress.delivery import (
@@ -28,6 +26,7 @@ from deployments.ingress.delivery import (
 from deployments.ingress.docs_page import add_docs_page
 from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import REQUEST_ID, Fields
+from deployments.ingress.gate import Gate, route_path
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
 from deployments.ingress.live import LiveView, Seconds
 from deployments.ingress.metrics_text import CONTENT_TYPE
@@ -38,14 +37,14 @@ from deployments.ingress.requests import ChatRequest, CompletionRequest, Generat
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.responses_api.service import ResponsesApi
 from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
-from deployments.proxy import BODY, delay_receive, replay
+from deployments.proxy import TAKEN_OUT
 from engine.errors import InvalidRequest
 
 PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
 _REQUEST_ID_HEADER = "X-Request-Id"
 _LOG = logging.getLogger("spindle")
-_MOST_DIGITS = 18
-"""Of a `content-length` that is read as a number."""
+_JSON = re.compile(r"\s*application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
+"""What FastAPI reads as JSON, by its `content-type`."""
 
 
 def make_http(api: Api) -> FastAPI:
@@ -58,7 +57,13 @@ def make_http(api: Api) -> FastAPI:
     if api.config.metrics_without_key:
         open_paths = (*open_paths, "/metrics")
     limit = api.config.limits.max_body_bytes
-    http.add_middleware(Gate, keys=api.keys, max_body_bytes=limit, open_paths=open_paths)
+    http.add_middleware(
+        Gate,
+        keys=api.keys,
+        max_body_bytes=limit,
+        open_paths=open_paths,
+        refuse=respond_with_error,
+    )
     http.add_middleware(DefectBoundary)
     if api.config.cors_origins:
         # Outside of Gate: a browser asks without a key whether it may send one.
@@ -114,13 +119,13 @@ def make_http(api: Api) -> FastAPI:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Encodes a text or messages."""
         headers = _ignored(api, body, request)
-        return await _json(await api.tokenize(body), headers)
+        return await _json(await api.tokenize(body, request.state.client), headers)
 
     @http.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Decodes tokens."""
         headers = _ignored(api, body, request)
-        return JSONResponse(await api.detokenize(body), headers=headers)
+        return await _json(await api.detokenize(body, request.state.client), headers)
 
     @http.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
@@ -178,8 +183,9 @@ async def _json(body: Body, headers: Mapping[str, str]) -> Response:
 def _ignored(api: Api, body: Fields, request: Request) -> dict[str, str]:
     """A header that names what has no effect; raises ApiError if the client refuses that."""
     names = api.ignored(body, request.headers.get(STRICT_HEADER) == "1")
+    names = [*names, *request.scope.get(TAKEN_OUT, ())]
     if _REQUEST_ID_HEADER in request.headers and _request_id(request) is None:
-        names = [*names, _REQUEST_ID_HEADER]
+        names.append(_REQUEST_ID_HEADER)
     return {HEADER: shown(names)} if names else {}
 
 
@@ -191,12 +197,17 @@ def _request_id(request: Request) -> str | None:
 
 def respond_with_error(request: Request, error: Exception) -> JSONResponse:
     refusal = ApiError.of(error)
+    if isinstance(error, RequestValidationError) and request.method == "POST":
+        kind = request.headers.get("content-type", "")
+        if not _JSON.match(kind):
+            hint = "send it as JSON, with the header `content-type: application/json`"
+            refusal = ApiError(400, f"body: {hint}")
     _log_refusal(request, refusal)
     return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 
 
 def _log_refusal(request: Request, refusal: ApiError) -> None:
-    if request.url.path not in PATHS_WITHOUT_KEY:  # probes ask every second
+    if route_path(request.scope) not in PATHS_WITHOUT_KEY:  # probes ask every second
         log: RequestLog = request.app.state.request_log
         client: Client | None = getattr(request.state, "client", None)
         log.refused(refusal, "" if client is None else client.tenant)
@@ -230,59 +241,3 @@ class DefectBoundary:
         defect = ApiError.internal()
         _log_refusal(Request(scope), defect)
         await JSONResponse(defect.body(), defect.status)(scope, receive, send)
-
-
-class Gate:
-    """Checks API key and body size before anything is parsed."""
-
-    def __init__(
-        self, app: ASGIApp, keys: Keys, max_body_bytes: int, open_paths: Collection[str]
-    ) -> None:
-        """`open_paths`: those that need no key."""
-        self._app = app
-        self._open_paths = open_paths
-        self._keys = keys
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            request.state.client = self._client(request)
-            body = await self._body(request)
-        except ApiError as error:
-            await respond_with_error(request, error)(scope, receive, send)
-            return
-        except ClientDisconnect:
-            return
-        replayed_body: Message = {"type": "http.request", "body": body, "more_body": False}
-        with suppress(ClientDisconnect):
-            await self._app(scope, replay(replayed_body, receive), send)
-
-    def _client(self, request: Request) -> Client | None:
-        """None for paths that need no key."""
-        if request.url.path in self._open_paths:
-            return None
-        address = "" if request.client is None else request.client.host
-        return self._keys.client(request.headers.get("authorization", ""), address)
-
-    async def _body(self, request: Request) -> bytes:
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal():
-            self._check_size(int(announced[:_MOST_DIGITS]))
-        if BODY in request.scope:
-            delay_receive(request.receive)
-            body: bytes = request.scope[BODY]
-            self._check_size(len(body))
-            return body
-        body = b""
-        async for part in request.stream():
-            body += part
-            self._check_size(len(body))
-        return body
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_body_bytes:
-            raise ApiError(413, f"the body is longer than {self._max_body_bytes} bytes")

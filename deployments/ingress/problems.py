@@ -33,9 +33,9 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than": lambda limits: f"must be below {limits['lt']}",
     "less_than_equal": lambda limits: f"must be at most {limits['le']}",
     "string_too_short": lambda limits: _at_least(limits, "character"),
-    "string_too_long": lambda limits: _at_most(limits, "character"),
+    "string_too_long": lambda limits: f"{_at_most(limits, 'character')}; shorten it",
     "too_short": lambda limits: _at_least(limits, "item"),
-    "too_long": lambda limits: _at_most(limits, "item"),
+    "too_long": lambda limits: f"{_at_most(limits, 'item')}; leave the others out",
     "literal_error": lambda limits: f"must be {limits['expected']}",
     "union_tag_invalid": lambda kinds: (
         f"{kinds['discriminator'].strip(chr(39))} must be one of {kinds['expected_tags']}"
@@ -62,7 +62,9 @@ def first_problem(errors: Sequence[Any], skip: int = 0) -> tuple[str | None, str
     # Where a value may be of several kinds, there are errors for each; one that is not about the
     # kind itself belongs to the kind that was meant.
     meant = [(path, error) for path, error in same if not str(error["type"]).endswith("_type")]
-    path, error = (meant or same)[0]
+    # A list of words is one kind as well, which an object for another kind is not about.
+    inner = [(path, error) for path, error in meant if error["type"] != "literal_error"]
+    path, error = (inner or meant or same)[0]
     problem = _text(error) if meant else " or ".join(_kinds([error for _, error in same]))
     if error["type"] == UNSUPPORTED:
         path = (*path, error["ctx"]["field"])

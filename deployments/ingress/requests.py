@@ -8,14 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from cluster.config.section import within
-from deployments.ingress.chat_messages import Message
+from deployments.ingress.chat_messages import Messages
+from deployments.ingress.errors import ApiError
 from deployments.ingress.fields import (
     MAX_STOPS,
+    AllowedTokens,
     Alternatives,
     AtLeastOne,
     BadWord,
-    Bias,
+    Biases,
     Fields,
+    JsonObject,
     Penalty,
     Prompt,
     PromptListing,
@@ -28,7 +31,6 @@ from deployments.ingress.fields import (
     TemplateFields,
     Text,
     TokenId,
-    TokenKey,
 )
 from deployments.ingress.structured_outputs import (
     ResponseFormat,
@@ -60,7 +62,7 @@ class SharedFields(Fields):
     """Lowers the logits of tokens that the output has."""
     frequency_penalty: Penalty = 0.0
     """Lowers the logits of tokens by how often the output has them."""
-    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=ranges.MAX_BIASES)] = {}
+    logit_bias: Biases = {}
     """Added to the logits of tokens, by their ids."""
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
     """Strings before which the output ends."""
@@ -73,7 +75,7 @@ class SharedFields(Fields):
     """What the events of a stream have."""
     user: Text | None = None
     """For your own records, as are `metadata`, `safety_identifier` and `prompt_cache_key`."""
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
     """Without effect."""
     safety_identifier: Text | None = None
     """Without effect."""
@@ -101,9 +103,7 @@ class SharedFields(Fields):
     """The text ends with the stop string or stop token instead of before it."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    allowed_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=ranges.MAX_ALLOWED_TOKENS)] | None
-    ) = None
+    allowed_token_ids: AllowedTokens | None = None
     """The only tokens that the output has."""
     bad_words: Annotated[list[BadWord], Field(max_length=ranges.MAX_BAD_WORDS)] = []
     """Words whose tokens, alone or after a space, the output does not have in a row."""
@@ -218,7 +218,7 @@ class CompletionRequest(PromptListing, SharedFields):
 class ChatRequest(PromptListing, TemplateFields, SharedFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     """The conversation so far; it goes through the checkpoint's chat template."""
     max_tokens: AtLeastOne | None = None
     """The older name of `max_completion_tokens`. If both are absent: as many as fit into the
@@ -289,7 +289,9 @@ def echoes(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and request.echo
 
 
-def parse(fields: Mapping[str, Any]) -> GenerationRequest:
-    """A request with `messages` is a chat, any other a completion."""
+def parse(fields: Mapping[str, Any], **defaults: Any) -> GenerationRequest:
+    """A request with `messages` is a chat, any other a completion. `defaults`: of absent fields."""
+    if not isinstance(fields, Mapping):
+        raise ApiError(400, "the request must be a mapping of fields, such as model and prompt")
     kind = ChatRequest if "messages" in fields else CompletionRequest
-    return kind.model_validate(dict(fields))
+    return kind.model_validate({**defaults, **fields})

@@ -3,11 +3,11 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from deployments.ingress.fields import Fields, Text
+from deployments.ingress.fields import Fields, JsonObject, Text
 from deployments.ingress.unsupported import STRUCTURED_OUTPUTS, Unsupported
 from engine.errors import InvalidRequest
 from engine.grammar.spec import MAX_CHOICES, OutputGrammar
@@ -36,7 +36,7 @@ class NamedSchema(Fields):
     """Not shown to the model."""
     description: Text | None = None
     """Neither is shown to the model."""
-    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    schema_: Annotated[JsonObject | bool, Field(alias="schema")] = True
     """The JSON schema that the output keeps to."""
     strict: bool = False
     """Without effect: outputs always keep to the schema."""
@@ -64,7 +64,7 @@ class StructuredOutputs(Fields):
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = STRUCTURED_OUTPUTS
 
-    json_schema: Annotated[dict[str, Any] | Text | None, Field(alias="json")] = None
+    json_schema: Annotated[JsonObject | Text | None, Field(alias="json")] = None
     """A JSON schema, as an object or a text."""
     json_object: Literal[True] | None = None
     """Any JSON object."""

@@ -1,11 +1,11 @@
 """The requests that encode and decode text without generating any."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from deployments.ingress.chat_messages import Message
+from deployments.ingress.chat_messages import Messages
 from deployments.ingress.fields import Fields, TemplateFields, Text, TokenIds
 from deployments.ingress.tools import Tools
 from deployments.ingress.unsupported import SHARED, Unsupported
@@ -21,7 +21,7 @@ class TokenizeRequest(TemplateFields):
     """The served model's name."""
     prompt: Text | None = None
     """The text to encode."""
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Messages | None = None
     """The messages to render and encode."""
     tools: Tools = []
     """For messages only: functions that the template shows to the model."""

@@ -1,11 +1,9 @@
 """The target's tokenizer with what the API needs: text, chat templates, spellings of single
 tokens."""
 
-import asyncio
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from deployments.ingress.chat_messages import TemplateMessage
+from deployments.ingress.turns import Turns
 from engine.errors import InvalidRequest
 from engine.tokenizer import load_tokenizer
 
@@ -38,8 +37,10 @@ class Tokens:
         self._tokenizer = load_tokenizer(checkpoint)
         self._special = frozenset(self._tokenizer.all_special_ids)
         self._longest_token = max(map(len, self._tokenizer.get_vocab()))
-        self._long_text = asyncio.Semaphore(1)
+        self._turns = Turns()
         self._spellings: dict[int, tuple[str, list[int] | None]] = {}
+        template = str(self._tokenizer.chat_template)
+        self._template_words = frozenset(re.findall(r"\w+", template))
 
     @property
     def tokenizer(self) -> Any:
@@ -68,26 +69,26 @@ class Tokens:
         """A text with more characters has more than so many tokens."""
         return tokens * self._longest_token
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return (await self.encode_all([text], add_special_tokens))[0]
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, client: str = ""
+    ) -> list[int]:
+        return (await self.encode_all([text], add_special_tokens, client))[0]
 
     async def encode_all(
-        self, texts: Sequence[str], add_special_tokens: bool = True
+        self, texts: Sequence[str], add_special_tokens: bool = True, client: str = ""
     ) -> list[list[int]]:
         """Encodes the texts together in a thread, so that the event loop can go on serving
-        streams."""
+        streams. `client`: whose turn it takes."""
 
         def encode() -> list[list[int]]:
             encoded = self._tokenizer(list(texts), add_special_tokens=add_special_tokens)
             return [list(ids) for ids in encoded["input_ids"]]
 
-        return await self._in_thread(sum(map(len, texts)), encode)
+        return await self.in_turn(encode, sum(map(len, texts)), client)
 
-    async def _in_thread(self, characters: int, encode: Callable[[], T]) -> T:
-        """Texts that take long are encoded one after the other, so that they leave cores to the
-        models and threads to short texts."""
-        async with self._long_text if characters > _LONG_TEXT else nullcontext():
-            return await asyncio.to_thread(encode)
+    async def in_turn(self, work: Callable[[], T], size: int, client: str) -> T:
+        """Does work on so many characters or tokens in a thread, when it is the client's turn."""
+        return await self._turns.run(work, client, size > _LONG_TEXT)
 
     async def encode_chat(
         self,
@@ -96,6 +97,7 @@ class Tokens:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        client: str = "",
     ) -> list[int]:
         """Renders the messages with the checkpoint's chat template; its errors are reported as the
         client's."""
@@ -104,13 +106,13 @@ class Tokens:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        characters = len(str(messages)) + len(str(tools))
 
         def encode() -> list[int]:
             return list(self._render(messages, tools, options)["input_ids"])
 
         try:
-            return await self._in_thread(characters, encode)
+            characters = sum(len(str(part)) for part in (messages, tools, options))
+            return await self.in_turn(encode, characters, client)
         except Exception as error:  # templates may raise anything
             problem = str(error)[:_MAX_ERROR]
             raise InvalidRequest("messages", f"the chat template refused: {problem}") from error
@@ -121,16 +123,12 @@ class Tokens:
         for name in variables:
             if name in _RESERVED:
                 raise InvalidRequest("chat_template_kwargs", f"{name} cannot be set there")
-        return {name: value for name, value in variables.items() if self._template_has(name)}
+        return {name: value for name, value in variables.items() if name in self._template_words}
 
     @property
     def shows_tools(self) -> bool:
         """Whether the chat template shows tools to the model."""
-        return self._template_has("tools")
-
-    def _template_has(self, word: str) -> bool:
-        template = self._tokenizer.chat_template
-        return re.search(rf"\b{re.escape(word)}\b", str(template)) is not None
+        return "tools" in self._template_words
 
     def _render(
         self,

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from deployments.ingress.fields import Fields, Text
+from deployments.ingress.fields import Fields, JsonObject, Text
 from engine.errors import InvalidRequest
 
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
-Schema = dict[str, Any]
+Schema = JsonObject
 
 
 class Function(Fields):

@@ -27,28 +27,52 @@ def pairs_of_branches(schema: Any) -> int:
     return number * (number - 1) // 2
 
 
-def exclude_each_other(schemas: Sequence[Any], root: Any) -> bool:
-    branches = []
-    for schema in schemas:
-        one = followed(schema, root)
-        if not isinstance(one, dict):
+class Branches:
+    """The branches within one schema. What is found of each is kept: many references may lead to
+    one long list of values."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        # By the identity of parts of `root`, which lives on.
+        self._values: dict[int, Values | None] = {}
+        self._branches: dict[int, _Branch] = {}
+        self._exclusive: dict[tuple[int, int], bool] = {}
+
+    def exclude_each_other(self, schemas: Sequence[Any]) -> bool:
+        branches = [followed(schema, self._root) for schema in schemas]
+        if not all(isinstance(one, dict) for one in branches):
             return len(schemas) < 2
-        branches.append(_branch(one, root))
-    return all(_exclusive(one, other) for one, other in combinations(branches, 2))
+        return all(self._are_exclusive(one, other) for one, other in combinations(branches, 2))
 
+    def _are_exclusive(self, one: Schema, other: Schema) -> bool:
+        key = (id(one), id(other))
+        if key not in self._exclusive:
+            self._exclusive[key] = _exclusive(self._branch(one), self._branch(other))
+        return self._exclusive[key]
 
-def _branch(schema: Schema, root: Any) -> _Branch:
-    # A reference may lead to what is no schema, and has not been checked as one.
-    types = {one for one in types_of(schema) if isinstance(one, str)}
-    if "number" in types:
-        types.add("integer")
-    properties, required = schema.get("properties"), schema.get("required")
-    constants: dict[str, Values] = {}
-    if isinstance(properties, dict) and isinstance(required, list):
-        for name in required:
-            if isinstance(name, str) and (values := _values(followed(properties.get(name), root))):
-                constants[name] = values
-    return _Branch(frozenset(types), _values(schema), constants)
+    def _branch(self, schema: Schema) -> _Branch:
+        if id(schema) not in self._branches:
+            self._branches[id(schema)] = self._read(schema)
+        return self._branches[id(schema)]
+
+    def _read(self, schema: Schema) -> _Branch:
+        # A reference may lead to what is no schema, and has not been checked as one.
+        types = {one for one in types_of(schema) if isinstance(one, str)}
+        if "number" in types:
+            types.add("integer")
+        properties, required = schema.get("properties"), schema.get("required")
+        constants: dict[str, Values] = {}
+        if isinstance(properties, dict) and isinstance(required, list):
+            for name in required:
+                if isinstance(name, str) and (values := self._listed(properties.get(name))):
+                    constants[name] = values
+        return _Branch(frozenset(types), self._listed(schema), constants)
+
+    def _listed(self, schema: Any) -> Values | None:
+        one = followed(schema, self._root)
+        if id(one) not in self._values:
+            self._values[id(one)] = _values(one)
+        return self._values[id(one)]
 
 
 def _exclusive(one: _Branch, other: _Branch) -> bool:

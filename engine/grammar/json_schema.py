@@ -8,7 +8,7 @@ standard does not define are annotations, and are ignored as it says.
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.grammar.exclusive import MAX_PAIRS, exclude_each_other, pairs_of_branches
+from engine.grammar.exclusive import MAX_PAIRS, Branches, pairs_of_branches
 from engine.grammar.schema_words import (
     ALONE,
     TYPE_OF_KEYWORD,
@@ -51,15 +51,16 @@ def check_schema(schema: Any, source: str) -> None:
             "the branches of oneOf are too many to be told apart: at most 64 of one, and fewer of "
             "several; use anyOf",
         )
+    branches = Branches(schema)
     for path, one in subschemas(schema):
         names = path.endswith("/propertyNames") and isinstance(one, dict)
-        problem = _problem({"type": "string", **one} if names else one, schema)
+        problem = _problem({"type": "string", **one} if names else one, schema, branches)
         if problem is not None:
             raise InvalidRequest(source, f"{path or 'the schema'}: {problem}")
     check_size(schema, source)
 
 
-def _problem(schema: Any, root: Any) -> str | None:
+def _problem(schema: Any, root: Any, found: Branches) -> str | None:
     """Why the compiler would not follow this schema itself, without its subschemas."""
     if isinstance(schema, bool):
         return None if schema else "false allows no value"
@@ -69,7 +70,7 @@ def _problem(schema: Any, root: Any) -> str | None:
         if keyword in UNSUPPORTED:
             return f"{keyword} cannot be enforced; leave it out, and check it in the answer"
     return (
-        _problem_of_combinations(schema, root)
+        _problem_of_combinations(schema, root, found)
         or _problem_of_types(schema)
         or _problem_of_strings(schema)
         or _problem_of_objects(schema)
@@ -97,7 +98,7 @@ def _problem_of_values(schema: Schema) -> str | None:
     return None
 
 
-def _problem_of_combinations(schema: Schema, root: Any) -> str | None:
+def _problem_of_combinations(schema: Schema, root: Any, found: Branches) -> str | None:
     alone = [keyword for keyword in ALONE if keyword in schema]
     if not alone:
         return None
@@ -115,7 +116,7 @@ def _problem_of_combinations(schema: Schema, root: Any) -> str | None:
         return f"{alone[0]} must be a list of schemas"
     if alone[0] == "allOf" and len(branches) > 1:
         return "allOf of several schemas cannot be enforced; merge them into one"
-    if alone[0] == "oneOf" and not exclude_each_other(branches, root):
+    if alone[0] == "oneOf" and not found.exclude_each_other(branches):
         return (
             "the branches of oneOf must exclude each other by their types, or by a required "
             "property with different values (const or enum); use anyOf if several may match"

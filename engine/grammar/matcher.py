@@ -7,6 +7,7 @@ from the committed tokens whenever they are not those that it has seen.
 from collections.abc import Sequence
 from itertools import takewhile
 from operator import eq
+from time import thread_time
 
 import numpy as np
 import xgrammar
@@ -21,6 +22,17 @@ Words = NDArray[np.int32]
 
 class GrammarViolated(SpindleError):
     """Committed tokens are not of the grammar: they were not chosen under it."""
+
+
+class GrammarTooSlow(SpindleError):
+    """So many ways to read the output are open that each token takes longer than the last one."""
+
+
+MOST_S = 1.0
+MOST_PER_TOKEN_S = 0.01
+"""Processor time that following one output may take: `MOST_S`, and this for each of its tokens.
+It takes tens of microseconds a token, unless a grammar is ambiguous: then it grows with the
+square of the output, while all other requests of the batch wait."""
 
 
 class OutputMatcher:
@@ -41,9 +53,11 @@ class OutputMatcher:
         """The number of output tokens among them."""
         self._ended = False
         """The last token is a stop token that ends the output."""
+        self._spent_s = 0.0
 
     def follow(self, output: Sequence[int]) -> None:
-        """Sets the output tokens behind which masks are made. Raises GrammarViolated."""
+        """Sets the output tokens behind which masks are made. Raises GrammarViolated, or
+        GrammarTooSlow, as do the other methods."""
         self._advance(output)
         if len(self._tokens) < len(output):
             raise GrammarViolated(f"output token {len(self._tokens)} is not allowed")
@@ -55,7 +69,9 @@ class OutputMatcher:
         if not self.allows(path) or self._ended:
             return None
         words = np.zeros((1, self._words), np.int32)
+        begun = thread_time()
         self._matcher.fill_next_token_bitmask(words)
+        self._spend(thread_time() - begun)
         return self._with_stops(words[0])
 
     def allows(self, path: Sequence[int]) -> bool:
@@ -82,9 +98,20 @@ class OutputMatcher:
         if seen != tokens[:same]:
             same = sum(1 for _ in takewhile(bool, map(eq, seen, tokens)))
         self._roll_back(len(self._tokens) - first - same)
+        begun = thread_time()
         for token in tokens[same:]:
-            if not self._accept(token):
+            accepted = self._accept(token)
+            now = thread_time()
+            self._spend(now - begun)
+            if not accepted:
                 return
+            begun = now
+
+    def _spend(self, seconds: float) -> None:
+        self._spent_s += seconds
+        most_s = MOST_S + MOST_PER_TOKEN_S * len(self._tokens)
+        if self._spent_s > most_s:
+            raise GrammarTooSlow(f"{len(self._tokens)} tokens took {self._spent_s:.1f} s to follow")
 
     def _accept(self, token: int) -> bool:
         if self._ended:

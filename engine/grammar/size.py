@@ -12,7 +12,7 @@ MAX_REPETITIONS = 512
 core to compile for a vocabulary of 49,152 tokens."""
 _MOST_STATES = 128
 """Of one repetition: xgrammar counts longer ones without a state for each."""
-_REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
+_REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(?:(\d+)\s*)?)?\}")
 _OF_TEXTS = {"type", "pattern", "minLength", "maxLength"}
 
 

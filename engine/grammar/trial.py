@@ -16,7 +16,7 @@ from threading import Lock
 
 from engine.grammar.compile_call import Vocabulary
 from engine.grammar.spec import OutputGrammar
-from engine.grammar.trial_process import MOST_MEMORY, TOO_LARGE, TOO_SLOW
+from engine.grammar.trial_process import AMBIGUOUS, MOST_MEMORY, TOO_LARGE, TOO_SLOW
 
 _LOG = logging.getLogger("spindle")
 _ROOT = Path(__file__).parents[2]
@@ -49,6 +49,11 @@ class Trial:
                 f"takes more than {self._most_s:g} s of a processor to compile "
                 "(limits.compile_s); use fewer or shorter bounded lengths, repetitions, optional "
                 "properties or alternatives"
+            )
+        if outcome == AMBIGUOUS:
+            raise grammar.invalid(
+                "outputs can be read in more and more ways, which takes too long; write each "
+                "repetition and alternative so that a text has one reading, such as a* for (a*)*"
             )
         if outcome == TOO_LARGE:
             raise grammar.invalid(

@@ -6,9 +6,12 @@ Reads a vocabulary, then pairs of a grammar and a number of seconds; answers eac
 
 import os
 import pickle
+import random
 import resource
 import signal
 import sys
+from collections import deque
+from time import process_time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +19,16 @@ from engine.grammar.spec import OutputGrammar
 
 if TYPE_CHECKING:
     import xgrammar
+    from numpy.typing import NDArray
 
-COMPILED, FAILED, TOO_SLOW, TOO_LARGE = range(4)
+COMPILED, FAILED, TOO_SLOW, TOO_LARGE, AMBIGUOUS = range(5)
 MOST_MEMORY = 2 * 2**30
 """Beyond what the process has before."""
+WALKS, STEPS, LAST = 4, 128, 16
+REPEATED = 0.75
+"""How often a walk goes on with the same token where it can."""
+MOST_STEP_S = 0.002
+"""Processor time of one of the last tokens of a walk. Usual forms take some hundredths of it."""
 
 
 def main() -> None:
@@ -86,10 +95,44 @@ def _compile(compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar, most_
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
     signal.setitimer(signal.ITIMER_PROF, most_s)
     try:
-        compile_with(compiler, grammar)
+        compiled = compile_with(compiler, grammar)
+        signal.setitimer(signal.ITIMER_PROF, most_s)
+        return AMBIGUOUS if is_ambiguous(compiled) else COMPILED
     except Exception as error:
         return TOO_LARGE if "bad_alloc" in str(error) or isinstance(error, MemoryError) else FAILED
-    return COMPILED
+
+
+def is_ambiguous(compiled: "xgrammar.CompiledGrammar") -> bool:
+    """Whether random outputs take longer with each token, because they can be read in more and more
+    ways. Where outputs become so later, the request fails (`OutputMatcher`)."""
+    import numpy as np
+    import xgrammar
+
+    rng = random.Random(0)
+    words = np.zeros((1, -(-compiled.tokenizer_info.vocab_size // 32)), np.int32)
+    for _ in range(WALKS):
+        matcher = xgrammar.GrammarMatcher(compiled)
+        times: deque[float] = deque(maxlen=LAST)
+        before: NDArray[np.intp] | None = None
+        last = -1
+        for _ in range(STEPS):
+            begun = process_time()
+            if not matcher.fill_next_token_bitmask(words):
+                break  # anything is allowed
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            if not len(allowed):  # the text is whole
+                if before is None:
+                    break
+                matcher.rollback(1)
+                allowed = before
+            elif rng.random() < REPEATED and last in allowed:
+                allowed = np.array([last])
+            before, last = allowed, int(rng.choice(allowed))
+            matcher.accept_token(last)
+            times.append(process_time() - begun)
+            if len(times) == LAST and sum(times) > MOST_STEP_S * LAST:
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -212,6 +212,72 @@ def test_too_many_or_too_long_prompts_are_refused_at_once(app: str, prompt: Any)
     assert answer.json()["error"]["param"] == "prompt"
 
 
+LONG_LIST: dict[str, Any] = {"$ref": "#/$defs/long"}
+TAKES_LONG: dict[str, dict[str, Any]] = {
+    "a regular expression": {"structured_outputs": {"regex": "{1," + " " * 60_000}},
+    "references to a long list": {
+        "prompt": ["x"] * 4,
+        "structured_outputs": {
+            "json": {
+                "anyOf": [{"oneOf": [LONG_LIST, {"const": -1 - n}]} for n in range(700)]
+                + [{"not": {}}],
+                "$defs": {"long": {"enum": list(range(3000))}},
+            }
+        },
+    },
+    "mistakes in biases": {"logit_bias": {str(n): "x" for n in range(200_000)}},
+    "unknown fields": {**{f"field_{n}": 1 for n in range(150_000)}, "max_tokens": 100_000},
+    "variables of a template": {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {f"name_{n}": 1 for n in range(150_000)},
+        "max_tokens": 100_000,
+    },
+    "messages": {"messages": [{"role": "user", "content": ""}] * 100_000},
+}
+
+
+@pytest.mark.parametrize("fields", TAKES_LONG.values(), ids=TAKES_LONG)
+def test_what_takes_long_to_check_is_refused_at_once(app: str, fields: dict[str, Any]) -> None:
+    body = {"model": "target", "max_tokens": 1, **fields}
+    path = "chat/completions" if "messages" in fields else "completions"
+    if path == "completions":
+        body.setdefault("prompt", "x")
+    answer = requests.post(f"{app}/v1/{path}", json=body, timeout=10)
+    assert answer.status_code == 400, answer.text[:500]
+
+
+def test_what_serve_itself_reads_of_a_request_harms_nothing(app: str) -> None:
+    """Values that are no UTF-8 made its proxy fail; others have it route, end or keep requests."""
+    for header in (
+        *(
+            b"X-Request-Id: \xff",
+            b"X-Request-Id: " + b"a" * 60_000,
+            b"serve_multiplexed_model_id: \xff",
+        ),
+        *(b"X-Session-Id: \xff", b"X-Session-Id: one", b"x-request-timeout-seconds: 1e-9"),
+        *(
+            b"x-request-disconnect-disabled: ?1",
+            b"traceparent: \xff",
+            b"Host: [",
+            b"Host: x/health?",
+        ),
+    ):
+        body = json.dumps({"model": "target", "prompt": "x", "max_tokens": 2}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        if header.startswith(b"Host"):
+            head = head.replace(b"Host: x", header)
+        else:
+            head += header + b"\r\n"
+        with socket.create_connection(("127.0.0.1", PORT), timeout=60) as connection:
+            connection.sendall(
+                head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200"), (header[:40], answer[:500])
+        named = b"x-spindle-ignored: " in answer.lower()
+        assert named is (not header.startswith((b"Host", b"traceparent: x"))), header[:40]
+
+
 def test_a_response_larger_than_serves_default_limit_arrives(app: str) -> None:
     body = {"model": "target", "prompt": "a b c d " * 500_000}
     answer = requests.post(f"{app}/tokenize", json=body, timeout=60)

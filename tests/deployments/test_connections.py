@@ -17,6 +17,7 @@ HEAD_BYTES = 4096
 CONNECTIONS = 64
 COMPLETE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 ENDED = asyncio.Event()
@@ -83,8 +84,13 @@ async def answer_to(port: int, *parts: bytes, every_s: float = 0.0) -> bytes:
         ([COMPLETE[:-2], *[b"x: y\r\n"] * 6], b"HTTP/1.1 408"),
         ([POST, *[b"x"] * 6], b"HTTP/1.1 408"),
         ([COMPLETE[:-2] + b"x: " + b"y" * 2 * HEAD_BYTES], b"HTTP/1.1 431"),
+        ([CHUNKED + b"0\r\nx: ", *[b"y" * HEAD_BYTES] * 3], b"HTTP/1.1 431"),
+        ([CHUNKED + b"1;x=", *[b"y" * HEAD_BYTES] * 3], b"HTTP/1.1 431"),
     ],
-    ids=["silent", "half a line", "slow headers", "slow body", "endless header"],
+    ids=[
+        *("silent", "half a line", "slow headers", "slow body", "endless header"),
+        *("endless trailer", "endless extension"),
+    ],
 )
 def test_a_request_that_does_not_arrive_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch, parts: list[bytes], begins: bytes

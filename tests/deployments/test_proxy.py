@@ -19,8 +19,10 @@ from deployments.proxy import (
     BODY,
     MESSAGES_PER_REPORT,
     REPORTS_WRITTEN,
+    TAKEN_OUT,
     WRITTEN,
     BodyAhead,
+    HeadersOfServe,
     WrittenReports,
 )
 from tests.deployments.local import local_api, make_config
@@ -213,3 +215,41 @@ def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> No
         assert text == whole["choices"][0]["text"]
 
     asyncio.run(asyncio.wait_for(serve(), 60))
+
+
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [
+        ((b"x-request-id", b"one"), True),
+        ((b"x-request-id", b"with space"), False),
+        ((b"x-request-id", b"\xff"), False),
+        ((b"x-request-id", b"a" * 129), False),
+        ((b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), True),
+        ((b"traceparent", b"\xff"), False),
+        ((b"x-session-id", b"one"), False),
+        ((b"X_Session_Id", b"one"), False),
+        ((b"serve_multiplexed_model_id", b"one"), False),
+        ((b"x-request-timeout-seconds", b"0.001"), False),
+        ((b"x-request-disconnect-disabled", b"?1"), False),
+        ((b"user-agent", b"caf\xe9"), True),
+    ],
+)
+def test_headers_that_serve_acts_on_are_taken_out_and_named(
+    header: tuple[bytes, bytes], kept: bool
+) -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope)
+
+    async def receive() -> Message:
+        return part(b"")
+
+    async def send(_message: Message) -> None: ...
+
+    given = {**HEAD, "headers": [*HEAD["headers"], header]}
+    asyncio.run(HeadersOfServe(app)(given, receive, send))
+    (scope,) = seen
+    assert (header in scope["headers"]) is kept
+    assert HEAD["headers"][0] in scope["headers"]
+    assert scope.get(TAKEN_OUT, []) == ([] if kept else [header[0].decode()])

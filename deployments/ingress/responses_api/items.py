@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from deployments.ingress.fields import Fields, Text
+from deployments.ingress.fields import MAX_MESSAGES, Fields, Text
+
+_LIST = Field(fail_fast=True, max_length=MAX_MESSAGES)
 
 
 class TextItem(Fields):
@@ -27,7 +29,9 @@ def _text_items(given: object) -> object:
 
 
 Texts = Annotated[
-    list[TextItem], BeforeValidator(_text_items, json_schema_input_type=Text | list[TextItem])
+    list[TextItem],
+    _LIST,
+    BeforeValidator(_text_items, json_schema_input_type=Text | list[TextItem]),
 ]
 
 
@@ -90,9 +94,9 @@ class ReasoningText(Fields):
 class ReasoningItem(Fields):
     type: Literal["reasoning"]
     """Reasoning of the model."""
-    content: list[ReasoningText] = []
+    content: Annotated[list[ReasoningText], _LIST] = []
     """The reasoning."""
-    summary: list[ReasoningText] = []
+    summary: Annotated[list[ReasoningText], _LIST] = []
     """Instead of a content that the server did not reveal."""
 
     # Copied by clients from an output.
@@ -131,7 +135,7 @@ def _items(given: object) -> object:
 
 Items = Annotated[
     list[Item],
-    Field(min_length=1),
+    Field(min_length=1, fail_fast=True, max_length=MAX_MESSAGES),
     BeforeValidator(_items, json_schema_input_type=Text | list[Item]),
 ]
 
@@ -155,19 +159,24 @@ def _is_of_assistant(item: Item) -> bool:
 
 def _turn(items: Sequence[Item]) -> dict[str, Any]:
     """The assistant's message of its reasoning, text and calls."""
-    turn: dict[str, Any] = {"role": "assistant", "content": ""}
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: list[dict[str, Any]] = []
     for item in items:
         match item:
             case ReasoningItem():
-                parts = item.content or item.summary
-                turn["reasoning"] = turn.get("reasoning", "") + _text(parts)
+                reasoning.append(_text(item.content or item.summary))
             case MessageItem():
-                turn["content"] += _text(item.content)
+                content.append(_text(item.content))
             case FunctionCallItem():
                 function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                turn.setdefault("tool_calls", []).append(call)
-    return turn
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+    return {
+        "role": "assistant",
+        "content": "".join(content),
+        **({"reasoning": "".join(reasoning)} if reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
 def _message(item: Item) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from engine.errors import InvalidRequest
 from policies import ranges
 
 LOGPROBS = "message.output_text.logprobs"
+_MAX_INCLUDE = 64
 _NOT_STORED = Unsupported(
     "responses are not stored here; send the items of the conversation so far in input"
 )
@@ -50,6 +51,8 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 
 class FunctionTool(Fields):
     """A function, as the Responses API describes it."""
+
+    passes_unknown_on = True
 
     type: Literal["function"]
     """Only functions are tools."""
@@ -135,7 +138,7 @@ class ResponsesRequest(SharedFields):
     """False: the answer has at most one call."""
     text: TextOptions = TextOptions()
     """The output's form."""
-    include: list[Text] = []
+    include: Annotated[list[Text], Field(max_length=_MAX_INCLUDE, fail_fast=True)] = []
     """`message.output_text.logprobs`; what others name does not occur here."""
     top_logprobs: Alternatives | None = None
     """How many alternatives to list beside each token's log-probability."""

@@ -222,3 +222,42 @@ def test_tls_with_the_certificate_of_the_config(tmp_path: Path) -> None:
                     await call(channel, "Generate", FIELDS)
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("method", ["Generate", "Stream"])
+@pytest.mark.parametrize(
+    ("messages", "key", "code"),
+    [
+        ([b"\xff"], KEY, grpc.StatusCode.INVALID_ARGUMENT),
+        ([b"\x0a\x01\xff"], KEY, grpc.StatusCode.INVALID_ARGUMENT),
+        ([], KEY, grpc.StatusCode.INVALID_ARGUMENT),
+        (None, "no key", grpc.StatusCode.UNAUTHENTICATED),
+        (None, KEY, grpc.StatusCode.DEADLINE_EXCEEDED),
+    ],
+)
+def test_a_call_whose_message_is_wrong_or_never_comes_ends(
+    method: str,
+    messages: list[bytes] | None,
+    key: str,
+    code: grpc.StatusCode,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None: the client sends nothing and does not say that nothing comes."""
+    monkeypatch.setenv("SPINDLE_HTTP_TIMEOUT_S", "0.5")
+
+    async def sent() -> AsyncIterator[bytes]:
+        for message in messages or ():
+            yield message
+        if messages is None:
+            await asyncio.sleep(60)
+
+    async def test(channel: grpc.aio.Channel, _replicas: LocalReplicas) -> None:
+        kind = channel.stream_unary if method == "Generate" else channel.stream_stream
+        metadata = [("authorization", f"Bearer {key}")]
+        answer = kind(f"/spindle.Spindle/{method}")(sent(), timeout=30, metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await (answer if method == "Generate" else answer.read())
+        assert raised.value.code() is code
+        assert await text_of(call(channel, "Stream", FIELDS))
+
+    run(test)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from engine.committed import CommittedTokens
+from engine.grammar import matcher as matcher_module
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready
-from engine.grammar.matcher import GrammarViolated, OutputMatcher
+from engine.grammar.matcher import GrammarTooSlow, GrammarViolated, OutputMatcher
 from engine.grammar.spec import OutputGrammar
 from engine.protocol import Failed, Prefix, Start, Verdict, VerifyOrder
 from engine.sampling.cpu_kernels import allow_only
@@ -184,3 +185,29 @@ def test_special_tokens_of_drafts_are_refused_in_silence(
         assert not one.allows([*ids("b"), token])
     assert one.allows(ids("bb"))
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_output_that_takes_ever_longer_to_follow_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a trial of its grammar has not found it: behind a long beginning, say."""
+    monkeypatch.setattr(matcher_module, "MOST_S", 0.05)
+    monkeypatch.setattr(matcher_module, "MOST_PER_TOKEN_S", 1e-4)
+    ambiguous = OutputGrammar("grammar", 'root ::= root root | "a" | "b"')
+    one = matcher(ambiguous)
+
+    def write(tokens: int) -> None:
+        for length in range(tokens):
+            one.follow(ids("a") * length)
+            one.allowed()
+
+    with pytest.raises(GrammarTooSlow):
+        write(2000)
+    for _ in range(2):
+        with pytest.raises(GrammarTooSlow):
+            one.follow(ids("a") * 2000)
+    gate = GrammarGate(grammars())
+    orders = [order("slow"), order("good")]
+    slow, good = gate.pass_ready(orders, [held(ambiguous, ids("a") * 1000), held(WORD, ids("ab"))])
+    assert isinstance(slow, Failed)
+    assert isinstance(good, Ready)

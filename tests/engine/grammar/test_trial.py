@@ -115,3 +115,29 @@ def test_the_process_ends_with_the_one_that_has_started_it(tmp_path: Path) -> No
     trial._process.stdin.close()
     process.wait(10)
     trial.close()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "refused"),
+    [
+        (OutputGrammar("regex", "((a*)*)*b"), True),
+        (OutputGrammar("grammar", 'root ::= root root | "a" | "b"'), True),
+        (OutputGrammar("regex", "(a|b)*c"), False),
+        (OutputGrammar("regex", "(.|\\n)*"), False),
+        (OutputGrammar("json_object"), False),
+        (OutputGrammar("choice", '["yes", "no"]'), False),
+    ],
+)
+def test_a_grammar_whose_outputs_have_ever_more_readings_is_refused(
+    grammar: OutputGrammar, refused: bool
+) -> None:
+    """The 200th token of the first took half a second, while all others of its batch waited."""
+    trial = Trial(token_texts(model_path(TARGET), VOCAB), ENOUGH_S)
+    try:
+        if refused:
+            with pytest.raises(InvalidRequest, match="more and more ways"):
+                trial.check(grammar)
+        else:
+            trial.check(grammar)
+    finally:
+        trial.close()

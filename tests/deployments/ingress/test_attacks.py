@@ -1,0 +1,277 @@
+"""Single requests that are made to fail the server, to hold it up, or to pass its gate."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from deployments.ingress.chat_messages import CalledFunction
+from deployments.ingress.http import make_http
+from deployments.ingress.nesting import MAX_NESTING, shallow
+from deployments.ingress.requests import ChatRequest, CompletionRequest
+from deployments.ingress.responses_api.request import ResponsesRequest
+from engine.verifiers.native import NativeVerifier
+from tests.actors.coordinator.fake_hosts import PacedVerifier
+from tests.deployments.ingress.test_ingress import CHAT, PROMPT, App, run
+from tests.deployments.ingress.test_requests import TOKENS
+from tests.deployments.local import local_api, make_config
+
+JSON = {"Content-Type": "application/json"}
+RESPONSE: dict[str, Any] = {"model": "target", "input": "Hello"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+
+
+async def raw(app: App, sent: bytes) -> bytes:
+    """What the server answers to these bytes."""
+    url = app.client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(sent)
+    async with asyncio.timeout(30):
+        answer = await reader.read(-1)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "status"),
+    [
+        (b"GET /metrics HTTP/1.1", b"x/health?", 401),
+        (b"GET /v1/models HTTP/1.1", b"x/health?", 401),
+        (b"GET /v1/models HTTP/1.1", b"x/health#", 401),
+        (b"GET /v1/models HTTP/1.1", b"[", 401),
+        (b"GET /health HTTP/1.1", b"[", 200),
+        (b"GET //health HTTP/1.1", b"x", 401),
+        (b"GET /health/../v1/models HTTP/1.1", b"x", 401),
+        (b"GET /version?\xff HTTP/1.1", b"x", 400),
+        (b"GET /health/?\xff HTTP/1.1", b"x", 400),
+    ],
+)
+def test_no_head_passes_the_gate_or_fails_it(line: bytes, host: bytes, status: int) -> None:
+    async def test(app: App) -> None:
+        answer = await raw(app, line + b"\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+        assert answer.split()[1] == b"%d" % status, answer
+
+    run(test, api_keys={"tenant": "key"})
+
+
+def nested(levels: int, kind: type[list[Any]] | type[dict[str, Any]] = list) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING + 2, 240, 300, 480, 700, 900])
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (RESPONSES, RESPONSE, "metadata"),
+        (RESPONSES, RESPONSE, "unknown"),
+        (RESPONSES, {**RESPONSE, "text": {"format": {"type": "text"}}}, "text.format.unknown"),
+        (RESPONSES, {**RESPONSE, "tools": [FUNCTION]}, "tools.0.parameters"),
+        (RESPONSES, {**RESPONSE, "tools": [FUNCTION]}, "tools.0.unknown"),
+        (
+            RESPONSES,
+            {**RESPONSE, "tools": [FUNCTION], "tool_choice": {**FUNCTION}},
+            "tool_choice.unknown",
+        ),
+        (CHATS, CHAT, "unknown"),
+        (CHATS, CHAT, "chat_template_kwargs"),
+        (CHATS, CHAT, "messages.0.unknown"),
+        (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "required"}, "tools.0.function.x"),
+        (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.function.parameters"),
+        (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.x"),
+        (
+            CHATS,
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (COMPLETIONS, {**PROMPT, "structured_outputs": {}}, "structured_outputs.json"),
+        ("/tokenize", {"messages": CHAT["messages"], "tools": [TOOL]}, "tools.0.x"),
+    ],
+)
+def test_deep_json_is_refused_by_name_wherever_a_client_may_write_any(
+    path: str, body: dict[str, Any], place: str, levels: int
+) -> None:
+    """Some of it fitted through the JSON parser, but not through what came later."""
+
+    async def test(app: App) -> None:
+        sent = json.loads(json.dumps(body))
+        *outer, last = place.split(".")
+        inner = sent
+        for part in outer:
+            inner = inner[int(part)] if part.isdigit() else inner[part]
+        inner[last] = nested(levels, dict)
+        answer = await app.client.post(path, content=json.dumps(sent), headers=JSON)
+        assert answer.status_code == 400, answer.text
+        message = answer.json()["error"]["message"]
+        assert "nested" in message or "cannot be read" in message
+        if levels < 480:
+            assert message.startswith(place.partition(".")[0])
+
+    run(test)
+
+
+def test_what_is_less_deep_is_served() -> None:
+    async def test(app: App) -> None:
+        asked = {**RESPONSE, "metadata": nested(MAX_NESTING, dict), "max_output_tokens": 2}
+        assert (await app.client.post(RESPONSES, json=asked)).status_code == 200
+
+    run(test)
+    assert shallow(nested(MAX_NESTING)) == nested(MAX_NESTING)
+    with pytest.raises(ValueError, match="flatten"):
+        shallow(nested(MAX_NESTING + 1))
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING + 1, 400, 900, 960, 980, 100_000])
+def test_deep_arguments_of_calls_stay_a_text(levels: int) -> None:
+    text = "[" * levels + "]" * levels
+    assert CalledFunction(name="f", arguments=text).for_template["arguments"] == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field", "value"),
+    [
+        (CompletionRequest, PROMPT, "logit_bias", {str(n): "x" for n in range(100_000)}),
+        (CompletionRequest, PROMPT, "allowed_token_ids", ["x"] * 60_000),
+        (CompletionRequest, PROMPT, "prompt", [None] * 100_000),
+        (ChatRequest, CHAT, "messages", [1] * 100_000),
+        (ChatRequest, CHAT, "messages", [{"role": "user", "content": "x"}] * 100_000),
+        (ChatRequest, CHAT, "messages", [{"role": "user", "content": [1] * 100_000}]),
+        (
+            ChatRequest,
+            CHAT,
+            "messages",
+            [{"role": "assistant", "content": "", "tool_calls": [1] * 100_000}],
+        ),
+        (ChatRequest, CHAT, "tools", [1] * 100_000),
+        (ResponsesRequest, RESPONSE, "input", [1] * 100_000),
+        (ResponsesRequest, RESPONSE, "input", [{"role": "user", "content": "x"}] * 100_000),
+        (ResponsesRequest, RESPONSE, "input", [{"role": "user", "content": [1] * 100_000}]),
+        (ResponsesRequest, RESPONSE, "include", [1] * 100_000),
+        (ResponsesRequest, RESPONSE, "tools", [1] * 100_000),
+    ],
+)
+def test_a_long_list_of_mistakes_is_a_short_list_of_errors(
+    kind: Any, body: dict[str, Any], field: str, value: Any
+) -> None:
+    """Making an error of each held the event loop up for seconds."""
+    with pytest.raises(ValidationError) as raised:
+        kind.model_validate({**body, field: value})
+    assert raised.value.error_count() <= 2048
+
+
+def test_variables_of_the_template_are_found_by_name_however_many() -> None:
+    given = {f"name_{number}": 1 for number in range(200_000)}
+    assert TOKENS.used_variables({**given, "messages and": 1, "{": 1, ".*": 1}) == {}
+
+
+def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
+    """Of one client; another one's are read meanwhile."""
+
+    async def sent(size: int, seconds: float) -> AsyncIterator[bytes]:
+        yield b" " * size
+        await asyncio.sleep(seconds)
+        yield json.dumps({**PROMPT, "max_tokens": 1}).encode()
+
+    async def asked(app: App, tenant: str, size: int, seconds: float) -> httpx.Response:
+        headers = {**JSON, "Authorization": f"Bearer key of {tenant}"}
+        return await app.client.post(COMPLETIONS, content=sent(size, seconds), headers=headers)
+
+    async def test(app: App) -> None:
+        slow = [asyncio.create_task(asked(app, "first", 3900, 1.0)) for _ in range(16)]
+        await asyncio.sleep(0.5)
+        one_more = await asked(app, "first", 3600, 0.0)
+        assert one_more.status_code == 429
+        assert one_more.headers["Retry-After"]
+        assert (await asked(app, "second", 500, 0.0)).status_code == 200
+        assert {(await one).status_code for one in slow} == {200}
+        assert (await asked(app, "first", 500, 0.0)).status_code == 200
+
+    keys = {"first": "key of first", "second": "key of second"}
+    run(test, api_keys=keys, limits={"max_body_bytes": 4096})
+
+
+def test_paths_without_key_take_no_body() -> None:
+    async def never() -> Any:
+        pytest.fail("its body is read")
+
+    async def inside() -> None:
+        answered: list[Any] = []
+
+        async def send(message: Any) -> None:
+            answered.append(message)
+
+        async with local_api(make_config(api_keys={"tenant": "key"})) as (api, _):
+            app = make_http(api)
+            scope: dict[str, Any] = {
+                **{"type": "http", "method": "POST", "path": "/ping", "root_path": ""},
+                **{"query_string": b"", "headers": [(b"content-length", b"99999999")]},
+            }
+            await app(scope, never, send)
+        assert answered[0]["status"] == 200
+
+    asyncio.run(inside())
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_called_json_is_told_how_to_be(kind: str | None) -> None:
+    """`curl -d` without a header."""
+
+    async def test(app: App) -> None:
+        headers = {} if kind is None else {"Content-Type": kind}
+        answer = await app.client.post(COMPLETIONS, content=json.dumps(PROMPT), headers=headers)
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message == (
+            "body: send it as JSON, with the header `content-type: application/json`"
+        )
+
+    run(test)
+
+
+@pytest.mark.parametrize("body", [b"\xff", b'{"a": ' + b"9" * 5000 + b"}", b"[" * 8000])
+def test_a_body_that_no_parser_reads_is_told_why(body: bytes) -> None:
+    async def test(app: App) -> None:
+        answer = await app.client.post(COMPLETIONS, content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("body: cannot be read as JSON; send")
+
+    run(test)
+
+
+def test_a_caller_by_handle_that_sends_no_fields_is_told_so() -> None:
+    async def test(app: App) -> None:
+        for wrong in ("text", [1], None, 5):
+            for body in (
+                await app.api.generate(wrong),  # type: ignore[arg-type]
+                [chunk async for chunk in app.api.stream(wrong)][-1],  # type: ignore[arg-type]
+            ):
+                assert body["error"]["status"] == 400
+                assert "mapping of fields" in body["error"]["message"]
+
+    run(test)
+
+
+def test_a_client_that_leaves_during_its_prefill_frees_its_kv() -> None:
+    async def test(app: App) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            await app.client.post(
+                COMPLETIONS, json={**PROMPT, "prompt": [5] * 480, "max_tokens": 20}, timeout=0.3
+            )
+        (request,) = app.replicas.requests
+        assert len(request["prompt_ids"]) == 480
+        await app.settled()
+        assert (await app.ask(max_tokens=1)).status_code == 200
+        host = app.replicas.coordinator._verifying._host
+        assert isinstance(host, PacedVerifier)
+        assert isinstance(host.verifier, NativeVerifier)
+        assert f"{request['name']}/0" not in host.verifier._model.kv
+
+    run(test, seconds=1.0)

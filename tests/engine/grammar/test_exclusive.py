@@ -1,0 +1,76 @@
+"""Branches of a oneOf that exclude each other, by values, types and required properties."""
+
+from typing import Any
+
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.grammar import exclusive
+from engine.grammar.exclusive import Branches
+from engine.grammar.json_schema import check_schema
+
+LONG = {"enum": list(range(5000))}
+OTHERS = {"enum": list(range(4999, 10_000))}
+
+
+@pytest.mark.parametrize(
+    ("branches", "exclude"),
+    [
+        ([{"const": 1}, {"const": 2}], True),
+        ([{"const": 1}, {"enum": [1, 2]}], False),
+        ([{"type": "integer"}, {"type": "string"}], True),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"$ref": "#/$defs/long"}, {"const": 5000}], True),
+        ([{"$ref": "#/$defs/long"}, {"$ref": "#/$defs/others"}], False),
+        ([{"$ref": "#/$defs/missing"}, {"const": 1}], False),
+        ([True], True),
+    ],
+)
+def test_by_values_types_and_references(branches: list[Any], exclude: bool) -> None:
+    found = Branches({"$defs": {"long": LONG, "others": OTHERS}})
+    assert found.exclude_each_other(branches) is exclude
+    assert found.exclude_each_other(branches) is exclude, "when it is known already"
+
+
+def test_a_long_list_is_read_once_however_many_refer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema of 64 KB with hundreds of references to such lists held the event loop up."""
+    read: list[Any] = []
+    original = exclusive._values
+
+    def counted(schema: Any) -> Any:
+        read.append(schema)
+        return original(schema)
+
+    monkeypatch.setattr(exclusive, "_values", counted)
+    many = {
+        "anyOf": [{"oneOf": [{"$ref": "#/$defs/long"}, {"const": -1 - n}]} for n in range(500)],
+        "$defs": {"long": LONG},
+    }
+    check_schema(many, "field")
+    assert read.count(LONG) == 1
+    properties = {f"p{n}": {"$ref": "#/$defs/long"} for n in range(200)}
+    tagged = {
+        "type": "object",
+        "properties": {**properties, "tag": {"const": 1}},
+        "required": [*properties, "tag"],
+    }
+    read.clear()
+    check_schema(
+        {
+            "oneOf": [tagged, {**tagged, "properties": {**properties, "tag": {"const": 2}}}],
+            "$defs": {"long": LONG},
+        },
+        "field",
+    )
+    assert read.count(LONG) == 1
+
+
+def test_branches_that_overlap_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        check_schema(
+            {
+                "oneOf": [{"$ref": "#/$defs/long"}, {"$ref": "#/$defs/others"}],
+                "$defs": {"long": LONG, "others": OTHERS},
+            },
+            "field",
+        )
