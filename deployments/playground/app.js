@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { Problem, chat } from "./api.js";
-import { WIDE, byId, colourOf, el } from "./page.js";
+import { TOUCH, WIDE, byId, colourOf, el } from "./page.js";
 import { Race } from "./race.js";
 import { showRound } from "./round.js";
 import { Strip } from "./strip.js";
@@ -91,25 +91,34 @@ function speculationOf(drafter, depth) {
 /** One turn: `view` shows the answer, `answerOf` gets it and gives its text. */
 async function take(text, view, answerOf) {
   if (running || !text) return;
-  const turn = el("article", { class: "turn" }, el("p", { class: "said" }, text), view.element);
+  const typed = prompted() === text;
+  if (typed) byId("prompt").value = "";
+  const said = el("p", { class: "said" }, text);
+  const turn = el("article", { class: "turn" }, said, view.element);
   byId("welcome").hidden = true;
   byId("turns").append(turn);
+  if (said.scrollHeight > said.clientHeight) said.tabIndex = 0; // so that keys scroll it
   turn.scrollIntoView({ block: "start" });
   running = new AbortController();
   busy(true);
   try {
-    const answer = await answerOf(bodyOf(text), running.signal);
-    messages.push({ role: "user", content: text }, { role: "assistant", content: answer });
-    byId("prompt").value = "";
+    if (!model) await strip.poll(); // which says its name
+    remember(text, await answerOf(bodyOf(text), running.signal));
   } catch (error) {
     const stopped = running.signal.aborted;
     if (!stopped && !(error instanceof Problem)) throw error;
+    if (stopped && view.text) remember(text, view.text);
+    if (!stopped && typed && !prompted()) byId("prompt").value = text;
     turn.append(stopped ? el("p", { class: "facts" }, "Stopped.") : problemOf(error, turn, text, view));
   } finally {
     running = null;
     busy(false);
     strip.poll();
   }
+}
+
+function remember(text, answer) {
+  messages.push({ role: "user", content: text }, { role: "assistant", content: answer });
 }
 
 function problemOf(problem, turn, text, view) {
@@ -130,6 +139,7 @@ function problemOf(problem, turn, text, view) {
 function send(text) {
   const answer = new Answer(showRound);
   return take(text, answer, async (body, signal) => {
+    answer.showWait();
     try {
       for await (const choice of chat(body, key(), signal)) answer.add(choice);
     } finally {
@@ -161,7 +171,9 @@ function busy(is) {
   byId("stop").hidden = !is;
   byId("new").hidden = is || !byId("turns").childElementCount;
   if (is) byId("stop").focus({ preventScroll: true });
-  else if (document.activeElement === document.body) byId("prompt").focus({ preventScroll: true });
+  else if (document.activeElement === document.body && !TOUCH.matches) {
+    byId("prompt").focus({ preventScroll: true });
+  }
 }
 
 const prompted = () => byId("prompt").value.trim();
