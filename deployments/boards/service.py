@@ -102,8 +102,8 @@ RELIABILITY = [
     ),
     Panel(
         "Replicas started and gone",
-        "Lost: died or hung; stopped: replaced or scaled down by Serve. And choices that went on at "
-        "another replica after the loss of theirs.",
+        "Lost: died or hung; stopped: replaced or scaled down by Serve. And choices that went on "
+        "at another replica after the loss of theirs.",
         "short",
         [
             Query(of_ingress("replicas_started", function="increase"), "started"),

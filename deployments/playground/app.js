@@ -214,8 +214,13 @@ byId("examples").append(...EXAMPLES.map((text) => el(
 const hint = [...byId("round").childNodes]; // before any token was chosen
 const pane = byId("conversation");
 let followed = true; // the reader has not scrolled back
+let scrolledTo = 0;
 pane.addEventListener("scroll", () => {
-  followed = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
+  // Text that has come since the page itself scrolled is no sign of the reader.
+  const back = pane.scrollTop < scrolledTo;
+  const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
+  followed = atEnd || (followed && !back);
+  scrolledTo = pane.scrollTop;
 });
 new ResizeObserver(() => {
   if (followed) pane.scrollTop = pane.scrollHeight;

@@ -88,8 +88,8 @@ class RequestSpans:
             self._spans[view.name] = span
 
     def _round(self, request: SpanContext, outcome: RoundOutcome, at_s: float) -> None:
-        """Made without the tracer, which would decide anew whether the request is sampled, check each
-        attribute and lock: several times as long, once for each request of every round."""
+        """Made without the tracer, which would decide anew whether the request is sampled, check
+        each attribute and lock: several times as long, once for each request of every round."""
         context = SpanContext(
             request.trace_id, self._new_id(), is_remote=False, trace_flags=request.trace_flags
         )

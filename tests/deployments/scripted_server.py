@@ -1,4 +1,4 @@
-"""A server of the playground whose answers are scripted: slow ones, ones that break off, any text."""
+"""A server of the playground with scripted answers: slow ones, ones that break off, any text."""
 
 import json
 import socket
@@ -130,11 +130,11 @@ def scripted(script: Script) -> Iterator[str]:
 
         def _stream(self) -> None:
             for number, event in enumerate(_events(script.rounds)):
+                time.sleep(script.pause_s)
                 if number == script.breaks_after:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
                     return
-                time.sleep(script.pause_s)
                 data = event.encode()
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
             self.wfile.write(b"0\r\n\r\n")

@@ -67,7 +67,9 @@ def test_requests_and_rounds_are_spans(share: float) -> None:
             assert span.end_time_unix_nano <= request.end_time_unix_nano + 10
     attributes = [{one.key: one.value for one in span.attributes} for span in requests.values()]
     of_rounds = [
-        {one.key: one.value.int_value for one in span.attributes} for span in spans if span.name == "round"
+        {one.key: one.value.int_value for one in span.attributes}
+        for span in spans
+        if span.name == "round"
     ]
     committed = sum(one["spindle.committed"] for one in of_rounds)
     assert committed == sum(map(len, streams))
