@@ -107,6 +107,7 @@ def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any, band: float) 
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:.0f} s")
     if lines:
         legend(axes, 2 if len(lines) > 4 else 1)
+        axes.get_legend().set_bbox_to_anchor((0, 0, 1, 1 - band), transform=axes.transAxes)
         for text in axes.get_legend().get_texts():
             text.set_fontsize(7)
 

@@ -99,6 +99,7 @@ async function take(text, view, answerOf) {
   byId("turns").append(turn);
   if (said.scrollHeight > said.clientHeight) said.tabIndex = 0; // so that keys scroll it
   turn.scrollIntoView({ block: "start" });
+  follow();
   running = new AbortController();
   busy(true);
   try {
@@ -215,15 +216,21 @@ const hint = [...byId("round").childNodes]; // before any token was chosen
 const pane = byId("conversation");
 let followed = true; // the reader has not scrolled back
 let scrolledTo = 0;
+function follow() {
+  followed = true;
+  scrolledTo = pane.scrollTop;
+}
 pane.addEventListener("scroll", () => {
-  // Text that has come since the page itself scrolled is no sign of the reader.
+  // Not at the end is no sign of the reader: text may have come since the page itself scrolled.
   const back = pane.scrollTop < scrolledTo;
   const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
   followed = atEnd || (followed && !back);
   scrolledTo = pane.scrollTop;
 });
-new ResizeObserver(() => {
-  if (followed) pane.scrollTop = pane.scrollHeight;
-}).observe(byId("turns"));
+const resized = new ResizeObserver(() => {
+  if (followed && byId("turns").childElementCount) pane.scrollTop = pane.scrollHeight;
+});
+resized.observe(byId("turns"));
+resized.observe(pane);
 byId("prompt").focus();
 strip.poll();
