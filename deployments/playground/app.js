@@ -37,6 +37,7 @@ function connected(numbers) {
 }
 
 function disconnected(problem) {
+  if (problem.kind === "gone") byId("watched").textContent = "numbers from before the server was gone";
   server(problem.kind, LABELS[problem.kind] ?? problem.message);
   if (problem.kind === "key") askForKey();
 }

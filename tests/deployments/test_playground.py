@@ -332,4 +332,5 @@ def test_a_server_that_is_gone_is_named(visit: Visit) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
     expect(page.locator("#server")).to_have_text("No answer")
+    expect(page.locator("#watched")).to_have_text("numbers from before the server was gone")
     visit.expected.append("ERR_CONNECTION")

@@ -77,7 +77,7 @@ def test_a_connection_that_breaks_keeps_the_text_and_can_be_tried_again(
     visit.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")
     page = visit.page
     ask(page)
-    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.get_by_role("alert")).to_contain_text("The connection broke off")
     expect(page.locator(".text")).to_have_text("Hello there")
     expect(page.locator(".text")).to_have_attribute("aria-busy", "false")
     expect(page.locator("#prompt")).to_have_value("Greet me.")
