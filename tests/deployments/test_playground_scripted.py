@@ -119,6 +119,20 @@ def test_a_long_message_leaves_room_for_its_answer(visit: Visit) -> None:
     assert barriers(page) == []
 
 
+def test_a_conversation_that_is_too_long_says_what_to_do(visit: Visit) -> None:
+    error = {"message": "set truncate_prompt_tokens", "code": "context_length_exceeded"}
+    visit.expected.append("400")
+    page = visit.page
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": error})
+    )
+    ask(page)
+    expect(page.get_by_role("alert")).to_contain_text("Shorten the message")
+    expect(page.locator("#prompt")).to_have_value("Greet me.")
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("#welcome")).to_be_visible()
+
+
 def test_text_from_right_to_left_begins_at_the_right(visit: Visit, script: Script) -> None:
     script.rounds = ARABIC
     page = visit.page
