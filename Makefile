@@ -111,6 +111,7 @@ bench: $(WITH_TESTS)
 # Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
 screenshots: $(WITH_TESTS) model
 	$(RUN)/python -m benchmarks.screenshots
+	$(RUN)/python -m benchmarks.serving.drills --json docs/experiments/drills.json
 
 plots: $(WITH_TESTS)
 	$(BIN)/python -m benchmarks.plots

@@ -28,6 +28,8 @@ _LABEL = re.compile(r"{{\s*(\w+)\s*}}")
 _MARK = 0.07
 """Of a panel's height, for a bar that marks a time."""
 _PAPER = "#ffffff"
+_UNITS = {"percentunit": "%", "reqps": "requests/s", "short": "", "none": ""}
+"""How panels name Grafana's units."""
 
 
 class _Line(NamedTuple):
@@ -43,9 +45,11 @@ def draw_board(
     path: Path,
     titles: Sequence[str] = (),
     marks: Mapping[str, Sequence[Span]] | None = None,
+    moment: float | None = None,
     heading: str = "",
 ) -> None:
-    """`titles`: only these panels. `marks`: when what was the case, as bars: firing alerts."""
+    """`titles`: only these panels. `marks`: when what was the case, as bars: firing alerts.
+    `moment`: a line at that time."""
     title, panels = BOARDS[name]
     shown = [panel for panel in panels if not titles or panel.title in titles]
     columns = min(_COLUMNS, len(shown))
@@ -53,8 +57,11 @@ def draw_board(
     made, axes = figure(4.1 * columns, 2.25 * rows + 0.5, rows, columns)
     made.set_facecolor(_PAPER)
     colours = dict(zip(marks or {}, cycle(reversed(COLOURS)), strict=False))
+    band = _MARK * len(marks or {})
     for one, panel in zip(axes.flat, shown, strict=False):
-        _draw(server, panel, span, one)
+        _draw(server, panel, span, one, band)
+        if moment is not None:
+            one.axvline(moment - span[0], color=INK, lw=1, ls="--")
         for row, (mark, spans) in enumerate((marks or {}).items()):
             top = 1 - _MARK * row
             for begin, end in spans:
@@ -69,10 +76,9 @@ def draw_board(
     save(made, path, dpi=80)
 
 
-def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any) -> None:
-    unit = {"percentunit": "%", "short": "", "none": ""}.get(
-        panel.unit, panel.unit.removeprefix("suffix: ")
-    )
+def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any, band: float) -> None:
+    """`band`: the share of the height above all curves that marks need."""
+    unit = _UNITS.get(panel.unit, panel.unit.removeprefix("suffix: "))
     lines = _lines(server, panel, span)
     axes.set_title(f"{panel.title} ({unit})" if unit else panel.title, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -96,11 +102,12 @@ def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any) -> None:
     else:
         for one in lines:
             axes.plot(*_with_gaps(one), label=one.name, lw=1.4)
-    axes.set_ylim(0, 1.2 * top if top > 0 else 1)
+    axes.set_ylim(0, (1.2 * top if top > 0 else 1) / (1 - band))
     axes.set_xlim(0, span[1] - span[0])
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:.0f} s")
     if lines:
         legend(axes, 2 if len(lines) > 4 else 1)
+        axes.get_legend().set_bbox_to_anchor((0, 0, 1, 1 - band), transform=axes.transAxes)
         for text in axes.get_legend().get_texts():
             text.set_fontsize(7)
 

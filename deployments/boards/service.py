@@ -102,11 +102,12 @@ RELIABILITY = [
     ),
     Panel(
         "Replicas started and gone",
-        "And choices that went on at another replica after the loss of theirs.",
+        "Lost: died or hung; stopped: replaced or scaled down by Serve. And choices that went on "
+        "at another replica after the loss of theirs.",
         "short",
         [
             Query(of_ingress("replicas_started", function="increase"), "started"),
-            Query(of_ingress("replicas_left", function="increase"), "gone"),
+            Query(of_ingress("replicas_left", "reason", "increase"), "{{reason}}"),
             Query(of_ingress("resubmissions", function="increase"), "resubmitted choices"),
         ],
     ),

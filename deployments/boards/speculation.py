@@ -108,15 +108,28 @@ DRAFTERS = [
     ),
     Panel(
         "Switches between lanes",
-        "Requests that moved to another lane, those whose text it had read ahead in idle time, "
-        "and what that saved.",
-        "none",
+        "Requests that moved to another lane, and those of them whose text it had read ahead.",
+        "suffix: requests/s",
         [
-            Query(rate("switches"), "switches/s"),
-            Query(rate("prepared_switches"), "of these read ahead/s"),
-            Query(rate("catch_up_saved_seconds", "host"), "{{host}}: seconds saved/s"),
-            Query(rate("caught_up_tokens", "host"), "{{host}}: tokens/s read ahead"),
+            Query(rate("switches"), "all"),
+            Query(rate("prepared_switches"), "read ahead"),
         ],
+    ),
+    Panel(
+        "Time for reading ahead, and time saved by it",
+        "A lane reads ahead in idle time, so that requests can switch to it at once. It pays where "
+        "it saves more than it takes.",
+        "percentunit",
+        [
+            Query(rate("busy_seconds", "host", 'work="catch_up"'), "{{host}} takes"),
+            Query(rate("catch_up_saved_seconds", "host"), "{{host}} saves"),
+        ],
+    ),
+    Panel(
+        "Tokens read ahead",
+        "Committed tokens that a lane has read in idle time.",
+        "suffix: tokens/s",
+        [by_label("caught_up_tokens", "host")],
     ),
 ]
 

@@ -16,6 +16,7 @@ export class Answer {
     this.statistics = null;
     this._onSelect = onSelect;
     this._selected = -1;
+    this._waiting = null;
     this._counts = new Map(); // tokens by who wrote them
     this._also = new Map(); // and tokens of others that a drafter has proposed as well
     this._share = el("div", { class: "share", "aria-hidden": "true" });
@@ -38,6 +39,23 @@ export class Answer {
     this.element = el("div", { class: "answer" }, tally, this._words, this._facts);
   }
 
+  /** Says how long the first token has been waited for. */
+  showWait() {
+    const begun = performance.now();
+    const say = () => {
+      const seconds = Math.round((performance.now() - begun) / 1000);
+      this._facts.textContent = `waiting for the first token, ${seconds} s`;
+    };
+    this._waiting = setInterval(say, 1000);
+  }
+
+  _endWait() {
+    if (!this._waiting) return;
+    clearInterval(this._waiting);
+    this._waiting = null;
+    this._facts.textContent = "";
+  }
+
   /** One event's choice: the tokens of one round. */
   add(choice) {
     this.text += choice.delta?.content ?? "";
@@ -47,6 +65,7 @@ export class Answer {
   }
 
   _addRound(round) {
+    this._endWait();
     const spans = round.tokens.map((token) => {
       const [drafter, ...others] = token.node === null ? [TARGET] : round.nodes[token.node].drafters;
       count(this._counts, drafter, 1);
@@ -83,6 +102,7 @@ export class Answer {
   }
 
   _end(reason, statistics) {
+    this.close();
     this.statistics = statistics;
     const { ttft_s: ttft, tpot_s: tpot, rounds } = statistics;
     const count = this.tokens.length;
@@ -91,14 +111,14 @@ export class Answer {
       rounds ? `${(count / rounds).toFixed(1)} per round of the target` : null,
       tpot ? `${Math.round(1 / tpot)} tokens per second` : null,
       `first after ${duration(ttft)}`,
-      reason === "length" ? "cut off at the limit of tokens" : null,
+      reason === "length" ? "cut off at max tokens (Settings)" : null,
     ];
     this._facts.textContent = facts.filter(Boolean).join(" · ");
-    this.close();
   }
 
   /** Nothing follows. */
   close() {
+    this._endWait();
     this._words.setAttribute("aria-busy", "false");
   }
 

@@ -9,6 +9,8 @@ export class Problem extends Error {
 }
 
 const GONE = "The server does not answer. Is it still running?";
+const BROKEN = "The connection broke off before the end of the answer. Is the server still running?";
+const TOO_LONG = "The conversation is longer than the model can read. Shorten the message, ask for fewer tokens, or press New conversation.";
 const KINDS = { 401: "key", 403: "refused", 429: "busy", 503: "starting" };
 const WORDS = {
   key: "The server asks for a valid API key. Enter it at the top of the page.",
@@ -26,6 +28,7 @@ async function call(path, key, options = {}) {
   }
   if (response.ok) return response;
   const error = (await response.json().catch(() => null))?.error;
+  if (error?.code === "context_length_exceeded") throw new Problem("refused", TOO_LONG);
   const kind = KINDS[response.status] ?? (error ? "refused" : "gone");
   throw new Problem(kind, WORDS[kind] ?? error?.message ?? GONE);
 }
@@ -49,7 +52,7 @@ export async function* chat(body, key, signal) {
     if (event.error) throw new Problem(KINDS[event.error.status] ?? "refused", event.error.message);
     if (event.choices.length) yield event.choices[0];
   }
-  throw new Problem("gone", GONE);
+  throw new Problem("gone", BROKEN);
 }
 
 /** The data of server-sent events. */
@@ -65,7 +68,7 @@ async function* dataOf(stream, signal) {
       yield* events.filter((event) => event.startsWith("data: ")).map((event) => event.slice(6));
     }
   } catch (error) {
-    throw signal.aborted ? error : new Problem("gone", GONE);
+    throw signal.aborted ? error : new Problem("gone", BROKEN);
   } finally {
     reader.cancel().catch(() => {});
   }

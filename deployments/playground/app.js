@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { Problem, chat } from "./api.js";
-import { WIDE, byId, colourOf, el } from "./page.js";
+import { TOUCH, WIDE, byId, colourOf, el } from "./page.js";
 import { Race } from "./race.js";
 import { showRound } from "./round.js";
 import { Strip } from "./strip.js";
@@ -37,6 +37,7 @@ function connected(numbers) {
 }
 
 function disconnected(problem) {
+  if (problem.kind === "gone") byId("watched").textContent = "numbers from before the server was gone";
   server(problem.kind, LABELS[problem.kind] ?? problem.message);
   if (problem.kind === "key") askForKey();
 }
@@ -91,25 +92,35 @@ function speculationOf(drafter, depth) {
 /** One turn: `view` shows the answer, `answerOf` gets it and gives its text. */
 async function take(text, view, answerOf) {
   if (running || !text) return;
-  const turn = el("article", { class: "turn" }, el("p", { class: "said" }, text), view.element);
+  const typed = prompted() === text;
+  if (typed) byId("prompt").value = "";
+  const said = el("p", { class: "said" }, text);
+  const turn = el("article", { class: "turn" }, said, view.element);
   byId("welcome").hidden = true;
   byId("turns").append(turn);
+  if (said.scrollHeight > said.clientHeight) said.tabIndex = 0; // so that keys scroll it
   turn.scrollIntoView({ block: "start" });
+  follow();
   running = new AbortController();
   busy(true);
   try {
-    const answer = await answerOf(bodyOf(text), running.signal);
-    messages.push({ role: "user", content: text }, { role: "assistant", content: answer });
-    byId("prompt").value = "";
+    if (!model) await strip.poll(); // which says its name
+    remember(text, await answerOf(bodyOf(text), running.signal));
   } catch (error) {
     const stopped = running.signal.aborted;
     if (!stopped && !(error instanceof Problem)) throw error;
+    if (stopped && view.text) remember(text, view.text);
+    if (!stopped && typed && !prompted()) byId("prompt").value = text;
     turn.append(stopped ? el("p", { class: "facts" }, "Stopped.") : problemOf(error, turn, text, view));
   } finally {
     running = null;
     busy(false);
     strip.poll();
   }
+}
+
+function remember(text, answer) {
+  messages.push({ role: "user", content: text }, { role: "assistant", content: answer });
 }
 
 function problemOf(problem, turn, text, view) {
@@ -130,6 +141,7 @@ function problemOf(problem, turn, text, view) {
 function send(text) {
   const answer = new Answer(showRound);
   return take(text, answer, async (body, signal) => {
+    answer.showWait();
     try {
       for await (const choice of chat(body, key(), signal)) answer.add(choice);
     } finally {
@@ -161,7 +173,9 @@ function busy(is) {
   byId("stop").hidden = !is;
   byId("new").hidden = is || !byId("turns").childElementCount;
   if (is) byId("stop").focus({ preventScroll: true });
-  else if (document.activeElement === document.body) byId("prompt").focus({ preventScroll: true });
+  else if (document.activeElement === document.body && !TOUCH.matches) {
+    byId("prompt").focus({ preventScroll: true });
+  }
 }
 
 const prompted = () => byId("prompt").value.trim();
@@ -202,11 +216,22 @@ byId("examples").append(...EXAMPLES.map((text) => el(
 const hint = [...byId("round").childNodes]; // before any token was chosen
 const pane = byId("conversation");
 let followed = true; // the reader has not scrolled back
+let scrolledTo = 0;
+function follow() {
+  followed = true;
+  scrolledTo = pane.scrollTop;
+}
 pane.addEventListener("scroll", () => {
-  followed = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
+  // Not at the end is no sign of the reader: text may have come since the page itself scrolled.
+  const back = pane.scrollTop < scrolledTo;
+  const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
+  followed = atEnd || (followed && !back);
+  scrolledTo = pane.scrollTop;
 });
-new ResizeObserver(() => {
-  if (followed) pane.scrollTop = pane.scrollHeight;
-}).observe(byId("turns"));
+const resized = new ResizeObserver(() => {
+  if (followed && byId("turns").childElementCount) pane.scrollTop = pane.scrollHeight;
+});
+resized.observe(byId("turns"));
+resized.observe(pane);
 byId("prompt").focus();
 strip.poll();

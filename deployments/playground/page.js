@@ -4,6 +4,9 @@
 /** Both columns fit beside each other, as in style.css. */
 export const WIDE = matchMedia("(min-width: 60rem) and (min-height: 36rem)");
 
+/** Where the focus of a field brings up a keyboard over the page. */
+export const TOUCH = matchMedia("(pointer: coarse)");
+
 export const byId = (id) => document.getElementById(id);
 
 export function el(name, attributes = {}, ...children) {

@@ -108,11 +108,11 @@ function figures(numbers) {
   const drafters = Object.entries(numbers.drafted).map(([drafter, drafted]) => {
     const accepted = numbers.accepted[drafter] ?? 0;
     const pace = Math.round(accepted / numbers.seconds);
-    return figure(`from ${drafter}`, `${pace}`, `tokens per second, ${percent(accepted / drafted)} accepted`);
+    return figure(`from ${drafter}`, `${pace}`, `tokens/s, ${percent(accepted / drafted)} accepted`);
   });
   const slo = numbers.attainment;
   return [
-    figure("goodput", `${Math.round(numbers.goodput)}`, "tokens per second"),
+    figure("goodput", `${Math.round(numbers.goodput)}`, "tokens/s"),
     figure("requests", `${numbers.running} + ${numbers.waiting}`, "running, waiting"),
     figure("SLO met", slo === null ? "–" : percent(slo), slo === null ? "none was asked for" : "of the last requests"),
     ...drafters,

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from deployments.top.tables import Column, Table, Value
 
-KEYS = "s sort by the next column  r reverse  t other table  f freeze  q quit"
+KEYS = "s next sort column  r reverse  t table  f freeze  q quit"
 QUIT = "q"
 _GAP = 2
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from deployments.metrics import COORDINATOR, KV_STATES, PLAIN
+from deployments.metrics import COORDINATOR, KV_STATES, LOOKUPS, PLAIN
 from deployments.top.scrapes import Change
 
 Value = float | str | None
+_ONLY_LOOKUPS = "(lookups)"
+"""The row of rounds in which only lookups drafted: their tokens are in the rows of each of them."""
 
 
 class Column(NamedTuple):
@@ -94,13 +96,13 @@ def drafters(change: Change) -> Table:
 
     rows = [
         (
-            name,
-            accepted.get(name, 0.0),
+            _ONLY_LOOKUPS if name == LOOKUPS else name,
+            accepted.get(name),
             ratio(accepted.get(name, 0.0), verified.get(name, 0.0)),
             ratio(plain.get(name, 0.0), slots.get(name, 0.0) - prompts.get(name, 0.0)),
             rounds.get(name, 0.0),
-            verified.get(name, 0.0),
-            drafted.get(name, 0.0),
+            verified.get(name),
+            drafted.get(name),
             ratio(accepted.get(name, 0.0), expected.get(name, 0.0)),
             *(at(position, name) for position in ("1", "2", "4")),
         )

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from deployments.boards.grafana import BOARDS
 from deployments.metrics import exported
 from tests.dashboards.promtool import ALERTS, ROOT, program, selected
 
+PAGE = ROOT / "docs" / "operating.md"
 Series = Mapping[str, str]
 """Values in promtool's notation (`0+5x60`: from 0, 60 times 5 more), a minute apart."""
 
@@ -192,5 +194,28 @@ def test_an_alert_reads_declared_series_and_has_its_chapter(rule: Mapping[str, A
     for name, labels in selected(rule["expr"]).items():
         assert labels <= declared.get(name, set()), name
         assert name in declared
-    page = (ROOT / "docs" / "operating.md").read_text()
-    assert f"### {rule['alert']}\n" in page
+    assert rule["annotations"]["runbook"] == f"docs/operating.md#{rule['alert'].lower()}"
+    severity, board, panels = chapter(rule["alert"])
+    assert severity == rule["labels"]["severity"]
+    assert set(panels) <= panels_of(board), "the board that shows it"
+
+
+def chapter(alert: str) -> tuple[str, str, list[str]]:
+    """Severity, board and panels that the first line of the alert's chapter names."""
+    _, _, after = PAGE.read_text().partition(f"\n### {alert}\n\n")
+    found = re.match(r"`(\w+)` · board \*([^*]+)\*: (.+)\n\n", after)
+    assert found is not None
+    return found[1], found[2], re.findall(r"\*([^*]+)\*", found[3])
+
+
+def panels_of(board: str) -> set[str]:
+    [panels] = [panels for title, panels in BOARDS.values() if title.endswith(board)]
+    return {panel.title for panel in panels}
+
+
+def test_the_page_names_only_boards_and_panels_that_there_are() -> None:
+    titles = {title.removeprefix("Spindle: ") for title, _ in BOARDS.values()}
+    panels = {panel.title for _, panels in BOARDS.values() for panel in panels}
+    text = re.sub(r"`[^`]*`|^    .*$", "", PAGE.read_text(), flags=re.MULTILINE)
+    named = {" ".join(one.split()) for one in re.findall(r"\*([^*]+)\*", text)}
+    assert named <= titles | panels

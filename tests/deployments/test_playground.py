@@ -3,16 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import axe_playwright_python
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import Browser, Page, expect
 from ray import serve
 
 from benchmarks.browser import MISSING, chromium, chromium_path
+from tests.deployments.playground_page import DESKTOP, PHONE, TABLET, Visit, barriers, visiting
 from tests.deployments.serving import ARGS, URL, application, eventually
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
@@ -22,11 +20,7 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 DRAFTERS = {"tiny", "ngram"}
 ADMITTED = 2
 LIMITS = {"max_batch": ADMITTED, "max_waiting": 0, "client_share": 1.0}
-AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 PROMPT = "Count to 7."
-DESKTOP: ViewportSize = {"width": 1280, "height": 800}
-TABLET: ViewportSize = {"width": 768, "height": 1024}
-PHONE: ViewportSize = {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -46,56 +40,33 @@ def is_empty() -> bool:
     return bool(numbers["running"] == numbers["waiting"] == 0)
 
 
-@dataclass
-class Visit:
-    """A page, and what its console and network have shown."""
+def opened(visit: Visit, key: str = KEY) -> Page:
+    visit.page.goto(URL)
+    visit.page.get_by_label("API key").fill(key)
+    visit.page.keyboard.press("Tab")
+    return visit.page
 
-    page: Page
-    complaints: list[str] = field(default_factory=list)
-    # The browser itself reports the answer 401 to the first question, before a key was entered.
-    expected: list[str] = field(default_factory=lambda: ["401"])
-    """Parts of the complaints that the test provokes."""
-    urls: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.page.on("console", lambda one: self._complain(one.type, one.text))
-        self.page.on("pageerror", lambda error: self._complain("error", str(error)))
-        self.page.on("request", lambda request: self.urls.append(request.url))
-
-    def _complain(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.complaints.append(text)
-
-    def open(self, key: str = KEY) -> Page:
-        self.page.goto(URL)
-        self.page.get_by_label("API key").fill(key)
-        self.page.keyboard.press("Tab")
-        return self.page
-
-    def answered(self, prompt: str = PROMPT) -> Page:
-        """The page when the answer to a prompt is complete."""
-        page = self.open()
-        expect(page.locator("#server")).to_have_text("target, ready")
-        page.get_by_label("Message", exact=True).fill(prompt)
-        page.keyboard.press("Enter")
-        expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
-        return page
+def answered(visit: Visit, prompt: str = PROMPT) -> Page:
+    """The page when the answer to a prompt is complete."""
+    page = opened(visit)
+    expect(page.locator("#server")).to_have_text("target, ready")
+    page.get_by_label("Message", exact=True).fill(prompt)
+    page.keyboard.press("Enter")
+    expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
+    return page
 
 
 @pytest.fixture
 def visit(app: str, browser: Browser) -> Iterator[Visit]:
-    """Fails where the console shows an error that the test does not expect."""
-    context = browser.new_context(viewport=DESKTOP)
-    seen = Visit(context.new_page())
-    yield seen
-    context.close()
-    unexpected = [one for one in seen.complaints if not any(part in one for part in seen.expected)]
-    assert unexpected == []
-    assert all(url.startswith(URL) for url in seen.urls), "nothing comes from other hosts"
+    with visiting(browser, app) as seen:
+        # The browser itself reports the answer 401 to the first question, before a key was entered.
+        seen.expected.append("401")
+        yield seen
 
 
 def test_each_token_has_the_colour_of_its_drafter(visit: Visit) -> None:
-    page = visit.answered()
+    page = answered(visit)
     body = {"model": "target", "messages": [{"role": "user", "content": PROMPT}]}
     asked = {**body, "temperature": 0, "max_tokens": 192}
     answer = httpx.post(f"{URL}/v1/chat/completions", json=asked, headers=AUTHORIZED, timeout=60)
@@ -117,7 +88,7 @@ def test_each_token_has_the_colour_of_its_drafter(visit: Visit) -> None:
 
 
 def test_pointing_at_a_token_shows_its_round_and_tree(visit: Visit) -> None:
-    page = visit.answered()
+    page = answered(visit)
     expect(page.locator("#round svg")).to_be_visible()  # of the best round, without being asked for
     drafted = page.locator(".token.of-0").nth(1)
     drafted.hover()
@@ -133,7 +104,7 @@ def test_pointing_at_a_token_shows_its_round_and_tree(visit: Visit) -> None:
 
 
 def test_a_race_ends_with_both_clocks_and_the_same_text(visit: Visit) -> None:
-    page = visit.open()
+    page = opened(visit)
     page.get_by_label("Message", exact=True).fill(PROMPT)
     page.get_by_role("button", name="Race with").click()
     verdict = page.locator(".verdict")
@@ -150,7 +121,7 @@ def test_a_race_ends_with_both_clocks_and_the_same_text(visit: Visit) -> None:
 
 
 def test_everything_works_by_keyboard_alone(visit: Visit) -> None:
-    page = visit.open()
+    page = opened(visit)
     expect(page.locator("#server")).to_have_text("target, ready")
     press = page.keyboard.press
 
@@ -189,7 +160,7 @@ def test_everything_works_by_keyboard_alone(visit: Visit) -> None:
 
 
 def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
-    page = visit.open()
+    page = opened(visit)
     page.get_by_text("Settings").click()
     page.get_by_label("Max tokens").fill("1500")
     page.get_by_label("Temperature").fill("2")
@@ -203,7 +174,7 @@ def test_stop_ends_an_answer_and_frees_its_place(visit: Visit) -> None:
 
 
 def test_a_narrow_window_shows_everything_without_scrolling_sideways(visit: Visit) -> None:
-    page = visit.answered()
+    page = answered(visit)
     for size in (PHONE, TABLET, DESKTOP):
         page.set_viewport_size(size)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
@@ -219,10 +190,10 @@ def test_a_narrow_window_shows_everything_without_scrolling_sideways(visit: Visi
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_barrier(visit: Visit, scheme: str) -> None:
     visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of its literals
-    page = visit.open()
+    page = opened(visit)
     expect(page.locator("#server")).to_have_text("target, ready")
     assert barriers(page) == []
-    page = visit.answered()
+    page = answered(visit)
     page.locator(".token.of-0").first.hover()
     page.get_by_text("Settings").click()
     assert barriers(page) == []
@@ -230,14 +201,8 @@ def test_axe_finds_no_barrier(visit: Visit, scheme: str) -> None:
     assert barriers(page) == []
 
 
-def barriers(page: Page) -> list[str]:
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
-
-
 def test_the_strip_shows_who_is_busy_and_whose_drafts_are_accepted(visit: Visit) -> None:
-    page = visit.answered()
+    page = answered(visit)
     hosts = page.locator("#hosts li")
     expect(hosts).to_have_count(3)
     assert [text.rstrip("0123456789 <%") for text in hosts.all_text_contents()] == [
@@ -258,7 +223,7 @@ def test_the_strip_shows_who_is_busy_and_whose_drafts_are_accepted(visit: Visit)
 
 
 def test_what_a_model_writes_stays_text(visit: Visit) -> None:
-    page = visit.open()
+    page = opened(visit)
     hostile = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
     page.evaluate(
         """async (hostile) => {
@@ -285,7 +250,7 @@ def test_what_a_model_writes_stays_text(visit: Visit) -> None:
 
 
 def test_a_wrong_key_is_asked_for_again(visit: Visit) -> None:
-    page = visit.open(key="wrong")
+    page = opened(visit, key="wrong")
     expect(page.locator("#server")).to_have_text("API key needed")
     page.get_by_label("Message", exact=True).fill(PROMPT)
     page.keyboard.press("Enter")
@@ -328,7 +293,7 @@ def full() -> Iterator[None]:
 
 
 def test_a_full_server_says_so_and_the_request_can_be_sent_again(visit: Visit) -> None:
-    page = visit.open()
+    page = opened(visit)
     expect(page.locator("#server")).to_have_text("target, ready")
     page.get_by_label("Message", exact=True).fill(PROMPT)
     with full():
@@ -357,11 +322,12 @@ def test_the_numbers_need_a_key_and_the_page_does_not(app: str) -> None:
 
 def test_a_server_that_is_gone_is_named(visit: Visit) -> None:
     """The last test: it stops the application."""
-    page = visit.open()
+    page = opened(visit)
     expect(page.locator("#server")).to_have_text("target, ready")
     serve.shutdown()
     page.get_by_label("Message", exact=True).fill(PROMPT)
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
     expect(page.locator("#server")).to_have_text("No answer")
+    expect(page.locator("#watched")).to_have_text("numbers from before the server was gone")
     visit.expected.append("ERR_CONNECTION")

@@ -61,10 +61,20 @@ def test_requests_and_rounds_are_spans(share: float) -> None:
     for span in spans:
         if span.name == "round":
             request = requests[span.parent_span_id]
+            assert span.trace_id == request.trace_id
             # Virtual time is exact but for the rounding of nanoseconds.
             assert request.start_time_unix_nano <= span.start_time_unix_nano + 10
             assert span.end_time_unix_nano <= request.end_time_unix_nano + 10
     attributes = [{one.key: one.value for one in span.attributes} for span in requests.values()]
+    of_rounds = [
+        {one.key: one.value.int_value for one in span.attributes}
+        for span in spans
+        if span.name == "round"
+    ]
+    committed = sum(one["spindle.committed"] for one in of_rounds)
+    assert committed == sum(map(len, streams))
+    assert 0 < sum(one["spindle.accepted"] for one in of_rounds) < committed
+    assert len({span.span_id for span in spans}) == len(spans)
     outputs = Counter(one["gen_ai.usage.output_tokens"].int_value for one in attributes)
     assert outputs == Counter(map(len, streams))
     prompts = Counter(one["gen_ai.usage.input_tokens"].int_value for one in attributes)

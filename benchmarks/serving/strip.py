@@ -1,0 +1,101 @@
+"""What the playground's strip costs all processes of an application while a page has it open.
+
+`python -m benchmarks.serving.strip [--seconds 240] [--json FILE]`.
+
+cluster/test.yaml under 4 clients. In turns nobody asks for the strip's numbers, and TIMES as many
+questions come as a page sends, over HTTP. Compared is the CPU time of all actors (proxy, ingress,
+replica, drafters, verifier) per output token; a page's share is what that is more, divided by
+TIMES. What the browser takes is not in it. Exits with status 1 where that is above 1%.
+"""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import psutil
+
+from benchmarks.processes import end_after_ray
+from benchmarks.report import Record, paired_ratio, parser, publish
+from benchmarks.serving.app import running, small_args
+from benchmarks.serving.load import Load
+from deployments.top.scrapes import Change, Scrape, fetch, parse
+
+TIMES = 10
+BOUND = 0.01
+_PORT = 8151
+_CLIENTS = 4
+_WARM_UP_S = 20.0
+_TURN_S = 5.0
+_FEWEST = 20
+"""Pairs of turns for an interval."""
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--seconds", type=float, default=240.0)
+    options = arguments.parse_args()
+    with running(small_args(), _PORT) as app, Load(app.url, _CLIENTS):
+        processes = [psutil.Process(actor.pid) for actor in app.actors()]
+        time.sleep(_WARM_UP_S)
+        asked: list[float] = []
+        unasked: list[float] = []
+        end = time.monotonic() + options.seconds
+        while time.monotonic() < end or len(asked) < _FEWEST:
+            turns = [(True, asked), (False, unasked)]
+            for asks, costs in turns if len(asked) % 2 else reversed(turns):
+                costs.append(cpu_s_per_token(app.url, processes, asks))
+    ratio = paired_ratio(asked, unasked)
+    print(f"CPU time per token with {TIMES} pages, {len(asked)} pairs: {ratio}")
+    shares = [(one - 1) / TIMES for one in (ratio.median, ratio.low, ratio.high)]
+    names = ("strip/page", "strip/page/low", "strip/page/high")
+    publish(
+        [Record(name, 100 * share, "%") for name, share in zip(names, shares, strict=True)],
+        options.json,
+    )
+    end_after_ray(shares[0] > BOUND)
+
+
+def cpu_s_per_token(url: str, processes: Sequence[psutil.Process], asks: bool) -> float:
+    """In one turn."""
+    with asking(f"{url}/spindle/live?seconds=8", asks):
+        before, used_s = scrape(url), cpu_s(processes)
+        time.sleep(_TURN_S)
+        now, used_s = scrape(url), cpu_s(processes) - used_s
+    tokens = Change(before, now).rate("committed_tokens_total") * (now.at_s - before.at_s)
+    return used_s / tokens
+
+
+@contextmanager
+def asking(url: str, asks: bool) -> Iterator[None]:
+    """Questions come while the block runs, if `asks`."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.wait(1 / TIMES):
+            urllib.request.urlopen(url, timeout=30).read()
+
+    thread = threading.Thread(target=ask)
+    if asks:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if asks:
+            thread.join()
+
+
+def scrape(url: str) -> Scrape:
+    text = fetch(f"{url}/metrics", key=None)
+    return parse(text, time.monotonic())
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return float(sum(one.user + one.system for one in times))
+
+
+if __name__ == "__main__":
+    main()
