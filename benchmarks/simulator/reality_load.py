@@ -2,9 +2,9 @@
 
 `python -m benchmarks.simulator.reality_load [--loads 0.8 1.2] [--repeats 3] [--json FILE]`.
 
-As benchmarks.simulator.reality, but requests arrive by a Poisson process, at a share of the rate that
-the same policies reach in a closed loop. All have an SLO: TPOT is `--slack` times the mean time per
-token of plain decoding in that closed loop, TTFT twice its mean latency. Names:
+As benchmarks.simulator.reality, but requests arrive by a Poisson process, at a share of the rate
+that the same policies reach in a closed loop. All have an SLO: TPOT is `--slack` times the mean
+time per token of plain decoding in that closed loop, TTFT twice its mean latency. Names:
 reality_load/LOAD/{plain,drafted}/...: goodput is of the requests that meet their SLO, attainment
 their share; `value` is simulated, `reference` real. Exits with an error where the median of a ratio
 is off by more than 10%.
@@ -109,8 +109,8 @@ def real_outcome(served: Sequence[RequestTiming], offered: Load) -> Outcome:
 
 
 def slowed(offered: Load, served: Sequence[RequestTiming], pauses: float) -> list[Arrival]:
-    """The load with the output lengths of a real run, in the time of a machine that stands still now
-    and then: all that a simulation without pauses finds takes `pauses` times as long there."""
+    """The load with the output lengths of a real run, in the time of a machine that stands still
+    at times: all that a simulation without pauses finds takes `pauses` times as long there."""
     ttft_s, tpot_s = offered.slo.ttft_s, offered.slo.tpot_s
     slo = Slo(ttft_s and ttft_s / pauses, tpot_s and tpot_s / pauses)
     each = zip(offered.requests, offered.times_s, served, strict=True)
