@@ -126,6 +126,7 @@ RANGES: Mapping[str, Range] = {
         {
             "every quantum": {},
             "once, at full length": {
+                "fixed.speculation": {"fixed": {"length": 4}},
                 "machines.l20.swap_s_per_token": 0.00134,
                 "arms.laps_sd.schedule": {
                     "laps_sd": {
