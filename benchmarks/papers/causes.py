@@ -81,19 +81,6 @@ CAUSES: Mapping[str, Cause] = {
             }
         },
     ),
-    "lengths_differ_more": Cause(
-        "laps_sd",
-        ("laps_sd/fig5/*_vs_lp_sjf", "laps_sd/fig5/*_vs_best_baseline"),
-        "lengths differ more than acceptance, and finding that out costs each request a switch",
-        {
-            "machines.l20.swap_s_per_token": 0.0,
-            "datasets.mbpp.lengths.output_spread": 0.1,
-            "datasets.mbpp.acceptance.llama_68m.acceptance": 0.5,
-            "fixed.speculation": {"fixed": {"length": 8}},
-        },
-        "laps_sd/fig5/mbpp/10/latency_vs_lp_sjf",
-        (0.0, 0.999),
-    ),
 }
 
 

@@ -116,6 +116,18 @@ RANGES: Mapping[str, Range] = {
             for factor in (1, 2, 3, 4, 6)
         },
     ),
+    "printed_engine": Range(
+        "specserve",
+        ("specserve/table2/trace_2/*",),
+        {
+            "as printed": {},
+            "context read once": {"machines.7b_l40.rereads_context": False},
+            "requests stop alone": {"arms.threshold.speculation.threshold.together": False},
+            "steps of the roofline": {
+                "machines.7b_l40.drafters": [{"model": "vicuna_68m", "capacity": 256}]
+            },
+        },
+    ),
     "switch_cost": Range(
         "laps_sd",
         (
@@ -136,6 +148,17 @@ RANGES: Mapping[str, Range] = {
                     }
                 },
                 "arms.las.schedule": {"las": {"quantum_s": 4.0}},
+            },
+        },
+    ),
+    "lengths_alike": Range(
+        "laps_sd",
+        ("laps_sd/fig5/mbpp/30/latency_vs_*", "laps_sd/fig5/minithinky/30/latency_vs_*"),
+        {
+            "as they are": {},
+            "alike": {
+                f"datasets.{dataset}.lengths.output_spread": 0.1
+                for dataset in ("mbpp", "minithinky")
             },
         },
     ),
