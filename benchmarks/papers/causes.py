@@ -64,7 +64,7 @@ CAUSES: Mapping[str, Cause] = {
         "adaserve",
         ("adaserve/fig16/*/2_slo_selection",),
         "the SLO step alone drafts what E[acc] = A(r) needs (eq. 3), so that requests end at their "
-        "TPOT, most of them some percent behind it; judged by 5% more, over half as many again attain",
+        "TPOT, most of them some percent behind it; judged by 5% more, half as many again attain",
         {"workloads.trace.judged": 1.05},
         "adaserve/fig16/llama/2_slo_selection",
         (0.7, 1.0),
