@@ -94,6 +94,8 @@ class Machine(Block):
     """The target's share of the memory that is left for KV."""
     swap_s_per_token: float | None = None
     """Of copying KV to host memory or back, where the paper prints it; else by the host link."""
+    rereads_context: bool = False
+    """Whether each draft token that is verified reads its request's context once more."""
     keeps_idle_kv: bool = True
     """Whether a preempted request's KV stays until its memory is needed; otherwise every switch
     copies it."""
@@ -162,6 +164,8 @@ class Workload(Block):
     """By dataset of a mix: when its rate peaks, as a share of the run."""
     slo: Mapping[str, Slo] = {}
     """By dataset."""
+    judged: float = Field(1.0, gt=0.0)
+    """Times its TPOT, of which policies are told, at which a request still counts as on time."""
     source: Source
 
     @property

@@ -122,7 +122,7 @@ def build_experiment(cell: Cell, traces: Path) -> Experiment:
         arm=arm,
         requests=requests,
         answers=answers,
-        cluster=_cluster(paper, machine, arm, limits, verify),
+        cluster=_cluster(paper, case, arm, limits, verify),
         limits=limits,
         clients=None if workload.arrivals != "closed" or clients is None else int(clients),
         pipeline=_pipeline(arm.pipeline, case),
@@ -158,11 +158,22 @@ def _slower(cost: RooflineCost, factor: float) -> RooflineCost:
 
 def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
     """Of a single request with plain decoding, in the middle of its output."""
+    return verify.predict(_middle_context(paper, case), 1)
+
+
+def _middle_context(paper: Paper, case: Mapping[str, Scalar]) -> float:
+    """Of a request in the middle of its output."""
     dataset = paper.datasets[str(case["dataset"])]
     parts = [paper.datasets[part] for part in dataset.mix_of] or [dataset]
     lengths = [part.lengths for part in parts if part.lengths is not None]
-    context = sum(part.prompt_mean + part.output_mean / 2 for part in lengths) / len(lengths)
-    return verify.predict(context, 1)
+    return sum(part.prompt_mean + part.output_mean / 2 for part in lengths) / len(lengths)
+
+
+def _believed(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> RooflineCost:
+    """SpecServe's eq. 5 and 6 for a cost model of tokens in all: each row reads a context of mean
+    length."""
+    row_s = verify.gamma + verify.alpha * _middle_context(paper, case)
+    return replace(verify, alpha=0.0, gamma=row_s)
 
 
 def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
@@ -174,8 +185,9 @@ def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
 
 
 def _cluster(
-    paper: Paper, machine: Machine, arm: Arm, limits: Limits, verify: RooflineCost
+    paper: Paper, case: Mapping[str, Scalar], arm: Arm, limits: Limits, verify: RooflineCost
 ) -> Cluster:
+    machine = paper.machines[str(case["machine"])]
     shape = paper.models[machine.target].shape
     models = {
         (name, model): accepted
@@ -196,6 +208,8 @@ def _cluster(
         Acceptance(models),
         verify_budget=machine.verify_budget or token_budget(verify, most),
         most_tokens=most,
+        rereads=machine.rereads_context,
+        believed=_believed(paper, verify, case) if machine.rereads_context else None,
     )
 
 

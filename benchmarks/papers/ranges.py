@@ -78,7 +78,7 @@ RANGES: Mapping[str, Range] = {
     ),
     "adaserve_shape": Range(
         "adaserve",
-        ("adaserve/fig8/llama/4.8/adaserve", "adaserve/fig8/llama/4.8/fixed_1"),
+        ("adaserve/fig8/llama/4.8/adaserve", "adaserve/overload/4.8/fixed_1"),
         {
             f"budget {budget}, depth {depth}, c1 {c1}, c2 {c2}": {
                 "machines.llama.verify_budget": budget,
@@ -106,12 +106,60 @@ RANGES: Mapping[str, Range] = {
     ),
     "engine_of_baselines": Range(
         "adaserve",
-        ("adaserve/fig10/llama/0.7/*_vs_best_baseline",),
+        (
+            "adaserve/fig8/llama/4.8/spec_1",
+            "adaserve/fig8/llama/4.8/violations_vs_best_baseline",
+            "adaserve/fig9/llama/4.8/vs_best_baseline",
+        ),
         {
-            f"{factor} x 5 ms": {
-                f"arms.{arm}.draft_slower": factor for arm in ("fixed_1", "fixed_3", "fixed_5")
-            }
-            for factor in (1, 4, 8)
+            f"{factor} x 5 ms": {f"arms.spec_{length}.draft_slower": factor for length in (1, 3, 5)}
+            for factor in (1, 2, 3, 4, 6)
+        },
+    ),
+    "printed_engine": Range(
+        "specserve",
+        ("specserve/table2/trace_2/*",),
+        {
+            "as printed": {},
+            "context read once": {"machines.7b_l40.rereads_context": False},
+            "requests stop alone": {"arms.threshold.speculation.threshold.together": False},
+            "steps of the roofline": {
+                "machines.7b_l40.drafters": [{"model": "vicuna_68m", "capacity": 256}]
+            },
+        },
+    ),
+    "switch_cost": Range(
+        "laps_sd",
+        (
+            "laps_sd/fig2/growth_500_vs_100",
+            "laps_sd/fig5/mbpp/30/latency_vs_lp_sjf",
+            "laps_sd/fig5/mbpp/30/latency_vs_las",
+        ),
+        {
+            "every quantum": {},
+            "once, at full length": {
+                "fixed.speculation": {"fixed": {"length": 4}},
+                "machines.l20.swap_s_per_token": 0.00134,
+                "arms.laps_sd.schedule": {
+                    "laps_sd": {
+                        "first_queue_s": 2.0,
+                        "stable_rounds": 8,
+                        "stable_within": 0.05,
+                    }
+                },
+                "arms.las.schedule": {"las": {"quantum_s": 4.0}},
+            },
+        },
+    ),
+    "lengths_alike": Range(
+        "laps_sd",
+        ("laps_sd/fig5/mbpp/30/latency_vs_*", "laps_sd/fig5/minithinky/30/latency_vs_*"),
+        {
+            "as they are": {},
+            "alike": {
+                f"datasets.{dataset}.lengths.output_spread": 0.1
+                for dataset in ("mbpp", "minithinky")
+            },
         },
     ),
     "acceptance_spread": Range(

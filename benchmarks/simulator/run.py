@@ -110,6 +110,11 @@ class Cluster:
     most_tokens: int = 512
     trees: bool = True
     """Whether the verifier takes trees; vLLM takes chains only."""
+    rereads: bool = False
+    """Whether each draft token of a verification reads its request's whole context once more, as in
+    an engine that verifies drafts as sequences of their own (SpecServe, eq. 6)."""
+    believed: CostModel | None = None
+    """What policies are told a verification takes; None: `verify`."""
     transport_s: float = 0.0
     """Round trip of one call to a host."""
     scatters: bool = False
@@ -234,6 +239,7 @@ def _verifier(
         max_context=max(arrival.prompt_tokens + arrival.max_tokens for arrival in arrivals),
         memory=cluster.memory,
         trees=cluster.trees,
+        rereads=cluster.rereads,
         transport_s=cluster.transport_s,
         faults=cluster.verifier_faults,
         draws=generator(seed, "to the verifier") if cluster.scatters else None,
@@ -263,10 +269,10 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
 
 
 def _estimates(cluster: Cluster) -> Estimates:
-    """With the true costs, as a perfect profile would have them."""
+    """With the true costs, as a perfect profile would have them, unless others are believed."""
     draft = {spec.lane: spec.cost for spec in cluster.drafters if spec.cost is not None}
     costs = Costs(
-        cluster.verify,
+        cluster.believed or cluster.verify,
         draft,
         cluster.verify_budget,
         {spec.lane: spec.budget for spec in cluster.drafters if spec.cost is not None},

@@ -78,6 +78,7 @@ class SimulatedVerifier(SimulatedHost):
         max_context: int,
         memory: KvMemory,
         trees: bool = True,
+        rereads: bool = False,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
         draws: Generator | None = None,
@@ -87,6 +88,7 @@ class SimulatedVerifier(SimulatedHost):
         self._target = target
         self._max_context = max_context
         self._trees = trees
+        self._rereads = rereads
         self._blocks = memory.tokens // _KV_BLOCK
         self._swap_s_per_token = memory.swap_s_per_token
         self._keeps_idle = memory.keeps_idle
@@ -117,7 +119,7 @@ class SimulatedVerifier(SimulatedHost):
             copied = self._make_room(batch)
             seconds = copied * (self._swap_s_per_token or 0.0)
             if batch:
-                context = sum(slot.cached for slot in batch)
+                context = sum(self._read(slot) for slot in batch)
                 rows = sum(slot.entering + slot.nodes for slot in batch)
                 seconds += self._cost.predict(context, rows)
             await self._work(seconds)
@@ -155,6 +157,10 @@ class SimulatedVerifier(SimulatedHost):
         nodes = 0 if pending else len(order.tree)
         blocks = _blocks(cached + entering + nodes)
         return _BatchSlot(index, order, held, sequence, cached, entering, pending, nodes, blocks)
+
+    def _read(self, slot: _BatchSlot) -> int:
+        """KV tokens that the forward reads for it."""
+        return slot.cached * (1 + slot.nodes) if self._rereads else slot.cached
 
     def _make_room(self, batch: list[_BatchSlot]) -> int:
         """Evicts idle requests, least recently used first, then removes orders from the end of the

@@ -1,7 +1,7 @@
 """Baselines: no speculation, a fixed draft length, and a confidence threshold."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,9 @@ class ThresholdParams:
     """A request stops drafting after the first token below it. The default is transformers'."""
     max_length: int = 8
     """The longest draft, as of the baseline in SpecServe, section 7.4."""
+    together: bool = False
+    """Whether a batch drafts on while any of its requests is confident, as in engines that step
+    all requests alike (SpecServe, section 2.4)."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class ThresholdRule:
     above."""
 
     confidence: float
+    together: bool = False
     path: dict[str, float] = field(default_factory=dict)
     """The path confidence of each request up to its last level but one: divided by it, the path
     confidence that the rule gets is that of the last token."""
@@ -83,10 +87,13 @@ class ThresholdRule:
         if depth == 0:
             self.path = dict.fromkeys(requests, 1.0)
             return [True] * len(requests)
-        return [
+        confident = [
             self._confident(request, level)
             for request, level in zip(requests, frontier, strict=True)
         ]
+        if self.together and any(confident):
+            return [len(level) > 0 for level in frontier]
+        return confident
 
     def _confident(self, request: str, level: NDArray[np.float32]) -> bool:
         if not len(level):
@@ -110,7 +117,8 @@ class Threshold(Stateless):
             [DraftLimit(min(length, draft_tokens_left(request))) for request in batch.requests]
             for batch in batches
         ]
-        return [DraftPlan(each, ThresholdRule(self._params.confidence)) for each in limits]
+        rule = ThresholdRule(self._params.confidence, self._params.together)
+        return [DraftPlan(each, replace(rule)) for each in limits]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return all_that_fit(candidates, context)

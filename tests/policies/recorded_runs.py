@@ -22,6 +22,14 @@ FOLDER = Path(__file__).parent / "recorded"
 NO_TRACES = Path()
 REQUESTS = 24
 """Of a paper's cell, its first."""
+ONE_SWITCH = "laps_sd@switch_cost:once, at full length"
+"""With switches so dear that schedules avoid them."""
+BURSTS: dict[str, str | float] = {
+    "machine": "roofline_7b_l40",
+    "dataset": "mixed",
+    "workload": "trace_1",
+    "rate": 3.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +88,19 @@ RUNS: dict[str, Run] = {
     "adaserve_planner": PaperCell(
         "adaserve", "planner", {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}
     ),
-    "specserve": PaperCell(
-        "specserve", "specserve", {"machine": "7b_l40", "dataset": "mixed", "workload": "trace_1"}
-    ),
-    "specserve_planner": PaperCell(
-        "specserve", "planner", {"machine": "7b_l40", "dataset": "mixed", "workload": "trace_1"}
-    ),
+    "specserve": PaperCell("specserve", "specserve", BURSTS),
+    "specserve_planner": PaperCell("specserve", "planner", BURSTS),
     "spin": PaperCell("spin", "spin", {"machine": "7b", "dataset": "mix", "workload": "batch_8"}),
     "spin_lbss": PaperCell(
         "spin", "lbss", {"machine": "13b", "dataset": "mix", "workload": "batch_8"}
     ),
     "laps_sd": PaperCell(
-        "laps_sd",
+        ONE_SWITCH,
         "laps_sd",
         {"machine": "l20", "dataset": "mbpp", "workload": "burst", "requests": 30},
     ),
     "laps_sd_default": PaperCell(
-        "laps_sd",
+        ONE_SWITCH,
         "default",
         {"machine": "l20", "dataset": "mbpp", "workload": "burst", "requests": 30},
     ),

@@ -117,7 +117,7 @@ def test_windows_share_one_run() -> None:
 
 def test_a_ratio_of_zeros_is_1_and_a_ratio_to_zero_is_infinite() -> None:
     name = "adaserve/fig8/llama/4.8/violations_vs_best_fixed_length"
-    fixed = {f"fixed_{length}": {"violations": 0.0} for length in (1, 3, 5)}
+    fixed = {f"spec_{length}": {"violations": 0.0} for length in (1, 3, 5)}
     assert value(name, {"adaserve": {"violations": 0.0}, **fixed}) == 1.0
     assert value(name, {"adaserve": {"violations": 0.1}, **fixed}) == np.inf
 

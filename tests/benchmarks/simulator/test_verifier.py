@@ -25,9 +25,12 @@ def verifier(
     tokens: int = 4096,
     swap_s_per_token: float | None = 0.0,
     faults: Faults = NO_FAULTS,
+    rereads: bool = False,
 ) -> SimulatedVerifier:
     memory = KvMemory(tokens, swap_s_per_token)
-    return SimulatedVerifier(cost, TARGET, max_context=1024, memory=memory, faults=faults)
+    return SimulatedVerifier(
+        cost, TARGET, max_context=1024, memory=memory, faults=faults, rereads=rereads
+    )
 
 
 def order(stream: Stream, tree: DraftTree | None = None, chunk: int = 512) -> VerifyOrder:
@@ -94,6 +97,20 @@ def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_its_end
     assert [len(one.tokens) for one in verdicts] == [0, 0, 1]
     # New rows, and KV rows that are read; the draft runs once the prompt is complete.
     assert ends == pytest.approx([4.0, 8.004, 8.004 + 3.008])
+
+
+def test_where_each_draft_token_reads_the_context_again_time_grows_by_it() -> None:
+    async def seconds(rereads: bool, drafts: int) -> float:
+        host, stream = verifier(LinearCost(1.0, 0.0, 0.0), rereads=rereads), Stream("a", [1] * 9)
+        await verify(host, stream)
+        before = asyncio.get_running_loop().time()
+        await verify(host, stream, DraftTree.chain([1] * drafts))
+        return asyncio.get_running_loop().time() - before
+
+    # Nine tokens are in the KV, and the tenth runs.
+    for drafts in (0, 3):
+        assert clock.run(seconds(False, drafts)) == 9
+        assert clock.run(seconds(True, drafts)) == 9 * (1 + drafts)
 
 
 def test_the_last_orders_of_a_batch_that_does_not_fit_get_no_room() -> None:

@@ -86,6 +86,19 @@ def test_threshold_ignores_load() -> None:
         assert all(rule(1, names, [level(0.9)] * batch))
 
 
+def test_a_batch_that_is_stepped_together_drafts_on_for_its_most_confident_request() -> None:
+    """Why SpecServe's Table 2 has 6.5 draft tokens in large batches and 3.8 in small ones."""
+    policy = Threshold(ThresholdParams(confidence=0.5, together=True))
+    plan = plan_alone(policy, [view("a"), view("b")], "lane", round_context(), 0.0)
+    rule = plan.rule
+    assert rule is not None
+    assert rule(0, ["a", "b"], [level(), level()]) == [True, True]
+    assert rule(1, ["a", "b"], [level(0.9), level(0.1)]) == [True, True]
+    # 0.9 · 0.3 and 0.1 · 0.8: now the other one is confident.
+    assert rule(2, ["a", "b"], [level(0.27), level(0.08)]) == [True, True]
+    assert rule(3, ["a", "b"], [level(0.1), level(0.02)]) == [False, False]
+
+
 def test_threshold_stops_when_the_drafter_proposes_nothing() -> None:
     rule = ThresholdRule(0.4)
     rule(0, ["a"], [level()])
