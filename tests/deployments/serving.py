@@ -79,10 +79,11 @@ def application(
         eventually(_is_routed, "the proxy knows the application")
         yield URL
     finally:
-        try:
-            serve.delete("spindle")
-        except TimeoutError:  # for a minute a stream has kept a replica
-            end_cluster()
+        if ray.is_initialized():  # no test has ended the cluster
+            try:
+                serve.delete("spindle")
+            except TimeoutError:  # for a minute a stream has kept a replica
+                end_cluster()
 
 
 def _start_cluster() -> None:

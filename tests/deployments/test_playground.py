@@ -7,11 +7,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from ray import serve
 
 from benchmarks.browser import MISSING, chromium, chromium_path
 from tests.deployments.playground_page import DESKTOP, PHONE, TABLET, Visit, barriers, visiting
-from tests.deployments.serving import ARGS, URL, application, eventually
+from tests.deployments.serving import ARGS, URL, application, end_cluster, eventually
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
@@ -321,10 +320,10 @@ def test_the_numbers_need_a_key_and_the_page_does_not(app: str) -> None:
 
 
 def test_a_server_that_is_gone_is_named(visit: Visit) -> None:
-    """The last test: it stops the application."""
+    """The last test: it ends the cluster, and the next module starts another one."""
     page = opened(visit)
     expect(page.locator("#server")).to_have_text("target, ready")
-    serve.shutdown()
+    end_cluster()
     page.get_by_label("Message", exact=True).fill(PROMPT)
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
