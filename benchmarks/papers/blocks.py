@@ -165,7 +165,7 @@ class Workload(Block):
     slo: Mapping[str, Slo] = {}
     """By dataset."""
     judged: float = Field(1.0, gt=0.0)
-    """Times its TPOT, of which policies are told, at which a request still counts as on time."""
+    """Multiple of its TPOT up to which a request is on time; policies aim at the TPOT itself."""
     source: Source
 
     @property

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.serving.strip [--seconds 240] [--json FILE]`.
 
-cluster/test.yaml under 4 clients. In turns nobody asks for the strip's numbers, and TIMES as many
+cluster/test.yaml under 4 clients. In turns the strip's numbers are not asked for, and TIMES as many
 questions come as a page sends, over HTTP. Compared is the CPU time of all actors (proxy, ingress,
 replica, drafters, verifier) per output token; a page's share is what that is more, divided by
 TIMES. What the browser takes is not in it. Exits with status 1 where that is above 1%.

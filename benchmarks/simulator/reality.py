@@ -15,6 +15,7 @@ mean latency is off by more than 10%.
 """
 
 import asyncio
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -257,12 +258,7 @@ def compare(
     return records
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--clients", type=int, nargs="+", default=[4])
-    arguments.add_argument("--requests", type=int, default=24)
-    arguments.add_argument("--recorded", type=int, default=48)
-    arguments.add_argument("--repeats", type=int, default=5)
+def add_fleet_arguments(arguments: ArgumentParser) -> None:
     arguments.add_argument(
         "--params", type=int, default=90_000_000, help="of the target; 0: the zoo's, not inflated"
     )
@@ -270,13 +266,25 @@ def main() -> None:
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
     )
     arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
-    options = arguments.parse_args()
+
+
+def load_fleet(options: Namespace) -> Fleet:
+    """The models that the options name, on two threads."""
     torch.set_num_threads(2)
     model = inflated_target(options.params) if options.params else model_path(TARGET)
     target = TargetSpec(model, getattr(torch, options.dtype), KV_TOKENS)
-    fleet = load(
-        target, [drafter_spec(name) for name in options.drafters], cache_dir() / "profiles"
-    )
+    return load(target, [drafter_spec(name) for name in options.drafters], cache_dir() / "profiles")
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--clients", type=int, nargs="+", default=[4])
+    arguments.add_argument("--requests", type=int, default=24)
+    arguments.add_argument("--recorded", type=int, default=48)
+    arguments.add_argument("--repeats", type=int, default=5)
+    add_fleet_arguments(arguments)
+    options = arguments.parse_args()
+    fleet = load_fleet(options)
     recorded, requests = mixed_requests(options.recorded, seed=2), mixed_requests(options.requests)
     records = compare_repeatedly(options.repeats, fleet, recorded, requests, options.clients)
     publish(records, options.json)

@@ -15,20 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-import torch
-
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import TargetSpec
+from actors.hosts.fleet import Fleet
 from benchmarks.report import Record, parser, publish
-from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, RequestTiming, drafter_spec
+from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, RequestTiming
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.simulator.reality import (
     MAX_ERROR,
     RealRun,
     Serving,
+    add_fleet_arguments,
+    load_fleet,
     modelled,
     policies,
     record,
@@ -37,7 +36,6 @@ from benchmarks.simulator.reality import (
 )
 from benchmarks.simulator.run import simulate
 from benchmarks.simulator.workload import Arrival, poisson
-from cluster.zoo.paths import TARGET, cache_dir, inflated_target, model_path
 from engine.sampling.params import SamplingParams
 from policies.request import Slo
 
@@ -200,20 +198,9 @@ def main() -> None:
     arguments.add_argument("--requests", type=int, default=96)
     arguments.add_argument("--recorded", type=int, default=96)
     arguments.add_argument("--repeats", type=int, default=3)
-    arguments.add_argument(
-        "--params", type=int, default=90_000_000, help="of the target; 0: the zoo's, not inflated"
-    )
-    arguments.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
-    )
-    arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "ngram"])
+    add_fleet_arguments(arguments)
     options = arguments.parse_args()
-    torch.set_num_threads(2)
-    model = inflated_target(options.params) if options.params else model_path(TARGET)
-    target = TargetSpec(model, getattr(torch, options.dtype), KV_TOKENS)
-    fleet = load(
-        target, [drafter_spec(name) for name in options.drafters], cache_dir() / "profiles"
-    )
+    fleet = load_fleet(options)
     recorded, requests = mixed_requests(options.recorded, seed=2), mixed_requests(options.requests)
     settings = Settings(options.clients, options.loads, options.slack)
     records = compare_repeatedly(options.repeats, fleet, recorded, requests, settings)

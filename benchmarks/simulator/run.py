@@ -114,7 +114,7 @@ class Cluster:
     """Whether each draft token of a verification reads its request's whole context once more, as in
     an engine that verifies drafts as sequences of their own (SpecServe, eq. 6)."""
     believed: CostModel | None = None
-    """What policies are told a verification takes; None: `verify`."""
+    """What policies take a verification to cost; None: `verify`."""
     transport_s: float = 0.0
     """Round trip of one call to a host."""
     scatters: bool = False
