@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
 from transformers import GenerationConfig
@@ -37,6 +38,7 @@ from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT, PLAIN, serv
 from benchmarks.real.engine import DRAFTERS, MODEL, measure_drafters
 from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
+from benchmarks.real.whole_head import whole_head
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.contenders import Dtype, PeerRequest
 from benchmarks.serving.contest import Contender, PairedTurn, final, heats
@@ -50,7 +52,11 @@ SMOKE = ("vllm_ngram_k3", "spindle_native")
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     checkpoint = checkpoint_folder(options.model)
-    records = (engine_records if options.engine else served_records)(options, checkpoint)
+    if options.engine:
+        records = engine_records(options, checkpoint)
+    else:
+        with TemporaryDirectory() as scratch:
+            records = served_records(options, checkpoint, Path(scratch))
     publish(records, options.json)
 
 
@@ -108,8 +114,10 @@ def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record
     )
 
 
-def served_records(options: argparse.Namespace, checkpoint: Path) -> list[Record]:
-    made = servers(options.model, checkpoint, options.head, options.dtype)
+def served_records(options: argparse.Namespace, checkpoint: Path, scratch: Path) -> list[Record]:
+    head = options.head
+    vllm_head = None if head is None else whole_head(head, checkpoint, scratch)
+    made = servers(options.model, checkpoint, head, vllm_head, options.dtype)
     others = {name: made[name] for name in options.contenders}
     requests = real_requests(options, checkpoint)
 

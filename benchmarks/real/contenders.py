@@ -49,12 +49,15 @@ ONE_CLIENT = tuple(TRANSFORMERS)
 """They serve one request after the other."""
 
 
-def servers(model: str, checkpoint: Path, head: Path | None, dtype: Dtype) -> dict[str, MakeServer]:
-    """All contenders, and plain vLLM; those that need a head only if there is one."""
+def servers(
+    model: str, checkpoint: Path, head: Path | None, vllm_head: Path | None, dtype: Dtype
+) -> dict[str, MakeServer]:
+    """All contenders, and plain vLLM; those that need a head only if there is one. `vllm_head`: the
+    same head, as vLLM reads it."""
     vllm = partial(ServedVllm, str(checkpoint), dtype=dtype, kv_tokens=KV_TOKENS)
     made: dict[str, MakeServer] = {PLAIN: partial(vllm, speculation=None)}
     for name, method in VLLM.items():
-        own = {**method, "model": str(head)} if method["method"] == HEAD else method
+        own = {**method, "model": str(vllm_head)} if method["method"] == HEAD else method
         made[name] = partial(vllm, speculation=own)
     for name, options in TRANSFORMERS.items():
         made[name] = partial(Transformers, checkpoint, dtype, options)

@@ -163,6 +163,10 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
         lambda: scrape().get("ttft_seconds_count", 0) == STREAMS, "the last request is counted"
     )
     eventually(lambda: scrape()["committed_tokens_total"] == received, "all tokens are counted")
+    # The ingress exports at other times than the replica.
+    eventually(
+        lambda: scrape().get("response_seconds_count", 0) == STREAMS, "all responses are counted"
+    )
     samples = scrape()
     assert samples["rounds_total"] == sum(one["rounds"] for one in mine)
     assert samples["verified_tokens_total"] == sum(one["drafted"] for one in mine)

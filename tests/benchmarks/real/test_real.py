@@ -119,7 +119,7 @@ def test_contenders_serve_the_prompts_in_turns(
     monkeypatch.setattr("benchmarks.serving.contest.Contender", contender)
     checkpoint = model_path(TARGET)
     options = _options(["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
-    made = servers(MODEL, checkpoint, head, "float32")
+    made = servers(MODEL, checkpoint, head, head, "float32")
     names = ("transformers_lookup", "transformers_early_exit", "spindle_native")
     others = {name: made[name] for name in names if name != "transformers_early_exit"}
     # The zoo's target has fewer layers than SmolLM2.
