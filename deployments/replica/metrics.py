@@ -46,6 +46,9 @@ from policies.request import RoundOutcome, Slo
 from policies.tree_counts import ACCEPTED as ACCEPTED_NODES
 from policies.tree_counts import EXPECTED, VERIFIED
 
+_MOST_PENDING = 1_000
+"""Events, which keep the arrays of their trees."""
+
 
 class Metrics:
     """`observe` takes the coordinator's events; `export` passes all sums on to Ray."""
@@ -65,6 +68,7 @@ class Metrics:
         self._nodes = self._node_counts.zeros()
         """The same."""
         self._swaps = 0
+        self._pending: list[Event] = []
         self._counters = {metric.name: Counter(metric, own) for metric in COUNTERS}
         self._histograms = {metric.name: Histogram(metric, own) for metric in HISTOGRAMS}
         self._gauges = {metric.name: Gauge(metric, own) for metric in GAUGES}
@@ -130,6 +134,18 @@ class Metrics:
         self._swaps = kv.swaps
 
     def observe(self, event: Event) -> None:
+        """It is counted with others at the next export: between forwards, which empty the
+        processor's caches, each would take several times as long."""
+        self._pending.append(event)
+        if len(self._pending) == _MOST_PENDING:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        for event in pending:
+            self._count_event(event)
+
+    def _count_event(self, event: Event) -> None:
         match event:
             case Verified():
                 self._verified(event)
@@ -223,7 +239,8 @@ class Metrics:
         self._drafted[self._column[lane]] += np.bincount(depths, minlength=most + 1)[1:]
 
     def _sum_up(self) -> None:
-        """Adds what has been counted in arrays."""
+        """Adds the pending events, and what they have counted in arrays."""
+        self._count_pending()
         for drafter, name in enumerate(self._names):
             for depth, position in enumerate(POSITIONS):
                 labels = (name, position)
