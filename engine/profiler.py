@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from time import perf_counter
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from policies.cost import (
 
 _LOG = logging.getLogger("spindle")
 
-FORMAT = 3
+FORMAT = 4
 """Format version of the cache file; increased when what is measured, or how, changes."""
 WARM_UP_ROUNDS = 1
 _LEAST_ROUNDS = 3
@@ -183,7 +183,8 @@ def measure_alternately(
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[ForwardSample, ...]:
     """Measures the shapes alternately, so that a disturbance of the machine affects single samples
-    of many shapes, which the median drops. `shapes`: those of the grid that can be measured."""
+    of many shapes, which the median drops; of two samples the shorter counts. `shapes`: those of
+    the grid that can be measured."""
     if not shapes:
         raise ValueError("the model's context or KV pool is too small for every shape of the grid")
     rng = np.random.default_rng(0)
@@ -194,7 +195,7 @@ def measure_alternately(
         shape_begun = clock()
         expected = shape_begun - begun + per_token * shape.tokens
         if len(seconds) >= _LEAST_SHAPES and expected > grid.seconds / _LEAST_ROUNDS:
-            break
+            continue
         for _ in range(WARM_UP_ROUNDS):
             time_forward(shape, rng)
         per_token = (clock() - shape_begun) / shape.tokens
@@ -211,19 +212,27 @@ def measure_alternately(
         ForwardSample(
             context=shape.requests * shape.context,
             tokens=shape.tokens,
-            seconds=median(times),
+            seconds=median_low(times),
         )
         for shape, times in seconds.items()
     )
 
 
-def _order(grid: Grid, shape: "Shape") -> tuple[bool, int, int]:
-    """Sort key: the outermost shapes first, and among these the cheap ones, since few of them
-    determine a fit best."""
-    outermost = all(
-        value in (min(axis), max(axis)) for value, axis in zip(shape, _axes(grid), strict=True)
+def _order(grid: Grid, shape: "Shape") -> tuple[int, bool, int, int]:
+    """Sort key: each axis alone at its largest, then the most tokens, which show what a token costs
+    even if samples are noisy; then the other outermost shapes, and among these the cheap ones,
+    since few of them determine a fit best."""
+    least, most = (Shape(*map(end, _axes(grid))) for end in (min, max))
+    first = (
+        least,
+        least._replace(context=most.context),
+        least._replace(rows=most.rows),
+        least._replace(requests=most.requests),
+        most._replace(context=least.context),
     )
-    return not outermost, shape.tokens, shape.context
+    place = first.index(shape) if shape in first else len(first)
+    outermost = all(value in ends for value, *ends in zip(shape, least, most, strict=True))
+    return place, not outermost, shape.tokens, shape.context
 
 
 def _axes(grid: Grid) -> tuple[tuple[int, ...], ...]:

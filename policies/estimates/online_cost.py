@@ -32,6 +32,8 @@ _CALL_SPREAD = 0.25
 """Prior standard deviation of a call's overhead, as a share of the largest."""
 _SCATTER_MEMORY = 0.02
 _MOST_PRIOR = 1.0
+_LEAST_TOKEN_SHARE = 1 / 256
+"""Of the fixed part of a forward, what a token costs at first where the fit has found nothing."""
 _SWEEPS = 200
 _CONVERGED = 1e-9
 _PARTS = 4
@@ -60,7 +62,7 @@ class RefinedCost:
 
     def __init__(self, fitted: CostModel, params: RefinementParams | None = None) -> None:
         params = params or RefinementParams()
-        self._shape = fitted.piecewise
+        self._shape = _with_token_cost(fitted.piecewise)
         self._call_unit_s = fitted.predict(0, 1)
         furthest, longest_call = params.furthest, params.longest_call
         self._limits = _Limits(furthest, longest_call, 1.0 - 1.0 / params.memory)
@@ -122,6 +124,13 @@ class RefinedCost:
             fitted.step_from,
             fitted.step_to,
         )
+
+
+def _with_token_cost(shape: PiecewiseLinear) -> PiecewiseLinear:
+    """A fit to few, noisy samples may say that tokens are free, and no scale would change that."""
+    if shape.gamma + shape.gamma_more > 0.0:
+        return shape
+    return shape._replace(gamma=_LEAST_TOKEN_SHARE * shape.delta)
 
 
 class _Limits(NamedTuple):

@@ -20,6 +20,7 @@ from engine.profiler import (
     shapes_of,
 )
 from engine.swap_profile import swap_cost
+from policies.cost import fit_roofline
 from tests.checkpoints import CONTEXT, llama
 
 GRID = Grid(requests=(1, 3), rows=(1, 4), context=(16, 40), rounds=2)
@@ -155,6 +156,27 @@ def test_a_budget_of_seconds_is_kept(token_s: float) -> None:
     assert machine.now <= 5.0
     assert len({sample.tokens for sample in samples}) >= 3, "a knee can be found"
     assert len({sample.context for sample in samples}) >= 2
+
+
+class DisturbedMachine(Machine):
+    """Every third forward takes twice as long, as beside other work."""
+
+    def __init__(self, token_s: float, first: int) -> None:
+        super().__init__(token_s)
+        self._forward = first
+
+    def time_forward(self, shape: Shape, rng: np.random.Generator) -> float:
+        self._forward += 1
+        return super().time_forward(shape, rng) * (1 + (self._forward % 3 == 0))
+
+
+@pytest.mark.parametrize("token_s", [0.001, 0.002, 0.005])
+@pytest.mark.parametrize("first", range(3))
+def test_a_short_and_noisy_measurement_shows_what_tokens_cost(token_s: float, first: int) -> None:
+    machine, grid = DisturbedMachine(token_s, first), Grid(seconds=3.0)
+    samples = measure_alternately(shapes_of(grid), grid, machine.time_forward, machine.clock)
+    most = fit_roofline(samples).predict(0, 128)
+    assert most == pytest.approx(0.1 + 128 * token_s, rel=0.35)
 
 
 def test_without_a_budget_everything_is_measured_as_often_as_asked() -> None:

@@ -74,6 +74,16 @@ def test_follows_forwards_ten_times_as_fast_as_a_profile_measured_beside_other_w
     assert worst_error(cost, quiet) < 0.1
 
 
+def test_learns_what_tokens_cost_where_the_fit_says_that_they_are_free() -> None:
+    def served(_context: float, tokens: float) -> float:
+        return 0.04 + 0.0012 * tokens
+
+    cost = RefinedCost(LinearCost(alpha=3e-5, gamma=0.0, delta=0.067))
+    observe_rounds(cost, served, 300)
+    learned = cost.predict(0, 100) - cost.predict(0, 1)
+    assert learned == pytest.approx(served(0, 100) - served(0, 1), rel=0.1)
+
+
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(1, 500), SECONDS), max_size=60))
 def test_predictions_stay_within_bounds_and_rise_with_work(
