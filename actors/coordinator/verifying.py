@@ -270,7 +270,7 @@ class Verifying:
             request.verifier_losses += 1
             self._has_suspects |= _is_suspect(request)
         if len(requests) == 1 and requests[0].verifier_losses >= _FATAL_LOSSES:
-            _LOG.error("request %s fails: the verifier was lost too often over it", requests[0].name)
+            _LOG.error("request %s fails as the cause of verifier losses", requests[0].name)
             requests[0].fail()
         self._busy = False
         self._changed()
