@@ -5,7 +5,7 @@
 cluster/test.yaml under 4 clients. Turns without requests for the strip's numbers alternate with
 turns that have TIMES as many as one page sends, over HTTP. Compared is the CPU time of all actors
 (proxy, ingress, replica, drafters, verifier) per output token; a page's share is the difference,
-divided by TIMES. The browser's own time is left out. Exits with status 1 where the share is above 1%.
+divided by TIMES. The browser is left out. Exits with status 1 where the share is above 1%.
 """
 
 import threading
