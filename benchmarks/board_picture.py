@@ -144,11 +144,11 @@ def _lines(server: Prometheus, panel: Panel, span: Span) -> Sequence[_Line]:
 
 
 def _answer(server: Prometheus, panel: Panel, expression: str, span: Span) -> Sequence[Series]:
-    asked = expression.replace("$replica", ".*")
+    query = expression.replace("$replica", ".*")
     if panel.kind == "bargauge":
         whole = f"{max(_RATE_INTERVAL_S, round(span[1] - span[0]))}s"
-        return server.now(asked.replace("$__rate_interval", whole))
-    return server.over(asked.replace("$__rate_interval", f"{_RATE_INTERVAL_S}s"), span, _STEP_S)
+        return server.now(query.replace("$__rate_interval", whole))
+    return server.over(query.replace("$__rate_interval", f"{_RATE_INTERVAL_S}s"), span, _STEP_S)
 
 
 def _named(pattern: str, series: Series) -> str:

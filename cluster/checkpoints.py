@@ -25,12 +25,12 @@ _EMBEDDINGS, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 _HEADS_LAYER = "transformer_layer_config"
 """Where a config of speculators has the sizes of the head's layer."""
 _UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
-"""Variants of EAGLE-3 that other engines know."""
+"""Options of EAGLE-3 variants that other engines support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Shape:
-    """What the config of an EAGLE-3 head in the `speculators` format says besides its layer's
+    """What the config of an EAGLE-3 head in the `speculators` format contains beside its layer's
     sizes."""
 
     aux_layers: tuple[int, ...]
@@ -95,16 +95,16 @@ def is_head(path: Path) -> bool:
 
 
 def draft_vocab_size(path: Path) -> int | None:
-    """How many of the target's tokens a drafter says; None if all."""
+    """The size of a drafter's reduced vocabulary; None if it proposes all tokens."""
     config = json.loads((path / "config.json").read_text())
     size: int | None = config.get("draft_vocab_size")
     return None if size == architecture(path).vocab_size else size
 
 
 def weights_of_target(path: Path, draft_vocab_size: int) -> int:
-    """How many weights a head or a drafter with a reduced vocabulary makes of its target's because
-    its own checkpoint has none. Before its files are on this machine the embeddings count, which
-    hardly any head has."""
+    """How many weights a head or a drafter with a reduced vocabulary takes from its target because
+    its own checkpoint lacks them. While its files are not on this machine, its embeddings count
+    among these, as with most heads."""
     names = _shapes(path)
     own = architecture(path)
     rows = 0 if _with_ending(names, _EMBEDDINGS) else own.vocab_size
@@ -114,16 +114,16 @@ def weights_of_target(path: Path, draft_vocab_size: int) -> int:
 
 
 def reduced_vocabulary_problem(path: Path, target_hidden_size: int) -> str | None:
-    """Why a drafter with a reduced vocabulary could not be loaded, as far as headers say it; None
+    """Why a drafter with a reduced vocabulary could not be loaded, as far as headers show it; None
     before its files are on this machine, or if nothing is wrong."""
     shapes, count, own = _shapes(path), draft_vocab_size(path), architecture(path)
     if not shapes or count is None:
         return None
     if shapes.get("d2t") != [count]:
-        return f"says {count} of {own.vocab_size} tokens, and has no d2t that names so many"
+        return f"proposes {count} of {own.vocab_size} tokens, and has no d2t that names so many"
     output = _with_ending(shapes, _OUTPUT)
     if output and shapes[output][0] != count:
-        return f"has an output matrix of {shapes[output][0]} rows, but says {count} tokens"
+        return f"has an output matrix of {shapes[output][0]} rows, but proposes {count} tokens"
     for matrix, projection in ((_EMBEDDINGS, "embed_projection"), (_OUTPUT, "output_projection")):
         if _with_ending(shapes, matrix) or (matrix == _OUTPUT and _is_tied(path)):
             continue

@@ -67,7 +67,7 @@ def checkpoint_folder(model: str) -> Path:
 
 
 def parameters_of(model: str) -> int | None:
-    """The number of weights, without converting or fetching any; None if no header says it."""
+    """The number of weights, without converting or fetching any; None if no header has it."""
     known = parameters(header_folder(model))
     if known is None and _is_gguf(model):
         from cluster.gguf_conversion import parameters_in

@@ -80,7 +80,7 @@ def _ingress(config: AppConfig) -> serve.Deployment:
 
 
 def _logging(config: AppConfig) -> LoggingConfig:
-    """Without Serve's access log: at the ingress Spindle's own line per request says more, and at
+    """Without Serve's access log: at the ingress Spindle's own line per request has more, and at
     replicas one line per heartbeat would hide all others."""
     return LoggingConfig(enable_access_log=False, encoding=config.log_format.upper())
 

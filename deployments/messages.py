@@ -62,7 +62,7 @@ class StreamRequest(Routed):
     tenant: str
     speculation: SpeculationFields
     trace: bool
-    """Each commit says how it came about."""
+    """Whether each commit carries a trace of its round."""
 
 
 class Heartbeat(TypedDict):
@@ -83,14 +83,14 @@ class Named(TypedDict):
     replica: str
 
 
-class TraceAsked(Named):
+class TraceQuery(Named):
     seconds: float
     """How long the replica records."""
     process: int
     """Its number in the trace."""
 
 
-class LiveAsked(Named):
+class LiveQuery(Named):
     seconds: float
     """How far back."""
 

@@ -55,5 +55,5 @@ async def known_facts() -> Any:
             router = await asyncio.to_thread(serve.get_deployment_actor, NAME)
             return await router.facts.remote()
     except Exception as error:
-        _LOG.warning("what is known of the models could not be asked for: %r", error)
+        _LOG.warning("what other replicas have measured could not be read: %r", error)
         return {}

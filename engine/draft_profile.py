@@ -39,7 +39,7 @@ _LARGEST_BUDGET = 4096
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """What a drafter's profile says of its draft steps."""
+    """The cost of a drafter's steps, fitted to its profile."""
 
     step: LinearCost
     token_budget: int

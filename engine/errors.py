@@ -1,4 +1,4 @@
-"""The errors of the engine's interface; each message says what to change."""
+"""The errors of the engine's interface; each message names what to change."""
 
 from typing import Any, TypeVar
 

@@ -25,7 +25,7 @@ class HiddenStates:
         self._taken: dict[int, Tensor] = {}
 
     def take(self, layer: int, hidden: Tensor) -> None:
-        """`hidden`: [rows, hidden size]; layers that no order asks for are ignored."""
+        """`hidden`: [rows, hidden size]; layers that no order requests are ignored."""
         if layer in self._layers:
             self._taken[layer] = hidden.clone()  # later operations may work in place
 

@@ -135,12 +135,12 @@ def cached_profile(
     ones."""
     path = _path(key, cache_dir)
     samples = _read(path, key)
-    if samples is not None and not _holds(samples, key.grid, measure_grid):
+    if samples is not None and not _still_holds(samples, key.grid, measure_grid):
         path.unlink(missing_ok=True)
     return Profile.fit(key, cached_samples(key, cache_dir, lambda: measure_grid(key.grid)))
 
 
-def _holds(
+def _still_holds(
     samples: Sequence[ForwardSample],
     grid: Grid,
     measure_grid: Callable[[Grid], tuple[ForwardSample, ...]],

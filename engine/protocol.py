@@ -58,8 +58,8 @@ class FeatureRange(NamedTuple):
     layers: tuple[int, ...]
     """Their hidden states are side by side in each row (engine/hidden_states.py numbers them)."""
     first: int
-    """A verifier that does not hold the request yet takes no later position from its prefix cache,
-    which has no features."""
+    """The first position whose features are needed. A verifier that does not hold the request yet
+    takes only earlier positions from its prefix cache, which has no features."""
 
 
 class DraftOrder(NamedTuple):
@@ -71,9 +71,9 @@ class DraftOrder(NamedTuple):
     score: bool = False
     """Also report which of the delta's tokens this drafter would have drafted."""
     features: Features | None = None
-    """For drafters that read them: those of the positions from that of the last token before the
-    delta to that before the delta's last token. With all before, n committed tokens have features
-    of n - 1 positions; those of the last token come from the next verification."""
+    """For drafters that read them: the features of the last token before the delta and of all of
+    the delta but its last token, whose features come from the next verification. So a drafter with
+    n committed tokens has features of the first n - 1."""
 
 
 class VerifyOrder(NamedTuple):
@@ -156,7 +156,7 @@ class Verdict(NamedTuple):
     """How many committed tokens came from the prefix cache, where the verifier began to hold the
     request with this order (on vLLM: at the end of its prefill); else None."""
     features: Features | None = None
-    """As the order asks; None where it asks for none, or from a verifier that has none."""
+    """As the order requests; None where it requests none, or the verifier has none."""
 
 
 Finish = Literal["stop", "length"]
@@ -175,8 +175,8 @@ class TracedNode(TypedDict):
 
 
 class RoundTrace(TypedDict):
-    """How a round has produced the tokens of a commit, made only for requests that ask for it, and
-    sent on as it is."""
+    """How a round has produced the tokens of a commit, made only for requests with a
+    trace, and sent to the client unchanged."""
 
     round: int
     """The number of the request's rounds at this coordinator, with this one."""
@@ -186,7 +186,7 @@ class RoundTrace(TypedDict):
     """Nodes that were proposed; the speculation policy has chosen those to verify among them."""
     verified: int
     accepted: int
-    """So many tokens come from nodes, the others are the target's own."""
+    """Tokens that come from nodes; the others are the target's own."""
     nodes: list[TracedNode]
     """The accepted ones from the root downwards, then as many others as the trace may have."""
     draft_s: float
@@ -231,8 +231,8 @@ def to_ordered_depth(step: DraftStep) -> Sequence[bool]:
 
 
 def feature_layers(drafter: "Drafter") -> tuple[int, ...]:
-    """The layers of the target whose hidden states this drafter reads, which it says in an
-    attribute of this name; for most drafters none."""
+    """The layers of the target whose hidden states this drafter reads, from its attribute of this
+    name; none for most drafters."""
     layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
     return layers
 

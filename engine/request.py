@@ -140,7 +140,7 @@ def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
     """Adds the model's own stop tokens, and normalises values that mean "all"."""
     if params.top_k < 0 or params.top_k >= target.vocab_size:
         params = replace(params, top_k=0)
-    # A structured output ends with a stop token even so: where its grammar allows nothing else.
+    # With ignore_eos, too, a structured output ends: where its grammar allows only a stop token.
     if not params.ignore_eos or params.grammar is not None:
         stops = {*params.stop_token_ids, *target.stop_token_ids}
         params = replace(params, stop_token_ids=tuple(sorted(stops)))

@@ -91,8 +91,8 @@ def test_each_layer_of_the_environment_pins_what_is_declared_for_it(build: str) 
 
 
 CAPPED = {"torch", "ray"}
-"""For serving, only these may have an upper bound: torch by CONTRACTS.md, ray for its private parts
-that we use. What vLLM alone cannot bear is in vLLM's metadata."""
+"""For serving, only these may have an upper bound: torch, which vLLM's builds
+pin, ray for its private parts that we use. What only vLLM needs is in vLLM's metadata."""
 
 
 def test_upper_bounds_are_only_those_of_known_breaks() -> None:

@@ -73,7 +73,7 @@ class Drafting:
                 self._start_together(together, others, policies, context, now)
 
     def _probe_is_due(self, now: float) -> bool:
-        """Whether all requests decode plainly once, so that it is known how fast that is."""
+        """Whether this round decodes plainly, which measures the speed without drafts."""
         if self._probe_after_s is None or now < self._probed_s + self._probe_after_s:
             return False
         self._probed_s = now
@@ -191,7 +191,7 @@ class Drafting:
         trees = await self._draft(call, calls)
         if call.trees is None:
             self._finish(call, trees, calls)
-        else:  # too late: what it has read is known now, and what it has drafted is dropped
+        else:  # too late: its draft is dropped; what it has read was recorded
             self._changed()
 
     def _go_on_without(self, call: "_Call", calls: Sequence["_Call"], begun: float) -> None:
@@ -256,7 +256,7 @@ class Drafting:
             call.seconds = seconds
         if answers is None:
             return _no_trees(call)
-        # Since a late one was ordered, more tokens may have been committed.
+        # More tokens may have been committed since a late call's orders were sent.
         read = [order.prefix.base + len(order.prefix.delta) if late else None for order in orders]
         trees = flatten(
             [

@@ -111,7 +111,7 @@ class Switched:
     read_ahead: int = 0
     """Those that it has read before, in idle time."""
     saved_s: float = 0.0
-    """What its first draft would otherwise have taken longer."""
+    """By how much its first draft would otherwise have taken longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class LaneJoined:
     at_s: float
     lane: str
     seconds: float
-    """What its loading took."""
+    """How long it took to load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from engine.protocol import FeatureRange, Features, Prefix
 
 
 class FeatureReaders:
-    """Nothing is asked of the verifier for requests for which no lane reads features."""
+    """Requests that no such lane may draft for need no features from the verifier."""
 
     def __init__(
         self, lanes: Sequence[Lane], most_tokens: int, observe: Callable[[Event], None]

@@ -149,8 +149,8 @@ class Lanes:
         """The answers of a lane to the orders of these requests; None if it is lost, which is then
         recovered in the background.
 
-        `on_late` is called when nothing should wait for the answer any longer: it may come in ten
-        milliseconds or never, and until then the lane gets no other orders.
+        `on_late` is called when the lane is late, so that the round goes on without its answer;
+        until it has answered, the lane gets no other orders.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()

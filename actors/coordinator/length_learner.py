@@ -1,4 +1,4 @@
-"""Predicts output lengths from finished requests, without asking the target."""
+"""Predicts output lengths from finished requests, without a forward of the target."""
 
 from collections.abc import Callable
 

@@ -197,8 +197,8 @@ class Coordinator:
             request.stream.acknowledge(tokens)
 
     async def check_hosts(self) -> None:
-        """Finds lost hosts among the idle ones and recovers them. Call it periodically: the loss of
-        a working host shows by itself."""
+        """Finds lost hosts among the idle ones and recovers them. Call it periodically; the loss of
+        a busy host ends the call that it is working on."""
         await asyncio.gather(self._verifying.check(), self._lanes.check())
 
     async def kv_state(self) -> KvState:
@@ -273,7 +273,7 @@ class Coordinator:
         self._wake()
 
     def _leave(self, request: RequestState, now: float) -> None:
-        """Removes a finished, failed or cancelled request from everything that knows of it."""
+        """Removes a finished, failed or cancelled request from slots, policies and hosts."""
         if request.failed:
             request.stream.fail(RequestFailed(request.name))
         elif request.finish is None:

@@ -54,7 +54,7 @@ class Verifying:
         self._busy = False
         self._idle_since_s = 0.0
         self._has_suspects = False
-        """Some running request may have lost the verifier _SUSPECT_LOSSES times."""
+        """Whether some running request may be suspected of the verifier's losses."""
 
     def start(
         self,
@@ -95,7 +95,7 @@ class Verifying:
         select_s: float,
         plain_s: float,
     ) -> None:
-        """`started`: when the pass began. `select_s`, `plain_s`: of Verified."""
+        """`started`: when the pass began. `select_s`, `plain_s`: as in Verified."""
         items, drafts, prefill_tokens = forward
         requests = [item.request for item in items]
         idle_s = started - self._idle_since_s
@@ -106,7 +106,7 @@ class Verifying:
             return
         now = asyncio.get_running_loop().time()
         context = sum([request.view.prefilled for request in requests])
-        # Roots and nodes: prompt chunks come without a tree.
+        # A request that decodes has a root and draft nodes, a prompt chunk has neither.
         decoding = sum([request.prefilled for request in requests])
         nodes = sum([len(item.order.tree.tokens) for item in items])
         tokens = prefill_tokens + decoding + nodes
@@ -270,7 +270,7 @@ class Verifying:
             request.verifier_losses += 1
             self._has_suspects |= _is_suspect(request)
         if len(requests) == 1 and requests[0].verifier_losses >= _FATAL_LOSSES:
-            _LOG.error("request %s fails: verifiers are lost over it", requests[0].name)
+            _LOG.error("request %s fails as the cause of verifier losses", requests[0].name)
             requests[0].fail()
         self._busy = False
         self._changed()

@@ -50,7 +50,7 @@ def costs_of_target(numbers: Sequence[float]) -> TargetCosts:
 
 
 def target_key(target: TargetSpec) -> str:
-    """It changes with everything that the config says of the target."""
+    """Contains the target's whole section of the config, so any change there gives another key."""
     return repr(target)
 
 

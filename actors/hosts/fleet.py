@@ -99,7 +99,7 @@ async def start_fleet(
     awaited = [model for model in models if model.spec.name not in later]
     closers += [verifier.close, *(model.host.close for model in models)]
     try:
-        progress(_loading(target, awaited, later))
+        progress(_loading_message(target, awaited, later))
         starts = [Start("target", target.placement, verifier.start)]
         starts += [Start(one.lane, one.spec.placement, one.host.start) for one in awaited]
         await start_all(starts, progress)
@@ -111,7 +111,7 @@ async def start_fleet(
             progress(_MEASURING + limit)
             verify = await verifier.measure(cache_dir, measure_s)
         verifier.cost = verify.verify
-        facts = await _found(awaited, cache_dir, measure_s)
+        facts = await _measure_drafters(awaited, cache_dir, measure_s)
     except BaseException:
         for close in closers:
             close()
@@ -134,9 +134,9 @@ async def start_fleet(
     )
     grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size, limits.compile_s)
     lanes += _lookups(drafters, grammars)
-    found = {keys[name]: of_drafter.numbers() for name, of_drafter in facts.items()}
-    found[key] = numbers_of_target(verify)
-    return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary, found)
+    all_facts = {keys[name]: of_drafter.numbers() for name, of_drafter in facts.items()}
+    all_facts[key] = numbers_of_target(verify)
+    return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary, all_facts)
 
 
 class _Model(NamedTuple):
@@ -147,7 +147,7 @@ class _Model(NamedTuple):
     host: "RemoteDrafter | ThreadDrafter"
 
 
-def _loading(target: TargetSpec, awaited: Sequence[_Model], later: Collection[str]) -> str:
+def _loading_message(target: TargetSpec, awaited: Sequence[_Model], later: Collection[str]) -> str:
     drafters = f"; requests are served when all are loaded, {len(awaited)} drafters among them"
     if later:
         drafters = f"; requests are served before {', '.join(sorted(later))} are loaded"
@@ -240,10 +240,10 @@ def _lookups(drafters: Sequence[DrafterSpec], grammars: Grammars | None) -> list
     ]
 
 
-async def _found(
+async def _measure_drafters(
     models: Sequence[_Model], cache_dir: Path, measure_s: float
 ) -> dict[str, DrafterFacts]:
-    """By drafter; instances of one are measured once."""
+    """Facts by drafter; of several instances one is measured."""
     by_drafter: dict[str, DrafterFacts] = {}
     for spec, _, host in models:
         if spec.name not in by_drafter:

@@ -107,8 +107,8 @@ class Actors:
         self._end(HostLost("it was killed"))
 
     async def _connect(self) -> None:
-        asked = [_result(handle.address.remote()) for handle in self._handles]
-        addresses: list[Address] = await asyncio.gather(*asked)
+        calls = [_result(handle.address.remote()) for handle in self._handles]
+        addresses: list[Address] = await asyncio.gather(*calls)
         self._node = addresses[0].host
         for handle, address in zip(self._handles, addresses, strict=True):
             serving = handle.serve.remote()
@@ -194,8 +194,8 @@ class Group:
             )
         return _HOST.options(
             name=name,
-            # A bundle holds the CPUs itself, and a killed process that hangs would keep them from
-            # the one that takes its place for five seconds.
+            # The placement group has reserved the CPUs. If actors requested them as well, a killed
+            # process that hangs would keep them from its successor for five seconds.
             num_cpus=spec.cpus if self.placement_group is None else 0,
             num_gpus=gpus,
             max_restarts=0,

@@ -1,4 +1,4 @@
-"""Starts hosts side by side, and says meanwhile what has started and what has not."""
+"""Starts hosts concurrently and reports which have started and which have not."""
 
 import asyncio
 import logging

@@ -165,8 +165,8 @@ def goodputs(rng: np.random.Generator) -> dict[str, Floats]:
     return {
         "unrelated": rng.uniform(20, 80, (requests, lanes)),
         "lanes differ": speed + 5 * noise,
-        "all alike": np.tile(speed, (requests, 1)),
-        "ease times speed": acceptance[:, None] * speed,
+        "all equal": np.tile(speed, (requests, 1)),
+        "acceptance times speed": acceptance[:, None] * speed,
         "six domains": domains,
         "six domains, noisy": domains + 2 * noise,
     }

@@ -18,7 +18,7 @@ class Cause:
     paper: str
     rows: Sequence[str]
     """The missed rows that it explains, as patterns of file names."""
-    says: str
+    claim: str
     changes: Changes
     shows: str
     """The cheapest row that shows it."""
@@ -86,8 +86,8 @@ CAUSES: Mapping[str, Cause] = {
 
 
 def cause_of(row: str) -> str:
-    """Its name and what it says; `unexplained` if no experiment shows why the row is missed."""
+    """Its claim and name; `unexplained` if no experiment shows why the row is missed."""
     for name, cause in CAUSES.items():
         if any(fnmatchcase(row, pattern) for pattern in cause.rows):
-            return f"{cause.says} (--cause {name})"
+            return f"{cause.claim} (--cause {name})"
     return "unexplained"

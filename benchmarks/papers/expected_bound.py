@@ -214,7 +214,7 @@ def _probabilities(one: Arrival, cluster: Cluster, seed: int) -> Floats:
     (spec,) = cluster.drafters
     model = cluster.acceptance.models[one.domain, spec.drafter]
     drawn = cluster.acceptance.draws(request_seed(seed, one.name), one.domain, spec.drafter, 0)
-    said = drawn.confidence[: _ROOTS + max(_DEPTHS), 0]
-    first = np.interp(said, model.confidence, model.accepted)
+    confidence = drawn.confidence[: _ROOTS + max(_DEPTHS), 0]
+    first = np.interp(confidence, model.confidence, model.accepted)
     choices = np.stack([first, *((1.0 - first) * share for share in model.rank_shares)], axis=1)
     return choices[np.arange(_ROOTS)[:, None] + np.arange(max(_DEPTHS))]

@@ -169,7 +169,7 @@ def _middle_context(paper: Paper, case: Mapping[str, Scalar]) -> float:
     return sum(part.prompt_mean + part.output_mean / 2 for part in lengths) / len(lengths)
 
 
-def _believed(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> RooflineCost:
+def _assumed_verify(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> RooflineCost:
     """SpecServe's eq. 5 and 6 for a cost model of tokens in all: each row reads a context of mean
     length."""
     row_s = verify.gamma + verify.alpha * _middle_context(paper, case)
@@ -209,7 +209,7 @@ def _cluster(
         verify_budget=machine.verify_budget or token_budget(verify, most),
         most_tokens=most,
         rereads=machine.rereads_context,
-        believed=_believed(paper, verify, case) if machine.rereads_context else None,
+        assumed_verify=_assumed_verify(paper, verify, case) if machine.rereads_context else None,
     )
 
 

@@ -3,7 +3,7 @@
 `python -m benchmarks.real.lm_eval_gsm8k --data DIR [--url URL] [--model NAME] [--questions N]
 [--clients N] [--json FILE]`, after `make serve`, with what `make test` installs.
 
-lm-eval's own client (`local-chat-completions`) asks the first questions of `--data`, greedily, and
+lm-eval's own client (`local-chat-completions`) sends the first questions of `--data`, greedily, and
 twice: as the application speculates, and with `speculation: off` in each body. The score is that of
 its GSM8K task's flexible extraction, the last number of an answer. Names:
 real/lm_eval/gsm8k/score (`reference`: without speculation), .../same_answers (share of questions
@@ -54,8 +54,8 @@ _TASK: Mapping[str, Any] = {
 
 
 @dataclass
-class Asked:
-    """What one run of the task came to."""
+class TaskRun:
+    """The result of one run of the task."""
 
     score: float = 0.0
     answers: list[str] = field(default_factory=list)
@@ -76,13 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = own.parse_args(arguments)
     rows = (options.data / "gsm8k_questions.jsonl").read_text().splitlines()[: options.questions]
 
-    def asked(**body: Any) -> Asked:
+    def score(**body: Any) -> TaskRun:
         body |= {"max_gen_toks": options.max_tokens}
-        return _ask(
+        return _run(
             rows, f"{options.url}/v1/chat/completions", options.model, options.clients, body
         )
 
-    speculated, plain = asked(), asked(speculation="off")
+    speculated, plain = score(), score(speculation="off")
     same = [
         one == other and speculated.token_ids[one] == plain.token_ids[other]
         for one, other in zip(speculated.answers, plain.answers, strict=True)
@@ -104,21 +104,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("answers differ")
 
 
-def _ask(rows: Sequence[str], url: str, model: str, clients: int, body: Mapping[str, Any]) -> Asked:
+def _run(
+    rows: Sequence[str], url: str, model: str, clients: int, body: Mapping[str, Any]
+) -> TaskRun:
     import lm_eval  # only this needs it, and it takes seconds to import
     from lm_eval.models.openai_completions import LocalChatCompletion
     from lm_eval.tasks import TaskManager
 
-    asked = Asked()
+    run = TaskRun()
 
-    class Listening(LocalChatCompletion):
-        """Also notes what lm-eval does not read of an answer."""
+    class RecordingClient(LocalChatCompletion):
+        """Also records the token ids and rounds, which lm-eval does not read."""
 
         def parse_generations(self, outputs: Any, **kwargs: Any) -> list[str]:
             for choice in outputs["choices"]:
-                of_text = asked.token_ids.setdefault(choice["message"]["content"], [])
+                of_text = run.token_ids.setdefault(choice["message"]["content"], [])
                 of_text.append(tuple(choice["token_ids"]))
-                asked.rounds += choice["spindle"]["rounds"]
+                run.rounds += choice["spindle"]["rounds"]
             texts: list[str] = super().parse_generations(outputs, **kwargs)
             return texts
 
@@ -133,16 +135,16 @@ def _ask(rows: Sequence[str], url: str, model: str, clients: int, body: Mapping[
         }
         Path(folder, "task.yaml").write_text(json.dumps(task))
         results = lm_eval.simple_evaluate(
-            model=Listening(base_url=url, model=model, num_concurrent=clients),
+            model=RecordingClient(base_url=url, model=model, num_concurrent=clients),
             tasks=[_NAME],
             task_manager=TaskManager(include_path=folder, include_defaults=False),
             apply_chat_template=True,
             bootstrap_iters=0,
         )
-    asked.score = results["results"][_NAME]["exact_match,flexible-extract"]
+    run.score = results["results"][_NAME]["exact_match,flexible-extract"]
     samples = sorted(results["samples"][_NAME], key=lambda sample: sample["doc_id"])
-    asked.answers = [sample["resps"][0][0] for sample in samples]
-    return asked
+    run.answers = [sample["resps"][0][0] for sample in samples]
+    return run
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from benchmarks.serving.hostile_fields import ANY, BASE, CHAT, FIELDS, RESPONSES
 Kind = Literal["fields", "bytes", "http"]
 
 MOST_TOKENS = 8
-"""Of one output where the client asks for more and would get it: time, not coverage."""
+"""The most output tokens of a valid request: longer outputs take time and add no coverage."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MAX_COUNT = 2**31 - 1
 

@@ -1,4 +1,4 @@
-"""Clients that ask a running application again and again, in a thread, until the block ends."""
+"""Closed-loop clients of a running application, in a thread, until the block ends."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from benchmarks.serving.streams import session
 
 _TIMEOUT_S = 120.0
 _REQUESTS = 192
-"""As many different ones; then they come again, with other seeds."""
+"""Different ones; after the last one they are repeated, with other seeds."""
 
 
 class Load:
@@ -28,8 +28,8 @@ class Load:
         seed: int = 0,
         refused_wait_s: float = 0.5,
     ) -> None:
-        """`refused_wait_s`: after a 429, before the client asks again. `seed`: of the requests;
-        lookups find the answers to those that they have seen."""
+        """`refused_wait_s`: after a 429, before the client sends another request. `seed`: of the
+        requests; lookups find the answers to those that they have seen."""
         self.statuses: Counter[int] = Counter()
         """0: the connection failed."""
         self.tokens = 0

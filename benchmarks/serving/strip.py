@@ -2,10 +2,10 @@
 
 `python -m benchmarks.serving.strip [--seconds 240] [--json FILE]`.
 
-cluster/test.yaml under 4 clients. In turns the strip's numbers are not asked for, and TIMES as many
-questions come as a page sends, over HTTP. Compared is the CPU time of all actors (proxy, ingress,
-replica, drafters, verifier) per output token; a page's share is what that is more, divided by
-TIMES. What the browser takes is not in it. Exits with status 1 where that is above 1%.
+cluster/test.yaml under 4 clients. Turns without requests for the strip's numbers alternate with
+turns that have TIMES as many as one page sends, over HTTP. Compared is the CPU time of all actors
+(proxy, ingress, replica, drafters, verifier) per output token; a page's share is the difference,
+divided by TIMES. The browser is left out. Exits with status 1 where the share is above 1%.
 """
 
 import threading
@@ -39,15 +39,15 @@ def main() -> None:
     with running(small_args(), _PORT) as app, Load(app.url, _CLIENTS):
         processes = [psutil.Process(actor.pid) for actor in app.actors()]
         time.sleep(_WARM_UP_S)
-        asked: list[float] = []
-        unasked: list[float] = []
+        with_pages: list[float] = []
+        without: list[float] = []
         end = time.monotonic() + options.seconds
-        while time.monotonic() < end or len(asked) < _FEWEST:
-            turns = [(True, asked), (False, unasked)]
-            for asks, costs in turns if len(asked) % 2 else reversed(turns):
-                costs.append(cpu_s_per_token(app.url, processes, asks))
-    ratio = paired_ratio(asked, unasked)
-    print(f"CPU time per token with {TIMES} pages, {len(asked)} pairs: {ratio}")
+        while time.monotonic() < end or len(with_pages) < _FEWEST:
+            turns = [(True, with_pages), (False, without)]
+            for polls, costs in turns if len(with_pages) % 2 else reversed(turns):
+                costs.append(cpu_s_per_token(app.url, processes, polls))
+    ratio = paired_ratio(with_pages, without)
+    print(f"CPU time per token with {TIMES} pages, {len(with_pages)} pairs: {ratio}")
     shares = [(one - 1) / TIMES for one in (ratio.median, ratio.low, ratio.high)]
     names = ("strip/page", "strip/page/low", "strip/page/high")
     publish(
@@ -57,9 +57,9 @@ def main() -> None:
     end_after_ray(shares[0] > BOUND)
 
 
-def cpu_s_per_token(url: str, processes: Sequence[psutil.Process], asks: bool) -> float:
+def cpu_s_per_token(url: str, processes: Sequence[psutil.Process], polls: bool) -> float:
     """In one turn."""
-    with asking(f"{url}/spindle/live?seconds=8", asks):
+    with polling(f"{url}/spindle/live?seconds=8", polls):
         before, used_s = scrape(url), cpu_s(processes)
         time.sleep(_TURN_S)
         now, used_s = scrape(url), cpu_s(processes) - used_s
@@ -68,22 +68,22 @@ def cpu_s_per_token(url: str, processes: Sequence[psutil.Process], asks: bool) -
 
 
 @contextmanager
-def asking(url: str, asks: bool) -> Iterator[None]:
-    """Questions come while the block runs, if `asks`."""
+def polling(url: str, polls: bool) -> Iterator[None]:
+    """As TIMES pages do, while the block runs, if `polls`."""
     ended = threading.Event()
 
-    def ask() -> None:
+    def poll() -> None:
         while not ended.wait(1 / TIMES):
             urllib.request.urlopen(url, timeout=30).read()
 
-    thread = threading.Thread(target=ask)
-    if asks:
+    thread = threading.Thread(target=poll)
+    if polls:
         thread.start()
     try:
         yield
     finally:
         ended.set()
-        if asks:
+        if polls:
             thread.join()
 
 

@@ -113,8 +113,8 @@ class Cluster:
     rereads: bool = False
     """Whether each draft token of a verification reads its request's whole context once more, as in
     an engine that verifies drafts as sequences of their own (SpecServe, eq. 6)."""
-    believed: CostModel | None = None
-    """What policies take a verification to cost; None: `verify`."""
+    assumed_verify: CostModel | None = None
+    """The cost model of a verification that policies are given; None: `verify`."""
     transport_s: float = 0.0
     """Round trip of one call to a host."""
     scatters: bool = False
@@ -269,10 +269,10 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
 
 
 def _estimates(cluster: Cluster) -> Estimates:
-    """With the true costs, as a perfect profile would have them, unless others are believed."""
+    """The true costs, as of a perfect profile, unless `assumed_verify` is given."""
     draft = {spec.lane: spec.cost for spec in cluster.drafters if spec.cost is not None}
     costs = Costs(
-        cluster.believed or cluster.verify,
+        cluster.assumed_verify or cluster.verify,
         draft,
         cluster.verify_budget,
         {spec.lane: spec.budget for spec in cluster.drafters if spec.cost is not None},

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.coordinator.events import CaughtUp, Drafted, Event, Left, Preempted, Switched, Verified
+from actors.coordinator.events import CaughtUp, Drafted, Event, Left, Switched, Verified
 from actors.coordinator.stream import Statistics
 from benchmarks.report import Record
 from benchmarks.simulator.workload import Arrival
@@ -53,11 +53,8 @@ class Tally:
     accepted: int = 0
     request_rounds: int = 0
     switches: int = 0
-    late_tokens: int = 0
-    """Catch-up after a switch, before the drafter could draft."""
     idle_tokens: int = 0
     """Catch-up in idle time."""
-    preemptions: int = 0
     draft_s: dict[str, float] = field(default_factory=dict)
     """By lane."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -83,9 +80,6 @@ class Tally:
                 self.idle_tokens += event.tokens
             case Switched():
                 self.switches += 1
-                self.late_tokens += event.caught_up
-            case Preempted():
-                self.preemptions += 1
             case Left():
                 self.statistics[event.view.name] = event.statistics
 

@@ -43,7 +43,7 @@ def check_inline_gpus(target: TargetConfig, drafters: Sequence[DrafterConfig]) -
 
 def check_backend(target: TargetConfig, policies: PoliciesConfig) -> None:
     backend = BACKENDS[target.backend]
-    width = _asked_width(policies.speculation)
+    width = _required_width(policies.speculation)
     if width > 1 and not backend.trees:
         option = ".".join(catalogue.SPECULATIONS[policies.speculation.name].width)
         raise ValueError(
@@ -129,14 +129,14 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
 
 
 def check_reduced_vocabularies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that the target says all of its tokens, and that a drafter which does not says which,
-    and finds in the target what its own checkpoint leaves out."""
+    """Checks that the target has no reduced vocabulary, and that a drafter which has one names its
+    tokens and finds in the target what its own checkpoint leaves out."""
     own = target.header_path()
-    said = draft_vocab_size(own)
-    if said is not None:
+    reduced = draft_vocab_size(own)
+    if reduced is not None:
         raise ValueError(
-            f"target.model: {target.model} says only {said} of its tokens, as drafters may; choose "
-            "a whole model"
+            f"target.model: {target.model} has a reduced vocabulary of {reduced} tokens, as only "
+            "drafters may; choose a whole model"
         )
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
@@ -172,7 +172,7 @@ def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) ->
             )
 
 
-def _asked_width(speculation: Choice) -> int:
+def _required_width(speculation: Choice) -> int:
     """The tree width that the config requires, by the policy's default or its option; 1 is a
     chain."""
     policy = catalogue.SPECULATIONS[speculation.name]

@@ -37,7 +37,7 @@ class LengthsConfig(Section):
     """Whether lengths are predicted; null: if the schedule orders by them (`laps_sd`, `lp_sjf`).
     `self_ranked` requests predictions of its own."""
     predictor: Literal["target", "learned"] = "learned"
-    """`target`: the target itself, asked by prompts (Self-scheduling). `learned`: the lengths of
+    """`target`: the target itself, by ranking prompts (Self-scheduling). `learned`: the lengths of
     finished requests with the same tenant, SLO and `max_tokens` and a prompt about as long."""
     form: Literal["length_only"] = "length_only"
     """The form of the ranking prompt: `length_only`, whose answers are lengths."""
@@ -48,7 +48,7 @@ class LengthsConfig(Section):
     prompt."""
 
     @model_validator(mode="after")
-    def _asks_the_target(self) -> Self:
+    def _options_fit_predictor(self) -> Self:
         unused = {"form", "batch", "timeout_s"} & self.model_fields_set
         if self.predictor == "learned" and unused:
             raise ValueError(
@@ -209,7 +209,7 @@ class TracingConfig(Section):
 
 
 class GrpcConfig(Section):
-    """The gRPC interface (docs/handles.md), which asks for the same keys as HTTP."""
+    """The gRPC interface (docs/handles.md), which requires the same keys as HTTP."""
 
     host: str | None = None
     """The address to listen on; null: that of HTTP."""

@@ -44,9 +44,9 @@ _MOST_WAITING = 4
 _RANKING_FORMS = ("length_only", "rank_only", "prefill_only")
 _RANKING_FORM_WEIGHTS = (8, 1, 1)
 _STATED_SHARE = 0.75  # of a ranking prompt's requests have a stated length; others are of any kind
-_LESSON_SIZES = (1, 2, 3, 4, 6, 8, 10)
-_LESSON_NUMBERS = range(2, 100)
-_LESSON_WORDS = 6
+_EXERCISE_SIZES = (1, 2, 3, 4, 6, 8, 10)
+_EXERCISE_NUMBERS = range(2, 100)
+_EXERCISE_WORDS = 6
 
 
 @dataclass(frozen=True)
@@ -210,11 +210,11 @@ class Sampler:
     def _numbers(self) -> Sample:
         """An exercise for ranking prompts: which number is in which line."""
         lines, numbers = [], []
-        for _ in range(self._rng.choice(_LESSON_SIZES)):
+        for _ in range(self._rng.choice(_EXERCISE_SIZES)):
             words = self._rng.choice(self._source.corpus.sentences).split()
             start = self._rng.randrange(len(words))
-            words = words[start : start + self._rng.randint(1, _LESSON_WORDS)]
-            numbers.append(self._rng.choice(_LESSON_NUMBERS))
+            words = words[start : start + self._rng.randint(1, _EXERCISE_WORDS)]
+            numbers.append(self._rng.choice(_EXERCISE_NUMBERS))
             words.insert(self._rng.randint(0, len(words)), str(numbers[-1]))
             lines.append(" ".join(words))
         requests = [request_line(position, line) for position, line in enumerate(lines)]

@@ -61,7 +61,7 @@ def batches(texts: Sequence[ObservedText], epoch: int) -> Iterator[list[Observed
 
 @dataclass(frozen=True)
 class _Taught:
-    """What the target says of a batch, by text and index."""
+    """The target's outputs for a batch, by text and index."""
 
     features: Tensor
     embeddings: Tensor

@@ -11,12 +11,12 @@ from ray.serve.handle import DeploymentHandle
 from deployments.ingress.api import Api
 from deployments.ingress.api_keys import Client
 from deployments.ingress.errors import ApiError
-from deployments.messages import TraceAsked
+from deployments.messages import TraceQuery
 from deployments.replica.timeline import TraceEvent
 
 LONGEST_S = 60.0
 _SLACK_S = 10.0
-"""How long a replica may take to answer, besides what it was asked for."""
+"""How long a replica may take to answer, beyond the time that it records."""
 Seconds = Annotated[float, Query(gt=0, le=LONGEST_S)]
 
 
@@ -36,11 +36,11 @@ def add_debug(http: FastAPI, api: Api) -> None:
         return JSONResponse({"displayTimeUnit": "ms", "traceEvents": list(events)})
 
 
-async def _of_replica(replicas: DeploymentHandle, asked: TraceAsked) -> list[TraceEvent]:
+async def _of_replica(replicas: DeploymentHandle, query: TraceQuery) -> list[TraceEvent]:
     """Nothing of a replica that is lost meanwhile, or does not answer."""
     try:
-        async with asyncio.timeout(asked["seconds"] + _SLACK_S):
-            events: list[TraceEvent] = await replicas.trace.remote(asked)
+        async with asyncio.timeout(query["seconds"] + _SLACK_S):
+            events: list[TraceEvent] = await replicas.trace.remote(query)
     except Exception:
         return []
     return events

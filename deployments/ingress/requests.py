@@ -126,7 +126,7 @@ class SharedFields(Fields):
     speculation: str | SpeculationOptions | None = None
     """`off`, a drafter's name, or an object with a drafter and a depth bound."""
     spindle: SpindleOptions = SpindleOptions()
-    """What the response says about its own making, beside its statistics."""
+    """What the response reports on how it was made, beside its statistics."""
 
     @model_validator(mode="after")
     def _check_shared(self) -> Self:

@@ -1,5 +1,5 @@
 """Fields of other servers that would change the text and cannot be honoured: they are refused, with
-the way out, unless their value asks for nothing."""
+the way out, unless their value has no effect."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Unsupported(NamedTuple):
     problem: str
     """What the client reads, after the field's name."""
     neutral: tuple[object, ...] = ()
-    """The values that ask for nothing; they are accepted."""
+    """The values without effect; they are accepted."""
 
 
 _GRAMMAR = "is not a field here; use response_format or structured_outputs"

@@ -18,12 +18,12 @@ from deployments import messages
 from deployments.logs import forward_to_serve
 from deployments.messages import (
     Heartbeat,
-    LiveAsked,
+    LiveQuery,
     Message,
     Named,
     Routed,
     StreamRequest,
-    TraceAsked,
+    TraceQuery,
 )
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
@@ -208,26 +208,26 @@ class Replica:
         self._set_load(self._service)
         return self._metrics.families()
 
-    async def trace(self, asked: TraceAsked) -> list[TraceEvent]:
+    async def trace(self, query: TraceQuery) -> list[TraceEvent]:
         """What it does from now on for some seconds; nothing if the call was for a replica that is
         gone."""
-        if asked["replica"] != self._name:
+        if query["replica"] != self._name:
             return []
         lanes = [lane.name for lane in self._service.lanes]
         timeline = Timeline(lanes, asyncio.get_running_loop().time())
         self._timelines.append(timeline)
         try:
-            await asyncio.sleep(asked["seconds"])
+            await asyncio.sleep(query["seconds"])
         finally:
             self._timelines.remove(timeline)
-        return timeline.events(self._name, asked["process"])
+        return timeline.events(self._name, query["process"])
 
-    async def live(self, asked: LiveAsked) -> ReplicaNumbers | None:
+    async def live(self, query: LiveQuery) -> ReplicaNumbers | None:
         """The numbers of its last seconds; None if the call was for a replica that is gone."""
-        if asked["replica"] != self._name:
+        if query["replica"] != self._name:
             return None
         now = asyncio.get_running_loop().time()
-        return self._live.read(asked["seconds"], now, self._load(), self._signals.attainment)
+        return self._live.read(query["seconds"], now, self._load(), self._signals.attainment)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""

@@ -1,6 +1,6 @@
 """The numbers of a replica's last seconds, for the playground's strip (docs/playground.md).
 
-They are recorded while the playground asks for them, and cost nothing otherwise.
+They are recorded while the playground requests them, and cost nothing otherwise.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from policies.tree_counts import ACCEPTED, VERIFIED
 LONGEST_S = 10.0
 """How far back the numbers go."""
 _WATCHED_S = 10.0
-"""They are recorded for so long after they were asked for last."""
+"""They are recorded for so long after the last request for them."""
 _MOST_SPANS = 512
 """The latest that are kept of each host."""
 _MOST_ROUNDS = 4096

@@ -64,9 +64,9 @@ class Metrics:
         self._slo_classes = {slo: name for name, slo in slo_classes.items()}
         self._lane_free_since: dict[str, float] = {}
         self._drafted = np.zeros((len(self._names), len(POSITIONS)))
-        """[drafter, depth - 1]: since the last export."""
+        """Drafted tokens since the last export: [drafter, depth - 1]."""
         self._nodes = self._node_counts.zeros()
-        """The same."""
+        """Verified, expected and accepted ones: [drafter, depth - 1, kind]."""
         self._swaps = 0
         self._pending: list[Event] = []
         self._counters = {metric.name: Counter(metric, own) for metric in COUNTERS}
@@ -134,8 +134,8 @@ class Metrics:
         self._swaps = kv.swaps
 
     def observe(self, event: Event) -> None:
-        """It is counted with others at the next export: between forwards, which empty the
-        processor's caches, each would take several times as long."""
+        """Queues the event until the next export. Counted here, between forwards that evict the
+        processor's caches, it would take several times as long."""
         self._pending.append(event)
         if len(self._pending) == _MOST_PENDING:
             self._count_pending()

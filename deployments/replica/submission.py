@@ -1,4 +1,4 @@
-"""Submits an ingress's request to the coordinator, and says why one is not served."""
+"""Submits an ingress's request to the coordinator, and turns errors into refusals."""
 
 import logging
 from typing import TYPE_CHECKING

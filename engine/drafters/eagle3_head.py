@@ -88,7 +88,7 @@ class Eagle3Head(nn.Module):
     """Its modules are named as the checkpoint's weights."""
 
     vocabulary: ReducedVocabulary
-    """What it says."""
+    """The target's tokens that it scores."""
 
     def __init__(self, shape: Eagle3Shape, config: LlamaConfig) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def prune_by_levels(
     grown: Sequence[LookupTree | Missing],
     continue_drafting: ContinueDrafting,
 ) -> list[Draft | Missing | NoRoom]:
-    """Answers each order with as many levels of its tree as `continue_drafting` asks for."""
+    """Answers each order with as many levels of its tree as `continue_drafting` allows."""
     if continue_drafting is to_ordered_depth:
         return [
             one if isinstance(one, Missing) else _draft(order, one, len(one.level_ends))

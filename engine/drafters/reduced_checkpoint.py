@@ -1,5 +1,5 @@
-"""Checkpoints of drafters that say only some of the target's tokens (`draft_vocab_size`), and that
-may leave matrices of the vocabulary's size to the target.
+"""Checkpoints of drafters with a reduced vocabulary: they propose only `draft_vocab_size` of the
+target's tokens, and may take matrices of the vocabulary's size from the target.
 
 As in the `speculators` format, `d2t` has for each token of the reduced vocabulary the difference
 between the target's id and its own. A model's output matrix has these rows alone. Its embeddings
@@ -91,7 +91,7 @@ def take_target_ids(weights: MutableMapping[str, Tensor], count: int, vocab_size
     weights.pop("t2d", None)
     own = torch.arange(count)
     if offsets is None and count != vocab_size:
-        raise ValueError(f"it says {count} of {vocab_size} tokens, but no d2t says which")
+        raise ValueError(f"it proposes {count} of {vocab_size} tokens, but no d2t names them")
     if offsets is not None and len(offsets) != count:
         raise ValueError(f"d2t has {len(offsets)} tokens, draft_vocab_size is {count}")
     target_ids, order = (own if offsets is None else own + offsets).sort()

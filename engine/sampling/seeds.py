@@ -1,4 +1,4 @@
-"""SplitMix64: derives a seed for each choice of a request that asks for several (`n`).
+"""SplitMix64: derives a seed for each choice of a request with several (`n`).
 
 Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 """

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _NEVER = -1e30
-"""The score of tokens outside of it, where one is asked for."""
+"""The score of tokens outside of it, where scores of all tokens are needed."""
 
 ALL_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 """For kernels: columns of logits are the target's tokens themselves."""

@@ -46,8 +46,8 @@ class _Work:
     prompt_logprob_rows: range
     """Prompt positions in this forward whose rows yield the log-probability of the token after
     them."""
-    shared: int | None
-    """Verdict.cached."""
+    from_cache: int | None
+    """Verdict.cached: rows taken from the prefix cache; None if the request was held before."""
     cached: int
     """Rows of the request in the KV before this forward."""
     first_row: int = 0
@@ -171,12 +171,12 @@ class NativeVerifier:
         # them.
         logprobs_from = order.prompt_logprobs_from
         first_run = len(tokens) - 1 if logprobs_from is None else logprobs_from - 1
-        shared = None
+        from_cache = None
         if request not in kv:
-            # Nor does the cache have features.
+            # The prefix cache has no features, so rows whose features are requested run as well.
             wanted = order.features
             first_needed = first_run if wanted is None else min(first_run, wanted.first)
-            shared = kv.open(request, tokens[: first_needed + 1])
+            from_cache = kv.open(request, tokens[: first_needed + 1])
         else:
             usable = min(held.unchanged, first_run)
             if kv.length(request) > usable:
@@ -189,14 +189,14 @@ class NativeVerifier:
         if logprobs_from is not None:
             end = min(held.start.prompt_len - 1, cached + len(entering))
             rows = range(logprobs_from - 1, end)
-        return _Work(index, order, ready, entering, pending, tree, rows, shared, cached)
+        return _Work(index, order, ready, entering, pending, tree, rows, from_cache, cached)
 
     def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor, HiddenStates | None]:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
         while works:
             try:
                 self._swap_in(works)
-                segments, states = [self._segment(work) for work in works], _wished_states(works)
+                segments, states = [self._segment(work) for work in works], _requested_states(works)
                 logits = self._model.forward(segments, states)
             except OutOfBlocks:
                 if not self._evict_idle({work.request for work in works}):
@@ -299,12 +299,12 @@ class NativeVerifier:
             work.pending,
             reported,
             prompt_logprobs,
-            work.shared,
+            work.from_cache,
             _features(work, keep, states),
         )
 
 
-def _wished_states(works: Sequence[_Work]) -> HiddenStates | None:
+def _requested_states(works: Sequence[_Work]) -> HiddenStates | None:
     ranges = [work.order.features for work in works]
     layers = {layer for wanted in ranges if wanted is not None for layer in wanted.layers}
     return HiddenStates(sorted(layers)) if layers else None

@@ -356,7 +356,7 @@ PROJECTIONS: dict[str, tuple[int, ...]] = {
 @pytest.mark.parametrize(
     ("message", "weights"),
     [
-        ("says 500 of 2048 tokens, and has no d2t", OUTPUT | EMBEDDINGS),
+        ("proposes 500 of 2048 tokens, and has no d2t", OUTPUT | EMBEDDINGS),
         ("output matrix of 2048 rows", MAP | EMBEDDINGS | {"lm_head.weight": (2048, 64)}),
         ("takes embed_tokens.weight from a target of width 64; this one has 256", MAP | OUTPUT),
         ("takes lm_head.weight from a target of width 64", MAP | EMBEDDINGS),
@@ -373,7 +373,9 @@ def test_a_drafter_whose_reduced_vocabulary_does_not_fit_is_refused(
 
 def test_a_target_with_a_reduced_vocabulary_is_refused(tmp_path: Path) -> None:
     path = write_reduced(tmp_path / "reduced", MAP | OUTPUT | EMBEDDINGS)
-    with pytest.raises(ValidationError, match=r"target\.model: .* says only 500 of its tokens"):
+    with pytest.raises(
+        ValidationError, match=r"target\.model: .* has a reduced vocabulary of 500 tokens"
+    ):
         AppConfig.model_validate({"target": {"model": str(path)}})
 
 

@@ -190,7 +190,7 @@ def test_what_fits_is_let_through(nodes: Cluster, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"applications": [{"name": "spindle", "args": FITTING}]}))
     assert main([str(file), "--ray", nodes.address]) == 0
     build(FITTING)
-    # A cluster that grows when asked to is not told what it lacks.
+    # For a growing cluster nothing is refused.
     build(FITTING | {"scaling": {"min_replicas": 2, "max_replicas": 2}, "growing_cluster": True})
 
 

@@ -101,20 +101,20 @@ def test_what_was_stopped_belongs_to_the_conversation(visit: Visit, script: Scri
     script.pause_s, script.rounds = 0.0, GREETING
     ask(page, "Go on.")
     await_end(page)
-    said = [(one["role"], one["content"]) for one in script.asked[1]["messages"]]
-    assert said == [("user", "Greet me."), ("assistant", text), ("user", "Go on.")]
+    sent = [(one["role"], one["content"]) for one in script.asked[1]["messages"]]
+    assert sent == [("user", "Greet me."), ("assistant", text), ("user", "Go on.")]
 
 
 def test_a_long_message_leaves_room_for_its_answer(visit: Visit) -> None:
     page = visit.page
     ask(page, "Read this. " * 400)
     await_end(page)
-    said = page.locator(".said")
-    box = said.bounding_box()
+    message = page.locator(".said")
+    box = message.bounding_box()
     assert box is not None
     assert box["height"] < 200
-    said.focus()
-    expect(said).to_be_focused()
+    message.focus()
+    expect(message).to_be_focused()
     expect(page.locator(".token").first).to_be_in_viewport()
     assert barriers(page) == []
 

@@ -47,7 +47,7 @@ def config(attention: str) -> AppConfig:
 async def serve(app: AppConfig, profiles: Path) -> Streams:
     placement = plan(app)
     fleet = await start_fleet(
-        target_spec(app, placement), drafter_specs(app, placement), profiles, measure_s=1.0
+        target_spec(app, placement), drafter_specs(app, placement), profiles, measure_s=0.1
     )
     assert isinstance(fleet.verifier, ThreadVerifier)
     coordinator = Coordinator(

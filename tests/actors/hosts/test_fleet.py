@@ -63,6 +63,8 @@ PARAMS = [GREEDY, WARM, replace(WARM, seed=12), GREEDY]
 TARGET_SPEC = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS, placement="actor")
 TINY = DrafterSpec("tiny", checkpoint=model_path("tiny"), instances=2, placement="actor")
 LOOKUP = DrafterSpec("ngram", kind="ngram")
+quick_fleet = partial(start_fleet, limits=LIMITS, measure_s=0.1)
+"""No test here depends on exact costs."""
 
 
 @dataclass
@@ -136,7 +138,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(loop: asyncio.Runner, profiles: Path) -> Iterator[Served]:
     async def start() -> Served:
-        fleet = await start_fleet(TARGET_SPEC, [TINY, LOOKUP], profiles, Group("test"), LIMITS)
+        fleet = await quick_fleet(TARGET_SPEC, [TINY, LOOKUP], profiles, Group("test"))
         return Served(fleet)
 
     served = loop.run(start())
@@ -232,9 +234,7 @@ def test_a_head_gets_features_between_processes_and_is_replaced_when_it_is_kille
 ) -> None:
     async def main() -> None:
         head = write_random_head(tmp_path)
-        fleet = await start_fleet(
-            TARGET_SPEC, [head], profiles, Group("heads"), LIMITS, measure_s=0.1
-        )
+        fleet = await quick_fleet(TARGET_SPEC, [head], profiles, Group("heads"))
         served = Served(fleet)
         reading = Reading(served, "killed-head")
         await reading.midway()
@@ -369,7 +369,7 @@ def test_a_verifier_that_hangs_is_replaced_by_what_was_started_before_it_was_giv
     loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
 ) -> None:
     async def main() -> None:
-        served = Served(await start_fleet(TARGET_SPEC, [LOOKUP], profiles, Group("hung"), LIMITS))
+        served = Served(await quick_fleet(TARGET_SPEC, [LOOKUP], profiles, Group("hung")))
         stopped = processes("hung", life=0)["verifier"]
         reading = Reading(served, "hung-verifier")
         await reading.midway()
@@ -415,7 +415,7 @@ def test_a_killed_rank_ends_all_ranks_and_the_standbys_take_their_places(
 
     async def main() -> None:
         target = replace(TARGET_SPEC, tensor_parallel=2, standby=True)
-        served = Served(await start_fleet(target, [LOOKUP], profiles, Group("ranks"), LIMITS))
+        served = Served(await quick_fleet(target, [LOOKUP], profiles, Group("ranks")))
         first = processes("ranks", life=0)
         await until(lambda: len(processes("ranks", life=1)) == 2)
         standby = processes("ranks", life=1)
@@ -440,7 +440,7 @@ def test_vllms_ranks_are_children_of_its_actor_and_serve_the_references_streams(
     async def main() -> None:
         eager = {"enforce_eager": True}  # without compilation it loads in a third of the time
         target = replace(TARGET_SPEC, backend="vllm", tensor_parallel=2, engine_args=eager)
-        fleet = await start_fleet(target, [LOOKUP], profiles, Group("vllm"), LIMITS, measure_s=0.1)
+        fleet = await quick_fleet(target, [LOOKUP], profiles, Group("vllm"))
         served = Served(fleet)
         reading = Reading(served, "vllm")
         streams = await reading.whole()
@@ -489,7 +489,7 @@ def test_the_error_of_a_model_is_raised_unchanged_and_no_actor_stays(
         inline = replace(TARGET_SPEC, placement="inline")
         alien = DrafterSpec("alien", checkpoint=tmp_path, placement="actor")
         with pytest.raises(IncompatibleDrafter, match="97 tokens, but the target has") as refused:
-            await start_fleet(inline, [alien], profiles, Group("bad"), LIMITS)
+            await quick_fleet(inline, [alien], profiles, Group("bad"))
         assert refused.value.field == "vocab_size"
         await until(lambda: not processes("bad"))
 

@@ -12,13 +12,13 @@ import pytest
 
 from actors.coordinator.events import Drafted, LaneDown, LaneJoined
 from actors.hosts.facts import Facts, drafter_key, target_key
-from actors.hosts.fleet import Fleet, start_fleet
+from actors.hosts.fleet import Fleet
 from actors.hosts.spawn import Actors, Group
 from actors.hosts.specs import DrafterSpec
 from cluster.zoo.paths import model_path
 from policies.request import LaneView
 from tests.actors.hosts.cluster import processes, until
-from tests.actors.hosts.test_fleet import LIMITS, LOOKUP, TARGET_SPEC, Reading, Served, plain
+from tests.actors.hosts.test_fleet import LOOKUP, TARGET_SPEC, Reading, Served, plain, quick_fleet
 
 __all__ = ["plain"]
 """A fixture."""
@@ -69,7 +69,7 @@ def earlier(loop: asyncio.Runner, drafter: DrafterSpec, profiles: Path) -> Earli
     inline = replace(drafter, placement="inline")
 
     async def load() -> Fleet:
-        fleet = await start_fleet(TARGET, [inline, LOOKUP], profiles, limits=LIMITS)
+        fleet = await quick_fleet(TARGET, [inline, LOOKUP], profiles)
         await fleet.close()
         return fleet
 
@@ -89,9 +89,7 @@ def test_streams_do_not_wait_for_known_drafters_which_draft_when_they_are_loaded
     async def main() -> None:
         MAY_LOAD.clear()
         group = SlowGroup("two")
-        fleet = await start_fleet(
-            TARGET, [drafter, LOOKUP], profiles, group, LIMITS, known=earlier.facts
-        )
+        fleet = await quick_fleet(TARGET, [drafter, LOOKUP], profiles, group, known=earlier.facts)
         served = Served(fleet)
         assert await Reading(served, "early").whole() == plain
         assert served.coordinator.lanes_down == ["tiny/0", "tiny/1"]
@@ -116,9 +114,7 @@ def test_a_known_drafter_with_other_settings_is_waited_for(
 ) -> None:
     async def main() -> None:
         changed = replace(drafter, instances=1, capacity=3)
-        fleet = await start_fleet(
-            TARGET, [changed], profiles, Group("three"), LIMITS, known=earlier.facts
-        )
+        fleet = await quick_fleet(TARGET, [changed], profiles, Group("three"), known=earlier.facts)
         assert not any(lane.loading for lane in fleet.lanes)
         assert set(processes("three")) == {"tiny"}
         await fleet.close()
@@ -136,9 +132,7 @@ def test_streams_go_on_without_a_known_drafter_whose_checkpoint_is_gone(
 ) -> None:
     async def main() -> None:
         assert drafter.checkpoint is not None
-        fleet = await start_fleet(
-            TARGET, [drafter], profiles, Group("four"), LIMITS, known=earlier.facts
-        )
+        fleet = await quick_fleet(TARGET, [drafter], profiles, Group("four"), known=earlier.facts)
         shutil.rmtree(drafter.checkpoint)
         served = Served(fleet)
         await until(lambda: "drafter tiny/1 cannot be loaded" in caplog.text)

@@ -219,7 +219,7 @@ def test_a_vocabulary_in_any_order_is_the_same(checkpoint: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        ("no d2t says which", {"d2t": None}),
+        ("no d2t names them", {"d2t": None}),
         ("d2t has 59 tokens", {"d2t": torch.zeros(59, dtype=torch.int64)}),
         ("twice, or beyond the 97", {"d2t": torch.full((COUNT,), 90)}),
         ("twice, or beyond the 97", {"d2t": -torch.arange(COUNT)}),

@@ -100,7 +100,7 @@ def test_a_costly_lane_s_share_is_what_no_free_one_has_proposed(
 
 
 def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> None:
-    """Of somebody new, that is. Else the long drafts make it look as if it often found one."""
+    """For a new request; otherwise the levels of long drafts would count as finds."""
     estimates = taught(("lookup", DraftTree.chain([1] * 5, [0.9] * 5)))
     for _ in range(300):
         for _ in range(4):

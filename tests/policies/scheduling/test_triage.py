@@ -1,4 +1,4 @@
-"""Triage: whom it holds back, whom it never does, and that nobody waits for ever."""
+"""Triage: which requests it holds back, which it never does, and that none waits for ever."""
 
 from collections.abc import Collection, Sequence
 
@@ -56,10 +56,10 @@ def test_those_that_waited_start_one_at_a_time() -> None:
     assert held(triage, running, [new("a"), new("b")]) == {"b"}
     assert held(triage, [*running, new("a")], [new("b")]) == {"b"}  # a has no token yet
     assert held(triage, [*running, decoding("a", 0.0)], [new("b")]) == set()
-    assert held(triage, running, [new("c"), new("d")]) == set()  # nobody waits any more
+    assert held(triage, running, [new("c"), new("d")]) == set()  # no request waits any more
 
 
-def test_without_running_requests_somebody_starts() -> None:
+def test_without_running_requests_one_starts() -> None:
     triage = Triage(0.1)
     held(triage, batch(late=4), [new("a"), new("b")])
     assert held(triage, [], [new("a"), new("b")]) == {"b"}

@@ -76,7 +76,7 @@ class StepEngine:
         self._core.model_executor.collective_rpc("replace_sampler")
         self._core.model_executor.collective_rpc("avoid_slow_row_counts")
         self._logprob_counts: dict[str, int] = {}
-        """The `logprobs` of each request that asks for them."""
+        """The `logprobs` of each request that has requested them."""
         self._failure = ""
         """The error of a failed step, after which no other may run."""
         self._probe()
