@@ -5,6 +5,7 @@ Queries, titles, units and legends are those of dashboards/*.json.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -27,6 +28,10 @@ _LONGEST_NAME = 12
 _LABEL = re.compile(r"{{\s*(\w+)\s*}}")
 _MARK = 0.07
 """Of a panel's height, for a bar that marks a time."""
+_LEGEND_ROW = 0.085
+"""Of a panel's height."""
+_FEW = 4
+"""As many curves leave room for their legend somewhere; that of more, or of areas, is above all."""
 _PAPER = "#ffffff"
 _UNITS = {"percentunit": "%", "reqps": "requests/s", "short": "", "none": ""}
 """How panels name Grafana's units."""
@@ -57,9 +62,10 @@ def draw_board(
     made, axes = figure(4.1 * columns, 2.25 * rows + 0.5, rows, columns)
     made.set_facecolor(_PAPER)
     colours = dict(zip(marks or {}, cycle(reversed(COLOURS)), strict=False))
+    named = defaultdict[str, str](cycle(COLOURS).__next__)
     band = _MARK * len(marks or {})
     for one, panel in zip(axes.flat, shown, strict=False):
-        _draw(server, panel, span, one, band)
+        _draw(server, panel, span, one, named, band)
         if moment is not None:
             one.axvline(moment - span[0], color=INK, lw=1, ls="--")
         for row, (mark, spans) in enumerate((marks or {}).items()):
@@ -76,8 +82,11 @@ def draw_board(
     save(made, path, dpi=80)
 
 
-def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any, band: float) -> None:
-    """`band`: the share of the height above all curves that marks need."""
+def _draw(
+    server: Prometheus, panel: Panel, span: Span, axes: Any, named: dict[str, str], band: float
+) -> None:
+    """`named`: the colours of curves that have the same in several panels. `band`: the share of
+    the height above all curves that marks need."""
     unit = _UNITS.get(panel.unit, panel.unit.removeprefix("suffix: "))
     lines = _lines(server, panel, span)
     axes.set_title(f"{panel.title} ({unit})" if unit else panel.title, fontsize=9)
@@ -86,27 +95,26 @@ def _draw(server: Prometheus, panel: Panel, span: Span, axes: Any, band: float) 
         axes.bar([one.name for one in lines], [one.values[-1] for one in lines], color=COLOURS[0])
         axes.grid(axis="x", visible=False)
         return
+    names = [one.name for one in lines]
+    colours = [named[name] for name in names] if panel.coloured_by_name else COLOURS
     top = max((value for one in lines for value in one.values), default=0.0)
     if panel.stacked and lines:
         times = sorted({at for one in lines for at in one.times_s})
         found = [dict(zip(one.times_s, one.values, strict=True)) for one in lines]
         stack = [[of.get(at, 0.0) for at in times] for of in found]
         top = max(map(sum, zip(*stack, strict=True)))
-        axes.stackplot(
-            times,
-            stack,
-            labels=[one.name for one in lines],
-            colors=COLOURS,
-            alpha=0.75,
-        )
+        axes.stackplot(times, stack, labels=names, colors=colours, alpha=0.75)
     else:
-        for one in lines:
-            axes.plot(*_with_gaps(one), label=one.name, lw=1.4)
-    axes.set_ylim(0, (1.2 * top if top > 0 else 1) / (1 - band))
+        for one, colour in zip(lines, colours, strict=False):
+            axes.plot(*_with_gaps(one), label=one.name, lw=1.4, color=colour)
+    columns = 2 if len(lines) > _FEW else 1
+    above = panel.stacked or columns > 1
+    room = 1 - band - (_LEGEND_ROW * math.ceil(len(lines) / columns) if above else 0.0)
+    axes.set_ylim(0, (1.2 * top if top > 0 else 1) / room)
     axes.set_xlim(0, span[1] - span[0])
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:.0f} s")
     if lines:
-        legend(axes, 2 if len(lines) > 4 else 1)
+        legend(axes, columns, "upper right" if above else "best")
         axes.get_legend().set_bbox_to_anchor((0, 0, 1, 1 - band), transform=axes.transAxes)
         for text in axes.get_legend().get_texts():
             text.set_fontsize(7)

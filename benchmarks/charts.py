@@ -54,5 +54,6 @@ def save(made: Figure, path: Path, **options: Any) -> None:
     made.savefig(path, metadata=metadata, **options)
 
 
-def legend(axes: Any, columns: int = 1) -> None:
-    axes.legend(fontsize=8.5, ncols=columns, handlelength=1.2, columnspacing=1)
+def legend(axes: Any, columns: int = 1, place: str = "best") -> None:
+    """`place`: matplotlib's, whose best one overlooks stacked areas."""
+    axes.legend(loc=place, fontsize=8.5, ncols=columns, handlelength=1.2, columnspacing=1)

@@ -91,7 +91,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
     """An answer in light and dark and on a phone, and a race."""
     with chromium() as browser:
         page = _open(browser, url, _DESKTOP)
-        _ask(page, _CODE, 150)
+        _ask(page, _CODE, 128)
         yield _picture(page, folder / "playground.png")
         page.emulate_media(color_scheme="dark")
         page.wait_for_timeout(_NEXT_NUMBERS_MS)

@@ -81,6 +81,9 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
     row, column = divmod(number, 24 // _WIDTH)
     custom = {"fillOpacity": 10, "stacking": {"mode": "normal" if panel.stacked else "none"}}
     bars = panel.kind == "bargauge"
+    by_name = panel.coloured_by_name
+    color = {"mode": "palette-classic-by-name" if by_name else "palette-classic"}
+    drawn = {} if bars else {"color": color, "custom": custom}
     return {
         "id": number + 1,
         "title": panel.title,
@@ -89,7 +92,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "datasource": _SOURCE,
         "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
         "fieldConfig": {
-            "defaults": {"unit": panel.unit, "min": 0, **({} if bars else {"custom": custom})},
+            "defaults": {"unit": panel.unit, "min": 0, **drawn},
             "overrides": [],
         },
         "targets": [

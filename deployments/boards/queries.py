@@ -19,6 +19,11 @@ class Panel(NamedTuple):
     stacked: bool = False
     kind: Literal["timeseries", "bargauge"] = "timeseries"
 
+    @property
+    def coloured_by_name(self) -> bool:
+        """Its curves are drafters or lanes, which have the same colour in all such panels."""
+        return all(query.legend in ("{{drafter}}", "{{host}}") for query in self.queries)
+
 
 def _summed(series: str, by: str, where: str, function: str = "rate") -> str:
     grouped = f" by ({by})" if by else ""

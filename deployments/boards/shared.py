@@ -17,12 +17,10 @@ _ATTAINMENT = ratio(rate("promises", "slo_class", 'kept="yes"'), rate("promises"
 _ACCEPTANCE = ratio(rate("accepted_tokens", "drafter"), rate("verified_tokens", "drafter"))
 GOODPUT = Panel(
     "Goodput",
-    "Output tokens committed per second.",
+    "Output tokens committed per second, by replica: the upper edge is the sum.",
     "suffix: tokens/s",
-    [
-        Query(rate("committed_tokens"), "all"),
-        Query(rate("committed_tokens", "replica"), "{{replica}}"),
-    ],
+    [Query(rate("committed_tokens", "replica"), "replica {{replica}}")],
+    stacked=True,
 )
 SPEED_UP = Panel(
     "Speed-up over plain decoding",
@@ -70,5 +68,5 @@ DOWN = Panel(
     "Drafters and verifiers that are down",
     "1 while it is down: its process has died or does not answer.",
     "short",
-    [Query(gauge("down", "replica, host", "max"), "{{replica}} {{host}}")],
+    [Query(gauge("down", "replica, host", "max"), "{{host}} of {{replica}}")],
 )

@@ -104,7 +104,7 @@ export class Answer {
   _end(reason, statistics) {
     this.close();
     this.statistics = statistics;
-    const { ttft_s: ttft, tpot_s: tpot, rounds } = statistics;
+    const { ttft_s: ttft, tpot_s: tpot, rounds, drafted, decision } = statistics;
     const count = this.tokens.length;
     const facts = [
       plural(count, "token"),
@@ -112,6 +112,7 @@ export class Answer {
       tpot ? `${Math.round(1 / tpot)} tokens per second` : null,
       `first after ${duration(ttft)}`,
       reason === "length" ? "cut off at max tokens (Settings)" : null,
+      drafted ? null : decision, // why nothing has a colour
     ];
     this._facts.textContent = facts.filter(Boolean).join(" · ");
   }

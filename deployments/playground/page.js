@@ -51,6 +51,7 @@ export function spelled(text) {
 export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 
 export function duration(seconds) {
+  if (seconds < 0.00005) return "< 0.1 ms";
   if (seconds < 0.0995) return `${(1000 * seconds).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
   return `${seconds.toFixed(2)} s`;
 }

@@ -143,6 +143,10 @@ def summary(change: Change) -> list[tuple[str, str]]:
     plain = change.rate("plain_seconds_total")
     slots = change.rate("slot_seconds_total")
     slots -= change.rate("slot_seconds_total", part="prompts")
+    speed_up = ratio(plain, slots)
+    probes = change.rates("probe_seconds_total", "by")
+    correction = ratio(probes.get("clock", 0.0), probes.get("model", 0.0))
+    measured = speed_up * correction if speed_up and correction else None
     kept = change.rate("promises_total", kept="yes")
     blocks = [change.gauge("kv_blocks", state=state) for state in KV_STATES]
     used = ratio(blocks[KV_STATES.index("used")], sum(blocks))
@@ -152,8 +156,9 @@ def summary(change: Change) -> list[tuple[str, str]]:
     failed = sum(rate for status, rate in statuses.items() if status.startswith("5"))
     return [
         ("goodput", f"{_number(change.rate('committed_tokens_total'))} tokens/s"),
-        ("speed-up", _times(ratio(plain, slots))),
-        ("SLO kept", _percent(ratio(kept, change.rate("promises_total")))),
+        ("speed-up", _times(speed_up)),
+        ("measured", _times(measured)),
+        ("SLO met", _percent(ratio(kept, change.rate("promises_total")))),
         ("running", _number(change.gauge("running"))),
         ("waiting", _number(change.gauge("waiting"))),
         ("TTFT p95", milliseconds(change.quantile("ttft_seconds", 0.95))),

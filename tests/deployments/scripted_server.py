@@ -18,6 +18,7 @@ from tests.deployments.http_server import http_server
 
 MODEL = "scripted"
 DRAFTER = "tiny"
+DECISION = "no drafts: none was expected to gain"
 
 
 @dataclass
@@ -65,6 +66,8 @@ def _events(rounds: Sequence[Sequence[str]]) -> Iterator[str]:
         last = number == len(rounds)
         if last:
             spindle |= {"ttft_s": 0.1, "tpot_s": 0.01, "rounds": number, "seed": 1, "replica": "r"}
+            spindle["drafted"] = sum(len(one) - 1 for one in rounds)
+            spindle["decision"] = DECISION
         choice = {
             "index": 0,
             "delta": {"content": "".join(tokens)},

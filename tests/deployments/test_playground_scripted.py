@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.browser import MISSING, chromium, chromium_path
 from tests.deployments.playground_page import PHONE, Visit, barriers, visiting
-from tests.deployments.scripted_server import DRAFTER, MODEL, Script, scripted
+from tests.deployments.scripted_server import DECISION, DRAFTER, MODEL, Script, scripted
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
@@ -183,6 +183,16 @@ def test_an_answer_of_1000_tokens_is_followed_and_can_be_walked_through(
     expect(page.locator(".token").first).to_be_in_viewport()
     page.locator(".legend li", has_text=DRAFTER).hover()
     assert page.locator(".token.stress").count() == 800
+
+
+def test_an_answer_without_a_coloured_token_says_why(visit: Visit, script: Script) -> None:
+    page = visit.page
+    ask(page)
+    await_end(page)
+    expect(page.locator(".facts")).not_to_contain_text(DECISION)
+    script.rounds = [["One"], [" by"], [" one"]]
+    ask(page)
+    expect(page.locator(".facts").last).to_contain_text(DECISION)
 
 
 def test_on_a_phone_a_long_answer_can_be_stopped_where_it_is_read(

@@ -36,7 +36,7 @@ CHAIN = flatten([DraftTree.chain([1, 2], [0.5, 0.5])])
 
 class Exporter:
     """A replica with two drafters: of each `round`, both tokens of `good`'s draft are accepted, and
-    none of `bad`'s."""
+    none of `bad`'s. A plain round takes twice what the cost model expects."""
 
     def __init__(self) -> None:
         drafters = {"good": "good", "bad": "bad"}
@@ -53,6 +53,9 @@ class Exporter:
             self._metrics.observe(
                 Verified(1.0, 0.01, 0.01, 9, 3, 0, (outcome,), drafts=drafts, plain_s=0.01)
             )
+
+        plain = RoundOutcome("request", None, 0, 0, 0, 1, 0.02, 0.02, 0.0)
+        self._metrics.observe(Verified(1.0, 0.02, 0.01, 1, 1, 0, (plain,), plain_s=0.01))
 
     def lose(self, lane: str) -> None:
         self._metrics.observe(LaneDown(0.0, lane, "killed"))
@@ -126,6 +129,8 @@ def test_the_screen_sorts_freezes_and_fits_a_narrow_window() -> None:
         assert first_words(lines, "good ", "bad ")[:2] == ["good", "bad"]
         [good] = [line for line in lines if line.startswith("good ") and "×" in line]
         assert good.split()[2:4] == ["100%", "1.50×"]
+        # 5 tokens in 60 ms.
+        assert "speed-up 0.83×  measured 1.67×" in " ".join(lines)
 
         terminal.press("r")
         lines = terminal.until("accepted/s▲")
