@@ -53,8 +53,8 @@ class RequestState:
     finish: Finish | None = None
     failed: bool = False
     """Ended by an error of its own (RequestFailed)."""
-    verifier_losses: int = 0
-    """Consecutive verifications of it in which the verifier was lost."""
+    suspect: bool = False
+    """A verifier was lost in a forward with it, and no other one has brought it a token since."""
     drafter_losses: int = 0
     """Consecutive drafts for it over which the drafter's process was lost."""
     failed_lanes: set[str] = field(default_factory=set)

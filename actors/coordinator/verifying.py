@@ -14,6 +14,7 @@ from actors.coordinator.microbatches import MicroBatchPlan
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
 from actors.coordinator.round_trace import round_trace
 from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.verifier_suspects import VerifierSuspects
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict, fast_new
 from engine.request import VERIFIER
@@ -21,10 +22,6 @@ from policies.flat_trees import Ints
 from policies.request import RoundOutcome
 
 _LOG = logging.getLogger("spindle")
-_SUSPECT_LOSSES = 2
-"""Consecutive losses of the verifier after which a request is verified alone."""
-_FATAL_LOSSES = 4
-"""Consecutive losses, the last ones alone, after which a request fails as their cause."""
 
 
 class Verifying:
@@ -53,8 +50,7 @@ class Verifying:
         self._drafters = drafters
         self._busy = False
         self._idle_since_s = 0.0
-        self._has_suspects = False
-        """Whether some running request may be suspected of the verifier's losses."""
+        self._suspects = VerifierSuspects()
 
     def start(
         self,
@@ -67,14 +63,12 @@ class Verifying:
         is ready, or the barrier is not reached."""
         if self._busy:
             return False
-        batch = _ready(running, micro_batches)
+        if any([request.suspect for request in running]):
+            batch = self._suspects.next_batch(running)
+        else:
+            batch = _ready(running, micro_batches)
         if not batch:
             return False
-        if self._has_suspects:
-            suspects = [request for request in running if _is_suspect(request)]
-            self._has_suspects = bool(suspects)
-            # One alone, so that a loss shows whether it is the cause.
-            batch = [request for request in batch if _is_suspect(request)][:1] or batch
         clock = asyncio.get_running_loop().time
         began = clock()
         most, speculation = self._limits.forward_tokens, policies.speculation
@@ -181,7 +175,6 @@ class Verifying:
                 request.fail()
             return None
         request.lacks_kv = False
-        request.verifier_losses = 0
         tokens, accepted, pending = answer.tokens, len(answer.accepted), answer.pending
         committed = len(served.committed.ids)
         served.known[VERIFIER] = committed + len(tokens)
@@ -196,6 +189,7 @@ class Verifying:
             self._features.keep(request, answer.features)
         if not tokens:
             return None
+        request.suspect = False
         commit = served.commit(tokens, answer.logprobs)
         gained = len(commit.token_ids)
         draft = request.draft
@@ -267,11 +261,7 @@ class Verifying:
         self._observe(VerifierUp(clock(), clock() - lost_s))
         for request in requests:
             request.stage = READY
-            request.verifier_losses += 1
-            self._has_suspects |= _is_suspect(request)
-        if len(requests) == 1 and requests[0].verifier_losses >= _FATAL_LOSSES:
-            _LOG.error("request %s fails as the cause of verifier losses", requests[0].name)
-            requests[0].fail()
+        self._suspects.lost(requests)
         self._busy = False
         self._changed()
 
@@ -304,7 +294,3 @@ def _ready(running: Sequence[RequestState], micro_batches: MicroBatchPlan) -> li
     incomplete = {request.cohort for request in running if request.stage in (READY, DRAFTING)}
     first = next((request.cohort for request in ready if request.cohort not in incomplete), None)
     return [request for request in ready if request.cohort == first]
-
-
-def _is_suspect(request: RequestState) -> bool:
-    return request.verifier_losses >= _SUSPECT_LOSSES

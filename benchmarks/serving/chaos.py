@@ -11,8 +11,9 @@ chaos/FAULT/identical_share (excused near-ties included), chaos/FAULT/excused_sh
 chaos/FAULT/recovery_s (the longest pause of a stream that was unfinished at the fault).
 
 `poison_2` and `poison_1`: requests that raise inside the system or kill drafters, thrown in among
-the streams of two replicas and of one (benchmarks/serving/poison.py; native backend). Names:
-chaos/poison_N/identical_share, answered_s, pause_s, drafters_lost.
+the streams of two replicas and of one; `poison_verifier`: a request that kills verifiers, thrown in
+among those of one (benchmarks/serving/poison.py; native backend). Names: chaos/poison_N/
+identical_share, answered_s, pause_s, verifiers_lost, drafters_lost.
 
 Exits with 1 when a stream was lost or differed, or a poisoned request did harm.
 """
@@ -30,7 +31,7 @@ from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import App, running, wait_until
 from benchmarks.serving.faults import FAULTS, HANGS, NODE_CPUS, Fault, Setting
-from benchmarks.serving.poison import build_poisoned, drill
+from benchmarks.serving.poison import RAISING, VERIFIER_PROCESS, build_poisoned, drill
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
@@ -46,8 +47,12 @@ STREAM_S = 180.0
 RECOVERY_S = 120.0
 
 
-POISON = {"poison_2": 2, "poison_1": 1}
-"""Drills with poisoned requests, and how many replicas each has."""
+POISON = {
+    "poison_2": (2, RAISING),
+    "poison_1": (1, RAISING),
+    "poison_verifier": (1, (VERIFIER_PROCESS,)),
+}
+"""Drills with poisoned requests: how many replicas each has, and their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def main() -> None:
     drills = POISON if native else {}
     wanted = options.faults or [*(fault.name for fault in possible), *drills]
     if {*wanted} - {*(fault.name for fault in possible), *drills}:
-        arguments.error("--faults tp_rank, poison_2, poison_1: not with --backend vllm")
+        arguments.error("--faults tp_rank, only_replica, poison_*: not with --backend vllm")
     bodies = request_bodies(options.streams)
     identity = StreamIdentity()
     outcomes: dict[str, list[Outcome]] = {}
@@ -89,14 +94,14 @@ def main() -> None:
                 )
     records = [record for fault, rounds in outcomes.items() for record in report(fault, rounds)]
     lost = any(o.identical < o.streams for rounds in outcomes.values() for o in rounds)
-    for name, replicas in drills.items():
+    for name, (replicas, kinds) in drills.items():
         if name in wanted:
             setting = Setting(1, options.backend, replicas)
             with running(setting.args(), PORT, replicas, NODE_CPUS, build_poisoned) as app:
                 expected = asyncio.run(run_undisturbed(app, setting, bodies))
-                drilled = asyncio.run(drill(app, bodies, expected, identity))
+                drilled = asyncio.run(drill(app, bodies, expected, identity, kinds))
             print(f"{setting}, poisoned requests: {drilled}", flush=True)
-            records += drilled.records(replicas)
+            records += drilled.records(name)
             lost |= not drilled.passed
     publish(records, options.json)
     end_after_ray(1 if lost else 0)

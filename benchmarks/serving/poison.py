@@ -2,9 +2,9 @@
 
 The application of `build_poisoned` is the product's but for subclasses of its hosts, its replica
 and its ingress, which inject a fault where they meet a request with one of SEEDS (in the tokenizer:
-with a prompt that begins with TEXT). `drill` throws one request of each kind among streams: these
-must be identical to undisturbed ones, the poisoned ones be answered at once, and no replica or
-verifier be restarted.
+with a prompt that begins with TEXT). `drill` throws one request of each given kind among streams:
+these must be identical to undisturbed ones, the poisoned ones be answered at once, and no replica
+or verifier be restarted, but for the two verifiers that a request which kills them may cost.
 """
 
 import asyncio
@@ -36,19 +36,26 @@ from engine.sampling.sampler import Row, choose
 from engine.verifiers import native
 from policies.protocols import StepRule
 
+TOKENIZER = "tokenizer"
+VERIFIER_PROCESS = "verifier_process"
+RAISING = ("sampler", "attention", "drafter", "drafter_process", TOKENIZER)
+"""What the fault is injected into. `drafter_process` kills the drafter's process; none of these may
+cost a verifier."""
 SEEDS = {
     kind: 6_660_000 + number
-    for number, kind in enumerate(("sampler", "attention", "drafter", "drafter_process"))
+    for number, kind in enumerate(
+        ("sampler", "attention", "drafter", "drafter_process", VERIFIER_PROCESS)
+    )
 }
-"""By what the fault is injected into; the last one kills the drafter's process."""
-TOKENIZER = "tokenizer"
 TEXT = "poison"
-FAILING = ("sampler", "attention", TOKENIZER)
+FAILING = ("sampler", "attention", TOKENIZER, VERIFIER_PROCESS)
 """Requests of these kinds are answered with an error; the others only draft less."""
 ANSWER_S = 5.0
-"""The longest time until the answer to a request that fails."""
+"""The longest time until the answer to a request that fails without ending a process."""
+MOST_VERIFIERS = 2
+"""The most verifiers that may be lost over one (actors/coordinator/verifier_suspects.py)."""
 MOST_DRAFTERS = 3
-"""The most drafters that may be lost over one request (actors/coordinator/drafter_suspects.py)."""
+"""The most drafters that may be lost over one (actors/coordinator/drafter_suspects.py)."""
 _STREAM_S = 180.0
 _BACK_S = 120.0
 _FROM_SHARE = 0.25
@@ -94,6 +101,8 @@ class PoisonedVerifier(VerifierWorker):
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         self._kinds.note(orders)
+        if VERIFIER_PROCESS in self._kinds.among(order.prefix.request for order in orders):
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().verify(orders)
 
 
@@ -178,26 +187,29 @@ class DrillOutcome:
     """Until the error of a request that fails, by its kind."""
     wrong: Mapping[str, str]
     """Poisoned requests that were not answered as they must be, and their answers."""
-    restarted: Sequence[str]
-    """Replicas and verifiers that are gone."""
+    replicas_lost: Sequence[str]
+    verifiers_lost: int
     drafters_lost: int
 
     @property
     def passed(self) -> bool:
+        killed = VERIFIER_PROCESS in self.answered_s
         return (
             self.identical == self.streams
             and not self.wrong
-            and not self.restarted
+            and not self.replicas_lost
+            and self.verifiers_lost <= MOST_VERIFIERS * killed
             and self.drafters_lost <= MOST_DRAFTERS
-            and max(self.answered_s.values()) <= ANSWER_S
+            and (killed or max(self.answered_s.values()) <= ANSWER_S)
         )
 
-    def records(self, replicas: int) -> list[Record]:
-        name = f"chaos/poison_{replicas}"
+    def records(self, drill: str) -> list[Record]:
+        name = f"chaos/{drill}"
         return [
             Record(f"{name}/identical_share", self.identical / self.streams, "share"),
             Record(f"{name}/answered_s", max(self.answered_s.values()), "s"),
             Record(f"{name}/pause_s", self.pause_s, "s"),
+            Record(f"{name}/verifiers_lost", float(self.verifiers_lost), "verifiers"),
             Record(f"{name}/drafters_lost", float(self.drafters_lost), "drafters"),
         ]
 
@@ -207,15 +219,16 @@ async def drill(
     bodies: Sequence[Mapping[str, Any]],
     expected: Sequence[ReceivedStream],
     identity: StreamIdentity,
+    kinds: Sequence[str],
 ) -> DrillOutcome:
     """`expected`: the undisturbed streams of the bodies."""
     clock = asyncio.get_running_loop().time
-    poisoned = {kind: {**bodies[0], "seed": seed} for kind, seed in SEEDS.items()}
-    poisoned[TOKENIZER] = {**bodies[0], "prompt": f"{TEXT} in the tokenizer"}
-    harmless = [kind for kind in poisoned if kind not in FAILING]
+    poisoned = {kind: _poisoned(bodies[0], kind) for kind in kinds}
+    failing = [kind for kind in kinds if kind in FAILING]
+    continuing = [kind for kind in kinds if kind not in FAILING]
     # Without drafters there is no fault in them.
-    plain = [{**poisoned[kind], "speculation": "off"} for kind in harmless]
-    expected_of = dict(zip(harmless, await read_all(app.url, plain, _STREAM_S), strict=True))
+    plain = [{**poisoned[kind], "speculation": "off"} for kind in continuing]
+    expected_of = dict(zip(continuing, await read_all(app.url, plain, _STREAM_S), strict=True))
     before = _processes(app)
     send_at = _FROM_SHARE * sum(len(stream.token_ids) for stream in expected)
     due = asyncio.Event()
@@ -239,25 +252,32 @@ async def drill(
         identity(body, undisturbed, stream)
         for body, undisturbed, stream in zip(bodies, expected, streams, strict=True)
     ]
-    right = {kind: "failed inside the server" in (answers[kind][0].error or "") for kind in FAILING}
-    for kind in harmless:
+    right = {kind: "failed inside the server" in (answers[kind][0].error or "") for kind in failing}
+    for kind in continuing:
         right[kind] = identity(poisoned[kind], expected_of[kind], answers[kind][0]) is not None
-    await wait_until(lambda: len(_processes(app)) == len(before), _BACK_S, "lost drafters are back")
+    await wait_until(lambda: len(_processes(app)) == len(before), _BACK_S, "lost hosts are back")
     after = _processes(app)
     return DrillOutcome(
         streams=len(streams),
         identical=sum(verdict is not None for verdict in verdicts),
         excused=sum(verdict is True for verdict in verdicts),
         pause_s=max(stream.longest_pause_s(sent_s) for stream in streams),
-        answered_s={kind: answers[kind][1] for kind in FAILING},
+        answered_s={kind: answers[kind][1] for kind in failing},
         wrong={
             kind: stream.error or stream.text
             for kind, (stream, _) in answers.items()
             if not right[kind]
         },
-        restarted=sorted(_lasting(before) - _lasting(after)),
-        drafters_lost=_drafter_lives(after) - _drafter_lives(before),
+        replicas_lost=sorted(_replicas(before) - _replicas(after)),
+        verifiers_lost=_lives(after, verifiers=True) - _lives(before, verifiers=True),
+        drafters_lost=_lives(after, verifiers=False) - _lives(before, verifiers=False),
     )
+
+
+def _poisoned(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    if kind == TOKENIZER:
+        return {**body, "prompt": f"{TEXT} in the tokenizer"}
+    return {**body, "seed": SEEDS[kind]}
 
 
 def _processes(app: App) -> dict[str, int]:
@@ -269,12 +289,12 @@ def _processes(app: App) -> dict[str, int]:
     }
 
 
-def _lasting(processes: Mapping[str, int]) -> set[str]:
-    """What no request may end: replicas and verifiers."""
-    return {name for name in processes if "SERVE_REPLICA" in name or ":verifier" in name}
+def _replicas(processes: Mapping[str, int]) -> set[str]:
+    return {name for name in processes if "SERVE_REPLICA" in name}
 
 
-def _drafter_lives(processes: Mapping[str, int]) -> int:
-    """How often the living drafters were restarted (docs/hosts.md, names of actors)."""
-    drafters = processes.keys() - _lasting(processes)
-    return sum(int(name.rsplit(":", 1)[1]) for name in drafters)
+def _lives(processes: Mapping[str, int], verifiers: bool) -> int:
+    """How often the living verifiers, or drafters, were restarted (docs/hosts.md, names of
+    actors)."""
+    hosts = processes.keys() - _replicas(processes)
+    return sum(int(name.rsplit(":", 1)[1]) for name in hosts if (":verifier" in name) is verifiers)

@@ -23,7 +23,15 @@ from benchmarks.serving.chaos import (
     run_undisturbed,
 )
 from benchmarks.serving.faults import FAULTS, NODE_CPUS, Setting
-from benchmarks.serving.poison import MOST_DRAFTERS, DrillOutcome, build_poisoned, drill
+from benchmarks.serving.poison import (
+    MOST_DRAFTERS,
+    MOST_VERIFIERS,
+    RAISING,
+    VERIFIER_PROCESS,
+    DrillOutcome,
+    build_poisoned,
+    drill,
+)
 from benchmarks.serving.stream_identity import StreamIdentity
 from tests.deployments.serving import end_cluster
 
@@ -36,7 +44,8 @@ LOST_NODES = {"RAY_health_check_period_ms": "1000"}
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     faults: Mapping[str, Outcome]
-    poison: DrillOutcome
+    raising: DrillOutcome
+    killing: DrillOutcome
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +59,12 @@ def outcomes() -> Outcomes:
         running(SETTING.args(), PORT, SETTING.replicas, NODE_CPUS, build_poisoned) as app,
     ):
         expected = asyncio.run(run_undisturbed(app, SETTING, bodies))
-        poison = asyncio.run(drill(app, bodies, expected, identity))
+        raising, killing = (
+            asyncio.run(drill(app, bodies, expected, identity, kinds))
+            for kinds in (RAISING, (VERIFIER_PROCESS,))
+        )
         rounds = asyncio.run(run_rounds(app, SETTING, faults, 1, bodies, expected, identity))
-    return Outcomes({name: outcome for name, (outcome,) in rounds.items()}, poison)
+    return Outcomes({name: outcome for name, (outcome,) in rounds.items()}, raising, killing)
 
 
 @pytest.mark.parametrize("fault", OF_SETTING)
@@ -62,8 +74,17 @@ def test_every_stream_ends_complete_and_identical(outcomes: Outcomes, fault: str
 
 
 def test_requests_that_raise_inside_or_kill_drafters_harm_no_other(outcomes: Outcomes) -> None:
-    poison = outcomes.poison
-    assert poison.identical == poison.streams == STREAMS
-    assert not poison.wrong, "an error for those that fail, a whole stream for those that need not"
-    assert not poison.restarted
-    assert 1 <= poison.drafters_lost <= MOST_DRAFTERS
+    raising = outcomes.raising
+    assert raising.identical == raising.streams == STREAMS
+    assert not raising.wrong, "an error for those that fail, a whole stream for those that need not"
+    assert not raising.replicas_lost
+    assert not raising.verifiers_lost
+    assert 1 <= raising.drafters_lost <= MOST_DRAFTERS
+
+
+def test_a_request_that_kills_verifiers_is_given_up_with_the_second(outcomes: Outcomes) -> None:
+    killing = outcomes.killing
+    assert killing.identical == killing.streams == STREAMS
+    assert not killing.wrong
+    assert not killing.replicas_lost
+    assert killing.verifiers_lost == MOST_VERIFIERS

@@ -74,6 +74,11 @@ class PacedDrafter:
 
 
 class PacedVerifier:
+    """Loses its state and raises HostLost in the calls whose numbers `lost` accepts, and in those
+    that would bring the request `killer` a token."""
+
+    killer: str | None = None
+
     def __init__(
         self, make: Callable[[], Verifier], seconds: float = 0.01, lost: Lost = never
     ) -> None:
@@ -83,6 +88,8 @@ class PacedVerifier:
         self._lost = lost
         self.calls = 0
         self.batches: list[list[str]] = []
+        self.brought: list[set[str]] = []
+        """The requests to which each call has brought a token."""
 
     @property
     def limits(self) -> TargetLimits:
@@ -100,9 +107,13 @@ class PacedVerifier:
         self.calls += 1
         self.batches.append([order.prefix.request for order in orders])
         await asyncio.sleep(self._seconds)
-        if self._lost(self.calls):
+        answers = self.verifier.verify(orders)
+        brought = {one.request for one in answers if isinstance(one, Verdict) and one.tokens}
+        lost = self._lost(self.calls) or self.killer in brought
+        self.brought.append(set() if lost else brought)
+        if lost:
             raise HostLost("the verifier is gone")
-        return self.verifier.verify(orders)
+        return answers
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         return self.verifier.score(prompt, token_ids)

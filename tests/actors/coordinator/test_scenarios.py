@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.coordinator.stream import Cancelled, Overloaded, Stream
+from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stream
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.clock import VirtualTimeLoop
 from benchmarks.simulator.device import Faults
@@ -62,6 +62,7 @@ class Reader:
     tokens: list[int] = field(default_factory=list)
     cancelled: bool = False
     stalled: bool = False
+    failed: bool = False
     done: bool = False
 
     async def run(self) -> None:
@@ -72,6 +73,8 @@ class Reader:
                 await self.reads.wait()
         except Cancelled:
             assert self.cancelled or self.stalled
+        except RequestFailed:
+            self.failed = True
         self.done = True
 
 
@@ -92,6 +95,7 @@ class Scenarios(RuleBasedStateMachine):
         swaps: bool,
     ) -> None:
         self.loop = VirtualTimeLoop()
+        self.verifier_deaths = len(verifier_dies)
         self.target = Target(OUTPUTS)
         self.readers: dict[str, Reader] = {}
         self.tasks: list[asyncio.Task[None]] = []
@@ -254,8 +258,11 @@ class Scenarios(RuleBasedStateMachine):
             expected = self.target.output(name, reader.seed)[: reader.max_tokens]
             assert reader.done, f"{name} hangs"
             assert reader.tokens == expected[: len(reader.tokens)]
-            if not (reader.cancelled or reader.stalled):
+            if not (reader.cancelled or reader.stalled or reader.failed):
                 assert reader.tokens == expected
+        # Only who was alone aboard a second loss is taken for its cause.
+        failed = sum(reader.failed for reader in self.readers.values())
+        assert failed <= max(0, self.verifier_deaths - 1)
         assert self.verifier.used_blocks == 0
         assert self.coordinator.alive
         self.loop.run_until_complete(self.coordinator.close())

@@ -1,9 +1,11 @@
 """What clients that we did not write send, replayed over HTTP: their packages contradict our pins.
 
 The bodies in recorded_clients.json are those of LiteLLM 1.110.2, instructor 1.17.0,
-langchain-openai 1.7.4 and pydantic-ai 2.38.0 (openai 3.3.0 below them) in the scenarios of
-test_other_clients.py, each of which they completed against the same server. instructor wants rich
-below 15 and jiter below 0.15, LiteLLM a later certifi than the one of the serving layer.
+langchain-openai 1.7.4 and pydantic-ai 2.38.0 (openai 3.3.0 below them), openai-agents 0.24.0,
+haystack-ai 3.4.1, smolagents 1.26.0 and aisuite 0.2.0 (openai 3.57.0), llama-index-llms-openai-like
+0.8.1 (openai 2.54.0), and Vercel's `ai` 6.0.326, in scenarios like those of test_other_clients.py,
+each of which they completed against the same server. instructor wants rich below 15 and jiter below
+0.15, LiteLLM a later certifi than the one of the serving layer.
 """
 
 import asyncio
@@ -56,10 +58,13 @@ def spoken(body: dict[str, Any]) -> tuple[str, tuple[str, str]]:
     or nothing and a text."""
     if isinstance(choice := body.get("tool_choice"), dict):
         return PARIS[1], (choice["function"]["name"], PARIS[1])
-    if "response_format" in body:
+    if "response_format" in body or "text" in body:
         return PARIS[1], ("", PARIS[1])
+    if choice == "required":
+        calls = [{"name": PARIS[0], "parameters": json.loads(PARIS[1])}]
+        return json.dumps(calls), PARIS
     has_result = "Sunny in Paris" in json.dumps(body)
-    return (SUNNY, ("", SUNNY)) if has_result or "tools" not in body else (CALLS[0][1], PARIS)
+    return (SUNNY, ("", SUNNY)) if has_result or not body.get("tools") else (CALLS[0][1], PARIS)
 
 
 def answered(path: str, body: dict[str, Any], response: httpx.Response) -> tuple[str, str]:
