@@ -1,7 +1,7 @@
 """Compares Spindle with vLLM and transformers on a real model and real prompts.
 
-`python -m benchmarks.real --data DIR [--head DIR] [--clients 1 4 16] [--smoke] [--json FILE]`, or
-`--engine [--drafter DIR]` for drafters alone.
+`python -m benchmarks.real --data DIR [--head DIR ...] [--clients 1 4 16] [--smoke] [--json FILE]`,
+or `--engine [--drafter DIR]` for drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
 no model here was trained on; half of the requests greedy, half at temperature 1. As in
@@ -21,7 +21,9 @@ Spindle).
 
 `--engine`: greedy drafts of each of `--depths` through engine.generate in this process; names
 real/engine/DRAFTER/kDEPTH/tokens_per_forward (of one request, without its first), .../draft_cpu_ms,
-.../accepted/POSITION (of the tokens proposed at it), .../CATEGORY/...
+.../accepted/POSITION (of the tokens proposed at it), .../CATEGORY/...; heads after the first are
+eagle3:FOLDER; real/engine/in_hindsight/...: each request by the drafter that was best for it
+(`reference`: all by the one that was best for all).
 """
 
 import argparse
@@ -64,11 +66,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     own = parser(__doc__)
     own.add_argument("--model", default=SMOLLM2, help="as target.model in a config")
     own.add_argument("--data", type=Path, default=Path("../shared/data"))
-    own.add_argument("--head", type=Path, help="a head of the model, in speculators' format")
+    own.add_argument(
+        "--head",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="heads of the model, in speculators' format; served contenders take the first",
+    )
     own.add_argument("--drafter", type=Path, help="of --engine: a small model, as contender model")
     own.add_argument("--dtype", choices=get_args(Dtype), default="float32", help="of the model")
     own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
-    own.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *DRAFTERS))
+    own.add_argument("--contenders", nargs="+", help=f"of {', '.join((*CONTENDERS, *DRAFTERS))}")
     own.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     own.add_argument(
         "--requests", type=int, default=16, help="in a round, at least 2 a client; or in all"
@@ -85,21 +93,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.rounds, options.final_rounds = 1, 0
     if options.contenders is None:
         chosen = SMOKE if options.smoke else CONTENDERS
-        chosen = DRAFTERS if options.engine else chosen
+        chosen = (*DRAFTERS, *_more_heads(options)) if options.engine else chosen
         options.contenders = [
             name
             for name in chosen
             if (options.head or HEAD not in name) and (options.drafter or name != MODEL)
         ]
-    known = DRAFTERS if options.engine else CONTENDERS
+    known = (*DRAFTERS, *_more_heads(options)) if options.engine else CONTENDERS
     for name in options.contenders:
         if name not in known:
             own.error(f"--contenders: {name} is no contender here; there are {', '.join(known)}")
-        if HEAD in name and options.head is None:
+        if HEAD in name and not options.head:
             own.error(f"--contenders: {name} needs --head DIR")
         if name == MODEL and options.drafter is None:
             own.error(f"--contenders: {name} needs --drafter DIR")
     return options
+
+
+def _more_heads(options: argparse.Namespace) -> dict[str, Path]:
+    """The heads after the first, which is named by its kind alone."""
+    return {f"{HEAD}:{head.name}": head for head in options.head[1:]}
 
 
 def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record]:
@@ -108,14 +121,14 @@ def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record
         checkpoint,
         prompts[: options.requests],
         options.contenders,
-        {HEAD: options.head, MODEL: options.drafter},
+        {HEAD: next(iter(options.head), None), MODEL: options.drafter, **_more_heads(options)},
         options.depths,
         options.max_tokens,
     )
 
 
 def served_records(options: argparse.Namespace, checkpoint: Path, scratch: Path) -> list[Record]:
-    head = options.head
+    head = next(iter(options.head), None)
     vllm_head = None if head is None else whole_head(head, checkpoint, scratch)
     made = servers(options.model, checkpoint, head, vllm_head, options.dtype)
     others = {name: made[name] for name in options.contenders}

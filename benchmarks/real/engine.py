@@ -33,6 +33,7 @@ HEAD = "eagle3"
 MODEL = "model"
 DRAFTERS = ("ngram", "suffix", HEAD, MODEL)
 """By their kinds."""
+HINDSIGHT = "in_hindsight"
 _KV_TOKENS = 24_576
 _BATCH = 8
 """Requests in a forward: a round of each counts as one forward, whatever others are in it."""
@@ -47,6 +48,24 @@ class Tally:
     proposed: dict[int, int] = field(default_factory=dict)
     """By position, from 1, how often a token was proposed there."""
     accepted: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_all(cls, tallies: Iterable["Tally"]) -> "Tally":
+        together = cls()
+        for tally in tallies:
+            together.tokens += tally.tokens
+            together.rounds += tally.rounds
+            for mine, theirs in (
+                (together.proposed, tally.proposed),
+                (together.accepted, tally.accepted),
+            ):
+                for position, count in theirs.items():
+                    mine[position] = mine.get(position, 0) + count
+        return together
+
+    @property
+    def per_forward(self) -> float:
+        return self.tokens / max(1, self.rounds)
 
     def add(self, tokens: int, drafted: int) -> None:
         self.tokens += tokens
@@ -96,14 +115,40 @@ def measure_drafters(
     """Records of each drafter at each depth, over the same requests. `models`: the checkpoints of
     those that have one."""
     model = PackedModel.load(checkpoint, dtype=torch.float32, device="cpu", kv_tokens=_KV_TOKENS)
+    categories = [request.domain for request in requests]
     records = []
-    for name in drafters:
-        for depth in depths:
+    for depth in depths:
+        of_each: list[Sequence[Tally]] = []
+        for name in drafters:
             drafter = WatchedDrafter(_drafter(name, models, checkpoint, model.vocab_size))
-            tallies = _tallies(model, requests, drafter, depth, max_tokens)
-            of_drafter = _report(f"real/engine/{name}/k{depth}", tallies, drafter.cpu_s)
+            of_each.append(_tallies(model, requests, drafter, depth, max_tokens))
+            of_drafter = _report(
+                f"real/engine/{name}/k{depth}", categories, of_each[-1], drafter.cpu_s
+            )
             print(f"{of_drafter[0].name} {of_drafter[0].value:.3f}", flush=True)
             records += of_drafter
+        records += _in_hindsight(f"real/engine/{HINDSIGHT}/k{depth}", categories, of_each)
+    return records
+
+
+def _in_hindsight(
+    name: str, categories: Sequence[str], of_each: Sequence[Sequence[Tally]]
+) -> list[Record]:
+    """What a choice of drafters can gain: each request by the one that was best for it, over all
+    by the one that was best for all."""
+    chosen = [
+        max(tallies, key=lambda tally: tally.per_forward) for tallies in zip(*of_each, strict=True)
+    ]
+    fixed = max(of_each, key=lambda tallies: Tally.of_all(tallies).per_forward)
+    records = []
+    for category in (None, *dict.fromkeys(categories)):
+        places = [place for place, one in enumerate(categories) if category in (None, one)]
+        best, best_fixed = (
+            Tally.of_all(tallies[place] for place in places).per_forward
+            for tallies in (chosen, fixed)
+        )
+        where = name if category is None else f"{name}/{category}"
+        records.append(Record.over(best_fixed, f"{where}/tokens_per_forward", best, "tokens"))
     return records
 
 
@@ -113,7 +158,8 @@ def _drafter(
     """A new one: a lookup must not find the answers of the run before."""
     if name not in models:
         return NgramDrafter() if name == "ngram" else SuffixDrafter()
-    loaded: LoadedDrafter = drafter_kind(name).maker()(
+    kind = HEAD if name.startswith(HEAD) else name
+    loaded: LoadedDrafter = drafter_kind(kind).maker()(
         name,
         models[name],
         dtype=torch.float32,
@@ -131,9 +177,9 @@ def _tallies(
     drafter: WatchedDrafter,
     depth: int,
     max_tokens: int,
-) -> Mapping[str, Tally]:
-    """By category."""
-    tallies: dict[str, Tally] = {}
+) -> list[Tally]:
+    """Of each request."""
+    tallies = [Tally() for _ in requests]
     for commit in generate(
         NativeVerifier(model),
         [request.prompt for request in requests],
@@ -146,35 +192,29 @@ def _tallies(
             raise SpindleError(f"prompt {commit.request} was refused: {commit.error}")
         drafted = drafter.depths.pop(commit.request, 0)
         if commit.first_index:
-            tally = tallies.setdefault(requests[int(commit.request)].domain, Tally())
-            tally.add(len(commit.token_ids), drafted)
+            tallies[int(commit.request)].add(len(commit.token_ids), drafted)
     return tallies
 
 
-def _report(name: str, tallies: Mapping[str, Tally], cpu_s: float) -> list[Record]:
-    together = Tally()
-    for tally in tallies.values():
-        together.tokens += tally.tokens
-        together.rounds += tally.rounds
-        for position, count in tally.proposed.items():
-            together.proposed[position] = together.proposed.get(position, 0) + count
-            got = together.accepted.get(position, 0) + tally.accepted[position]
-            together.accepted[position] = got
+def _report(
+    name: str, categories: Sequence[str], tallies: Sequence[Tally], cpu_s: float
+) -> list[Record]:
+    together = Tally.of_all(tallies)
     records = [
-        Record(f"{name}/tokens_per_forward", together.tokens / together.rounds, "tokens"),
+        Record(f"{name}/tokens_per_forward", together.per_forward, "tokens"),
         Record(f"{name}/draft_cpu_ms", 1000 * cpu_s / together.rounds, "ms per request and round"),
     ]
     records += [
         Record(f"{name}/accepted/{position}", together.accepted[position] / count, "share")
         for position, count in sorted(together.proposed.items())
     ]
-    for category, tally in tallies.items():
+    for category in dict.fromkeys(categories):
+        tally = Tally.of_all(
+            one for one, of in zip(tallies, categories, strict=True) if of == category
+        )
+        accepted, proposed = sum(tally.accepted.values()), sum(tally.proposed.values())
         records += [
-            Record(f"{name}/{category}/tokens_per_forward", tally.tokens / tally.rounds, "tokens"),
-            Record(
-                f"{name}/{category}/accepted",
-                sum(tally.accepted.values()) / max(1, sum(tally.proposed.values())),
-                "share",
-            ),
+            Record(f"{name}/{category}/tokens_per_forward", tally.per_forward, "tokens"),
+            Record(f"{name}/{category}/accepted", accepted / max(1, proposed), "share"),
         ]
     return records

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -80,17 +81,20 @@ def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixtur
 
 def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
     file = tmp_path / "records.json"
-    chosen = ["--model", MODEL, "--data", str(data), "--head", str(head), "--json", str(file)]
-    chosen += ["--drafter", str(model_path("tiny"))]
+    other = tmp_path / "other"
+    copytree(head, other)
+    chosen = ["--model", MODEL, "--data", str(data), "--json", str(file)]
+    chosen += ["--head", str(head), str(other), "--drafter", str(model_path("tiny"))]
     main(["--engine", *chosen, "--depths", "3", "--requests", "8", "--max-tokens", "24"])
     values = {record["name"]: record["value"] for record in json.loads(file.read_text())}
-    for drafter in ("ngram", "suffix", "eagle3", "model"):
+    for drafter in ("ngram", "suffix", "eagle3", "eagle3:other", "model"):
         name = f"real/engine/{drafter}/k3"
         per_forward = values[f"{name}/tokens_per_forward"]
         assert 1 <= per_forward <= 4
         assert (per_forward > 1) == (values[f"{name}/accepted/1"] > 0)
         assert values[f"{name}/draft_cpu_ms"] > 0
         assert f"{name}/gsm8k/tokens_per_forward" in values
+        assert values["real/engine/in_hindsight/k3/tokens_per_forward"] >= per_forward
     assert values["real/engine/suffix/k3/tokens_per_forward"] > 1
 
 
