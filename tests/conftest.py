@@ -11,9 +11,8 @@ from benchmarks.processes import end_after_ray
 DEPLOYMENTS = "tests/deployments/"
 TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
 """Folders whose modules share one Ray cluster."""
-NO_CLUSTER = "tests/deployments/ingress/"
-OWN_CLUSTER = ("tests/deployments/test_faults.py", "tests/deployments/test_app.py")
-"""Of the deployments, modules that start a cluster of their own."""
+NO_CLUSTER, OWN_CLUSTER = "tests/deployments/ingress/", "tests/deployments/test_faults.py"
+"""Of the deployments, the first needs no cluster, the second starts one of its own."""
 FRESH = "tests/deployments/test_metrics.py"
 """The first of the deployments, since it needs a fresh cluster."""
 _STATUS = pytest.StashKey[int]()
@@ -28,7 +27,7 @@ class ClustersTogether(LoadScopeScheduling):
 
 
 def _folder(nodeid: str) -> str | None:
-    if nodeid.startswith((NO_CLUSTER, *OWN_CLUSTER)):
+    if nodeid.startswith((NO_CLUSTER, OWN_CLUSTER)):
         return None
     return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
@@ -42,8 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def place(item: pytest.Item) -> tuple[bool, bool, bool]:
         deployed = _folder(item.nodeid) == DEPLOYMENTS
-        own_cluster = item.nodeid.startswith(OWN_CLUSTER)
-        return not deployed, not own_cluster, not item.nodeid.startswith((FRESH, OWN_CLUSTER[0]))
+        own_cluster, fresh = item.nodeid.startswith(OWN_CLUSTER), item.nodeid.startswith(FRESH)
+        return not deployed, not own_cluster, not fresh
 
     if hasattr(config, "workerinput"):  # of xdist
         items.sort(key=place)
