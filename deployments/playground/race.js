@@ -95,6 +95,7 @@ export class Race {
     this._again.disabled = true;
     await Promise.all(this._runners.map((runner) => runner.replay()));
     this._again.disabled = false;
+    if (document.activeElement === document.body) this._again.focus({ preventScroll: true }); // as before
   }
 }
 

@@ -195,6 +195,27 @@ def test_an_answer_without_a_coloured_token_says_why(visit: Visit, script: Scrip
     expect(page.locator(".facts").last).to_contain_text(DECISION)
 
 
+def test_the_replay_of_a_race_keeps_the_focus(visit: Visit) -> None:
+    page = visit.page
+    page.get_by_label("Message", exact=True).fill("Greet me.")
+    page.get_by_role("button", name="Race with").press("Enter")
+    replay = page.get_by_role("button", name="Replay side by side")
+    replay.press("Enter")
+    expect(replay).to_be_enabled()
+    expect(replay).to_be_focused()
+
+
+def test_on_a_phone_the_result_of_a_race_is_in_sight(visit: Visit, script: Script) -> None:
+    script.rounds = [[" word"] * 20 + ["\n"]] * 40
+    page = visit.page
+    page.set_viewport_size(PHONE)
+    page.get_by_label("Message", exact=True).fill("Greet me.")
+    page.get_by_role("button", name="Race with").click()
+    expect(page.locator(".verdict")).to_contain_text("with speculation, and the same text")
+    expect(page.locator(".verdict")).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
 def test_on_a_phone_a_long_answer_can_be_stopped_where_it_is_read(
     visit: Visit, script: Script
 ) -> None:
