@@ -20,6 +20,18 @@ from policies.request import LaneView, RequestView, RoundOutcome
 Mask = NDArray[np.bool_]
 
 
+class FirstTokens(NamedTuple):
+    """What requests that wait for their first token in this round's verification need."""
+
+    due_s: Sequence[float] = ()
+    """When each of those with a TTFT has to have it."""
+    prompt_tokens: int = 0
+    """Which the verification reads for it."""
+
+
+NO_FIRST_TOKENS = FirstTokens()
+
+
 class RoundContext(NamedTuple):
     """The costs and limits of a round of one micro-batch, and what drafts are expected to gain."""
 
@@ -52,6 +64,7 @@ class RoundContext(NamedTuple):
     call_s: Mapping[str, float] = MappingProxyType({})
     """What a draft call takes besides its steps, such as transport, by lane; 0 where missing.
     Negative where part of `handling_s` overlaps with the call."""
+    first_tokens: FirstTokens = NO_FIRST_TOKENS
 
 
 class Selection(Protocol):

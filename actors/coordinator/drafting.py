@@ -17,7 +17,7 @@ from actors.coordinator.microbatches import (
     verified_together,
     waiting_for,
 )
-from actors.coordinator.request_state import DRAFTING, READY, RequestState
+from actors.coordinator.request_state import DRAFTING, READY, RequestState, first_tokens
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Limits, Policies
 from engine.protocol import DraftOrder, fast_new
@@ -65,7 +65,9 @@ class Drafting:
             for request in draftable:
                 request.set_draft(NO_DRAFT)
         elif draftable:
-            context = self._estimates.context(active=len(running))
+            context = self._estimates.context(
+                active=len(running), first_tokens=first_tokens(running)
+            )
             assigned = self._lanes.assign(running, policies.selection, context, now)
             batches = self._batches(draftable, assigned, micro_batches)
             for together in verified_together(batches, micro_batches):

@@ -28,7 +28,7 @@ from policies.flat_trees import (
     prune_each,
 )
 from policies.microbatch import LaneLoad
-from policies.protocols import RoundContext
+from policies.protocols import NO_FIRST_TOKENS, FirstTokens, RoundContext
 from policies.request import LaneView
 
 _WAIT_MEMORY = 0.1
@@ -88,7 +88,12 @@ class Estimates:
         self._handling = RoundOverheads()
         """The rest of a round: what neither drafting, verification nor queueing accounts for."""
 
-    def context(self, prefill_tokens: int = 0, active: int = 0) -> RoundContext:
+    def context(
+        self,
+        prefill_tokens: int = 0,
+        active: int = 0,
+        first_tokens: FirstTokens = NO_FIRST_TOKENS,
+    ) -> RoundContext:
         return RoundContext(
             verify=self._verify,
             draft=self._draft,
@@ -102,6 +107,7 @@ class Estimates:
             handling_s=self._handling.drafting_extra_s,
             active=active,
             call_s={lane: self._call_s(lane) for lane in self._draft},
+            first_tokens=first_tokens,
         )
 
     def merge(self, proposals: Sequence[Sequence[Proposal]]) -> list[MergedTree]:

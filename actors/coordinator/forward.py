@@ -9,7 +9,7 @@ import numpy as np
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import VerifiedTrees
 from actors.coordinator.feature_readers import FeatureReaders
-from actors.coordinator.request_state import RequestState
+from actors.coordinator.request_state import RequestState, first_tokens
 from actors.coordinator.round_draft import RoundDraft
 from engine.protocol import Failed, FeatureRange, Missing, NoRoom, Verdict, VerifyOrder, fast_new
 from engine.request import VERIFIER
@@ -78,7 +78,8 @@ def next_forward(
         max(left - drafted, left // _PREFILL_SHARE),
     )
     prefill_tokens = sum(chunk for _, chunk in chunks)
-    context = estimates.context(prefill_tokens)
+    whole = [request for request, chunk in chunks if chunk == request.pending]
+    context = estimates.context(prefill_tokens, first_tokens=first_tokens(whole))
     items, drafts = _decode_items(decoding, most_tokens, speculation, context, now)
     items += [_prefill_item(request, chunk) for request, chunk in chunks]
     if features:

@@ -1,5 +1,6 @@
 """The state of one request in the coordinator, from admission until it leaves."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -7,6 +8,7 @@ from actors.coordinator.round_draft import NO_DRAFT, RoundDraft
 from actors.coordinator.stream import Statistics, Stream
 from engine.protocol import Finish
 from engine.request import ServedRequest
+from policies.protocols import NO_FIRST_TOKENS, FirstTokens
 from policies.request import RequestView
 
 
@@ -116,3 +118,16 @@ class RequestState:
         """Hands it to the verifier with this draft; NO_DRAFT decodes it plainly."""
         self.draft = draft
         self.stage = DRAFTED
+
+
+def first_tokens(requests: Iterable[RequestState]) -> FirstTokens:
+    """Of those whose prompts are being read."""
+    reading = [one for one in requests if not one.prefilled]
+    due_s = [
+        one.view.arrival_s + one.view.slo.ttft_s
+        for one in reading
+        if one.view.first_token_s is None and one.view.slo.ttft_s is not None
+    ]
+    if not due_s:
+        return NO_FIRST_TOKENS
+    return FirstTokens(due_s, sum([one.pending for one in reading]))

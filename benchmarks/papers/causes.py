@@ -60,6 +60,37 @@ CAUSES: Mapping[str, Cause] = {
         (1.29 / 1.15, 1.29 * 1.15),
         {"workloads.batch_80.requests": 96},
     ),
+    "ssms_suit_requests": Cause(
+        "spin",
+        ("spin/fig10/*/selection_vs_best_ssm", "spin/fig10/alpaca/7b/selection_vs_68m"),
+        "requests differ too little in which SSM suits them: of the variance of predictability a "
+        "third is the request's own; with nine tenths selection gains over every single SSM",
+        {
+            f"datasets.{dataset}.acceptance.{model}.request_share": 0.9
+            for dataset in ("alpaca", "cp", "cip")
+            for model in SSM_LAYERS
+        },
+        "spin/fig10/alpaca/7b/selection_vs_best_ssm",
+        (1.0, 2.0),
+        {"workloads.batch_8.requests": 40},
+    ),
+    "bare_mean": Cause(
+        "specserve",
+        (
+            "specserve/table2/trace_3/specserve_minus/acceptance_rate",
+            "specserve/table2/trace_3/specserve/acceptance_rate",
+        ),
+        "Algorithm 1's line 19 as printed takes the next level's acceptance to be the historical "
+        "mean, whatever the levels before it accept; eq. 8, which we follow, multiplies it",
+        {
+            "arms.specserve.speculation": {"specserve": {"bare_mean": True}},
+            "arms.specserve_minus.speculation": {
+                "specserve": {"eliminate": False, "bare_mean": True}
+            },
+        },
+        "specserve/table2/trace_3/specserve_minus/acceptance_rate",
+        (0.33 / 1.15, 0.33 * 1.15),
+    ),
     "planned_to_the_limit": Cause(
         "adaserve",
         ("adaserve/fig16/*/2_slo_selection",),

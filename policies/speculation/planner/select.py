@@ -14,6 +14,7 @@ from policies.speculation.planner.best_prefix import (
     Requests,
     best_prefix,
     item_order,
+    latest,
 )
 from policies.speculation.slo import (
     BatchProgress,
@@ -36,6 +37,8 @@ class RoundState(NamedTuple):
     drafting_s: float
     """Time already spent on drafting, plus the overhead of a round with drafts."""
     wait_s: float
+    due_s: Floats
+    """When first tokens are due."""
 
 
 class Selected(NamedTuple):
@@ -62,14 +65,16 @@ def select_round(progress: BatchProgress, trees: FlatTrees, state: RoundState) -
     zeros = np.zeros(requests)
     slo = slo_caps(progress, state.now - state.drafting_s + prompts_s)
     without_slos = TimeCaps(zeros, np.full(requests, np.inf))
-    batch = Requests(context, zeros, zeros, without_slos, zeros, zeros)
+    batch = Requests(context, zeros, zeros, without_slos, zeros, zeros, np.inf)
     nodes, gain = _best_nodes(forest, batch, seconds)
-    if not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
-        start_s = state.now - state.drafting_s + prompts_s
+    start_s = state.now - state.drafting_s + prompts_s
+    latest_s = latest(state.due_s - start_s, seconds[0])
+    in_time = seconds[len(nodes)] <= latest_s
+    if not in_time or not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
         need = np.maximum(needs_at(progress, start_s + seconds[len(nodes)]) - 1.0, 0.0)
         least = needs_at(progress, start_s + seconds[0]) - 1.0
         _drop_lost_slos(slo, need, forest, least)
-        batch = Requests(context, need, tpots_of(progress), slo, zeros, zeros)
+        batch = Requests(context, need, tpots_of(progress), slo, zeros, zeros, latest_s)
         nodes, gain = _best_nodes(forest, batch, seconds)
     kept = np.zeros(len(forest.path), np.bool_)
     kept[nodes] = True

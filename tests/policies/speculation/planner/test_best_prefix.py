@@ -1,6 +1,7 @@
 """The planner's choice against brute force: exact where it claims so, the gap where it is not."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ def requests(
         slo=slo or no_caps(count),
         expected=zeros,
         min_gain=zeros,
+        latest_s=inf,
     )
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from policies.cost import LinearCost, RooflineCost
 from policies.estimates.calibration import Calibration
-from policies.protocols import DraftLimit, Mask, RoundContext
+from policies.protocols import DraftLimit, FirstTokens, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.planner.step_rule import PlannerStepRule
 from policies.tree import ROOT, DraftTree
-from tests.policies.speculation.play import plan_alone, play
+from tests.policies.speculation.play import draft, plan_alone, play
 from tests.policies.speculation.rounds import (
     SEEDED,
     Candidate,
@@ -204,6 +204,40 @@ def test_a_draft_step_must_save_requests_in_need_more_time_than_it_costs(
     assert all(plan.rule(0, names, [level()] * requests))
     frontier = [level(0.9), *[level(1e-6)] * (requests - 1)]
     assert plan.rule(1, names, frontier)[0] == goes_on
+
+
+def test_a_first_token_is_in_time_where_shorter_drafts_allow_it() -> None:
+    """A round of k nodes takes 14 + k ms, and a prompt of five tokens 5 ms more."""
+    chosen = candidates([DraftTree.chain(list(range(8)), [0.9] * 8)] * 4)
+    context = round_context(verify=LinearCost(0.0, 1e-3, 10e-3))._replace(prefill_tokens=5)
+    free = sum(kept(selected(Planner(), chosen, context, 0.0)))
+    assert free > 10
+    for due_s, verified in (([0.0255], 6), ([0.0255, 0.0195], 0), ([0.0255, 0.018], 6)):
+        waiting = context._replace(first_tokens=FirstTokens(due_s, 5))
+        assert sum(kept(selected(Planner(), chosen, waiting, 0.0))) == verified
+    lost = context._replace(first_tokens=FirstTokens([0.018], 5))
+    assert sum(kept(selected(Planner(), chosen, lost, 0.0))) == free
+
+
+def test_drafting_stops_in_time_for_a_first_token_and_only_if_it_can_be_met() -> None:
+    """Drafts of 2 ms a level, and a verification of 20 ms that reads a prompt in 5 ms."""
+    batch = batch_of(4)
+    context = round_context(verify=GPU, draft=GPU_DRAFT)
+    prompt_tokens = 180  # of which the knee is at 160
+    names = {one.name: 0.9 for one in batch}
+
+    def drafting_s(due_s: float) -> float:
+        waiting = context._replace(first_tokens=FirstTokens([1.0 + due_s], prompt_tokens))
+        plan = plan_alone(Planner(), batch, "lane", waiting, 1.0)
+        return draft(plan, batch, names, waiting)[1]
+
+    free = draft(plan_alone(Planner(), batch, "lane", context, 1.0), batch, names, context)[1]
+    read = sum(one.context for one in batch)
+    least_s = GPU.predict(read, 4 + prompt_tokens)
+    assert drafting_s(1.0) == free
+    assert 0.0 < drafting_s(least_s + 6e-3) < 6e-3 < free
+    assert drafting_s(least_s + 1e-3) == 0.0
+    assert drafting_s(least_s - 1e-3) == free
 
 
 # -- what drafts, and how far ------------------------------------------------------------------
