@@ -257,11 +257,12 @@ class Verifying:
         clock = asyncio.get_running_loop().time
         lost_s = clock()
         self._observe(VerifierDown(lost_s, str(error)))
-        await self._host.recover()
-        self._observe(VerifierUp(clock(), clock() - lost_s))
         for request in requests:
             request.stage = READY
         self._suspects.lost(requests)
+        self._changed()
+        await self._host.recover()
+        self._observe(VerifierUp(clock(), clock() - lost_s))
         self._busy = False
         self._changed()
 

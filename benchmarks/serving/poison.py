@@ -133,11 +133,10 @@ class PoisonedDrafter(DrafterWorker):
 
 class PoisonedReplica(Replica):
     async def _start(self) -> Any:
-        with (
-            patch("actors.hosts.spawn.VERIFIER_WORKER", f"{__name__}:PoisonedVerifier"),
-            patch("actors.hosts.spawn.DRAFTER_WORKER", f"{__name__}:PoisonedDrafter"),
-        ):
-            return await super()._start()
+        # For good, because those that take the place of lost ones must be poisoned too.
+        patch("actors.hosts.spawn.VERIFIER_WORKER", f"{__name__}:PoisonedVerifier").start()
+        patch("actors.hosts.spawn.DRAFTER_WORKER", f"{__name__}:PoisonedDrafter").start()
+        return await super()._start()
 
 
 class PoisonedIngress(Ingress):

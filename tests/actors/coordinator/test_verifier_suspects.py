@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.coordinator.events import VerifierDown
+from actors.coordinator.events import VerifierDown, VerifierUp
 from actors.coordinator.settings import Limits
 from actors.coordinator.stream import RequestFailed
 from benchmarks.simulator.clock import run
@@ -92,6 +92,19 @@ def test_after_an_accident_each_request_is_alone_until_its_first_token_and_other
             cleared |= brought[call]
             call += 1
         assert set(batches[call]) == aboard
+        await service.end()
+
+    run(main())
+
+
+def test_who_fails_is_told_at_the_second_loss_and_does_not_wait_for_another_verifier() -> None:
+    async def main() -> None:
+        service = Service(limits=LIMITS)
+        service.verifier.killer = "killer"
+        with pytest.raises(RequestFailed):
+            await read(service.coordinator.submit("killer", PROMPTS[0], LONG[0]))
+        assert len(service.seen(VerifierDown)) == 2
+        assert len(service.seen(VerifierUp)) == 1
         await service.end()
 
     run(main())
