@@ -11,10 +11,10 @@ from benchmarks.processes import end_after_ray
 DEPLOYMENTS = "tests/deployments/"
 TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
 """Folders whose modules share one Ray cluster."""
-NO_CLUSTER, OWN_CLUSTER = "tests/deployments/ingress/", "tests/deployments/test_faults.py"
-"""Of the deployments, the first needs no cluster, the second starts one of its own."""
-FRESH = "tests/deployments/test_metrics.py"
-"""The first of the deployments, since it needs a fresh cluster."""
+APART = "tests/deployments/ingress/"
+"""Needs none."""
+FRESH, OWN = "tests/deployments/test_metrics.py", "tests/deployments/test_faults.py"
+"""Of the deployments, the first and the last: one needs a fresh cluster, one brings its own."""
 _STATUS = pytest.StashKey[int]()
 
 
@@ -27,7 +27,7 @@ class ClustersTogether(LoadScopeScheduling):
 
 
 def _folder(nodeid: str) -> str | None:
-    if nodeid.startswith((NO_CLUSTER, OWN_CLUSTER)):
+    if nodeid.startswith(APART):
         return None
     return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
@@ -37,12 +37,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest comes first: in one process the deployments, in the other OWN_CLUSTER."""
+    """Deployments take longest, so they come first."""
 
     def place(item: pytest.Item) -> tuple[bool, bool, bool]:
         deployed = _folder(item.nodeid) == DEPLOYMENTS
-        own_cluster, fresh = item.nodeid.startswith(OWN_CLUSTER), item.nodeid.startswith(FRESH)
-        return not deployed, not own_cluster, not fresh
+        return not deployed, item.nodeid.startswith(OWN), not item.nodeid.startswith(FRESH)
 
     if hasattr(config, "workerinput"):  # of xdist
         items.sort(key=place)

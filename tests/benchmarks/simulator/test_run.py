@@ -221,7 +221,7 @@ def test_a_host_that_dies_costs_time_but_no_token() -> None:
         DrafterSpec("large", "large", DRAFT),
     ]
     without_drafter = served(replace(whole, drafters=faulty))
-    without_verifier = served(replace(whole, verifier_faults=Faults((2.0, 2.5, 6.0), 1.0)))
+    without_verifier = served(replace(whole, verifier_faults=Faults((2.0, 4.0, 6.0), 1.0)))
     assert len(without_drafter.served) == len(without_verifier.served) == len(report.served)
     assert without_verifier.mean_latency_s > report.mean_latency_s + 0.3
 
