@@ -155,9 +155,12 @@ def ray_client() -> Iterator[str]:
     command = ["-m", "ray.util.client.server", "--host=127.0.0.1", f"--port={CLIENT_PORT}"]
     address = ray.get_runtime_context().gcs_address
     # Ray gives up a client whose server process has not imported Ray within 30 s: it takes longer
-    # beside other tests.
-    patience = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "110"}
-    with environment({"RAY_AUTH_MODE": "token", **patience}):
+    # beside other tests. gRPC's fork handlers now and then end that process before it begins.
+    settings = {
+        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "110",
+        "GRPC_ENABLE_FORK_SUPPORT": "false",
+    }
+    with environment({"RAY_AUTH_MODE": "token", **settings}):
         server = subprocess.Popen(
             [sys.executable, *command, f"--address={address}", "--mode=proxy"],
             start_new_session=True,
