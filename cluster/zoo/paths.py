@@ -9,7 +9,7 @@ SPECIALISTS = ("code", "prose", "tasks")
 DRAFTERS = GENERALISTS + SPECIALISTS
 MODELS = (TARGET, *DRAFTERS)
 
-HEADS = ("smollm2-general",)
+HEADS = ("smollm2-general", "smollm2-code")
 """EAGLE-3 heads of the default target; not models by themselves."""
 
 MODELS_DIR = Path(__file__).parent / "models"

@@ -5,6 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from cluster.smollm2 import smollm2_path
 from cluster.zoo import model_path
+from cluster.zoo.paths import HEADS
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
@@ -20,10 +21,10 @@ TOKENS = 24
 PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 
 
-def shipped_head() -> Drafter:
+def shipped_head(name: str) -> Drafter:
     return load_eagle3(
-        "head",
-        model_path("smollm2-general"),
+        name,
+        model_path(name),
         dtype=None,
         device="cpu",
         kv_tokens=2048,
@@ -56,7 +57,7 @@ def test_greedy_output_is_transformers_own() -> None:
     verifier = NativeVerifier(
         PackedModel.load(smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048)
     )
-    for drafter in (None, SuffixDrafter("suffix", 1000), shipped_head()):
+    for drafter in (None, SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS)):
         streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         verdicts = 0
         for event in generate(verifier, prompts, PARAMS, drafter=drafter, depth=6):
