@@ -112,7 +112,7 @@ def _ends(seconds: Floats) -> Floats:
     busy_until = [0.0] * SERVERS
     ends: list[float] = []
     for took_s in seconds:
-        # Whoever is started after this time ends after it as well.
+        # Requests that start after this time also end after it.
         if busy_until[0] > _TEN_MINUTES_S and len(ends) >= _COUNTED + SERVERS:
             break
         ends.append(busy_until[0] + took_s)

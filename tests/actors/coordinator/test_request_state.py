@@ -1,4 +1,4 @@
-"""Requests that wait for their first token, as the policies are told of them."""
+"""Requests that wait for their first token, as the policies see them."""
 
 from statistics import mean
 
