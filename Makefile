@@ -79,7 +79,8 @@ test: $(WITH_TESTS) model
 FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/scheduling \
   policies/selection policies/speculation/planner/test_policy.py cluster/test_config.py \
   cluster/test_check.py actors/coordinator/test_loop.py engine/drafters \
-  engine/sampling/test_sampler.py deployments/ingress/test_requests.py deployments/ingress/test_http.py
+  engine/sampling/test_sampler.py deployments/ingress/requests/test_completions.py \
+  deployments/ingress/test_http.py
 
 test-fast: $(WITH_TESTS)
 	$(RUN)/python -m pytest -x -n 2 --dist loadfile $(addprefix tests/,$(FAST))

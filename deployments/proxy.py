@@ -142,7 +142,7 @@ def delay_receive(receive: Receive) -> None:
 
     The call is still needed to notice a disconnect: Serve cancels the request of a client that
     leaves, but not in every case (`EventStream` and `cancel_if_disconnected` in
-    deployments/ingress/delivery.py).
+    deployments/ingress/answers/delivery.py).
     """
     if not isinstance(receive, ASGIReceiveProxy):
         return

@@ -41,7 +41,7 @@ from benchmarks.serving.local import KV_TOKENS, drafter_spec, reset_lookups, ser
 from benchmarks.serving.requests import Request, mixed_requests
 from cluster.config.serving import TracingConfig
 from cluster.zoo.paths import cache_dir, inflated_target
-from deployments.ingress.metrics_text import prometheus_text
+from deployments.ingress.pages.metrics_text import prometheus_text
 from deployments.replica.live import LONGEST_S, LiveNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.spans import RequestSpans

@@ -15,38 +15,38 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from cluster.config.keys import resolved
-from deployments.ingress.admission import Admission
-from deployments.ingress.answer import Answer, Choice
-from deployments.ingress.api_keys import Client, Keys, trusted
-from deployments.ingress.departures import Departures
-from deployments.ingress.errors import ApiError
-from deployments.ingress.failover import FailoverStream
-from deployments.ingress.fields import Fields
-from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.ignored import HEADER, IgnoredFields, shown
-from deployments.ingress.live import LiveView, live
-from deployments.ingress.logprobs import prompt_part
-from deployments.ingress.metrics import IngressMetrics
-from deployments.ingress.metrics_text import families_of, prometheus_text
-from deployments.ingress.output_text import Echo, echo
-from deployments.ingress.parsing.choose import OutputParsers
-from deployments.ingress.problems import quoted
-from deployments.ingress.readiness import Readiness
-from deployments.ingress.request_log import RequestLog
-from deployments.ingress.requests import ChatRequest, GenerationRequest, echoes, parse
-from deployments.ingress.responses import (
+from deployments.ingress.admission.api_keys import Client, Keys, trusted
+from deployments.ingress.admission.sampling import stop_rule
+from deployments.ingress.admission.shares import Shares
+from deployments.ingress.admission.stream_requests import Admission
+from deployments.ingress.answers.choices import Answer, Choice
+from deployments.ingress.answers.logprobs import prompt_part
+from deployments.ingress.answers.output_text import Echo, echo
+from deployments.ingress.answers.responses import (
     ChatFormat,
     CollectedChoice,
     CompletionFormat,
     ResponseFormat,
     model_body,
 )
-from deployments.ingress.sampling import stop_rule
-from deployments.ingress.shares import Shares
-from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
-from deployments.ingress.tokenization import detokenize, tokenize
-from deployments.ingress.tokenizer import Tokens
-from deployments.ingress.tools import ToolUse
+from deployments.ingress.answers.tokenization import detokenize, tokenize
+from deployments.ingress.ignored import HEADER, IgnoredFields, shown
+from deployments.ingress.metrics import IngressMetrics
+from deployments.ingress.pages.live import LiveView, live
+from deployments.ingress.pages.metrics_text import families_of, prometheus_text
+from deployments.ingress.parsing.choose import OutputParsers
+from deployments.ingress.replicas.departures import Departures
+from deployments.ingress.replicas.failover import FailoverStream
+from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
+from deployments.ingress.replicas.readiness import Readiness
+from deployments.ingress.request_log import RequestLog
+from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes, parse
+from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.fields import Fields
+from deployments.ingress.requests.problems import quoted
+from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.requests.tools import ToolUse
 from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits

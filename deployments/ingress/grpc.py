@@ -22,10 +22,10 @@ from grpc_health.v1.health import aio as health_aio
 
 from cluster.config import GrpcConfig
 from deployments import connections
-from deployments.ingress import json_text
+from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.answers import json_text
 from deployments.ingress.api import Api, Body
-from deployments.ingress.api_keys import Client
-from deployments.ingress.errors import ApiError
+from deployments.ingress.requests.errors import ApiError
 
 SERVICE = "spindle.Spindle"
 _CODES = {

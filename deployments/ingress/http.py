@@ -11,32 +11,36 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ingress import json_text
-from deployments.ingress.answer import Answer
-from deployments.ingress.api import Api, Body
-from deployments.ingress.api_keys import Client
-from deployments.ingress.backpressure import BackpressureWindow
-from deployments.ingress.debug import add_debug
-from deployments.ingress.delivery import (
+from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.gate import Gate, route_path
+from deployments.ingress.answers import json_text
+from deployments.ingress.answers.backpressure import BackpressureWindow
+from deployments.ingress.answers.choices import Answer
+from deployments.ingress.answers.delivery import (
     EventStream,
     cancel_if_disconnected,
     data_events,
     named_events,
 )
-from deployments.ingress.docs_page import add_docs_page
-from deployments.ingress.errors import ApiError
-from deployments.ingress.fields import REQUEST_ID, Fields
-from deployments.ingress.gate import Gate, route_path
+from deployments.ingress.api import Api, Body
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
-from deployments.ingress.live import LiveView, Seconds
-from deployments.ingress.metrics_text import CONTENT_TYPE
-from deployments.ingress.openapi import add_schema
-from deployments.ingress.playground import RESPONSES, add_playground
+from deployments.ingress.pages.debug import add_debug
+from deployments.ingress.pages.docs import add_docs_page
+from deployments.ingress.pages.live import LiveView, Seconds
+from deployments.ingress.pages.metrics_text import CONTENT_TYPE
+from deployments.ingress.pages.openapi import add_schema
+from deployments.ingress.pages.playground import RESPONSES, add_playground
 from deployments.ingress.request_log import RequestLog
-from deployments.ingress.requests import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.ingress.requests.completions import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.fields import REQUEST_ID, Fields
+from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.responses_api.service import ResponsesApi
-from deployments.ingress.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.proxy import TAKEN_OUT
 from engine.errors import InvalidRequest
 

@@ -4,11 +4,11 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 
-from deployments.ingress.errors import ApiError
-from deployments.ingress.fields import Fields, TemplateFields
-from deployments.ingress.requests import ChatRequest
+from deployments.ingress.requests.completions import ChatRequest
+from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.fields import Fields, TemplateFields
+from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.responses_api.request import ResponsesRequest
-from deployments.ingress.tokenizer import Tokens
 
 HEADER = "x-spindle-ignored"
 """Of a response: the fields of its request that have no effect."""

@@ -5,9 +5,9 @@ import logging
 import re
 from typing import Any
 
-from deployments.ingress.answer import Answer
-from deployments.ingress.errors import ApiError
+from deployments.ingress.answers.choices import Answer
 from deployments.ingress.metrics import IngressMetrics
+from deployments.ingress.requests.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
 

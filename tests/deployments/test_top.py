@@ -19,7 +19,7 @@ import pytest
 
 from actors.coordinator.events import Drafted, LaneDown, Verified, VerifiedTrees
 from deployments.ingress.metrics import IngressMetrics
-from deployments.ingress.metrics_text import prometheus_text
+from deployments.ingress.pages.metrics_text import prometheus_text
 from deployments.replica.metrics import Metrics
 from deployments.top.scrapes import Change, parse
 from deployments.top.tables import milliseconds

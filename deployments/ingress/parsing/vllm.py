@@ -14,7 +14,7 @@ from deployments.ingress.parsing.parser import (
     Reasoning,
     new_call_id,
 )
-from deployments.ingress.tools import ToolUse
+from deployments.ingress.requests.tools import ToolUse
 
 
 class VllmParser:

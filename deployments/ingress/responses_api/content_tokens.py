@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from deployments.ingress.answer import OutputToken
+from deployments.ingress.answers.choices import OutputToken
 from deployments.ingress.parsing.parser import CallStart, Content, Delta
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from deployments.ingress.fields import MAX_MESSAGES, Fields, Text
+from deployments.ingress.requests.fields import MAX_MESSAGES, Fields, Text
 
 _LIST = Field(fail_fast=True, max_length=MAX_MESSAGES)
 

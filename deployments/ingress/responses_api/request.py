@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from cluster.config.section import within
-from deployments.ingress.fields import Alternatives, AtLeastOne, Fields, Text
-from deployments.ingress.requests import ChatRequest, SharedFields
-from deployments.ingress.responses_api.items import Items, messages_of
-from deployments.ingress.tools import (
+from deployments.ingress.requests.completions import ChatRequest, SharedFields
+from deployments.ingress.requests.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests.tools import (
     MAX_TOOLS,
     FunctionName,
     NamedFunction,
@@ -22,7 +21,8 @@ from deployments.ingress.tools import (
     ToolChoice,
     ToolUse,
 )
-from deployments.ingress.unsupported import SHARED, Unsupported
+from deployments.ingress.requests.unsupported import SHARED, Unsupported
+from deployments.ingress.responses_api.items import Items, messages_of
 from engine.errors import InvalidRequest
 from policies import ranges
 

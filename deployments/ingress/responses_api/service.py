@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.ingress import json_text
-from deployments.ingress.answer import Answer, Choice, Piece
+from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.answers import json_text
+from deployments.ingress.answers.choices import Answer, Choice, Piece
+from deployments.ingress.answers.logprobs import list_logprobs
+from deployments.ingress.answers.responses import CollectedChoice
 from deployments.ingress.api import Api, Body
-from deployments.ingress.api_keys import Client
-from deployments.ingress.errors import ApiError
-from deployments.ingress.logprobs import list_logprobs
 from deployments.ingress.parsing.parser import Content, Delta
-from deployments.ingress.responses import CollectedChoice
+from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.responses_api.content_tokens import ContentTokens
 from deployments.ingress.responses_api.events import Event, ResponseEvents
 from deployments.ingress.responses_api.request import RENAMED, ResponsesRequest

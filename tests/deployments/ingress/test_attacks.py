@@ -9,15 +9,15 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from deployments.ingress.chat_messages import CalledFunction
 from deployments.ingress.http import make_http
-from deployments.ingress.nesting import MAX_NESTING, shallow
-from deployments.ingress.requests import ChatRequest, CompletionRequest
+from deployments.ingress.requests.chat_messages import CalledFunction
+from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
+from deployments.ingress.requests.nesting import MAX_NESTING, shallow
 from deployments.ingress.responses_api.request import ResponsesRequest
 from engine.verifiers.native import NativeVerifier
 from tests.actors.coordinator.fake_hosts import PacedVerifier
+from tests.deployments.ingress.requests.test_completions import TOKENS
 from tests.deployments.ingress.test_ingress import CHAT, PROMPT, App, run
-from tests.deployments.ingress.test_requests import TOKENS
 from tests.deployments.local import local_api, make_config
 
 JSON = {"Content-Type": "application/json"}

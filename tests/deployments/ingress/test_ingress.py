@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress import readiness
-from deployments.ingress.admission import Admission
+from deployments.ingress.admission.stream_requests import Admission
 from deployments.ingress.api import Api
-from deployments.ingress.errors import ApiError
+from deployments.ingress.replicas import readiness
+from deployments.ingress.requests.errors import ApiError
 from deployments.messages import Routed
 from engine.protocol import Commit
 from engine.request import ServedRequest

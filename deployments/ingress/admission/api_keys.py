@@ -1,0 +1,79 @@
+"""Finds out which client sends a request: the tenant of its API key, or its address."""
+
+import hmac
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address, ip_network
+
+from cluster.config.keys import EVERYONE
+from deployments.ingress.requests.errors import ApiError
+
+_IPV6_NETWORK_BITS = 64
+"""Addresses of one network of this size belong to one client: each has 2⁶⁴ of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    tenant: str
+    """Among tenants the schedule shares capacity fairly."""
+    share_of: str | None
+    """Whose share of all places its requests count to; None: a caller without such a limit."""
+    may_prioritize: bool
+    """Whether its requests may set `priority`."""
+    may_debug: bool = False
+    """Whether it may ask for `/debug/trace`."""
+
+
+def trusted(tenant: str) -> Client:
+    """A caller by handle, which is code inside the cluster and names its tenant itself."""
+    return Client(tenant, tenant or None, may_prioritize=True)
+
+
+class Keys:
+    def __init__(
+        self,
+        api_keys: Mapping[str, str],
+        priority_for: Collection[str] = (),
+        debug_for: Collection[str] = (),
+    ) -> None:
+        """`api_keys`: the key of each tenant. If empty, no key is required, and each address is a
+        tenant. `priority_for`: the tenants that may set `priority`. `debug_for`: those that may ask
+        for traces."""
+        self._tenants = {key.encode(): tenant for tenant, key in api_keys.items()}
+        self._priority_for = frozenset(priority_for)
+        self._debug_for = frozenset(debug_for)
+
+    def client(self, authorization: str, address: str) -> Client:
+        """The client that sends this `Authorization` header from this address; raises ApiError 401
+        without a valid key."""
+        tenant = self._tenant(authorization) if self._tenants else _network(address)
+        named = (tenant, EVERYONE)
+        return Client(
+            tenant,
+            tenant,
+            may_prioritize=not self._priority_for.isdisjoint(named),
+            may_debug=not self._debug_for.isdisjoint(named),
+        )
+
+    def _tenant(self, authorization: str) -> str:
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            for key, tenant in self._tenants.items():
+                # Constant-time comparison, so that response times do not reveal how much of a key
+                # is right.
+                if hmac.compare_digest(key, given.strip().encode()):
+                    return tenant
+        raise ApiError(401, "no valid API key in `Authorization: Bearer`", None, "invalid_api_key")
+
+
+def _network(address: str) -> str:
+    """The address, or for IPv6 the network of the client."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ip_network((found, _IPV6_NETWORK_BITS), strict=False))

@@ -1,0 +1,109 @@
+"""Checks a request's key, query and body size over HTTP, before anything of it is parsed."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.ingress.admission.api_keys import Client, Keys
+from deployments.ingress.requests.errors import ApiError
+from deployments.proxy import BODY, delay_receive, replay
+
+_MOST_DIGITS = 18
+"""Of a `content-length` that is read as a number."""
+_ARRIVING_BODIES = 16
+"""Bodies of the largest size that may be arriving from one client at once."""
+
+
+def route_path(scope: Scope) -> str:
+    """The path within the application. `Request.url` is not used for it: it is put together from
+    headers, and cannot be made of some of them."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+class Gate:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        max_body_bytes: int,
+        open_paths: Collection[str],
+        refuse: Callable[[Request, Exception], Response],
+    ) -> None:
+        """`open_paths`: those that need no key, and get no body. `refuse`: the response to an
+        error."""
+        self._app = app
+        self._open_paths = open_paths
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+        self._refuse = refuse
+        self._arriving: Counter[str] = Counter()
+        """Bytes of each client's bodies that are not complete yet."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        request.state.client = None
+        try:
+            if not scope.get("query_string", b"").isascii():
+                raise ApiError(400, "the query of the URL is not ASCII; percent-encode it")
+            body = b""
+            if route_path(scope) not in self._open_paths:
+                request.state.client = client = self._client(request)
+                body = await self._body(request, client)
+        except ApiError as error:
+            await self._refuse(request, error)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        replayed_body: Message = {"type": "http.request", "body": body, "more_body": False}
+        with suppress(ClientDisconnect):
+            await self._app(scope, replay(replayed_body, receive), send)
+
+    def _client(self, request: Request) -> Client:
+        address = "" if request.client is None else request.client.host
+        return self._keys.client(request.headers.get("authorization", ""), address)
+
+    async def _body(self, request: Request, client: Client) -> bytes:
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal():
+            self._check_size(int(announced[:_MOST_DIGITS]))
+        if BODY in request.scope:
+            delay_receive(request.receive)
+            whole: bytes = request.scope[BODY]
+            self._check_size(len(whole))
+            return whole
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                self._arriving[client.tenant] += len(part)
+                self._check_size(len(body))
+                self._check_arriving(client)
+        finally:
+            self._arriving[client.tenant] -= len(body)
+            if not self._arriving[client.tenant]:
+                del self._arriving[client.tenant]
+        return bytes(body)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_body_bytes:
+            raise ApiError(
+                413,
+                f"the body is longer than {self._max_body_bytes} bytes; send less at once",
+            )
+
+    def _check_arriving(self, client: Client) -> None:
+        most = _ARRIVING_BODIES * self._max_body_bytes
+        if self._arriving[client.tenant] > most:
+            raise ApiError(
+                429,
+                f"more than {most} bytes of one client's requests are arriving at once; try again "
+                "later",
+            )

@@ -1,0 +1,73 @@
+"""A request's sampling parameters, for the engine."""
+
+import json
+from collections.abc import Sequence
+
+from deployments.ingress.answers.output_text import StopRule
+from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
+from deployments.ingress.requests.structured_outputs import output_grammar
+from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.requests.tools import call_schema
+from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar
+from engine.sampling.params import SamplingParams
+
+
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, bad_words: Sequence[tuple[int, ...]] = ()
+) -> SamplingParams:
+    """All sampling parameters except the seed, which differs by choice."""
+    allowed = request.allowed_token_ids
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_words=tuple(bad_words),
+        logprobs=request.alternatives,
+        prompt_logprobs=_listed_of_prompt(request),
+        grammar=_grammar(request),
+    )
+
+
+def _listed_of_prompt(request: GenerationRequest) -> int | None:
+    """Alternatives beside each token of the prompt, for `echo` and `prompt_logprobs`."""
+    wanted = (request.prompt_logprobs, request.alternatives if echoes(request) else None)
+    return max((most for most in wanted if most is not None), default=None)
+
+
+def _grammar(request: GenerationRequest) -> OutputGrammar | None:
+    if isinstance(request, ChatRequest) and request.tool_use.is_enforced:
+        return OutputGrammar("json_schema", json.dumps(call_schema(request.tool_use)), "tools")
+    return output_grammar(request.response_format, request.structured_outputs)
+
+
+def stop_rule(request: GenerationRequest) -> StopRule:
+    return StopRule(
+        request.stops,
+        request.stop_token_ids,
+        request.min_tokens,
+        request.include_stop_str_in_output,
+    )
+
+
+def tokens_of_bad_words(tokens: Tokens, words: Sequence[str]) -> list[tuple[int, ...]]:
+    """How the tokenizer writes each word at the beginning of a text and after a space. Takes
+    milliseconds for a thousand words."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in dict.fromkeys(word.strip() for word in words):
+        for text in (word, f" {word}"):
+            ids = tokens.encode_blocking(text, add_special_tokens=False)
+            if not word or not ids:
+                raise InvalidRequest("bad_words", "one of them has no token; leave it out")
+            sequences[tuple(ids)] = None
+    return list(sequences)

@@ -1,0 +1,282 @@
+"""Turns a client's request into one StreamRequest per choice, as sent to a replica."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from cluster.config import AppConfig
+from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.sampling import sampling_params, tokens_of_bad_words
+from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
+from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.fields import SloTargets
+from deployments.ingress.requests.problems import quoted
+from deployments.ingress.requests.tokenizer import Tokens
+from deployments.messages import SloFields, SpeculationFields, StreamRequest
+from engine.errors import InvalidRequest
+from engine.request import TargetLimits, admit
+from engine.sampling.params import SamplingParams
+from engine.sampling.seeds import choice_seed
+from policies.ranges import DRAWN_SEED_BITS
+
+
+class Admission:
+    """Makes the checks that do not depend on load; after them a replica refuses a request only for
+    lack of capacity."""
+
+    def __init__(self, config: AppConfig, tokens: Tokens, ingress: str) -> None:
+        self._config = config
+        self._tokens = tokens
+        self._ingress = ingress
+
+    def check_size(
+        self, request: GenerationRequest, client: Client, limits: TargetLimits, most_choices: int
+    ) -> int:
+        """The number of choices, after the checks that need no token of the prompts.
+        `most_choices`: how many of one request can ever be admitted. Raises ApiError or
+        InvalidRequest, naming the field."""
+        prompts, field = prompts_of(request), prompt_field(request)
+        if request.n > self._config.limits.max_choices:
+            raise InvalidRequest(
+                "n", f"at most {self._config.limits.max_choices} here, got {request.n}"
+            )
+        if not prompts:
+            raise InvalidRequest(field, "is empty; it needs at least one token")
+        choices = request.n * len(prompts)
+        if choices > most_choices:
+            raise InvalidRequest(
+                field,
+                f"{len(prompts)} prompts with n = {request.n} can never be admitted: one client "
+                f"may have {most_choices} choices at once",
+            )
+        most = self._tokens.most_characters(limits.max_context)
+        for prompt in prompts if request.truncate_prompt_tokens is None else ():
+            if isinstance(prompt, str) and len(prompt) > most:
+                raise _too_long(
+                    field,
+                    f"this model's maximum context length is {limits.max_context} tokens, which "
+                    f"{len(prompt)} characters exceed; shorten the prompt",
+                )
+        if request.priority and not client.may_prioritize:
+            raise ApiError(
+                403, "priority: this client may not set it (priority_for in the config)", "priority"
+            )
+        return choices
+
+    async def choices(
+        self, request: GenerationRequest, identity: str, tenant: str, limits: TargetLimits
+    ) -> list[StreamRequest]:
+        """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
+        field."""
+        prompts, field = await self._encoded(request, tenant), prompt_field(request)
+        slo = self._slo(request)
+        speculation = self._speculation(request)
+        bad_words = await self._bad_words(request, tenant)
+        choices: list[StreamRequest] = []
+        for given_ids in prompts:
+            await asyncio.sleep(
+                0
+            )  # checking a large grammar takes long, and streams go on meanwhile
+            prompt_ids = truncated(given_ids, request, limits)
+            max_tokens = _max_tokens(request, len(prompt_ids), limits, field)
+            params = sampling_params(request, max_tokens, bad_words)
+            _check(prompt_ids, params, limits, field)
+            self._check_logprobs(request, len(prompts), len(prompt_ids), params)
+            for seed in choice_seeds(request.given_seed, request.n):
+                choices.append(
+                    {
+                        "name": f"{identity}-{len(choices)}",
+                        "attempt": 0,
+                        "ingress": self._ingress,
+                        "prompt_ids": prompt_ids,
+                        "output_ids": [],
+                        "seed": seed,
+                        "params": params_fields(params),
+                        "slo": slo,
+                        # Inside, requests of higher priority run first.
+                        "priority": -request.priority,
+                        "tenant": tenant,
+                        "speculation": speculation,
+                        "trace": request.spindle.trace,
+                        "avoid": [],
+                        "routed_to": None,
+                    }
+                )
+        return choices
+
+    async def _encoded(self, request: GenerationRequest, tenant: str) -> list[list[int]]:
+        """The prompts as token ids."""
+        if isinstance(request, ChatRequest):
+            messages = [message.for_template for message in request.messages]
+            tools = [tool.for_template for tool in request.tools]
+            encoded = await self._tokens.encode_chat(
+                messages,
+                tools,
+                request.generation_prompt,
+                request.continue_final_message,
+                request.chat_template_kwargs,
+                tenant,
+            )
+            return [encoded]
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        if texts:
+            return await self._tokens.encode_all(texts, request.add_special_tokens, tenant)
+        return [prompt for prompt in request.prompts if not isinstance(prompt, str)]
+
+    async def _bad_words(self, request: GenerationRequest, tenant: str) -> list[tuple[int, ...]]:
+        words = request.bad_words
+        if not words:
+            return []
+        size = sum(map(len, words))
+        return await self._tokens.in_turn(
+            lambda: tokens_of_bad_words(self._tokens, words), size, tenant
+        )
+
+    def _check_logprobs(
+        self, request: GenerationRequest, prompts: int, prompt_len: int, params: SamplingParams
+    ) -> None:
+        """A full response is kept in memory until its end, as is what a stream says of its prompt;
+        log-probabilities take most of both."""
+        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        if request.stream and request.prompt_logprobs is not None:
+            raise InvalidRequest(
+                field, "come with whole answers only, as in vLLM; leave stream out"
+            )
+        listings = (
+            (params.max_tokens, None if request.stream else params.logprobs),
+            (prompt_len, params.logprobs if echoes(request) else None),
+            (prompt_len, request.prompt_logprobs),
+        )
+        one = sum(tokens * (1 + beside) for tokens, beside in listings if beside is not None)
+        listed, most = prompts * request.n * one, self._config.limits.full_logprobs
+        if listed > most:
+            raise InvalidRequest(
+                field,
+                f"the response could have {listed} of them, at most {most} are returned at once; "
+                "lower n, the number or length of prompts, max_tokens or the alternatives"
+                + (
+                    ""
+                    if request.stream or params.prompt_logprobs is not None
+                    else ", or set stream"
+                ),
+            )
+
+    def _slo(self, request: GenerationRequest) -> SloFields:
+        slo = request.slo
+        if isinstance(slo, str):
+            classes = self._config.slo_classes
+            if slo not in classes:
+                raise InvalidRequest("slo", f"{quoted(slo)} is none of {_names(classes)}")
+            named = classes[slo]
+            slo = SloTargets(ttft_ms=named.ttft_ms, tpot_ms=named.tpot_ms)
+        elif slo is None:
+            slo = SloTargets()
+        return {"ttft_s": _seconds(slo.ttft_ms), "tpot_s": _seconds(slo.tpot_ms)}
+
+    def _speculation(self, request: GenerationRequest) -> SpeculationFields:
+        options = request.speculation_options
+        if options is None:
+            return {"enabled": False, "drafter": None, "max_depth": None}
+        names = [drafter.name for drafter in self._config.drafters]
+        if options.drafter is not None and options.drafter not in names:
+            raise InvalidRequest(
+                "speculation",
+                f"{quoted(options.drafter)} is neither 'off' nor one of {_names(names)}",
+            )
+        return {"enabled": True, "drafter": options.drafter, "max_depth": options.max_depth}
+
+
+def prompts_of(request: GenerationRequest) -> Sequence[str | list[int]]:
+    """The prompts before they are encoded; a chat is one, without what its template adds."""
+    if isinstance(request, ChatRequest):
+        return ["".join(message.text for message in request.messages)]
+    return request.prompts
+
+
+def prompt_field(request: GenerationRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def choice_seeds(seed: int | None, n: int) -> list[int]:
+    """One seed per choice; a single choice uses the request's seed itself. Missing seeds are drawn
+    here, before anything is sent, so that every attempt uses the same ones."""
+    if seed is None:
+        return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(n)]
+    return [seed] if n == 1 else [choice_seed(seed, index) for index in range(n)]
+
+
+def params_fields(params: SamplingParams) -> dict[str, Any]:
+    """All parameters except the seed, as built-in types."""
+    named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
+    allowed = params.allowed_token_ids
+    return {
+        **named,
+        "logit_bias": dict(params.logit_bias),
+        "stop_token_ids": list(params.stop_token_ids),
+        "allowed_token_ids": None if allowed is None else list(allowed),
+        "bad_words": [list(word) for word in params.bad_words],
+        "grammar": None if params.grammar is None else asdict(params.grammar),
+    }
+
+
+def truncated(prompt_ids: list[int], request: GenerationRequest, limits: TargetLimits) -> list[int]:
+    """The part of the prompt that `truncate_prompt_tokens` keeps, as in vLLM."""
+    kept = request.truncate_prompt_tokens
+    if kept is None:
+        return prompt_ids
+    if kept > limits.max_context:
+        raise InvalidRequest(
+            "truncate_prompt_tokens", f"must be at most {limits.max_context}, the model's context"
+        )
+    if kept == -1:
+        kept = limits.max_context - 1
+    return prompt_ids[-kept:] if request.truncation_side == "left" else prompt_ids[:kept]
+
+
+def _max_tokens(
+    request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
+) -> int:
+    """As in vLLM: what the context has no room for is left out, but more than the whole context is
+    refused."""
+    context, wanted = limits.max_context, request.token_limit
+    room = context - prompt_len
+    if room < 1:
+        raise _too_long(
+            field,
+            f"this model's maximum context length is {context} tokens, and the prompt has "
+            f"{prompt_len}; shorten it to at most {context - 1} to leave room for output, or set "
+            "truncate_prompt_tokens",
+        )
+    if wanted is not None and wanted > context:
+        raise _too_long(
+            request.token_limit_field,
+            f"this model's maximum context length is {context} tokens, and {wanted} are asked for "
+            f"beside a prompt of {prompt_len}; ask for at most {room}",
+        )
+    # With max_tokens = 0 (echo only) one token is generated all the same, and not shown.
+    return room if wanted is None else min(max(1, wanted), room)
+
+
+def _too_long(field: str, problem: str) -> ApiError:
+    return ApiError(400, f"{field}: {problem}", field, "context_length_exceeded")
+
+
+def _check(
+    prompt_ids: Sequence[int], params: SamplingParams, limits: TargetLimits, field: str
+) -> None:
+    try:
+        admit("", prompt_ids, params, limits)
+    except InvalidRequest as error:
+        if error.field != "prompt":
+            raise
+        raise InvalidRequest(field, error.problem) from None
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _names(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(repr(name) for name in names) or "none (the config names none)"

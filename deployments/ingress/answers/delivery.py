@@ -1,0 +1,75 @@
+"""Sends answers over HTTP, whole or as server-sent events, and notices when the client leaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from deployments.ingress.answers.backpressure import BackpressureWindow
+from deployments.ingress.answers.choices import Answer
+from deployments.ingress.api import Body
+
+
+async def cancel_if_disconnected(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:
+    """Awaits the answer, or cancels it and raises ClientDisconnect if the client disconnects first.
+
+    Serve cancels the request of a client that disconnects, but misses a disconnect while it is
+    passing on a message. For streams Starlette watches for the disconnect."""
+    answering = asyncio.create_task(answer)
+    disconnected = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((answering, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        disconnected.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events that closes its answer however it ends, even if it never
+    started."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        answer: Answer,
+        events: AsyncGenerator[str, None],
+        window: BackpressureWindow,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(window.limited(events), headers=headers)
+        self._answer = answer
+        self._window = window
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # From ASGI 2.4 on Starlette does not call `receive` while it sends, but the backpressure
+        # window depends on it.
+        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
+        try:
+            await super().__call__(scope, self._window.receiving(receive), send)
+        finally:
+            self._answer.close()
+
+
+async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    """Chunks of completions and chats as server-sent events."""
+    async for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
+    """Events of a response, which have their types as names, as server-sent events."""
+    async for event in events:
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

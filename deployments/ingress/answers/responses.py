@@ -1,0 +1,229 @@
+"""The response bodies of OpenAI's two completion APIs, whole and as chunks of a stream."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from deployments.ingress.answers.chat_deltas import delta_bodies, message_of
+from deployments.ingress.answers.choices import Choice, OutputToken, Piece
+from deployments.ingress.answers.logprobs import finite, list_logprobs
+from deployments.ingress.parsing.parser import Content, Delta, OutputParser
+from deployments.ingress.requests.tokenizer import Tokens
+from deployments.messages import Logprob
+from engine.protocol import Finish
+
+
+@dataclass(slots=True)
+class CollectedChoice:
+    """One choice's pieces, joined for a response that is not streamed."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tokens: list[OutputToken] = field(default_factory=list)
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: Sequence[Logprob] | None = None
+    """Of the prompt's tokens except the first, if requested."""
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.tokens += piece.tokens
+        self.finish = piece.finish
+        self.stop_reason = piece.stop_reason
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
+
+
+class ResponseFormat(Protocol):
+    """The response format of one of the two APIs."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of response ids."""
+        ...
+
+    @property
+    def full_object(self) -> str: ...
+
+    @property
+    def chunk_object(self) -> str: ...
+
+    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]: ...
+
+    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        """What a piece adds to the choice; empty if nothing of it can be shown yet."""
+        ...
+
+
+class CompletionFormat:
+    prefix = "cmpl"
+    full_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, tokens: Tokens, alternatives: int | None, with_token_ids: bool) -> None:
+        self._tokens = tokens
+        self._alternatives = alternatives
+        self._with_token_ids = with_token_ids
+
+    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": collected.text,
+            "logprobs": self._logprobs(collected.tokens),
+            "finish_reason": collected.finish,
+            "stop_reason": collected.stop_reason,
+            **_token_ids(collected, self._with_token_ids),
+            "spindle": choice.statistics,
+        }
+
+    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        if not _shows(piece, self._with_token_ids):
+            return []
+        body = {
+            "index": choice.index,
+            "text": piece.text,
+            "logprobs": self._logprobs(piece.tokens),
+            "finish_reason": piece.finish,
+            **_token_ids(piece, self._with_token_ids),
+        }
+        return [_with_statistics(_with_trace(body, piece), choice, piece)]
+
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
+        if self._alternatives is None:
+            return None
+        return {
+            "tokens": [self._spell(one.token) for one in tokens],
+            "token_logprobs": [
+                None if one.logprob is None else finite(one.logprob["logprob"]) for one in tokens
+            ],
+            "top_logprobs": [
+                None if one.logprob is None else self._top(one.token, one.logprob) for one in tokens
+            ],
+            "text_offset": [one.offset for one in tokens],
+        }
+
+    def _top(self, token: int, logprob: Logprob) -> dict[str, float]:
+        """Includes the chosen token, so there may be one entry more than requested."""
+        ranked = {int(other): value for other, value in logprob["top"][: self._alternatives]}
+        ranked[token] = logprob["logprob"]
+        return {self._spell(other): finite(value) for other, value in ranked.items()}
+
+    def _spell(self, token: int) -> str:
+        return self._tokens.spelling(token)[0]
+
+
+class ChatFormat:
+    prefix = "chatcmpl"
+    full_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, tokens: Tokens, alternatives: int | None, with_token_ids: bool) -> None:
+        self._tokens = tokens
+        self._alternatives = alternatives
+        self._with_token_ids = with_token_ids
+
+    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
+        parser = choice.parser
+        if parser is None:
+            deltas: list[Delta] = [Content(collected.text)]
+        else:
+            deltas = parser.whole(collected.text, collected.token_ids)
+        return {
+            "index": choice.index,
+            "message": message_of(deltas),
+            "logprobs": self._logprobs(collected.tokens),
+            "finish_reason": finish_reason(choice, collected.finish),
+            "stop_reason": collected.stop_reason,
+            **_token_ids(collected, self._with_token_ids),
+            "spindle": choice.statistics,
+        }
+
+    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        if choice.parser is not None:
+            return self._parsed(choice, choice.parser, piece, first)
+        if not _shows(piece, self._with_token_ids):
+            return []
+        body = self._chunk(choice, piece, {"content": piece.text}, first)
+        body["finish_reason"] = piece.finish
+        return [_with_statistics(body, choice, piece)]
+
+    def _parsed(
+        self, choice: Choice, parser: OutputParser, piece: Piece, first: bool
+    ) -> list[dict[str, Any]]:
+        """One chunk for each delta and one for the end, as in OpenAI's streams of calls. The first
+        has the piece's tokens and trace."""
+        deltas = parser.push(piece.text, piece.token_ids)
+        if piece.finish is not None:
+            deltas += parser.finish()
+        added = delta_bodies(deltas)
+        if piece.finish is not None:
+            added.append({})
+        elif not added and _shows(replace(piece, text=""), self._with_token_ids):
+            added.append({"content": ""})
+        bare = replace(piece, tokens=(), token_ids=(), trace=None)
+        bodies = [
+            self._chunk(choice, bare if number else piece, delta, first and not number)
+            for number, delta in enumerate(added)
+        ]
+        if piece.finish is not None:
+            finish = {"finish_reason": finish_reason(choice, piece.finish)}
+            bodies[-1] = _with_statistics({**bodies[-1], **finish}, choice, piece)
+        return bodies
+
+    def _chunk(
+        self, choice: Choice, piece: Piece, delta: dict[str, Any], first: bool
+    ) -> dict[str, Any]:
+        role = {"role": "assistant"} if first else {}
+        body = {
+            "index": choice.index,
+            "delta": {**role, **delta},
+            "logprobs": self._logprobs(piece.tokens),
+            "finish_reason": None,
+            **_token_ids(piece, self._with_token_ids),
+        }
+        return _with_trace(body, piece)
+
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
+        if self._alternatives is None:
+            return None
+        return {"content": list_logprobs(self._tokens, tokens), "refusal": None}
+
+
+def finish_reason(choice: Choice, finish: Finish | None) -> str | None:
+    """A named function is called without having been chosen, which OpenAI does not count as a
+    reason."""
+    parser = choice.parser
+    called = parser is not None and parser.calls > 0 and not parser.named
+    return "tool_calls" if called and finish == "stop" else finish
+
+
+def _shows(piece: Piece, with_token_ids: bool) -> bool:
+    """Whether a piece has anything for the client."""
+    shown = piece.text or piece.tokens or piece.finish or piece.trace
+    return bool(shown or (with_token_ids and piece.token_ids))
+
+
+def _token_ids(piece: Piece | CollectedChoice, requested: bool) -> dict[str, list[int]]:
+    return {"token_ids": list(piece.token_ids)} if requested else {}
+
+
+def _with_trace(body: dict[str, Any], piece: Piece) -> dict[str, Any]:
+    return body if piece.trace is None else {**body, "spindle": {"trace": piece.trace}}
+
+
+def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict[str, Any]:
+    if piece.finish is None:
+        return body
+    spindle = {**choice.statistics, **body.get("spindle", {})}
+    return {**body, "stop_reason": piece.stop_reason, "spindle": spindle}
+
+
+def model_body(name: str, created: int, max_context: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "spindle",
+        "max_model_len": max_context,
+    }

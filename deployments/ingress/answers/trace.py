@@ -1,0 +1,44 @@
+"""How a client sees a round of its request (docs/api.md, "Traces")."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from deployments.ingress.requests.tokenizer import Tokens
+from deployments.messages import Committed
+from policies.tree import ROOT
+
+
+def trace_body(
+    commit: Committed, texts: Sequence[str], attempt: int, tokens: Tokens
+) -> dict[str, Any] | None:
+    """The trace of a commit's tokens, as far as they have `texts`; None if none was requested."""
+    trace = commit["trace"]
+    if trace is None:
+        return None
+    # Tokens that an earlier attempt has delivered have been left out of the commit.
+    delivered = commit["first_index"] - trace["first_index"]
+    places = range(delivered, delivered + len(texts))
+    return {
+        "attempt": attempt,
+        "round": trace["round"],
+        "drafted": trace["drafted"],
+        "verified": trace["verified"],
+        "accepted": trace["accepted"],
+        "draft_s": trace["draft_s"],
+        "verify_s": trace["verify_s"],
+        "tokens": [
+            {"id": token, "text": text, "node": place if place < trace["accepted"] else None}
+            for token, text, place in zip(commit["token_ids"], texts, places, strict=False)
+        ],
+        "nodes": [
+            {
+                "id": node["token"],
+                "text": tokens.spelling(node["token"])[0],
+                "parent": None if node["parent"] == ROOT else node["parent"],
+                "confidence": node["confidence"],
+                "drafters": node["drafters"],
+                "accepted": place < trace["accepted"],
+            }
+            for place, node in enumerate(trace["nodes"])
+        ],
+    }

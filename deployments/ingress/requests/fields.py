@@ -1,0 +1,185 @@
+"""The base class of everything that clients send, and the types of single fields."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from cluster.config.section import within
+from deployments.ingress.requests.nesting import shallow
+from deployments.ingress.requests.unsupported import UNSUPPORTED, Unsupported, check_supported
+from engine.errors import InvalidRequest
+from policies import ranges
+
+MAX_STOPS = 4
+MAX_PROMPTS = 2048
+"""As in OpenAI's API; admission is usually narrower."""
+MAX_MESSAGES = 8192
+"""Of a conversation, and items of one of its lists: the event loop handles each."""
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"is no Unicode text: {error.reason}") from None
+    return text
+
+
+def _few_biases(given: object) -> object:
+    """Counted before each of them is checked, because each may be an error."""
+    if isinstance(given, dict) and len(given) > ranges.MAX_BIASES:
+        length = {"max_length": ranges.MAX_BIASES, "actual_length": len(given)}
+        raise PydanticKnownError("too_long", {"field_type": "Dictionary", **length})
+    return given
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(shallow)]
+TokenId = Annotated[int, within(ranges.COUNT)]
+TokenKey = Annotated[TokenId, Field(strict=False)]
+Bias = Annotated[float, within(ranges.BIAS)]
+Biases = Annotated[
+    dict[TokenKey, Bias], Field(max_length=ranges.MAX_BIASES), BeforeValidator(_few_biases)
+]
+Penalty = Annotated[float, within(ranges.PENALTY)]
+Milliseconds = Annotated[float, within(ranges.SLO_MS)]
+Alternatives = Annotated[int, within(ranges.LOGPROBS)]
+AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
+StopString = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
+BadWord = Annotated[
+    str,
+    Field(min_length=1, max_length=ranges.MAX_BAD_WORD_CHARACTERS),
+    AfterValidator(_encodable),
+]
+REQUEST_ID = r"^[!-~]{1,128}$"
+RequestId = Annotated[str, Field(pattern=REQUEST_ID)]
+# Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+AllowedTokens = Annotated[
+    list[TokenId], Field(min_length=1, max_length=ranges.MAX_ALLOWED_TOKENS, fail_fast=True)
+]
+_PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
+Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
+
+
+class Fields(BaseModel):
+    """Unknown fields are kept, so that they can be named to the client
+    (deployments/ingress/ignored.py)."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    """Names that are refused although they are no fields here, as they would change the text."""
+
+    passes_unknown_on: ClassVar[bool] = False
+    """Unknown fields have an effect: a chat template sees them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_given(cls, given: object) -> object:
+        """A null counts as absent, as in OpenAI's API. An unsupported field is a
+        validation error."""
+        if not isinstance(given, dict):
+            return given
+        known = {
+            name: value
+            for name, value in given.items()
+            if value is not None or (name not in cls.model_fields and name not in cls.unsupported)
+        }
+        return check_supported(known, cls.unsupported, cls.model_fields)
+
+    @model_validator(mode="after")
+    def _check_unknown(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            try:
+                shallow(value)
+            except ValueError as error:
+                problem = {"field": name, "problem": str(error)}
+                raise PydanticCustomError(UNSUPPORTED, "{problem}", problem) from None
+        return self
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Known fields whose values ask for something that does not happen."""
+        return ()
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    """Send one more event at the end of the stream, with the usage and without choices."""
+    continuous_usage_stats: bool = False
+    """Send the usage so far with every event."""
+    include_obfuscation: bool = False
+    """Without effect: events are not padded."""
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        return ("include_obfuscation",) if self.include_obfuscation else ()
+
+
+class SloTargets(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+    ttft_ms: Milliseconds | None = None
+    """Time to the first token, from arrival."""
+    tpot_ms: Milliseconds | None = None
+    """Mean time per output token after the first."""
+
+
+class SpeculationOptions(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+    off: bool = False
+    """No speculation: the target decodes alone."""
+    drafter: str | None = None
+    """Only this drafter drafts; absent: the selection policy chooses."""
+    max_depth: AtLeastOne | None = None
+    """Maximum draft depth."""
+
+
+class SpindleOptions(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+    trace: bool = False
+    """Say with each event of the stream how its tokens came about: which drafter has proposed each,
+    with which confidence, and what else was drafted."""
+
+
+class PromptListing(Fields):
+    """Of requests whose answers list their prompts."""
+
+    prompt_logprobs: Alternatives | None = None
+    """How many alternatives to list beside the log-probability of each token of the prompt. Not
+    with `stream`."""
+
+
+class TemplateFields(Fields):
+    """How messages are rendered."""
+
+    add_generation_prompt: bool | None = None
+    """Begin the model's answer after the messages; by default unless the final one is continued."""
+    continue_final_message: bool = False
+    """The model continues the last message instead of answering it."""
+    chat_template_kwargs: JsonObject = {}
+    """Variables for the checkpoint's chat template; those that it does not use have no effect."""
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message", "excludes add_generation_prompt; give only one of them"
+            )
+        return self
+
+    @property
+    def generation_prompt(self) -> bool:
+        given = self.add_generation_prompt
+        return not self.continue_final_message if given is None else given

@@ -1,0 +1,172 @@
+"""The target's tokenizer with what the API needs: text, chat templates, spellings of single
+tokens."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from deployments.ingress.requests.chat_messages import TemplateMessage
+from deployments.ingress.requests.turns import Turns
+from engine.errors import InvalidRequest
+from engine.tokenizer import load_tokenizer
+
+REPLACEMENT = "\ufffd"
+"""The replacement character, to which invalid or incomplete UTF-8 decodes."""
+
+_LONG_TEXT = 65536
+"""Texts with more characters take longer than some 50 ms to encode."""
+
+T = TypeVar("T")
+_RESERVED = frozenset(
+    ("messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+)
+"""Names that are no variables of a chat template."""
+_MAX_ERROR = 100
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+class Tokens:
+    def __init__(self, checkpoint: Path) -> None:
+        self._tokenizer = load_tokenizer(checkpoint)
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()))
+        self._turns = Turns()
+        self._spellings: dict[int, tuple[str, list[int] | None]] = {}
+        template = str(self._tokenizer.chat_template)
+        self._template_words = frozenset(re.findall(r"\w+", template))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer itself, for vLLM's parsers."""
+        return self._tokenizer
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def spells_special(self, text: str) -> bool:
+        """Whether the text is a single special token."""
+        return self._tokenizer.get_vocab().get(text) in self._special
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The tokens' text, including special tokens."""
+        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def encode_blocking(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Encodes in the calling thread; takes half a second per megabyte."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def most_characters(self, tokens: int) -> int:
+        """A text with more characters has more than so many tokens."""
+        return tokens * self._longest_token
+
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, client: str = ""
+    ) -> list[int]:
+        return (await self.encode_all([text], add_special_tokens, client))[0]
+
+    async def encode_all(
+        self, texts: Sequence[str], add_special_tokens: bool = True, client: str = ""
+    ) -> list[list[int]]:
+        """Encodes the texts together in a thread, so that the event loop can go on serving
+        streams. `client`: whose turn it takes."""
+
+        def encode() -> list[list[int]]:
+            encoded = self._tokenizer(list(texts), add_special_tokens=add_special_tokens)
+            return [list(ids) for ids in encoded["input_ids"]]
+
+        return await self.in_turn(encode, sum(map(len, texts)), client)
+
+    async def in_turn(self, work: Callable[[], T], size: int, client: str) -> T:
+        """Does work on so many characters or tokens in a thread, when it is the client's turn."""
+        return await self._turns.run(work, client, size > _LONG_TEXT)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        client: str = "",
+    ) -> list[int]:
+        """Renders the messages with the checkpoint's chat template; its errors are reported as the
+        client's."""
+        options = {
+            **self.used_variables(variables or {}),
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+
+        def encode() -> list[int]:
+            return list(self._render(messages, tools, options)["input_ids"])
+
+        try:
+            characters = sum(len(str(part)) for part in (messages, tools, options))
+            return await self.in_turn(encode, characters, client)
+        except Exception as error:  # templates may raise anything
+            problem = str(error)[:_MAX_ERROR]
+            raise InvalidRequest("messages", f"the chat template refused: {problem}") from error
+
+    def used_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the variables that the chat template uses; raises InvalidRequest for a name that
+        cannot be one."""
+        for name in variables:
+            if name in _RESERVED:
+                raise InvalidRequest("chat_template_kwargs", f"{name} cannot be set there")
+        return {name: value for name, value in variables.items() if name in self._template_words}
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return "tools" in self._template_words
+
+    def _render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]],
+        options: Mapping[str, Any],
+    ) -> Any:
+        given = list(tools) or None
+        if "developer" not in self._tokenizer.get_chat_template(tools=given):
+            # The role's older name, which all templates know.
+            messages = [
+                {**one, "role": "system"} if one["role"] == "developer" else one for one in messages
+            ]
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=given, return_dict=True, **options
+        )
+
+    def vocabulary_entries(self, tokens: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them."""
+        return [str(one) for one in self._tokenizer.convert_ids_to_tokens(list(tokens))]
+
+    def spelling(self, token: int) -> tuple[str, list[int] | None]:
+        """One token's text and bytes, as listed among log-probabilities. Bytes that are not valid
+        text by themselves are spelled out, as in OpenAI's API."""
+        if token not in self._spellings:
+            self._spellings[token] = self._spell(token)
+        return self._spellings[token]
+
+    def _spell(self, token: int) -> tuple[str, list[int] | None]:
+        # Some decoders strip the first space of a text, so the token is decoded in second place.
+        text = self.decode([token, token])[len(self.decode([token])) :]
+        if REPLACEMENT not in text:
+            return text, list(text.encode())
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            raw = [int(match[1], 16)]
+        elif all(character in _BYTE_OF_CHARACTER for character in piece):
+            raw = [_BYTE_OF_CHARACTER[character] for character in piece]
+        else:
+            return text, None
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw

@@ -1,0 +1,134 @@
+"""`echo`: a completion begins with its prompt, and so do its log-probabilities."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from deployments.ingress.answers.output_text import echo
+from engine.protocol import TokenLogprobs
+from tests import prompt_logprobs
+from tests.checkpoints import llama
+from tests.deployments.ingress.answers.test_output_text import BROKEN_IDS, ZOO
+from tests.deployments.local import CONTEXT, VOCAB, local_api
+
+TEXT = "<|user|>Count to 7, naïve 漢字.<|end|>"
+IDS = ZOO.encode_blocking(TEXT)
+ASKED = {"model": "target", "prompt": TEXT, "max_tokens": 12, "seed": 3, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    model = llama(vocab=VOCAB, context=CONTEXT)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def answer(**fields: Any) -> dict[str, Any]:
+    async def inside() -> dict[str, Any]:
+        async with local_api() as (api, _):
+            return await api.generate({**ASKED, **fields})
+
+    return asyncio.run(inside())
+
+
+def prompt_logprobs_of(logprobs: dict[str, list[Any]]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(one) for one in logprobs["token_logprobs"][1 : len(IDS)]]
+
+
+@pytest.mark.parametrize("prompt", [TEXT, IDS])
+def test_the_text_begins_with_the_prompts_and_all_else_is_as_without(prompt: Any) -> None:
+    plain, echoed = answer(prompt=prompt), answer(prompt=prompt, echo=True)
+    assert echoed["choices"][0]["text"] == TEXT + plain["choices"][0]["text"]
+    assert echoed["choices"][0]["logprobs"] is None
+    assert echoed["usage"] == plain["usage"]
+    only_output = answer(prompt=prompt, echo=True, return_token_ids=True)["choices"][0]
+    assert len(only_output["token_ids"]) == 12
+
+
+def test_logprobs_begin_with_the_prompts(target: PreTrainedModel) -> None:
+    plain = answer(logprobs=2)["choices"][0]["logprobs"]
+    choice = answer(logprobs=2, echo=True)["choices"][0]
+    logprobs, prompt = choice["logprobs"], len(IDS)
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    prompt_logprobs.check(target, IDS, 0, prompt_logprobs_of(logprobs), ranked=False)
+    assert logprobs["tokens"][:prompt] == [ZOO.spelling(token)[0] for token in IDS]
+    for token, value, top in list(
+        zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    )[1:]:
+        assert top[token] == value
+        assert 2 <= len(top) <= 3
+    assert logprobs["tokens"][prompt:] == plain["tokens"]
+    assert logprobs["token_logprobs"][prompt:] == pytest.approx(plain["token_logprobs"], abs=1e-4)
+    offsets = logprobs["text_offset"]
+    assert offsets[prompt:] == [len(TEXT) + offset for offset in plain["text_offset"]]
+    for token, begin, end in zip(logprobs["tokens"], offsets, offsets[1:prompt], strict=False):
+        assert token.startswith("bytes:") or choice["text"][begin:end] == token
+
+
+def test_each_choice_begins_with_its_own_prompt() -> None:
+    prompts = ["one two", TEXT]
+    choices = answer(prompt=prompts, n=2, echo=True, logprobs=0)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    for choice, prompt in zip(choices, ["one two"] * 2 + [TEXT] * 2, strict=True):
+        assert choice["text"].startswith(prompt)
+        assert len(choice["logprobs"]["tokens"]) == len(ZOO.encode_blocking(prompt)) + 12
+    assert choices[2]["text"] != choices[3]["text"], "n choices have seeds of their own"
+
+
+def test_a_stream_begins_with_the_prompt_once() -> None:
+    fields = {**ASKED, "echo": True, "logprobs": 1, "n": 2}
+
+    async def inside() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        async with local_api() as (api, _):
+            return await api.generate(fields), [chunk async for chunk in api.stream(fields)]
+
+    whole, chunks = asyncio.run(inside())
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert len(own) > 1
+        assert own[0]["text"].startswith(TEXT)
+        assert "".join(one["text"] for one in own) == choice["text"]
+        for field in ("tokens", "text_offset"):
+            assert [x for one in own for x in one["logprobs"][field]] == choice["logprobs"][field]
+
+
+def test_stop_strings_are_searched_in_the_output_only() -> None:
+    plain = answer()["choices"][0]["text"]
+    stop = plain[len(plain) // 2 :][:6]
+    prompt = f"{TEXT}{stop}"
+    undisturbed = answer(prompt=prompt)["choices"][0]["text"]
+    choice = answer(prompt=prompt, stop=stop, echo=True)["choices"][0]
+    assert choice["text"] == prompt + undisturbed.partition(stop)[0]
+    stopped = answer(stop=stop, echo=True)["choices"][0]
+    assert stopped["text"] == TEXT + plain.partition(stop)[0]
+    assert stopped["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_max_tokens_0_returns_the_prompt_alone(streamed: bool) -> None:
+    fields = {**ASKED, "echo": True, "logprobs": 1, "max_tokens": 0, "return_token_ids": True}
+
+    async def inside() -> dict[str, Any]:
+        async with local_api() as (api, _):
+            if not streamed:
+                return await api.generate(fields)
+            options = {"stream_options": {"include_usage": True}}
+            chunk, usage = [chunk async for chunk in api.stream({**fields, **options})]
+            return {**chunk, "usage": usage["usage"]}
+
+    body = asyncio.run(inside())
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+    assert (choice["token_ids"], len(choice["logprobs"]["tokens"])) == ([], len(IDS))
+    assert body["usage"]["completion_tokens"] == 0
+    assert body["usage"]["total_tokens"] == len(IDS)
+
+
+@pytest.mark.parametrize("ids", [IDS, [5], [*BROKEN_IDS[:40], *IDS, BROKEN_IDS[3]]])
+def test_a_prompts_text_is_that_of_its_tokens(ids: list[int]) -> None:
+    echoed = echo(ZOO, ids)
+    assert echoed.text == ZOO.decode(ids)
+    assert len(echoed.offsets) == len(ids)
+    assert list(echoed.offsets) == sorted(echoed.offsets)

@@ -1,0 +1,84 @@
+"""Clients take turns at threads."""
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import pytest
+
+from deployments.ingress.requests.turns import AT_ONCE, Turns
+
+
+def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:
+    done: list[str] = []
+
+    async def inside() -> None:
+        turns = Turns()
+        many = [turns.run(lambda: done.append("many"), "many", is_long=True) for _ in range(20)]
+        working = [asyncio.create_task(one) for one in many]
+        await asyncio.sleep(0)
+        await turns.run(lambda: done.append("one"), "one", is_long=True)
+        await asyncio.gather(*working)
+
+    asyncio.run(inside())
+    assert done.index("one") <= 2
+    assert len(done) == 21
+
+
+def test_short_work_of_one_client_leaves_threads_to_others() -> None:
+    release = threading.Event()
+
+    async def inside() -> None:
+        turns = Turns()
+        blocking = [
+            asyncio.create_task(turns.run(release.wait, "many", is_long=False))
+            for _ in range(10 * AT_ONCE)
+        ]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            assert await turns.run(lambda: 5, "one", is_long=False) == 5
+        release.set()
+        await asyncio.gather(*blocking)
+        del blocking
+        await asyncio.sleep(0.05)
+        assert not turns._clients, "forgotten"
+
+    asyncio.run(inside())
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_work_whose_caller_has_left_keeps_its_turn(is_long: bool) -> None:
+    """Else who sends requests and leaves would fill all threads."""
+    release, begun = threading.Event(), []
+
+    def work() -> None:
+        begun.append(1)
+        release.wait()
+
+    async def inside() -> None:
+        turns = Turns()
+        for _ in range(20):
+            left = asyncio.create_task(turns.run(work, "one", is_long))
+            await asyncio.sleep(0.01)
+            left.cancel()
+            with suppress(asyncio.CancelledError):
+                await left
+        assert len(begun) == (1 if is_long else AT_ONCE)
+        release.set()
+        assert await turns.run(lambda: 5, "one", is_long) == 5
+
+    asyncio.run(inside())
+
+
+def test_work_that_raises_gives_its_turn_back() -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def inside() -> None:
+        turns = Turns()
+        for is_long in (False, True) * 3 * AT_ONCE:
+            with pytest.raises(ValueError, match="no"):
+                await turns.run(fails, "one", is_long)
+        assert await turns.run(lambda: 5, "one", is_long=True) == 5
+
+    asyncio.run(inside())
