@@ -15,21 +15,21 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from cluster.config.keys import resolved
-from deployments.ingress.admission.api_keys import Client, Keys, trusted
-from deployments.ingress.admission.sampling import stop_rule
+from deployments.ingress.admission.clients import Client, Keys, trusted
 from deployments.ingress.admission.shares import Shares
-from deployments.ingress.admission.stream_requests import Admission
 from deployments.ingress.answers.choices import Answer, Choice
-from deployments.ingress.answers.logprobs import prompt_part
-from deployments.ingress.answers.output_text import Echo, echo
-from deployments.ingress.answers.responses import (
+from deployments.ingress.answers.completion_bodies import (
     ChatFormat,
     CollectedChoice,
     CompletionFormat,
     ResponseFormat,
     model_body,
 )
+from deployments.ingress.answers.json_text import Body
+from deployments.ingress.answers.logprobs import prompt_part
+from deployments.ingress.answers.output_text import Echo, StopRule, echo
 from deployments.ingress.answers.tokenization import detokenize, tokenize
+from deployments.ingress.errors import ApiError
 from deployments.ingress.ignored import HEADER, IgnoredFields, shown
 from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.pages.live import LiveView, live
@@ -41,18 +41,18 @@ from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
 from deployments.ingress.replicas.readiness import Readiness
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes, parse
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.requests.fields import Fields
 from deployments.ingress.requests.problems import quoted
+from deployments.ingress.requests.stream_requests import StreamRequestBuilder
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.requests.tools import ToolUse
+from deployments.ingress.tokenizer import Tokens
 from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
 ANY_CALLER = trusted("")
-Body = dict[str, Any]
+"""A handle's caller in the cluster: without a share, and free to set priorities."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class Api:
         self.tokens = Tokens(config.target.header_path())
         self.parsers = OutputParsers(config.target, self.tokens)
         ingress = uuid.uuid4().hex
-        self._admission = Admission(config, self.tokens, ingress)
+        self._builder = StreamRequestBuilder(config, self.tokens, ingress)
         self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
         self.departures = Departures(self.metrics, self._heartbeats)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
@@ -90,8 +90,7 @@ class Api:
     async def health(self) -> Body:
         """Raises ApiError 503 while no replica can serve."""
         await self.ready()
-        down = self._readiness.drafters_down
-        return {"status": "ok", "drafters_down": down} if down else {"status": "ok"}
+        return {"status": "ok", "drafters_down": self._readiness.drafters_down}
 
     async def ready(self) -> TargetLimits:
         """Returns the target's limits; raises ApiError 503 while no replica can serve."""
@@ -153,7 +152,7 @@ class Api:
         self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
-        held = self._shares.take(client, self._admission.check_size(request, client, limits, most))
+        held = self._shares.take(client, self._builder.check_size(request, client, limits, most))
 
         def on_close(answer: Answer) -> None:
             held.release()
@@ -180,10 +179,10 @@ class Api:
         # A client may use the same id again.
         name = "-".join([*([public_id] if public_id else []), uuid.uuid4().hex])
         use = _tool_use(request)
-        streams = await self._admission.choices(request, name, tenant, limits)
+        streams = await self._builder.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in streams[:: request.n]]
         echoed = await self._echoes(prompts, tenant) if echoes(request) else [None] * len(prompts)
-        stop = stop_rule(request)
+        stop = StopRule.of(request)
         choices = [
             Choice(
                 index,

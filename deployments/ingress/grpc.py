@@ -22,10 +22,11 @@ from grpc_health.v1.health import aio as health_aio
 
 from cluster.config import GrpcConfig
 from deployments import connections
-from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.clients import Client
 from deployments.ingress.answers import json_text
-from deployments.ingress.api import Api, Body
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.answers.json_text import Body
+from deployments.ingress.api import Api
+from deployments.ingress.errors import ApiError
 
 SERVICE = "spindle.Spindle"
 _CODES = {

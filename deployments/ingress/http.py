@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.clients import Client
 from deployments.ingress.admission.gate import Gate, route_path
 from deployments.ingress.answers import json_text
 from deployments.ingress.answers.backpressure import BackpressureWindow
@@ -22,7 +22,9 @@ from deployments.ingress.answers.delivery import (
     data_events,
     named_events,
 )
-from deployments.ingress.api import Api, Body
+from deployments.ingress.answers.json_text import Body
+from deployments.ingress.api import Api
+from deployments.ingress.errors import ApiError
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
 from deployments.ingress.pages.debug import add_debug
 from deployments.ingress.pages.docs import add_docs_page
@@ -36,7 +38,6 @@ from deployments.ingress.requests.completions import (
     CompletionRequest,
     GenerationRequest,
 )
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.requests.fields import REQUEST_ID, Fields
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest

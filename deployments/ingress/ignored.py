@@ -4,11 +4,11 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 
+from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.requests.fields import Fields, TemplateFields
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.tokenizer import Tokens
 
 HEADER = "x-spindle-ignored"
 """Of a response: the fields of its request that have no effect."""
@@ -48,7 +48,7 @@ def _walk(fields: Fields, path: str) -> Iterator[str]:
 
 
 def shown(names: Sequence[str]) -> str:
-    """The names as one header's value: short, and in printable ASCII."""
+    """The names as one header's value: short, in printable ASCII, commas only between names."""
     listed = [re.sub(r"[^!-+\--~]", "?", name)[:_MAX_NAME] for name in names[:_MAX_NAMES]]
     more = len(names) - len(listed)
     return ", ".join([*listed, *([f"and {more} more"] if more else [])])

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from deployments.ingress.answers.choices import Answer
+from deployments.ingress.errors import ApiError
 from deployments.ingress.metrics import IngressMetrics
-from deployments.ingress.requests.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
 

@@ -225,13 +225,14 @@ def test_calls_for_which_rounds_did_not_wait_are_counted(
 ) -> None:
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)["tiny"]
-    assert scrape("host")["late_calls_total/tiny"] == 0
+    # On a busy machine a call may have been late before.
+    before = scrape("host")["late_calls_total/tiny"]
     stream = iter(app.options(stream=True).stream.remote(ENDLESS))
     for _ in range(8):
         next(stream)
     os.kill(victim, signal.SIGSTOP)
     try:
-        eventually(lambda: scrape("host")["late_calls_total/tiny"] > 0, "a call is late")
+        eventually(lambda: scrape("host")["late_calls_total/tiny"] > before, "a call is late")
     finally:
         os.kill(victim, signal.SIGCONT)
     *_, last = stream

@@ -8,8 +8,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ingress.admission.api_keys import Client, Keys
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.admission.clients import Client, Keys
+from deployments.ingress.errors import ApiError
 from deployments.proxy import BODY, delay_receive, replay
 
 _MOST_DIGITS = 18

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from cluster.config import AppConfig
-from deployments.ingress.admission.api_keys import Client
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.admission.clients import Client
+from deployments.ingress.errors import ApiError
 
 
 class Shares:

@@ -11,7 +11,7 @@ from deployments.ingress.answers.trace import trace_body
 from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.replicas.failover import FailoverStream
 from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob, SpeculationFields
 from engine.protocol import Finish
 

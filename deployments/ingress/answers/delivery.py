@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.ingress.answers.backpressure import BackpressureWindow
 from deployments.ingress.answers.choices import Answer
-from deployments.ingress.api import Body
+from deployments.ingress.answers.json_text import Body
 
 
 async def cancel_if_disconnected(receive: Receive, answer: Coroutine[None, None, Body]) -> Body:

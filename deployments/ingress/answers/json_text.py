@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+Body = dict[str, Any]
+
 _ITEMS = 64
 """List items that are written at once."""
 _PAUSE_AFTER = 65536
 """Characters between two pauses for the event loop."""
 
 
-async def encode(body: dict[str, Any]) -> bytes:
+async def encode(body: Body) -> bytes:
     """The body as `json.dumps` writes it with its most compact separators."""
     written: list[str] = []
     unpaused = 0
@@ -28,14 +30,14 @@ async def encode(body: dict[str, Any]) -> bytes:
     return "".join(written).encode(errors="backslashreplace")
 
 
-def finite(value: Any) -> Any:
+def without_infinities(value: Any) -> Any:
     """The value with null in place of NaN and infinities, which JSON does not have and Python reads
     from clients."""
     match value:
         case dict():
-            return {name: finite(inner) for name, inner in value.items()}
+            return {name: without_infinities(inner) for name, inner in value.items()}
         case list():
-            return [finite(inner) for inner in value]
+            return [without_infinities(inner) for inner in value]
         case float() if not math.isfinite(value):
             return None
         case _:

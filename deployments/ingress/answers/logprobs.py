@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.ingress.answers.choices import Choice, OutputToken
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 
 _MIN_LOGPROB = -9999.0

@@ -7,8 +7,10 @@ tokens a verdict contains.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from deployments.ingress.requests.tokenizer import REPLACEMENT, Tokens
+from deployments.ingress.requests.completions import GenerationRequest
+from deployments.ingress.tokenizer import REPLACEMENT, Tokens
 from engine.protocol import Finish
 
 _MAX_BROKEN_TOKENS = 3
@@ -121,6 +123,15 @@ class StopRule:
     """Strings are not searched before the token after so many."""
     included: bool = False
     """The text ends with what has stopped it."""
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> Self:
+        return cls(
+            request.stops,
+            request.stop_token_ids,
+            request.min_tokens,
+            request.include_stop_str_in_output,
+        )
 
 
 @dataclass(frozen=True, slots=True)

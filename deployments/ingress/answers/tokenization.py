@@ -3,7 +3,7 @@
 from typing import Any
 
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
 
 

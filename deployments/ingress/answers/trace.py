@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Committed
 from policies.tree import ROOT
 

@@ -8,9 +8,9 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from ray.serve.handle import DeploymentHandle
 
-from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.clients import Client
 from deployments.ingress.api import Api
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.errors import ApiError
 from deployments.messages import TraceQuery
 from deployments.replica.timeline import TraceEvent
 

@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.ingress.answers import answer_types as answers
+from deployments.ingress.pages import answer_types as answers
 
 _REF = "#/components/schemas/{model}"
 _STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -57,7 +57,7 @@ LINKS: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
         }
     },
 }
-"""What of an answer another request can be made of."""
+"""OpenAPI's links: how the next request follows from an answer, for tools that test sequences."""
 
 
 def add_schema(http: FastAPI, with_keys: bool, open_paths: Collection[str]) -> None:

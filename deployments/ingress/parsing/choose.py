@@ -15,8 +15,8 @@ from deployments.ingress.parsing.json_formats import (
 from deployments.ingress.parsing.parser import Format, FormatParser, OutputParser
 from deployments.ingress.parsing.pythonic import pythonic
 from deployments.ingress.parsing.vllm import VllmParsers
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.requests.tools import ToolUse
+from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
 
 TOOL_PARSERS = ("hermes", "llama3_json", "pythonic")

@@ -17,5 +17,5 @@ async def answer_of(replica: str, call: Awaitable[Answer]) -> Answer | None:
         async with asyncio.timeout(_WAIT_S):
             return await call
     except Exception as error:  # the replica is lost, or slow
-        _LOG.warning("%s sends no numbers: %s", replica, error)
+        _LOG.warning("%s does not answer: %s", replica, error)
         return None

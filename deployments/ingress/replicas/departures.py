@@ -36,8 +36,8 @@ class Departures:
         if self._heartbeats.has_failed(name):
             self._add(name, LOST)
             return
-        # Ray answers from another process. A future and no task: Serve cancels the tasks of a
-        # request with it.
+        # In a thread, because Ray answers from another process. An asyncio task would be cancelled
+        # together with the request in which it was started.
         asking = asyncio.get_running_loop().run_in_executor(None, reason_of, name)
         asking.add_done_callback(partial(self._add_answer, name))
 

@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster.config import LimitsConfig
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.errors import ApiError
 from deployments.messages import NO_STATISTICS, Committed, Message, StreamRequest, summed
 
 _LOG = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import logging
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.ingress.errors import ApiError
 from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
-from deployments.ingress.requests.errors import ApiError
 from deployments.messages import Routed
 from engine.request import TargetLimits
 

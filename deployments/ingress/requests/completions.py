@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from cluster.config.section import within
+from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.chat_messages import Messages
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.requests.fields import (
     MAX_STOPS,
     AllowedTokens,
@@ -76,11 +76,11 @@ class SharedFields(Fields):
     user: Text | None = None
     """For your own records, as are `metadata`, `safety_identifier` and `prompt_cache_key`."""
     metadata: JsonObject | None = None
-    """Without effect."""
+    """Without effect on the output."""
     safety_identifier: Text | None = None
     """Without effect."""
     prompt_cache_key: Text | None = None
-    """Without effect: prompts with the same beginning find each other."""
+    """Without effect: the prefix cache finds prompts with the same beginning by itself."""
     store: bool = False
     """Nothing is stored: true has no effect."""
     service_tier: str = "auto"

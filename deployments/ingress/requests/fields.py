@@ -154,7 +154,7 @@ class SpindleOptions(Fields):
 
 
 class PromptListing(Fields):
-    """Of requests whose answers list their prompts."""
+    """How log-probabilities of the prompt's tokens are requested."""
 
     prompt_logprobs: Alternatives | None = None
     """How many alternatives to list beside the log-probability of each token of the prompt. Not

@@ -35,7 +35,7 @@ class NamedSchema(Fields):
     name: Text | None = None
     """Not shown to the model."""
     description: Text | None = None
-    """Neither is shown to the model."""
+    """Not shown to the model."""
     schema_: Annotated[JsonObject | bool, Field(alias="schema")] = True
     """The JSON schema that the output keeps to."""
     strict: bool = False

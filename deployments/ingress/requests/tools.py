@@ -18,7 +18,7 @@ class Function(Fields):
     passes_unknown_on = True
 
     name: FunctionName
-    """Letters, digits, `_` and `-`."""
+    """Letters, digits, `_`, `-` and `.`."""
     description: Text | None = None
     """When and how to call it."""
     parameters: Schema | None = None

@@ -70,7 +70,7 @@ SHARED: Mapping[str, Unsupported] = {
         Unsupported(_GRAMMAR),
     ),
     "structured_outputs": Unsupported("is for requests that generate"),
-    "response_format": Unsupported("is not a field here; use text.format", ({"type": "text"},)),
+    "response_format": Unsupported("is for requests that generate", ({"type": "text"},)),
     "guided_json_object": Unsupported(_GRAMMAR, (False,)),
     **dict.fromkeys(("typical_p", "tfs", "tfs_z"), Unsupported(_SAMPLER, (1,))),
     **dict.fromkeys(

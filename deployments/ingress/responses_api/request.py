@@ -57,7 +57,7 @@ class FunctionTool(Fields):
     type: Literal["function"]
     """Only functions are tools."""
     name: FunctionName
-    """Letters, digits, `_` and `-`."""
+    """Letters, digits, `_`, `-` and `.`."""
     description: Text | None = None
     """When and how to call it."""
     parameters: Schema | None = None
@@ -145,7 +145,7 @@ class ResponsesRequest(SharedFields):
     max_tool_calls: Annotated[int, within(ranges.COUNT)] | None = None
     """Limits tools that run at the server, of which there are none."""
     return_token_ids: Literal[False] = False
-    """Chats have them."""
+    """Only the completion APIs return token ids."""
 
     @model_validator(mode="after")
     def _check_trace(self) -> Self:

@@ -7,14 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.clients import Client
 from deployments.ingress.answers import json_text
 from deployments.ingress.answers.choices import Answer, Choice, Piece
+from deployments.ingress.answers.completion_bodies import CollectedChoice
+from deployments.ingress.answers.json_text import Body
 from deployments.ingress.answers.logprobs import list_logprobs
-from deployments.ingress.answers.responses import CollectedChoice
-from deployments.ingress.api import Api, Body
+from deployments.ingress.api import Api
+from deployments.ingress.errors import ApiError
 from deployments.ingress.parsing.parser import Content, Delta
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.responses_api.content_tokens import ContentTokens
 from deployments.ingress.responses_api.events import Event, ResponseEvents
 from deployments.ingress.responses_api.request import RENAMED, ResponsesRequest
@@ -87,7 +88,7 @@ class ResponsesApi:
                 "object": "response",
                 "created_at": int(time.time()),
                 "model": self._api.config.served_name,
-                **json_text.finite(request.echoed),
+                **json_text.without_infinities(request.echoed),
             }
         )
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.api import Api
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import NO_STATISTICS, Committed, Heartbeat, Message, StreamRequest
 from engine.protocol import Finish
 from tests.deployments.local import CONTEXT, VOCAB, Method, Response, make_config, serving

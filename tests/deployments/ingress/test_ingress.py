@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.admission.stream_requests import Admission
 from deployments.ingress.api import Api
+from deployments.ingress.errors import ApiError
 from deployments.ingress.replicas import readiness
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.stream_requests import StreamRequestBuilder
 from deployments.messages import Routed
 from engine.protocol import Commit
 from engine.request import ServedRequest
@@ -537,7 +537,7 @@ def test_a_defect_of_the_ingress_is_500_in_openais_shape(monkeypatch: pytest.Mon
         raise RuntimeError("at /srv/secret/path")
 
     async def test(app: App) -> None:
-        monkeypatch.setattr(Admission, "choices", broken)
+        monkeypatch.setattr(StreamRequestBuilder, "choices", broken)
         answers = [
             (await app.ask(max_tokens=2)).json(),
             await app.api.generate(PROMPT),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from tests.deployments.ingress.answers.test_output_text import ZOO
 from tests.deployments.ingress.scripted import with_tool_template
 from tests.deployments.ingress.test_ingress import PROMPT, App, events, run

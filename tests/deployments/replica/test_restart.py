@@ -22,7 +22,7 @@ def down_metric() -> bool:
 def test_the_successor_of_the_only_replica_serves_before_its_drafter_is_loaded() -> None:
     eventually(lambda: state()["down"] == [], "the drafter is loaded", within_s=60)
     first = state()
-    assert httpx.get(f"{URL}/health", timeout=10).json() == {"status": "ok"}
+    assert httpx.get(f"{URL}/health", timeout=10).json() == {"status": "ok", "drafters_down": 0}
     os.kill(replica_pid(), signal.SIGKILL)
     health: list[dict[str, Any]] = []
 
@@ -38,7 +38,7 @@ def test_the_successor_of_the_only_replica_serves_before_its_drafter_is_loaded()
     assert down_metric()
     assert tokens(read("early")) == expected_ids(1.0, SEED, 40)
     eventually(lambda: state()["down"] == [], "the drafter is loaded", within_s=60)
-    assert httpx.get(f"{URL}/health", timeout=10).json() == {"status": "ok"}
+    assert httpx.get(f"{URL}/health", timeout=10).json() == {"status": "ok", "drafters_down": 0}
     assert not down_metric()
     messages = read("later")
     assert tokens(messages) == expected_ids(1.0, SEED, 40)

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer
 
 from cluster.zoo import TARGET, model_path
-from deployments.ingress.admission.sampling import sampling_params
+from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import CompletionRequest
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.sampling import sampling_params
 from engine.drafters.ngram import NgramDrafter
 from engine.errors import InvalidRequest
 from engine.generate import Rejected, generate

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deployments.ingress.admission.api_keys import Client, Keys, trusted
+from deployments.ingress.admission.clients import Client, Keys, trusted
 from deployments.ingress.admission.shares import Shares
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.errors import ApiError
 from tests.deployments.local import make_config
 
 CONFIG = make_config(

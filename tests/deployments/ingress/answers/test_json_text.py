@@ -18,4 +18,4 @@ def test_any_text_of_a_client_can_be_returned_to_it(text: str) -> None:
 
 def test_numbers_that_json_does_not_have_are_null() -> None:
     given = {"a": [float("nan"), 1.5], "b": {"c": float("inf")}, "d": "NaN"}
-    assert json_text.finite(given) == {"a": [None, 1.5], "b": {"c": None}, "d": "NaN"}
+    assert json_text.without_infinities(given) == {"a": [None, 1.5], "b": {"c": None}, "d": "NaN"}

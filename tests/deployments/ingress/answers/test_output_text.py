@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.answers.output_text import AnswerText, Detokenizer, StopRule, TextPiece
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from engine.protocol import Finish
 
 ZOO = Tokens(model_path(TARGET))

@@ -9,8 +9,8 @@ from cluster.config import TargetConfig
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.parsing.parser import OutputParser
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.requests.tools import Tool, ToolChoice, ToolUse
+from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, summary
 

@@ -8,11 +8,11 @@ import pytest
 from ray.exceptions import RayActorError
 
 from deployments import messages
-from deployments.ingress.admission.api_keys import trusted
+from deployments.ingress.admission.clients import trusted
 from deployments.ingress.api import Api
+from deployments.ingress.errors import ApiError
 from deployments.ingress.replicas import failover as failover_module
 from deployments.ingress.replicas.failover import FailoverStream
-from deployments.ingress.requests.errors import ApiError
 from deployments.messages import Message, StreamRequest
 from tests.deployments.local import (
     LocalReplicas,

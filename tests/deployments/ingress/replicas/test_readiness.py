@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
+from deployments.ingress.errors import ApiError
 from deployments.ingress.replicas import readiness
 from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
 from deployments.ingress.replicas.readiness import Readiness
-from deployments.ingress.requests.errors import ApiError
 from deployments.messages import Heartbeat, Routed
 from engine.request import TargetLimits
 from tests.deployments.local import Method, make_config

@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.zoo import TARGET, model_path
-from deployments.ingress.admission.api_keys import Client
+from deployments.ingress.admission.clients import Client
 from deployments.ingress.admission.shares import Shares
-from deployments.ingress.admission.stream_requests import Admission, choice_seeds
+from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.requests.stream_requests import StreamRequestBuilder, choice_seeds
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.requests.unsupported import SHARED
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import StreamRequest, sampling_params, slo
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
@@ -43,9 +43,9 @@ def named(function: str) -> dict[str, Any]:
 
 
 def choices(request: CompletionRequest | ChatRequest) -> list[StreamRequest]:
-    admission = Admission(CONFIG, TOKENS, "ingress")
-    admission.check_size(request, CLIENT, LIMITS, Shares(CONFIG, lambda: 1).largest_request)
-    return asyncio.run(admission.choices(request, "x", CLIENT.tenant, LIMITS))
+    builder = StreamRequestBuilder(CONFIG, TOKENS, "ingress")
+    builder.check_size(request, CLIENT, LIMITS, Shares(CONFIG, lambda: 1).largest_request)
+    return asyncio.run(builder.choices(request, "x", CLIENT.tenant, LIMITS))
 
 
 def completion(**fields: Any) -> list[StreamRequest]:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from deployments.ingress.errors import ApiError
 from deployments.ingress.http import make_http
 from deployments.ingress.ignored import HEADER, STRICT_HEADER, IgnoredFields, ignored_fields
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.requests.unsupported import SHARED
 from deployments.messages import sampling_params
 from engine.errors import InvalidRequest

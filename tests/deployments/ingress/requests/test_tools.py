@@ -14,12 +14,12 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from cluster.zoo import TARGET, model_path
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
-from deployments.ingress.answers.responses import ChatFormat, CollectedChoice
+from deployments.ingress.answers.completion_bodies import ChatFormat, CollectedChoice
 from deployments.ingress.parsing.json_formats import call_list, hermes, named_call, thinking
 from deployments.ingress.parsing.parser import Format, FormatParser, OutputParser
 from deployments.ingress.requests.completions import ChatRequest
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.requests.tools import ToolUse, call_schema
+from deployments.ingress.tokenizer import Tokens
 from engine.protocol import Finish
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
 from tests.deployments.ingress.scripted import TEMPLATE, with_tool_template

@@ -255,6 +255,8 @@ class LoadAnswer(AnswerPart):
 class HealthAnswer(AnswerPart):
     status: Literal["ok"]
     """Any replica would serve at once."""
+    drafters_down: int
+    """Drafters that are lost or still load; nothing waits for them."""
 
 
 class VersionAnswer(AnswerPart):

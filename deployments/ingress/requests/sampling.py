@@ -3,11 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from deployments.ingress.answers.output_text import StopRule
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.structured_outputs import output_grammar
-from deployments.ingress.requests.tokenizer import Tokens
 from deployments.ingress.requests.tools import call_schema
+from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
 from engine.grammar.spec import OutputGrammar
 from engine.sampling.params import SamplingParams
@@ -49,15 +48,6 @@ def _grammar(request: GenerationRequest) -> OutputGrammar | None:
     if isinstance(request, ChatRequest) and request.tool_use.is_enforced:
         return OutputGrammar("json_schema", json.dumps(call_schema(request.tool_use)), "tools")
     return output_grammar(request.response_format, request.structured_outputs)
-
-
-def stop_rule(request: GenerationRequest) -> StopRule:
-    return StopRule(
-        request.stops,
-        request.stop_token_ids,
-        request.min_tokens,
-        request.include_stop_str_in_output,
-    )
 
 
 def tokens_of_bad_words(tokens: Tokens, words: Sequence[str]) -> list[tuple[int, ...]]:

@@ -56,6 +56,6 @@ class _ClientTurns:
 
 
 def _release(gates: list[asyncio.Semaphore], _client: _ClientTurns | None = None) -> None:
-    """`_client`: remembered until now."""
+    """`_client`: an argument only so that its entry, held weakly, lives as long as its turn."""
     for gate in gates:
         gate.release()

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from deployments.ingress.requests.turns import AT_ONCE, Turns
+from deployments.ingress.turns import AT_ONCE, Turns
 
 
 def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:

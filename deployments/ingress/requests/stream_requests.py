@@ -7,13 +7,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from cluster.config import AppConfig
-from deployments.ingress.admission.api_keys import Client
-from deployments.ingress.admission.sampling import sampling_params, tokens_of_bad_words
+from deployments.ingress.admission.clients import Client
+from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
-from deployments.ingress.requests.errors import ApiError
 from deployments.ingress.requests.fields import SloTargets
 from deployments.ingress.requests.problems import quoted
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.requests.sampling import sampling_params, tokens_of_bad_words
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import SloFields, SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
@@ -22,9 +22,9 @@ from engine.sampling.seeds import choice_seed
 from policies.ranges import DRAWN_SEED_BITS
 
 
-class Admission:
-    """Makes the checks that do not depend on load; after them a replica refuses a request only for
-    lack of capacity."""
+class StreamRequestBuilder:
+    """Checks what does not depend on load, so that a replica refuses a request only for lack of
+    capacity."""
 
     def __init__(self, config: AppConfig, tokens: Tokens, ingress: str) -> None:
         self._config = config
@@ -76,9 +76,8 @@ class Admission:
         bad_words = await self._bad_words(request, tenant)
         choices: list[StreamRequest] = []
         for given_ids in prompts:
-            await asyncio.sleep(
-                0
-            )  # checking a large grammar takes long, and streams go on meanwhile
+            # Checking a large grammar takes long, and streams go on meanwhile.
+            await asyncio.sleep(0)
             prompt_ids = truncated(given_ids, request, limits)
             max_tokens = _max_tokens(request, len(prompt_ids), limits, field)
             params = sampling_params(request, max_tokens, bad_words)

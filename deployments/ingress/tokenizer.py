@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from deployments.ingress.requests.chat_messages import TemplateMessage
-from deployments.ingress.requests.turns import Turns
+from deployments.ingress.turns import Turns
 from engine.errors import InvalidRequest
 from engine.tokenizer import load_tokenizer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
 
 from cluster.config.keys import EVERYONE
-from deployments.ingress.requests.errors import ApiError
+from deployments.ingress.errors import ApiError
 
 _IPV6_NETWORK_BITS = 64
 """Addresses of one network of this size belong to one client: each has 2⁶⁴ of them."""

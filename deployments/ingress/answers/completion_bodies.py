@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from deployments.ingress.answers.chat_deltas import delta_bodies, message_of
+from deployments.ingress.answers.assistant_messages import delta_bodies, message_of
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
 from deployments.ingress.answers.logprobs import finite, list_logprobs
 from deployments.ingress.parsing.parser import Content, Delta, OutputParser
-from deployments.ingress.requests.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob
 from engine.protocol import Finish
 
