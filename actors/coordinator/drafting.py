@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +20,7 @@ from actors.coordinator.microbatches import (
 from actors.coordinator.request_state import DRAFTING, READY, RequestState, first_tokens
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Limits, Policies
-from engine.protocol import DraftOrder, fast_new
+from engine.protocol import Draft, DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
 from policies.protocols import DraftLimit, LaneBatch, RoundContext, StepRule
 from policies.tree import DraftTree
@@ -219,7 +219,7 @@ class Drafting:
             assigned.update(call.assigned)
             name = call.state.name
             sizes = drafted.sizes.tolist()
-            missing: list[str] = []
+            found_nothing: list[str] = []
             for place, ((request, _), nodes) in enumerate(zip(call.requests, sizes, strict=True)):
                 own = proposals.get(request.name)
                 if own is None:
@@ -227,10 +227,10 @@ class Drafting:
                     requests.append(request)
                 if nodes:
                     own.append((name, drafted, place))
-                else:
-                    missing.append(request.name)
-            if missing:
-                self._estimates.acceptance.observe_miss(missing, name)
+                elif request.name in call.answered:
+                    found_nothing.append(request.name)
+            if found_nothing:
+                self._estimates.acceptance.observe_miss(found_nothing, name)
         merged = self._estimates.merge([*proposals.values()])
         for request, own, tree in zip(requests, proposals.values(), merged, strict=True):
             proposers = [lane for lane, _, _ in own]
@@ -258,6 +258,7 @@ class Drafting:
             call.seconds = seconds
         if answers is None:
             return _no_trees(call)
+        call.answered = {answer.request for answer in answers if isinstance(answer, Draft)}
         # More tokens may have been committed since a late call's orders were sent.
         read = [order.prefix.base + len(order.prefix.delta) if late else None for order in orders]
         trees = flatten(
@@ -292,6 +293,8 @@ class _Call:
     """Until the lane answered, or the round went on without it."""
     trees: FlatTrees | None = None
     """By request; None until then."""
+    answered: Collection[str] = ()
+    """The requests for which the lane has drafted, even if it proposed nothing."""
 
 
 def _no_trees(call: _Call) -> FlatTrees:

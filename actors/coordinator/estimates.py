@@ -198,7 +198,7 @@ class Estimates:
             idle_s + slower_s,
             predicted_s,
             any([outcome.tried for outcome in verified.outcomes]),
-            {outcome.lane for outcome in verified.outcomes if outcome.lane is not None},
+            sorted({outcome.lane for outcome in verified.outcomes if outcome.lane is not None}),
         )
 
     def share_of_prompts(self, context: int, tokens: int, prefill_tokens: int) -> float:

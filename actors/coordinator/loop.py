@@ -281,9 +281,10 @@ class Coordinator:
         request.stage = GONE
         del self._requests[request.name]
         self._slots.release(request.name)
+        self._acceptance.forget(request.name)
         if not request.internal:
             used = self._policies
-            for one in (used.schedule, used.selection, used.speculation, self._acceptance):
+            for one in (used.schedule, used.selection, used.speculation):
                 one.forget(request.name)
         self._gone.append(request.name)
         left = (now, request.view, request.finish, request.statistics)

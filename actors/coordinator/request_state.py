@@ -126,7 +126,7 @@ def first_tokens(requests: Iterable[RequestState]) -> FirstTokens:
     due_s = [
         one.view.arrival_s + one.view.slo.ttft_s
         for one in reading
-        if one.view.first_token_s is None and one.view.slo.ttft_s is not None
+        if not one.view.generated and one.view.slo.ttft_s is not None
     ]
     if not due_s:
         return NO_FIRST_TOKENS

@@ -204,7 +204,7 @@ class Verifying:
             RoundOutcome,
             (
                 request.name,
-                draft.lane if depth else None,
+                draft.lane if draft.lane in draft.proposers else None,
                 len(item.order.tree.tokens),
                 depth,
                 accepted,
@@ -222,7 +222,9 @@ class Verifying:
         request.statistics.add(outcome, draft.proposers)
         view.generated += gained
         if view.first_token_s is None:
-            view.first_token_s = now
+            # Tokens that another replica has made count as having been on time.
+            made_s = (view.generated - gained) * (view.slo.tpot_s or 0.0)
+            view.first_token_s = now - made_s
             request.statistics.ttft_s = now - view.arrival_s
         if commit.finish is not None:
             request.finish, request.ends = commit.finish, True

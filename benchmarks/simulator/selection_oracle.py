@@ -58,6 +58,7 @@ class OracleSelection:
         self._slots += len(outcomes)
 
     def forget(self, request: str) -> None:
+        self._membership.forget(request)
         self._mapping.pop(request, None)
 
     def _match(

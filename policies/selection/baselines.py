@@ -46,6 +46,7 @@ class Fixed:
         pass
 
     def forget(self, request: str) -> None:
+        self._membership.forget(request)
         self._mapping.pop(request, None)
 
     def _assign_all(
@@ -93,6 +94,7 @@ class Greedy:
         pass
 
     def forget(self, request: str) -> None:
+        self._membership.forget(request)
         self._mapping.pop(request, None)
 
 
@@ -168,6 +170,7 @@ class EpsilonGreedy:
             self._goodput.observe(outcome.request, drafter, outcome.committed / seconds)
 
     def forget(self, request: str) -> None:
+        self._membership.forget(request)
         self._goodput.forget(request)
         self._mapping.pop(request, None)
         self._due.discard(request)

@@ -98,6 +98,7 @@ class Hedge:
                     self._likely = None
 
     def forget(self, request: str) -> None:
+        self._membership.forget(request)
         self._mapping.pop(request, None)
         self._undrafted.pop(request, None)
         self._likely = None

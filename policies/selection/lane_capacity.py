@@ -66,7 +66,30 @@ class LaneCapacity:
         chosen: dict[str, str | None] = {}
         for name, index in zip(requests, match(values, left, unmatched).tolist(), strict=True):
             chosen[name] = None if index == UNMATCHED else self._lanes[index].name
-        return chosen
+        return self._spread(chosen, staying)
+
+    def _spread(
+        self, chosen: Mapping[str, str | None], staying: Mapping[str, str | None]
+    ) -> dict[str, str | None]:
+        """The lanes of one drafter are worth the same to a request, so what comes to any of them
+        goes to the emptiest."""
+        spread = dict(chosen)
+        drafters = {lane.name: lane.drafter for lane in self._lanes}
+        if len({*drafters.values()}) == len(drafters):
+            return spread
+        coming = []
+        for name, lane in chosen.items():
+            if lane is None:
+                continue
+            if staying.get(name) == lane:
+                self.take(lane)
+            else:
+                coming.append((name, drafters[lane]))
+        for name, drafter in coming:
+            lane = spread[name] = self.emptiest(drafter)
+            if lane is not None:
+                self.take(lane)
+        return spread
 
 
 def unmatched_values(

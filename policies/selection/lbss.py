@@ -117,6 +117,7 @@ class Lbss:
         self._due |= epoch.slot >= epoch.decided_until
 
     def forget(self, request: str) -> None:
+        self._membership.forget(request)
         self._epochs.pop(request, None)
         self._goodput.forget(request)
         self._mapping.pop(request, None)

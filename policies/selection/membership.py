@@ -16,14 +16,16 @@ class Membership:
         self._joined: set[str] = set()
         """Requests whose first slot since they joined has not ended."""
         self._last_requests: Sequence[RequestView] = ()
+        self._left = False
+        """Whether a request has left since the last mapping."""
 
     def changed(self, requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> bool:
         """Updates both lists and returns whether a mapping must be made again: requests or lanes
         have come or gone, or a lane has another drafter or capacity. Their order does not count,
         nor do the costs of lanes, which are refined all the time."""
         places = {lane.name: (lane.drafter, lane.capacity) for lane in lanes}
-        changed = places != self._places
-        self._places = places
+        changed = self._left or places != self._places
+        self._left, self._places = False, places
         self.lanes = {lane.name: lane for lane in lanes}
         last = self._last_requests
         # In most rounds they are the same objects, which is the fastest to check.
@@ -34,6 +36,10 @@ class Membership:
                 self._joined = (self._joined | (here.keys() - self.requests.keys())) & here.keys()
             self.requests, self._last_requests = here, tuple(requests)
         return changed
+
+    def forget(self, request: str) -> None:
+        """It has left, even if another one comes under its name before the next mapping."""
+        self._left |= self.requests.pop(request, None) is not None
 
     def slot(self, outcome: RoundOutcome) -> tuple[str | None, float | None]:
         """The drafter and the slot time of an outcome; to be called once for each outcome.

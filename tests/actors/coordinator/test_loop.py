@@ -38,6 +38,7 @@ from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.cost import LinearCost
+from policies.estimates.acceptance import AcceptanceEstimates
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
 from policies.request import LaneView, Slo
@@ -110,13 +111,14 @@ class Service:
             ),
         ]
         draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
+        self.estimates = Estimates(
+            Costs(LinearCost(0, 1e-5, 0.01), draft, 64, {}, 64), [lane.view for lane in lanes]
+        )
         self.coordinator = Coordinator(
             self.verifier,
             lanes,
             Policies(self.schedule, self.selection, Fixed()),
-            Estimates(
-                Costs(LinearCost(0, 1e-5, 0.01), draft, 64, {}, 64), [lane.view for lane in lanes]
-            ),
+            self.estimates,
             self.limits,
             self.pipeline,
             self.events.append,
@@ -394,6 +396,39 @@ def test_requests_continue_without_a_lost_drafter_until_it_has_recovered() -> No
     run(main())
 
 
+def test_what_a_lost_drafter_did_not_draft_is_no_evidence_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    misses: list[str] = []
+    monkeypatch.setattr(
+        AcceptanceEstimates, "observe_miss", lambda _self, _requests, lane: misses.append(lane)
+    )
+
+    async def main() -> None:
+        service = Service(drafter_lost=lambda call: call == 3, drafter_slow={8: 0.6})
+        await serve_all(service, [replace(params, max_tokens=60) for params in PARAMS])
+        assert service.near.missing, "a new drafter has read nothing"
+
+    run(main())
+    assert "ngram" in misses, "it has drafted, and found nothing"
+    assert "near" not in misses
+
+
+def test_internal_requests_leave_no_estimates() -> None:
+    async def main() -> None:
+        service = Service()
+        for number in range(20):
+            both = [
+                service.coordinator.submit(f"{name}{number}", [5, 6], GREEDY, internal=internal)
+                for name, internal in (("own", True), ("client", False))
+            ]
+            await asyncio.gather(*map(read, both))
+        assert len(service.estimates.acceptance.tables.own) < 20
+        await service.end()
+
+    run(main())
+
+
 def test_rounds_go_on_without_a_late_drafter_and_use_it_again_when_it_has_answered() -> None:
     async def main() -> None:
         service = Service(drafter_slow={3: 0.6})
@@ -643,6 +678,25 @@ def test_a_resubmitted_request_continues_its_own_output() -> None:
             assert (commit.attempt, commit.first_index) == (1, 9 + len(tokens))
             tokens += commit.token_ids
         assert tokens == whole[9:]
+        await service.end()
+
+    run(main())
+
+
+def test_tokens_of_another_replica_count_as_on_time() -> None:
+    """Otherwise a resumed request seems to be far ahead of its TPOT."""
+
+    async def main() -> None:
+        service = Service()
+        whole = plainly([[7]], [GREEDY])[0]
+        slo = Slo(ttft_s=1.0, tpot_s=0.05)
+        stream = service.coordinator.submit("again", [7], GREEDY, slo=slo, output=whole[:9])
+        assert [token async for commit in stream for token in commit.token_ids] == whole[9:]
+        await asyncio.sleep(0.1)
+        (left,) = service.seen(Left)
+        assert left.statistics.ttft_s is not None
+        came_s = left.view.arrival_s + left.statistics.ttft_s
+        assert left.view.first_token_s == pytest.approx(came_s - 9 * 0.05)
         await service.end()
 
     run(main())

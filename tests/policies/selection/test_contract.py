@@ -148,3 +148,25 @@ def test_a_mapping_is_kept_while_no_slot_ends_and_no_request_or_lane_changes(nam
     costlier = [LaneView(one.name, one.drafter, one.capacity, catch_up_s=1.0) for one in lanes]
     for _ in range(20):
         assert policy.assign(here[::-1], costlier, context, 0.0) == first
+
+
+@pytest.mark.parametrize("name", ["hedge", "fixed"])
+def test_requests_are_spread_over_the_lanes_of_one_drafter(name: str) -> None:
+    lanes = [LaneView("a/0", "a", 16), LaneView("a/1", "a", 16)]
+    policy, context = POLICIES[name](), round_context(lanes)
+    here = requests(*(f"r{number}" for number in range(16)))
+
+    chosen = policy.assign(here, lanes, context, 0.0)
+
+    assert Counter(chosen.values()) == {"a/0": 8, "a/1": 8}
+
+
+@every_policy
+def test_a_name_that_comes_back_at_once_is_a_new_request(name: str) -> None:
+    lanes = [lane("a"), lane("b")]
+    policy, context = POLICIES[name](), round_context(lanes)
+    policy.assign(requests("r"), lanes, context, 0.0)
+
+    policy.forget("r")
+
+    assert policy.assign(requests("r"), lanes, context, 0.0).keys() == {"r"}
