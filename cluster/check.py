@@ -102,7 +102,7 @@ def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:
     print(
         f"{name}: {config.served_name} on {config.target.backend}, replicas: {replicas}; of each:"
     )
-    print("\n".join(_table(processes)))
+    print("\n".join(table(processes)))
     lacking = missing(config, nodes)
     for line in lacking:
         print(f"missing  {line}", file=sys.stderr)
@@ -111,7 +111,7 @@ def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:
     return 1 if lacking else 0
 
 
-def _table(processes: Sequence[Footprint]) -> Iterator[str]:
+def table(processes: Sequence[Footprint]) -> Iterator[str]:
     total = Footprint(
         "sum",
         -1,

@@ -26,7 +26,7 @@ OUTCOMES = ("stop", "length", "cancelled", "failed")
 KV_STATES = ("free", "used", "cached")
 LOST, STOPPED = "lost", "stopped"
 """Why a replica has left."""
-STATUSES = ("200", "400", "401", "403", "404", "413", "429", "499", "500", "503")
+STATUSES = ("200", "400", "401", "403", "404", "405", "408", "413", "429", "499", "500", "503")
 MOST_TENANTS = 50
 """More tenants than this are counted together, so that their series stay few."""
 
@@ -127,7 +127,7 @@ COUNTERS = (
         "(limits.feature_tokens)",
         ("host",),
     ),
-    Metric("losses", "Times that it was lost: dead, or silent for too long", ("host",)),
+    Metric("losses", "Losses of this drafter or verifier: dead, or silent for too long", ("host",)),
     Metric("restarts", "Times that it was back after a loss", ("host",)),
     Metric("recovery_seconds", "Time from a loss until it was back", ("host",)),
     Metric("requests", "Requests that have ended at the replica", ("outcome",)),

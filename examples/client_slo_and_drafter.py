@@ -1,6 +1,7 @@
 """The official OpenAI client with Spindle's extra fields slo and speculation.
 
-    python examples/client_slo_and_drafter.py [--url http://127.0.0.1:8000] [--drafter suffix]
+    .venv/bin/pip install openai
+    .venv/bin/python examples/client_slo_and_drafter.py [--url URL] [--drafter suffix]
 
 Sends the same question three times: served for an SLO, drafted for by one named drafter, and
 without speculation. Prints each answer and how it was made (docs/api.md). A third field, priority,
@@ -8,6 +9,7 @@ is for the tenants that `priority_for` in the config names.
 """
 
 import argparse
+import os
 from typing import Any
 
 from openai import OpenAI
@@ -32,7 +34,7 @@ def main() -> None:
     arguments.add_argument("--drafter", default="suffix", help="a drafter's name in the config")
     arguments.add_argument("--question", default="What is the capital of France?")
     chosen = arguments.parse_args()
-    client = OpenAI(base_url=f"{chosen.url}/v1", api_key="none")
+    client = OpenAI(base_url=f"{chosen.url}/v1", api_key=os.environ.get("SPINDLE_API_KEY", "none"))
     for title, extra in (
         ("for an SLO", {"slo": {"ttft_ms": 2000, "tpot_ms": 100}}),
         (f"drafted by {chosen.drafter}", {"speculation": {"drafter": chosen.drafter}}),

@@ -81,8 +81,8 @@ class Selection(Protocol):
         ...
 
     def likely_next(self, request: str) -> str | None:
-        """The lane whose drafter should catch up on the request in idle time, because the request
-        will probably switch to it."""
+        """The lane whose drafter should read the request in idle time: because the request will
+        probably switch to it, or to learn how it would have drafted."""
         ...
 
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...

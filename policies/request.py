@@ -30,9 +30,10 @@ class RequestView:
     generated: int = 0
     """Committed output tokens."""
     first_token_s: float | None = None
-    """When the first output token was committed."""
+    """When the first output token was committed; of a resumed request, when that would have been
+    had all earlier tokens been on time."""
     prefilled: int = 0
-    """Committed tokens in the verifier's KV cache; 0 again after a preemption without swap."""
+    """Committed tokens in the verifier's KV cache after its last verdict."""
     predicted_len: float | None = None
     """The predicted length of the whole output in tokens; None while there is no prediction."""
     read: Mapping[str, int] = field(default_factory=dict)

@@ -91,7 +91,7 @@ class Verified:
     drafts: VerifiedTrees | None = None
     """None where nothing was drafted."""
     select_s: float = 0.0
-    """The selection of these nodes, before the forward."""
+    """The selection of these nodes, a part of `seconds`."""
     predicted_s: float = 0.0
     """What the cost model expected of the forward."""
     plain_s: float = 0.0

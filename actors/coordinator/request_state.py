@@ -13,8 +13,8 @@ from policies.request import RequestView
 
 
 class Stage(Enum):
-    """A request is in one stage at a time; it is preempted, moved or cancelled only in WAITING and
-    READY, so between rounds."""
+    """A request is in one stage at a time; it is preempted or moved only in WAITING and READY, so
+    between rounds."""
 
     WAITING = auto()
     """Holds no batch slot; its KV may leave the device."""

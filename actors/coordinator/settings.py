@@ -38,10 +38,10 @@ class Limits:
     """A host in an actor that gives no answer for so long counts as dead; the limit is longer where
     its cost model predicts long work (actors/hosts/remote.py)."""
     suspect_host_s: float | None = 2.0
-    """After this part of `stalled_host_s` without an answer, processes that would replace the
-    verifier are started; None: only once it is lost."""
+    """After this long without an answer (scaled as `stalled_host_s` is), processes that would
+    replace the verifier are started; None: only once it is lost."""
     probe_after_s: float | None = None
-    """After drafting for this long, one round of all requests decodes plainly; None: never."""
+    """Every so many seconds, one round of all requests decodes plainly; None: never."""
     compile_s: float = 5.0
     """Processor time that compiling one output grammar may take; a longer one is refused."""
     recovery_s: float = 120.0

@@ -147,7 +147,7 @@ class LimitsConfig(Section):
     takes 2 bytes (in float32 4) for each layer that is read and each of the model's hidden values,
     in the memory of the replica."""
     unread_tokens: AtLeastOne = 256
-    """A request pauses when it is more than this many tokens ahead of its reader."""
+    """A request pauses when its client has this many tokens still to read."""
     stalled_s: Seconds = 30.0
     """A request that has been paused for this long is cancelled."""
     max_choices: AtLeastOne = 16
@@ -179,11 +179,11 @@ class LimitsConfig(Section):
     """A drafter or verifier counts as lost if a call takes longer than this and 4 times as long as
     calls of its size have lately taken."""
     suspect_host_s: Seconds | None = 2.0
-    """After this part of `stalled_host_s` without an answer, processes are started that would
-    replace the verifier (0.4 GB of memory per rank), and are ended if it answers; null: only once
-    it is lost. Not for a target on GPUs."""
+    """After this long without an answer (scaled as `stalled_host_s` is), processes are started that
+    would replace the verifier (0.4 GB of memory per rank), and are ended if it answers; null: only
+    once it is lost. Not for a target on GPUs."""
     probe_after_s: Seconds | None = 30.0
-    """After drafting for this long, one round of all requests decodes plainly, which measures what
+    """Every so many seconds, one round of all requests decodes plainly, which measures what
     drafting gains (docs/metrics.md); null: never."""
     recovery_s: Seconds = 120.0
     """A replica whose verifier has not recovered after this long fails, and is replaced; and how

@@ -46,6 +46,7 @@ from deployments.proxy import TAKEN_OUT
 from engine.errors import InvalidRequest
 
 PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
+_POLLED = ("/load", "/metrics", "/spindle/live")
 _REQUEST_ID_HEADER = "X-Request-Id"
 _LOG = logging.getLogger("spindle")
 _JSON = re.compile(r"\s*application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
@@ -212,7 +213,10 @@ def respond_with_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _log_refusal(request: Request, refusal: ApiError) -> None:
-    if route_path(request.scope) not in PATHS_WITHOUT_KEY:  # probes ask every second
+    """But for probes and pages, which ask all the time whether a replica is there."""
+    path = route_path(request.scope)
+    expected = path in _POLLED and refusal.status == 503
+    if not expected and path not in PATHS_WITHOUT_KEY:
         log: RequestLog = request.app.state.request_log
         client: Client | None = getattr(request.state, "client", None)
         log.refused(refusal, "" if client is None else client.tenant)

@@ -111,7 +111,7 @@ class AcceptanceEstimates:
             self.rows(requests),
             np.array([*map(len, lanes)], np.int64),
             self.numbers([*chain.from_iterable(lanes)]),
-            _ALL if sources is None else sources,
+            _NO_SOURCES if sources is None else sources,
             trees,
             self._free,
             self._own,
@@ -158,7 +158,7 @@ class AcceptanceEstimates:
                 self._others[number] = evidence * min(1.0, _MEMORY / max(levels, 1.0))
 
 
-_ALL = np.zeros(0, np.int64)  # every lane has proposed every node of its request
+_NO_SOURCES = np.zeros(0, np.int64)  # every lane has proposed every node of its request
 
 
 @njit(cache=True)

@@ -1,4 +1,4 @@
-"""The base of speculation policies that keep no state between rounds."""
+"""The base of speculation policies that keep no state of requests."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.check import read
+from cluster.check import read, table
 from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.footprint import footprints
@@ -140,6 +140,23 @@ def test_five_models_and_ranks_take_all_eight_gpus(models: Path) -> None:
     placement = plan(load("cluster/recipes/eight_gpus.yaml", models))
     assert sum(bundle.get("GPU", 0) for bundle in placement.bundles) == 8
     assert len({placement.lanes[lane] for lane in placement.lanes}) == len(placement.lanes) == 6
+
+
+def test_the_plan_in_the_docs_is_that_of_the_recipe(models: Path) -> None:
+    config = load("cluster/recipes/eight_gpus.yaml", models)
+    page = (ROOT / "docs/placement.md").read_text()
+    for line in table(footprints(config, plan(config))):
+        assert line.rstrip() in page
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_what_listens_on_all_interfaces_asks_for_a_key(name: str) -> None:
+    content = yaml.safe_load((ROOT / name).read_text())
+    if content.get("kind") == "RayService":
+        content = yaml.safe_load(content["spec"]["serveConfigV2"])
+    (application,) = content["applications"]
+    local = content["http_options"]["host"] == "127.0.0.1"
+    assert local or application["args"]["api_keys"]
 
 
 def test_the_variant_with_four_ranks_fits_as_well(models: Path) -> None:

@@ -38,7 +38,7 @@ class Requests(NamedTuple):
     lookups."""
     min_gain: Floats
     """Its cap assumes at least this gain, which later levels or other lanes will bring."""
-    latest_s: float
+    first_token_limit_s: float
     """How long the round may take, whatever it gains, because a first token is due then; inf: none
     is."""
 
@@ -114,7 +114,7 @@ def _excess(items: Items, requests: Requests, seconds: Floats) -> Floats:
     for item in range(count):
         before[item] = gain[items.owner[item]]
         gain[items.owner[item]] += items.gain[item]
-    tightest = requests.latest_s
+    tightest = requests.first_token_limit_s
     for request in range(len(gain)):
         tightest = min(tightest, _cap_s(requests, request, gain[request]))
     excess = np.empty(count + 1)
@@ -133,7 +133,7 @@ def _cap_s(requests: Requests, request: int, gain: float) -> float:
 
 
 @njit(cache=True)
-def latest(left_s: Floats, least_s: float) -> float:
+def first_token_limit(left_s: Floats, least_s: float) -> float:
     """The least time that is left until a first token is due. One that even a round of `least_s`
     misses limits nothing."""
     shortest = np.inf

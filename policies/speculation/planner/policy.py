@@ -20,7 +20,7 @@ from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mas
 from policies.request import RequestView
 from policies.speculation.forest import context_tokens, draft_room, draft_tokens_left
 from policies.speculation.planner.beam_width import best_width, sibling_shares
-from policies.speculation.planner.best_prefix import latest
+from policies.speculation.planner.best_prefix import first_token_limit
 from policies.speculation.planner.chances import chances_of
 from policies.speculation.planner.round_costs import RoundCosts, round_seconds
 from policies.speculation.planner.round_requests import RoundTimes, round_requests
@@ -104,13 +104,13 @@ class Planner(Stateless):
             room=draft_room(len(requests), context),
         )
         plain_s = costs.wait_s + context.verify.predict(costs.context, costs.base_tokens)
-        latest_s = _latest_s(costs, context, now)
+        first_token_limit_s = _first_token_limit_s(costs, context, now)
         expected = round_requests(
             BatchProgress.of(requests, request_terms(requests)),
             chances,
             len(models),
             max_depth,
-            RoundTimes(now, plain_s, self._round_s, latest_s),
+            RoundTimes(now, plain_s, self._round_s, first_token_limit_s),
         )
         plans: dict[str | None, DraftPlan] = {}
         for lane, (batch, at) in enumerate(zip(models, members, strict=False)):
@@ -132,7 +132,7 @@ class Planner(Stateless):
             if not width and not expected.min_gain[at].any():
                 continue  # plain decoding is faster, and keeps all SLOs
             step_s = own.step.predict(expected.context[at].sum(), float(len(at)))
-            if round_seconds(costs, 0.0, own.call_s + step_s) > latest_s:
+            if round_seconds(costs, 0.0, own.call_s + step_s) > first_token_limit_s:
                 continue  # one level would make a first token late
             survival = calibration.survival if calibration else IDENTITY
             rule = PlannerStepRule(
@@ -162,11 +162,11 @@ class Planner(Stateless):
         return selected.kept
 
 
-def _latest_s(costs: RoundCosts, context: RoundContext, now: float) -> float:
-    """Requests.latest_s of a round that also reads the prompts of those first tokens."""
+def _first_token_limit_s(costs: RoundCosts, context: RoundContext, now: float) -> float:
+    """Requests.first_token_limit_s of a round that also reads the prompts of those first tokens."""
     due_s, prompt_tokens = context.first_tokens
     if not due_s:
         return inf
     plain_s = context.verify.predict(costs.context, costs.base_tokens)
     prompts_s = context.verify.predict(costs.context, costs.base_tokens + prompt_tokens) - plain_s
-    return latest(np.array(due_s) - now - prompts_s, costs.wait_s + plain_s)
+    return first_token_limit(np.array(due_s) - now - prompts_s, costs.wait_s + plain_s)

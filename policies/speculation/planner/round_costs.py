@@ -16,7 +16,7 @@ class RoundCosts(NamedTuple):
     wait_s: float
     """Time of every round besides drafting and verification."""
     overhead_s: float
-    """Additional time of a round with drafts; 0 where other lanes draft anyway."""
+    """Additional time of a round with drafts; where lookups draft anyway, a part of `wait_s`."""
     room: int
     """Draft tokens that the verification has room for."""
 

@@ -17,8 +17,8 @@ class RoundTimes(NamedTuple):
     """Time of the round without drafts."""
     round_s: float
     """Running mean of the time of a round."""
-    latest_s: float
-    """Requests.latest_s."""
+    first_token_limit_s: float
+    """Requests.first_token_limit_s."""
 
 
 @njit(cache=True)
@@ -43,5 +43,11 @@ def round_requests(
             # An SLO that cannot be kept in this round does not cap it.
             slo.offset[request] = np.inf
     return Requests(
-        context_lengths(progress), need, tpots_of(progress), slo, expected, min_gain, times.latest_s
+        context_lengths(progress),
+        need,
+        tpots_of(progress),
+        slo,
+        expected,
+        min_gain,
+        times.first_token_limit_s,
     )

@@ -13,8 +13,8 @@ from policies.speculation.planner.best_prefix import (
     Items,
     Requests,
     best_prefix,
+    first_token_limit,
     item_order,
-    latest,
 )
 from policies.speculation.slo import (
     BatchProgress,
@@ -68,13 +68,13 @@ def select_round(progress: BatchProgress, trees: FlatTrees, state: RoundState) -
     batch = Requests(context, zeros, zeros, without_slos, zeros, zeros, np.inf)
     nodes, gain = _best_nodes(forest, batch, seconds)
     start_s = state.now - state.drafting_s + prompts_s
-    latest_s = latest(state.due_s - start_s, seconds[0])
-    in_time = seconds[len(nodes)] <= latest_s
+    limit_s = first_token_limit(state.due_s - start_s, seconds[0])
+    in_time = seconds[len(nodes)] <= limit_s
     if not in_time or not np.all(seconds[len(nodes)] <= slo.slope * (1.0 + gain) + slo.offset):
         need = np.maximum(needs_at(progress, start_s + seconds[len(nodes)]) - 1.0, 0.0)
         least = needs_at(progress, start_s + seconds[0]) - 1.0
         _drop_lost_slos(slo, need, forest, least)
-        batch = Requests(context, need, tpots_of(progress), slo, zeros, zeros, latest_s)
+        batch = Requests(context, need, tpots_of(progress), slo, zeros, zeros, limit_s)
         nodes, gain = _best_nodes(forest, batch, seconds)
     kept = np.zeros(len(forest.path), np.bool_)
     kept[nodes] = True

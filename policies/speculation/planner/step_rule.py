@@ -159,7 +159,7 @@ def _continuing(
         requests.slo,
         expected,
         requests.min_gain,
-        requests.latest_s,
+        requests.first_token_limit_s,
     )
     taken = best_prefix(items, so_far, seconds)
     continues = np.zeros(len(at), np.bool_)

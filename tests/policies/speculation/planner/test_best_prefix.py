@@ -47,7 +47,7 @@ def requests(
         slo=slo or no_caps(count),
         expected=zeros,
         min_gain=zeros,
-        latest_s=inf,
+        first_token_limit_s=inf,
     )
 
 
