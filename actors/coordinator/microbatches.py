@@ -90,9 +90,10 @@ def verified_together(batches: Batches, plan: MicroBatchPlan) -> Iterable[Batche
     each lane alone."""
     if not plan.barrier:
         return [{lane: batch} for lane, batch in batches.items()]
-    by_cohort: dict[int, dict[str | None, Sequence[RequestState]]] = {}
+    by_cohort: dict[int, dict[str | None, list[RequestState]]] = {}
     for lane, batch in batches.items():
-        by_cohort.setdefault(batch[0].cohort, {})[lane] = batch
+        for request in batch:
+            by_cohort.setdefault(request.cohort, {}).setdefault(lane, []).append(request)
     return by_cohort.values()
 
 
