@@ -43,8 +43,6 @@ class Placement:
     """The bundle index of each lane that is an actor."""
     replica_options: Mapping[str, float]
     """Ray actor options of the replica itself, within its bundle."""
-    strategy: str = STRATEGY
-    replica: int = REPLICA
 
 
 def plan(config: AppConfig) -> Placement:

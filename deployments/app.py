@@ -18,7 +18,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.config import AppConfig
 from cluster.fitting import missing
 from cluster.nodes import ray_nodes
-from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, plan
+from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, STRATEGY, plan
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
@@ -104,7 +104,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         name="Replica",
         ray_actor_options={**placement.replica_options, "runtime_env": {"env_vars": environment}},
         placement_group_bundles=list(placement.bundles),
-        placement_group_strategy=placement.strategy,
+        placement_group_strategy=STRATEGY,
         max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
         deployment_actors=[router_config(OWN_CPUS)],
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),

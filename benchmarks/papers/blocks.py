@@ -61,7 +61,6 @@ class Drafter(Block):
     model: str
     capacity: int = Field(ge=1)
     """B_j: concurrent requests on one lane."""
-    lanes: int = Field(1, ge=1)
     step_s: float | None = None
     """Of one draft step, where the paper prints it; else by the roofline."""
     row_s: float | None = None

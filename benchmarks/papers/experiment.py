@@ -195,9 +195,7 @@ def _cluster(
         for model, accepted in dataset.acceptance.items()
     }
     most = limits.forward_tokens
-    drafters = [
-        spec for drafter in machine.drafters for spec in _lanes(paper, machine, arm, drafter, most)
-    ]
+    drafters = [_lane(paper, machine, arm, drafter, most) for drafter in machine.drafters]
     swap_s = machine.swap_s_per_token
     if swap_s is None:
         swap_s = hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)
@@ -213,9 +211,7 @@ def _cluster(
     )
 
 
-def _lanes(
-    paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int
-) -> list[DrafterSpec]:
+def _lane(paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int) -> DrafterSpec:
     shape = paper.models[drafter.model].shape
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
@@ -223,17 +219,10 @@ def _lanes(
     if drafter.row_s is not None:
         cost = replace(cost, gamma=drafter.row_s, gamma_more=0.0)
     cost = _slower(cost, arm.draft_slower)
-    return [
-        DrafterSpec(
-            drafter.model if drafter.lanes == 1 else f"{drafter.model}/{lane}",
-            drafter.model,
-            cost,
-            drafter.capacity,
-            token_budget(cost, most),
-            shape.parameters,
-        )
-        for lane in range(drafter.lanes)
-    ]
+    budget = token_budget(cost, most)
+    return DrafterSpec(
+        drafter.model, drafter.model, cost, drafter.capacity, budget, shape.parameters
+    )
 
 
 def _predicted(

@@ -41,8 +41,8 @@ class RowTemplate(BaseModel):
     """The arm that is measured."""
     against: tuple[str, ...] = ()
     """Arms that it is compared with, of several the best."""
-    value: Literal["plain", "ratio", "difference", "share_above", "share_below", "share_near"]
-    """Shares: of the cases in `across` whose ratio is above, below or near 1."""
+    value: Literal["plain", "ratio", "difference", "share_above", "share_below"]
+    """Shares: of the cases in `across` whose ratio is above or below 1."""
     case: Mapping[str, Scalar] = {}
     against_case: Mapping[str, Scalar] = {}
     """What differs in the case of `against`. BEST: the value of the axis at which that is best."""

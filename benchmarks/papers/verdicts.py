@@ -12,9 +12,6 @@ from benchmarks.papers.cells import READ_BY_METRIC, Cell, cell, settings
 from benchmarks.papers.row import BEST, Row, Scalar
 from benchmarks.report import Record
 
-_NEAR = (1 / 1.1, 1.1)
-"""Ratios that `share_near` counts."""
-
 Case = Mapping[str, Scalar]
 ReadMetric = Callable[[str, Case], float]
 """The row's metric of an arm in a case, mean over the seeds."""
@@ -85,8 +82,6 @@ def _value(paper: str, row: Row, read: ReadMetric) -> float:
             return fmean(ratio > 1 for ratio in values)
         case "share_below":
             return fmean(ratio < 1 for ratio in values)
-        case "share_near":
-            return fmean(_NEAR[0] <= ratio <= _NEAR[1] for ratio in values)
     match claim.reduce:
         case "min":
             return min(values)

@@ -7,10 +7,10 @@ Each is imported in its own process only.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from benchmarks.serving.closed_loop import closed_loop
 
@@ -64,20 +64,6 @@ class TurnResult:
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
-
-
-class Timed(NamedTuple):
-    """What `serve_timed` measures; the fields are those of TurnResult."""
-
-    lengths: tuple[int, ...]
-    latencies_s: tuple[float, ...]
-    seconds: float
-    rounds: tuple[tuple[int, ...], ...]
-
-    def result(self, forwards: int, drafted: int, draft_s: float) -> TurnResult:
-        return TurnResult(
-            self.lengths, self.latencies_s, self.seconds, forwards, self.rounds, drafted, draft_s
-        )
 
 
 class Server(Protocol):
@@ -163,7 +149,7 @@ class Spindle:
         forwards = [event for event in self._events if isinstance(event, Verified)]
         drafted = sum(outcome.drafted for forward in forwards for outcome in forward.outcomes)
         draft_s = sum(event.seconds for event in self._events if isinstance(event, Drafted))
-        return timed.result(len(forwards), drafted, draft_s)
+        return replace(timed, forwards=len(forwards), drafted=drafted, draft_s=draft_s)
 
 
 def peer_args(dtype: Dtype, in_process: bool) -> dict[str, Any]:
@@ -185,8 +171,9 @@ async def serve_timed(
     requests: Sequence[PeerRequest],
     clients: int,
     send: Callable[[PeerRequest], Awaitable[Sequence[int]]],
-) -> Timed:
-    """`send` returns how many of a request's output tokens came at a time."""
+) -> TurnResult:
+    """`send` returns how many of a request's output tokens came at a time. What the server did
+    meanwhile is left out."""
     clock = asyncio.get_running_loop().time
 
     async def timed(_number: int, request: PeerRequest) -> tuple[tuple[int, ...], float]:
@@ -196,4 +183,4 @@ async def serve_timed(
     served, seconds = await closed_loop(requests, clients, timed)
     rounds = tuple(own for own, _ in served)
     latencies_s = tuple(latency_s for _, latency_s in served)
-    return Timed(tuple(map(sum, rounds)), latencies_s, seconds, rounds)
+    return TurnResult(tuple(map(sum, rounds)), latencies_s, seconds, 0, rounds)

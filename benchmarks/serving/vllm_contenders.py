@@ -9,6 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,7 +84,7 @@ class ServedVllm:
         self._forwards = self._drafted = 0
         timed = await serve_timed(requests, clients, send)
         (draft_s,) = await self._engine.collective_rpc("take_draft_s")
-        return timed.result(self._forwards, self._drafted, draft_s)
+        return replace(timed, forwards=self._forwards, drafted=self._drafted, draft_s=draft_s)
 
 
 class VllmLoop:

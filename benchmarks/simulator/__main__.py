@@ -40,7 +40,6 @@ def measure(name: str, make_policies: MakePolicies, requests: int) -> list[Recor
         Record.over(reference, f"{name}/cpu", spent, "s"),
         Record(f"{name}/per_request_round", per_round, "µs"),
         Record(f"{name}/requests_per_forward", running, "requests"),
-        *report.records(name),
     ]
 
 

@@ -3,8 +3,7 @@
 `python -m benchmarks.simulator.comparison [--clients 1 4 16] [--seeds 3] [--apart]
 [--policies planner fixed:length=4 ...] [--json FILE]`.
 
-All of them run with hedge's choice of lanes. `--call-ms` is the round trip of a call to a host,
-with `--scatters` only its mean, as on a shared machine. Names:
+All of them run with hedge's choice of lanes. Names:
 comparison/CLIENTS/POLICY/{total,code,prose,tasks}; values are over plain decoding, those of domains
 medians of each request's own ratio. comparison/CLIENTS/first_over_best is the total of the first
 policy over that of the best other one.
@@ -13,7 +12,7 @@ policy over that of the best other one.
 from statistics import mean
 
 from benchmarks.report import Record, parser, publish
-from benchmarks.simulator.mixed_load import TRANSPORT_S, cluster, compare
+from benchmarks.simulator.mixed_load import cluster, compare
 from benchmarks.simulator.run import named_policies
 from benchmarks.speculation_choice import add_choices
 
@@ -30,8 +29,6 @@ def main() -> None:
     arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--requests", type=int, default=144)
-    arguments.add_argument("--call-ms", type=float, default=1e3 * TRANSPORT_S)
-    arguments.add_argument("--scatters", action="store_true")
     arguments.add_argument("--apart", action="store_true", help="drafters have their own devices")
     add_choices(arguments, "--policies", POLICIES)
     options = arguments.parse_args()
@@ -39,7 +36,7 @@ def main() -> None:
         choice.text: named_policies(choice.name, "hedge", speculation_options=choice.options)
         for choice in options.policies
     }
-    replica, records = cluster(options.call_ms / 1e3, options.scatters, options.apart), []
+    replica, records = cluster(options.apart), []
     for clients in options.clients:
         runs = [
             compare(replica, seed, clients, options.requests, policies)

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from numpy.random import Generator
-
 from actors.hosts.protocol import HostLost
 from engine.soft_state import HeldRequest, SoftState
 
@@ -33,13 +31,10 @@ class Device:
         name: str,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
-        draws: Generator | None = None,
     ) -> None:
-        """`transport_s`: round trip of a call, during which the device is free; with `draws` it is
-        exponentially distributed around that mean."""
+        """`transport_s`: round trip of a call, during which the device is free."""
         self._name = name
         self._transport_s = transport_s
-        self._draws = draws
         self._deaths = sorted(faults.at_s)
         self._recovery_s = faults.recovery_s
         self._lock = asyncio.Lock()
@@ -53,8 +48,7 @@ class Device:
             self._check()
             yield
         if self._transport_s:
-            factor = 1.0 if self._draws is None else self._draws.exponential()
-            await asyncio.sleep(self._transport_s * factor)
+            await asyncio.sleep(self._transport_s)
 
     async def work(self, seconds: float) -> None:
         """Computes, within a turn. Raises HostLost at the time at which the host dies."""

@@ -6,7 +6,6 @@ Like any host it keeps soft state by deltas, and applies step rules level by lev
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.random import Generator
 
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
@@ -33,11 +32,10 @@ class SimulatedDrafter(SimulatedHost):
         *,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
-        draws: Generator | None = None,
     ) -> None:
         """`drafter` and the request's domain select the acceptance model; without `cost` (a lookup)
         drafting takes no time."""
-        super().__init__(Device(drafter, transport_s, faults, draws), self._drop)
+        super().__init__(Device(drafter, transport_s, faults), self._drop)
         self._drafter = drafter
         self._cost = cost
         self._target = target

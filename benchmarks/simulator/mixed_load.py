@@ -82,9 +82,7 @@ def serve(
     }
 
 
-def cluster(
-    transport_s: float = TRANSPORT_S, scatters: bool = False, apart: bool = False
-) -> Cluster:
+def cluster(apart: bool = False) -> Cluster:
     models: dict[tuple[str, str], DrafterModel] = {}
     for drafter, accepted in ACCEPTED.items():
         for domain, share in accepted.items():
@@ -98,4 +96,4 @@ def cluster(
     drafters = [DrafterSpec(name, name, cost, apart=apart) for name, cost in DRAFT.items()]
     drafters.append(lookup)
     memory, acceptance = KvMemory(KV_TOKENS), Acceptance(models)
-    return Cluster(VERIFY, memory, drafters, acceptance, transport_s=transport_s, scatters=scatters)
+    return Cluster(VERIFY, memory, drafters, acceptance, transport_s=TRANSPORT_S)

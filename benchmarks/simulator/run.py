@@ -117,8 +117,6 @@ class Cluster:
     """The cost model of a verification that policies are given; None: `verify`."""
     transport_s: float = 0.0
     """Round trip of one call to a host."""
-    scatters: bool = False
-    """Whether `transport_s` and `call_s` are exponentially distributed around these means."""
     verifier_faults: Faults = NO_FAULTS
     coordinator_time: CoordinatorTime = NO_TIME
 
@@ -242,7 +240,6 @@ def _verifier(
         rereads=cluster.rereads,
         transport_s=cluster.transport_s,
         faults=cluster.verifier_faults,
-        draws=generator(seed, "to the verifier") if cluster.scatters else None,
     )
 
 
@@ -259,7 +256,6 @@ def _lanes(cluster: Cluster, target: Target, arrivals: Sequence[Arrival], seed: 
                 domains,
                 transport_s=spec.call_s + (0.0 if spec.cost is None else cluster.transport_s),
                 faults=spec.faults,
-                draws=generator(seed, "to", spec.lane) if cluster.scatters else None,
             ),
             always_drafts=spec.cost is None,
             own_processors=spec.apart,

@@ -7,7 +7,6 @@ import numpy as np
 
 from actors.coordinator.events import CaughtUp, Drafted, Event, Left, Switched, Verified
 from actors.coordinator.stream import Statistics
-from benchmarks.report import Record
 from benchmarks.simulator.workload import Arrival
 
 
@@ -122,41 +121,9 @@ class Report:
         return self.tally.tokens_per_round
 
     @property
-    def verifier_busy(self) -> float:
-        return self.tally.verify_s / self.duration_s
-
-    @property
     def mean_latency_s(self) -> float:
         return float(np.mean([request.latency_s for request in self.served]))
 
     @property
     def p99_latency_s(self) -> float:
         return float(np.percentile([request.latency_s for request in self.served], 99))
-
-    @property
-    def mean_ttft_s(self) -> float:
-        return float(np.mean([request.ttft_s for request in self.served]))
-
-    @property
-    def p99_ttft_s(self) -> float:
-        return float(np.percentile([request.ttft_s for request in self.served], 99))
-
-    @property
-    def mean_tpot_s(self) -> float:
-        return float(np.mean([request.tpot_s for request in self.served]))
-
-    def records(self, prefix: str) -> list[Record]:
-        units = {
-            "goodput": "tokens/s",
-            "throughput": "tokens/s",
-            "attainment": "share",
-            "acceptance": "share",
-            "tokens_per_round": "tokens",
-            "verifier_busy": "share",
-            "mean_latency_s": "s",
-            "p99_latency_s": "s",
-            "mean_ttft_s": "s",
-            "p99_ttft_s": "s",
-            "mean_tpot_s": "s",
-        }
-        return [Record(f"{prefix}/{name}", getattr(self, name), u) for name, u in units.items()]

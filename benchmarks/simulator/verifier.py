@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from actors.hosts.protocol import KvState
@@ -81,9 +80,8 @@ class SimulatedVerifier(SimulatedHost):
         rereads: bool = False,
         transport_s: float = 0.0,
         faults: Faults = NO_FAULTS,
-        draws: Generator | None = None,
     ) -> None:
-        super().__init__(Device("verifier", transport_s, faults, draws), self._drop)
+        super().__init__(Device("verifier", transport_s, faults), self._drop)
         self._cost = cost
         self._target = target
         self._max_context = max_context

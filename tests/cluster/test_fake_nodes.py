@@ -24,7 +24,7 @@ from actors.hosts.spawn import Actors, Group, VerifierLauncher
 from cluster.check import main
 from cluster.config import AppConfig
 from cluster.nodes import ray_nodes
-from cluster.placement import Placement, plan
+from cluster.placement import REPLICA, STRATEGY, Placement, plan
 from deployments.app import build
 from deployments.replica.host_specs import drafter_specs, target_spec
 from engine.errors import SpindleError
@@ -60,7 +60,7 @@ def nodes() -> Iterator[Cluster]:
 @contextmanager
 def placed(placement: Placement) -> Iterator[tuple[PlacementGroup, dict[int, str]]]:
     """The plan's placement group, and the node of each bundle."""
-    group = placement_group(list(placement.bundles), placement.strategy)
+    group = placement_group(list(placement.bundles), STRATEGY)
     try:
         ray.get(group.ready(), timeout=60)
         yield group, placement_group_table(group)["bundles_to_node_id"]
@@ -95,7 +95,7 @@ def test_every_drafter_has_its_own_gpu_and_ranks_are_together(nodes: Cluster) ->
         }
         places = ray.get([actor.where.remote() for actor in probes.values()], timeout=60)
     seats = dict(zip(probes, places, strict=True))
-    assert seats["cpu"] == Seat(node[placement.replica], ""), "next to the replica, without a GPU"
+    assert seats["cpu"] == Seat(node[REPLICA], ""), "next to the replica, without a GPU"
     ranks = [seats.pop("rank0"), seats.pop("rank1")]
     assert {seat.node for seat in ranks} <= with_accelerator("H100")
     assert len({seat.node for seat in ranks}) == 1

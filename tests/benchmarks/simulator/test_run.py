@@ -140,17 +140,6 @@ def test_the_coordinators_time_follows_each_forward() -> None:
     assert idle[1:] == pytest.approx([0.005 if one else 0.003 for one in drafted[:-1]])
 
 
-def test_transport_times_scatter_around_their_mean_by_the_seed() -> None:
-    requests = [Arrival(f"r{n}", 0.0, 100, output_tokens=400, max_tokens=500) for n in range(4)]
-
-    def seconds(scatters: bool, seed: int) -> float:
-        machine = replace(cluster(), transport_s=0.05, scatters=scatters)
-        return simulate(requests, machine, policies(), LIMITS, seed=seed).duration_s
-
-    assert seconds(True, 1) == seconds(True, 1) != seconds(True, 2)
-    assert seconds(True, 1) == pytest.approx(seconds(False, 1), rel=0.15)
-
-
 def test_a_request_ends_at_the_targets_stop_or_at_max_tokens() -> None:
     stops = Arrival("r0", 0.0, prompt_tokens=4, output_tokens=7, max_tokens=50)
     cut = Arrival("r1", 0.0, prompt_tokens=4, output_tokens=70, max_tokens=50)

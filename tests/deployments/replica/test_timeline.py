@@ -8,11 +8,11 @@ import pytest
 
 from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
 from benchmarks.browser import MISSING, chromium_path
-from benchmarks.perfetto import opened
 from benchmarks.simulator.clock import run
 from deployments.metrics import VERIFIER
 from deployments.replica.timeline import Timeline
 from tests.actors.coordinator.test_loop import Service, serve_all
+from tests.perfetto import opened
 
 
 def test_every_round_is_on_its_tracks_and_no_two_forwards_overlap() -> None:
