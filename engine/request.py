@@ -151,9 +151,6 @@ def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
         )
     if params.grammar is not None and not target.follows_grammars:
         raise params.grammar.invalid("this target has no tokenizer to follow a grammar with")
-    if params.grammar is not None and params.forbids_tokens:
-        field = "bad_words" if params.bad_words else "allowed_token_ids"
-        raise InvalidRequest(field, "cannot be combined with a structured output; leave one out")
     if params.forbids_tokens:
         _check_choice_left(params, target)
     if params.min_tokens and len(set(params.stop_token_ids)) >= target.vocab_size:

@@ -74,7 +74,6 @@ def warm_up() -> None:
             RoundOutcome(request.name, "costly", 3, 2, 1, 2, 0.02, 0.01, 0.001)
             for request in requests
         ]
-        planner.observe(outcomes, now)
         hedge.observe(outcomes)
         for outcome in outcomes:
             acceptance.observe_read(outcome.request, "other", [True, False], [False, False])

@@ -174,10 +174,6 @@ class Speculation(Protocol):
         than one forward takes."""
         ...
 
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
-
-    def forget(self, request: str) -> None: ...
-
 
 class Schedule(Protocol):
     """Which requests run. All events arrive in the order in which they happened."""

@@ -11,11 +11,12 @@ from typing import Protocol
 
 from actors.coordinator.events import Arrived, Event, Left
 from actors.coordinator.loop import Coordinator
+from actors.coordinator.ranker_text import RankerText
 from actors.hosts.protocol import VerifierHost
 from engine.errors import SpindleError
 from engine.sampling.params import SamplingParams
 from policies.scheduling.rank_answers import Values, ranks_from_logits, read_lengths, read_ranks
-from policies.scheduling.rank_prompts import FORMS, Message
+from policies.scheduling.rank_prompts import FORMS
 from policies.scheduling.rank_queue import RankBatch, RankQueue
 
 _TOKENS_PER_REQUEST = 12
@@ -32,18 +33,6 @@ class RankConsumer(Protocol):
     def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None: ...
 
     def forget(self, request: str) -> None: ...
-
-
-class Text(Protocol):
-    """The part of the target's tokenizer that ranking needs."""
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Without special tokens."""
-        ...
 
 
 class LengthPredictor:
@@ -66,7 +55,11 @@ class Ranker:
     """Pass the coordinator's events to `observe`, and run `run` as a task."""
 
     def __init__(
-        self, consumer: RankConsumer | None, verifier: VerifierHost, text: Text, timeout_s: float
+        self,
+        consumer: RankConsumer | None,
+        verifier: VerifierHost,
+        text: RankerText,
+        timeout_s: float,
     ) -> None:
         self._consumer = consumer
         self._verifier = verifier

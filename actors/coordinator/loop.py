@@ -283,9 +283,8 @@ class Coordinator:
         self._slots.release(request.name)
         self._acceptance.forget(request.name)
         if not request.internal:
-            used = self._policies
-            for one in (used.schedule, used.selection, used.speculation):
-                one.forget(request.name)
+            self._policies.schedule.forget(request.name)
+            self._policies.selection.forget(request.name)
         self._gone.append(request.name)
         left = (now, request.view, request.finish, request.statistics)
         self._observe(Left(*left, request.internal, request.failed))

@@ -131,7 +131,6 @@ class Verifying:
         internal = {request.name for request in requests if request.internal}
         if internal:
             outcomes = [outcome for outcome in outcomes if outcome.request not in internal]
-        policies.speculation.observe(outcomes, now)
         policies.selection.observe(outcomes)
         policies.schedule.observe(outcomes, now)
         verified = Verified(

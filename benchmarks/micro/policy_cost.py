@@ -103,14 +103,13 @@ def speculation_us(
     context = round_context()
     lanes = [(LANES[number % len(LANES)].name,) for number in range(len(views))]
     candidates = Candidates(views, flatten(trees), [0.001] * len(views), lanes)
-    names, observed = [view.name for view in views], outcomes(views)
+    names = [view.name for view in views]
     batches = [LaneBatch(lane.name, views[index :: len(LANES)]) for index, lane in enumerate(LANES)]
 
     def play_round(now: float) -> None:
         policy.plan(batches, context, now)
         context.acceptance.credit(names, candidates.trees, lanes, None)
         policy.select(candidates, context, now)
-        policy.observe(observed, now)
 
     return microseconds(play_round)
 

@@ -87,8 +87,6 @@ class TimedSpeculation:
     def __init__(self, inner: Speculation, observer: RunObserver) -> None:
         self._inner = inner
         self._observer = observer
-        self.observe = inner.observe
-        self.forget = inner.forget
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float

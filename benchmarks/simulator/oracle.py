@@ -17,7 +17,6 @@ from policies.flat_trees import split
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.forest import draft_room
-from policies.speculation.stateless import Stateless
 
 DEEPEST = 16
 """Draft levels that the oracles consider."""
@@ -96,7 +95,7 @@ def _rounds(right: Sequence[int], tokens: int, depth: int) -> int:
     return rounds
 
 
-class Clairvoyant(Stateless):
+class Clairvoyant:
     """Maximises the throughput of the present round; chains only."""
 
     def __init__(self, foresight: Foresight, cluster: Cluster) -> None:

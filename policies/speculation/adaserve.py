@@ -19,8 +19,7 @@ from policies.speculation.forest import (
     draft_tokens_left,
     forest_of,
 )
-from policies.speculation.slo import BatchProgress, request_terms
-from policies.speculation.stateless import Stateless
+from policies.speculation.slo import BatchProgress, needs_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class AdaServeParams:
     """Off: SLO-customised selection alone, as in the second bar of AdaServe's Fig. 16."""
 
 
-class AdaServe(Stateless):
+class AdaServe:
     def __init__(self, params: AdaServeParams | None = None) -> None:
         self._params = params or AdaServeParams()
 
@@ -93,7 +92,7 @@ class AdaServe(Stateless):
         tokens = len(requests) + drafts + context.prefill_tokens
         verdict_s = now + context.waiting_s
         verdict_s += context.verify.predict(context_tokens(requests), tokens)
-        return BatchProgress.of(requests, request_terms(requests)).needs(verdict_s)
+        return needs_at(BatchProgress.of(requests), verdict_s)
 
 
 def slo_customized(forest: Forest, needs: Floats, most: int, budget: int) -> Ints:

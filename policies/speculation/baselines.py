@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.speculation.forest import draft_room, draft_tokens_left, forest_of
-from policies.speculation.stateless import Stateless
 
 
 def all_that_fit(candidates: Candidates, context: RoundContext) -> Mask:
@@ -20,7 +19,7 @@ def all_that_fit(candidates: Candidates, context: RoundContext) -> Mask:
     return forest.mask(forest.shallow_first()[:room])
 
 
-class Off(Stateless):
+class Off:
     """Plain decoding."""
 
     def plan(
@@ -38,7 +37,7 @@ class FixedParams:
     """Draft tokens per request and round (SpecServe and AdaServe compare with 1, 3 and 5)."""
 
 
-class Fixed(Stateless):
+class Fixed:
     """Vanilla speculative decoding: chains of the same length for all requests."""
 
     def __init__(self, params: FixedParams | None = None) -> None:
@@ -103,7 +102,7 @@ class ThresholdRule:
         return path >= self.confidence * before
 
 
-class Threshold(Stateless):
+class Threshold:
     """Dynamic lengths as in transformers' assisted generation."""
 
     def __init__(self, params: ThresholdParams | None = None) -> None:

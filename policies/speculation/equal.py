@@ -7,7 +7,6 @@ from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundCont
 from policies.speculation.adaserve import TreeShape
 from policies.speculation.forest import budgeted_draft_room, forest_of
 from policies.speculation.specinfer import best_of_each
-from policies.speculation.stateless import Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +14,7 @@ class EqualParams:
     shape: TreeShape = field(default_factory=TreeShape)
 
 
-class Equal(Stateless):
+class Equal:
     """Splits the budget evenly over all requests, whatever their SLOs; each takes its nodes of the
     highest path confidence."""
 

@@ -14,12 +14,6 @@ _PROMPT, _TPOT_S = range(2)
 """Columns of terms: prompt tokens, and the TPOT or nan."""
 
 
-def request_terms(requests: Sequence[RequestView]) -> Floats:
-    """The constant attributes of the requests, with a row for each."""
-    terms = [(one.prompt_len, one.slo.tpot_s or nan) for one in requests]
-    return np.array(terms, np.float64).reshape(-1, 2)
-
-
 class TimeCaps(NamedTuple):
     """For each request, how long the round may take if it gains g: slope·(1 + g) + offset."""
 
@@ -32,28 +26,21 @@ class BatchProgress(NamedTuple):
     """The progress of a batch's requests towards their SLOs, as arrays."""
 
     terms: Floats
-    """Rows of `request_terms`."""
+    """The constant attributes of the requests, with a row for each."""
     generated: Floats
     """Committed output tokens."""
     first_s: Floats
     """When the first token was committed; nan: not yet."""
 
     @classmethod
-    def of(cls, requests: Sequence[RequestView], terms: Floats) -> "BatchProgress":
+    def of(cls, requests: Sequence[RequestView]) -> "BatchProgress":
+        terms = [(one.prompt_len, one.slo.tpot_s or nan) for one in requests]
         return cls(
-            terms,
+            np.array(terms, np.float64).reshape(-1, 2),
             np.array([request.generated for request in requests], np.float64),
             # numpy turns None into nan.
             np.array([request.first_token_s for request in requests], np.float64),
         )
-
-    def needs(self, verdict_s: float) -> Floats:
-        """A(r) = (l + t_spec) / t_TPOT - o, where the next verdict is at the time `verdict_s`.
-
-        o counts the tokens after the first one, as l is the time since the first one. A request
-        without a TPOT, or without its first token, has no need: -inf.
-        """
-        return needs_at(self, verdict_s)
 
 
 # Loops instead of numpy expressions: compiled, each of these becomes hundreds of instructions and
@@ -81,7 +68,9 @@ def tpots_of(progress: BatchProgress) -> Floats:
 
 @njit(cache=True)
 def need_at(progress: BatchProgress, number: int, verdict_s: float) -> float:
-    """A(r) of one request."""
+    """A(r) = (l + t_spec) / t_TPOT - o of one request, where the next verdict is at the time
+    `verdict_s`. o counts the tokens after the first one, as l is the time since the first one. A
+    request without a TPOT, or without its first token, has no need: -inf."""
     since_s = verdict_s - progress.first_s[number]
     need = since_s / progress.terms[number, _TPOT_S] - (progress.generated[number] - 1.0)
     return -inf if np.isnan(need) else need

@@ -7,7 +7,6 @@ import numpy as np
 
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.speculation.forest import Forest, Ints, draft_room, draft_tokens_left, forest_of
-from policies.speculation.stateless import Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class SpecInferParams:
     best by path confidence of a beam of `width` and `depth`."""
 
 
-class SpecInfer(Stateless):
+class SpecInfer:
     """Ignores budgets. Where one forward cannot take all trees, shallow nodes come first."""
 
     def __init__(self, params: SpecInferParams | None = None) -> None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from policies.cost import CostModel
 from policies.estimates.calibration import IDENTITY, Calibration, Curve
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
-from policies.request import RoundOutcome
 from policies.speculation.forest import (
     Floats,
     context_tokens,
@@ -195,12 +194,6 @@ class SpecServe:
         if self._params.eliminate:
             most = self._eliminate(candidates, forest.path[best_first[:most]], context)
         return forest.mask(best_first[:most])
-
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        """Ignored: the history is of confidences, which `select` has."""
-
-    def forget(self, request: str) -> None:
-        """There is no state of a single request."""
 
     def _eliminate(self, candidates: Candidates, path: Floats, context: RoundContext) -> int:
         """Algorithm 2: how many nodes are kept; `path` has their acceptance in descending order."""

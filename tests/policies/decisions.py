@@ -170,12 +170,6 @@ class LoggedSpeculation:
         self._log.add("keep", " ".join(_bits(kept[begin:end]) for begin, end in pairwise(bounds)))
         return kept
 
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        self._speculation.observe(outcomes, now)
-
-    def forget(self, request: str) -> None:
-        self._speculation.forget(request)
-
 
 @dataclass(slots=True)
 class LoggedRule:

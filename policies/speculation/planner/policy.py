@@ -26,8 +26,7 @@ from policies.speculation.planner.round_costs import RoundCosts, round_seconds
 from policies.speculation.planner.round_requests import RoundTimes, round_requests
 from policies.speculation.planner.select import RoundState, select_round
 from policies.speculation.planner.step_rule import LaneCosts, PlannerStepRule
-from policies.speculation.slo import BatchProgress, request_terms
-from policies.speculation.stateless import Stateless
+from policies.speculation.slo import BatchProgress
 
 _ROUND_MEMORY = 0.2
 """Weight of the last round in the running mean of a round's time."""
@@ -40,7 +39,7 @@ class PlannerParams:
     """Maximum width of models' draft trees, if the verifier takes trees."""
 
 
-class Planner(Stateless):
+class Planner:
     """`calibrations`: of each lane, for the raw confidences in its step rule. Those of `Candidates`
     are calibrated already."""
 
@@ -106,7 +105,7 @@ class Planner(Stateless):
         plain_s = costs.wait_s + context.verify.predict(costs.context, costs.base_tokens)
         first_token_limit_s = _first_token_limit_s(costs, context, now)
         expected = round_requests(
-            BatchProgress.of(requests, request_terms(requests)),
+            BatchProgress.of(requests),
             chances,
             len(models),
             max_depth,
@@ -146,7 +145,7 @@ class Planner(Stateless):
         if not requests:
             return np.zeros(0, np.bool_)
         selected = select_round(
-            BatchProgress.of(requests, request_terms(requests)),
+            BatchProgress.of(requests),
             candidates.trees,
             RoundState(
                 context.verify.piecewise,

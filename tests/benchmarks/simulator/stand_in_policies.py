@@ -79,10 +79,6 @@ class FixedLength:
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return np.ones(len(candidates.trees.tokens), np.bool_)
 
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None: ...
-
-    def forget(self, request: str) -> None: ...
-
 
 def policies(
     depth: int = 4,

@@ -17,7 +17,7 @@ from policies.estimates.acceptance import (
 )
 from policies.pooling import Statistics, scaled
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
-from policies.request import LaneView, RequestView, RoundOutcome
+from policies.request import LaneView, RequestView
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.tree import DraftTree
 from tests.policies.speculation.play import plan_alone
@@ -143,9 +143,6 @@ def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
         target = np.where(rng.random(8) < 0.8, 1, 2).tolist()
         accepted = len([node for node in candidate.tree.follow(target) if mask[node]])
         request.generated += accepted + 1
-        planner.observe(
-            [RoundOutcome("r", "ssm", verified, 8, accepted, accepted + 1, seconds[number])], now
-        )
     return float(drafting_s[100:].sum() / seconds[100:].sum())
 
 
@@ -192,7 +189,6 @@ def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
     bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
     for number in range(60):
         selected(planner, [bad], context, float(number))
-        planner.observe([RoundOutcome("r", "ssm", 0, 1, 0, 1, 0.02)], float(number))
 
     def begins() -> bool:
         plans = [plan_alone(planner, [request], "ssm", context, 99.0) for _ in range(13)]

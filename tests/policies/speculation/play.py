@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.protocols import DraftPlan, LaneBatch, RoundContext, Speculation
-from policies.request import RequestView, RoundOutcome
+from policies.request import RequestView
 from policies.tree import DraftTree
 from tests.policies.speculation.rounds import Candidate, selected
 
@@ -84,27 +84,12 @@ def play(
         plain_s = context.verify.predict(read, fixed) + context.waiting_s
         seconds = drafting_s + verify_s + context.waiting_s
         now += verify_s + context.waiting_s
-        outcomes = []
         for one, drafted, verified in zip(batch, chains, kept, strict=True):
             hits = rng.random(verified) < accepts[one.name]
             accepted = int(np.argmin(hits)) if not hits.all() else verified
             one.generated += accepted + 1
             played.tokens[one.name] += accepted + 1
             played.drafted[one.name] += drafted
-            outcomes.append(
-                RoundOutcome(
-                    one.name,
-                    "lane",
-                    verified,
-                    drafted,
-                    accepted,
-                    accepted + 1,
-                    seconds,
-                    verify_s,
-                    drafting_s,
-                )
-            )
-        policy.observe(outcomes, now)
         played.seconds += seconds
         played.drafting_s += drafting_s
         played.plain_s += plain_s

@@ -11,7 +11,7 @@ from policies.cost import LinearCost
 from policies.protocols import LaneBatch, Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
-from policies.speculation.slo import BatchProgress, request_terms
+from policies.speculation.slo import BatchProgress, needs_at
 from policies.tree import DraftTree
 from tests.policies.speculation.adaserve_optimal import optimal_trees
 from tests.policies.speculation.play import plan_alone
@@ -136,7 +136,7 @@ def test_need_is_the_paper_s_formula() -> None:
     request = view("a", tpot_s=0.06, generated=11, first_token_s=2.0)
     others = [view("b"), view("c", tpot_s=0.06, first_token_s=None)]
     batch = [request, *others]
-    needs = BatchProgress.of(batch, request_terms(batch)).needs(verdict_s=2.9)
+    needs = needs_at(BatchProgress.of(batch), 2.9)
     assert needs.tolist() == pytest.approx([0.9 / 0.06 - 10, -np.inf, -np.inf])
 
 
