@@ -58,6 +58,7 @@ class _Progress:
     attained_s: float = 0.0
     """E_i."""
     rounds: int = 0
+    """From the first one with drafts, like the sums below: before it the prompt is read."""
     drafted: int = 0
     accepted: int = 0
     draft_s: float = 0.0
@@ -110,11 +111,12 @@ class LapsSd:
         if progress is None:
             return
         progress.attained_s += outcome.seconds
-        progress.rounds += 1
-        progress.drafted += outcome.drafted
-        progress.accepted += outcome.accepted
-        progress.draft_s += outcome.draft_s
-        progress.verify_s += outcome.verify_s
+        if outcome.drafted or progress.rounds:
+            progress.rounds += 1
+            progress.drafted += outcome.drafted
+            progress.accepted += outcome.accepted
+            progress.draft_s += outcome.draft_s
+            progress.verify_s += outcome.verify_s
         if outcome.drafted:
             progress.rates.append(progress.accepted / progress.drafted)
         if progress.token_s is None:

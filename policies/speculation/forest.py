@@ -59,10 +59,8 @@ def draft_room(requests: int, context: RoundContext) -> int:
 
 
 def budgeted_draft_room(requests: int, context: RoundContext) -> int:
-    """The same within AdaServe's budget."""
-    return max(
-        0, min(context.verify_budget, context.most_tokens) - requests - context.prefill_tokens
-    )
+    """The same within AdaServe's budget, whose eq. 1 counts the nodes of trees only."""
+    return max(0, min(context.verify_budget - requests, draft_room(requests, context)))
 
 
 def context_tokens(requests: Sequence[RequestView]) -> int:

@@ -63,8 +63,6 @@ class SpecServeRule:
     """Committed tokens of the whole batch."""
     context: dict[str, int]
     """Committed tokens of each request."""
-    roots: int
-    """Tokens of the verification besides drafts: a root for each request, and prefill chunks."""
     requests: int
     calibrated: Curve
     """From the drafter's confidence to the probability of acceptance, as `select` will see it."""
@@ -135,7 +133,7 @@ class SpecServeRule:
         return self.draft.predict(read, len(requests))
 
     def _goodput(self, tokens: float, drafts: int, drafting_s: float) -> float:
-        seconds = drafting_s + self.verify.predict(self.read, self.roots + drafts)
+        seconds = drafting_s + self.verify.predict(self.read, self.requests + drafts)
         return goodput(tokens, seconds, self.waiting_s, self.tpot_s)
 
 
@@ -170,7 +168,6 @@ class SpecServe:
             call_s=max(0.0, context.call_s.get(batch.lane or "", 0.0)),
             read=context_tokens(requests),
             context={request.name: request.context for request in requests},
-            roots=len(requests) + context.prefill_tokens,
             requests=len(requests),
             calibrated=self._curve(batch.lane),
             mean_confidence=self.mean_confidence(batch.lane or ""),
@@ -178,7 +175,9 @@ class SpecServe:
             waiting_s=context.waiting_s,
             tpot_s=tightest_tpot(requests),
         )
-        return DraftPlan(limits, rule)
+        # A draft call that stops before its first step still reads what was committed.
+        pays = rule(0, list(rule.context), ())
+        return DraftPlan(limits, rule) if any(pays) else DraftPlan.plain(batch)
 
     def _curve(self, lane: str | None) -> Curve:
         calibration = self._calibrations.get(lane or "")
@@ -200,8 +199,11 @@ class SpecServe:
         requests = candidates.requests
         drafting_s = max(candidates.drafting_s, default=0.0)
         tpot_s = tightest_tpot(requests)
+        # Eq. 6 has no prompts: with a long one even a round without drafts would violate the TPOT,
+        # and what has been drafted be lost.
+        decoding = context._replace(prefill_tokens=0)
         seconds = drafting_s + verify_seconds(
-            context, context_tokens(requests), len(requests), len(path)
+            decoding, context_tokens(requests), len(requests), len(path)
         )
         accepted = len(requests) + np.concatenate([[0.0], np.cumsum(path)])
         estimates = [

@@ -127,6 +127,14 @@ def test_with_varying_drafts_eq_6_uses_means() -> None:
     assert schedule.estimated_s("a") == pytest.approx(54 / committed_per_round * mean_round_s)
 
 
+def test_the_round_that_reads_the_prompt_is_no_part_of_the_pace() -> None:
+    schedule = schedule_of(STABLE, [view("a")])
+    schedule.observe([outcome("a", drafted=0, accepted=0)._replace(verify_s=9.0)], 0.0)
+    for _ in range(2):
+        schedule.observe([outcome("a")], 0.0)
+    assert schedule.estimated_s("a") == pytest.approx(100 * (0.04 + 0.06) / (0.5 * 4 + 1))
+
+
 def test_a_tree_costs_its_depth_and_not_its_nodes() -> None:
     chain, tree = view("chain"), view("tree")
     schedule = schedule_of(STABLE, [chain, tree])

@@ -65,9 +65,10 @@ def test_draft_room_excludes_roots_and_prefill() -> None:
 
 
 def test_only_budgeted_draft_room_is_limited_by_adaserves_budget() -> None:
-    """Policies that weigh the cost of each token need no budget at the knee."""
+    """Policies that weigh the cost of each token need no budget at the knee, which prompts, that no
+    selection can save, leave as it is."""
     context = round_context(verify_budget=32, prefill_tokens=10)
-    assert budgeted_draft_room(4, context) == 18
+    assert budgeted_draft_room(4, context) == 28
     assert budgeted_draft_room(4, context._replace(most_tokens=20)) == 6
     assert draft_room(4, context) == context.most_tokens - 14
 

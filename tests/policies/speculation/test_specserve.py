@@ -61,6 +61,8 @@ def plan_length(
     context = round_context(verify=verify, draft=draft, waiting_s=waiting_s)
     context = context._replace(call_s={"lane": call_s})
     plan = plan_alone(policy, batch, "lane", context, 0.0)
+    if plan.rule is None:
+        return 0
     rule = pickle.loads(pickle.dumps(plan.rule))
     return draft_chains(rule, [request.name for request in batch], confidence)
 
@@ -153,9 +155,17 @@ def test_a_round_with_drafts_never_exceeds_the_tpot(tpot_s: float) -> None:
 
 def test_the_tightest_tpot_of_the_batch_counts() -> None:
     batch = [view("a", tpot_s=1.0), view("b", tpot_s=5e-3), view("c")]
-    rule = plan_alone(SpecServe(), batch, "lane", round_context(), 0.0).rule
-    assert rule is not None
-    assert rule(0, ["a", "b", "c"], [np.array([], np.float32)] * 3) == [False] * 3
+    plan = plan_alone(SpecServe(), batch, "lane", round_context(), 0.0)
+    assert [limit.depth for limit in plan.limits] == [0, 0, 0]
+
+
+def test_where_no_draft_pays_no_drafter_is_called() -> None:
+    """A call that stops before its first step still reads what was committed, and is waited for."""
+    plan = plan_alone(SpecServe(), [view("a")], "lane", round_context(verify=STEEP), 0.0)
+    assert plan.limits[0].depth > 0
+    costly = round_context(verify=STEEP)._replace(call_s={"lane": 0.5})
+    plan = plan_alone(SpecServe(), [view("a")], "lane", costly, 0.0)
+    assert plan.limits[0].depth == 0
 
 
 def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
@@ -218,6 +228,14 @@ def test_deviation_elimination_goes_on_while_the_tpot_is_violated(
         assert not any(mask.any() for mask in masks)
     else:
         assert estimate(chosen, masks, context, tpot_s) > 0
+
+
+def test_deviation_prompts_in_the_verification_do_not_count_against_the_tpot() -> None:
+    """Otherwise each round that reads a long prompt would lose what has been drafted."""
+    drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
+    context = round_context(verify=LinearCost(0.0, 1e-4, 8e-3), prefill_tokens=1000)
+    [mask] = selected(SpecServe(), candidates(drafted, [20e-3]), context, 0.0)
+    assert mask.all()
 
 
 def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
