@@ -1,7 +1,7 @@
 """Compares Spindle with vLLM and transformers on a real model and real prompts.
 
 `python -m benchmarks.real --data DIR [--head DIR ...] [--clients 1 4 16] [--smoke] [--json FILE]`,
-or `--engine [--drafter DIR]` for drafters alone.
+or `--engine [--drafter DIR] [--depths 5]` for drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
 no model here was trained on; half of the requests greedy, half at temperature 1. As in

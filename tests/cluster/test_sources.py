@@ -99,7 +99,7 @@ def test_a_whole_model_without_a_tokenizer_is_refused_and_a_reduced_one_is_not(
         target.path()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 500}))
-    assert DrafterConfig(name="small", model="org/model").path() == folder
+    assert DrafterConfig(name="small", kind="model", model="org/model").path() == folder
 
 
 @pytest.mark.parametrize(
