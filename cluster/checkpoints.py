@@ -94,6 +94,12 @@ def is_head(path: Path) -> bool:
     return _HEADS_LAYER in json.loads((path / "config.json").read_text())
 
 
+def only_drafts(path: Path) -> bool:
+    """Whether the checkpoint only drafts for another model, and so can leave the tokenizer to it: a
+    head, or a drafter with a reduced vocabulary."""
+    return is_head(path) or "draft_vocab_size" in json.loads((path / "config.json").read_text())
+
+
 def draft_vocab_size(path: Path) -> int | None:
     """The size of a drafter's reduced vocabulary; None if it proposes all tokens."""
     config = json.loads((path / "config.json").read_text())

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from cluster.checkpoints import only_drafts
+
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HEADERS = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHTS = ["*.safetensors"]
@@ -106,7 +108,7 @@ def _fetch(model: str, patterns: list[str]) -> Path:
 
 def _missing(folder: Path) -> Iterator[str]:
     """The files that a load would look for in vain."""
-    if not any(folder.glob("tokenizer*")):
+    if not only_drafts(folder) and not any(folder.glob("tokenizer*")):
         yield "tokenizer.json"
     if (folder / _INDEX).is_file():
         shards = json.loads((folder / _INDEX).read_text())["weight_map"].values()

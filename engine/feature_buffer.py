@@ -32,9 +32,6 @@ class FeatureBuffer:
         """The first position that is kept, and the one behind the last."""
         self.end = 0
 
-    def __len__(self) -> int:
-        return self.end - self.first
-
     def add(self, new: Features, needed_from: int) -> None:
         """What a verdict has brought, in place of what was kept of these positions and of later
         ones: a verifier that computes a request again begins with its first positions.
@@ -53,12 +50,9 @@ class FeatureBuffer:
             self._pieces.append(new)
         self._drop_before(max(needed_from, self.end - self._most))
 
-    def has(self, first: int, end: int) -> bool:
-        """Whether the features of positions `first` to `end` (exclusive) are kept."""
-        return end <= first or (self.first <= first and end <= self.end)
-
     def read(self, first: int, end: int, layers: Sequence[int]) -> Features:
-        """These positions (`has` them), with the columns of these layers only."""
+        """Positions that are kept, `first` to `end` (exclusive), with the columns of these layers
+        only."""
         rows = [
             piece.rows[max(first - piece.first, 0) : max(end - piece.first, 0)]
             for piece in self._pieces

@@ -16,11 +16,10 @@ from itertools import product
 from pathlib import Path
 from statistics import median_low
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from cluster.files import written_whole
 from engine.cpu.row_counts import row_cost_step
@@ -69,6 +68,16 @@ class Grid:
     times, and the fit interpolates."""
 
 
+class Measured(Protocol):
+    """What a key says of a model or a head."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
     """Everything that a measurement depends on; a different key is a different profile."""
@@ -84,9 +93,7 @@ class ProfileKey:
     as one of the second."""
 
     @classmethod
-    def of(
-        cls, model: PreTrainedModel, device: torch.device, setup: str, grid: Grid
-    ) -> "ProfileKey":
+    def of(cls, model: Measured, device: torch.device, setup: str, grid: Grid) -> "ProfileKey":
         """`setup` names everything else that affects the model's speed: attention layout,
         prepacked weights, tensor-parallel size."""
         config = model.config.to_json_string(use_diff=False)

@@ -1,6 +1,7 @@
 """What the documentation refers to exists."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,9 @@ LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 BARE = re.compile(r"`(\w+\.py)`")
 PATH = re.compile(r"(?<![\w/.])((?:[\w.-]+/)+[\w.-]+\.(?:py|yaml|json|proto|env))\b")
-MODULE = re.compile(r"python -m ([\w.{},]+)")
+COMMAND = re.compile(r"python -m ([\w.{},]+)((?:\\\n|(?!python -m )[^`\n]|\n(?=[^`\n]*`))*)")
+"""The module, and what follows: of an inline command up to its end in the next line."""
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 
@@ -79,13 +82,39 @@ def test_files_that_are_named_exist(page: Path) -> None:
         assert name in source_names(), name
 
 
+def commands(page: Path) -> Iterator[tuple[str, str]]:
+    """Our modules that the page says to run, each with its arguments."""
+    for command, arguments in COMMAND.findall(text(page)):
+        for module in modules(command.rstrip(".")):
+            if module.split(".")[0] not in OTHERS_MODULES and "NAME" not in module:
+                yield module, arguments
+
+
+@cache
+def defined_options(module: str) -> set[str]:
+    """Those that the module adds to its parser, and that the benchmarks' own parser has."""
+    path = ROOT / module.replace(".", "/")
+    source = text(path / "__main__.py" if path.is_dir() else path.with_suffix(".py"))
+    if "parser(__doc__)" in source:
+        source += text(ROOT / "benchmarks" / "report.py")
+    return {quoted.strip('"') for quoted in re.findall(r'"--[a-z][\w-]*"', source)}
+
+
 @every_page
 def test_modules_that_are_run_exist(page: Path) -> None:
-    for command in MODULE.findall(text(page)):
-        for module in modules(command.rstrip(".")):
-            if module.split(".")[0] in OTHERS_MODULES or "NAME" in module:
-                continue
-            assert find_spec(module) is not None, module
+    for module, _ in commands(page):
+        assert find_spec(module) is not None, module
+
+
+@every_page
+def test_options_of_commands_are_the_modules(page: Path) -> None:
+    for module, arguments in commands(page):
+        assert {*OPTION.findall(arguments)} <= defined_options(module), (module, arguments)
+
+
+def test_an_unknown_option_would_be_found() -> None:
+    (found,) = COMMAND.findall("`python -m benchmarks.zoo --per-kind 2\n--jsn x` --later")
+    assert {*OPTION.findall(found[1])} - defined_options(found[0]) == {"--jsn"}
 
 
 @every_page

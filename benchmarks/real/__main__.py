@@ -1,7 +1,7 @@
 """Compares Spindle with vLLM and transformers on a real model and real prompts.
 
 `python -m benchmarks.real --data DIR [--head DIR ...] [--clients 1 4 16] [--smoke] [--json FILE]`,
-or `--engine [--drafter DIR]` for drafters alone.
+or `--engine [--drafter DIR] [--depths 5]` for drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
 no model here was trained on; half of the requests greedy, half at temperature 1. As in
@@ -27,12 +27,12 @@ eagle3:FOLDER; real/engine/in_hindsight/...: each request by the drafter that wa
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import Any, get_args
 
 from transformers import GenerationConfig
 
@@ -49,6 +49,15 @@ from cluster.smollm2 import SMOLLM2
 from cluster.sources import checkpoint_folder
 
 SMOKE = ("vllm_ngram_k3", "spindle_native")
+AS_SERVED: Mapping[str, Any] = {
+    "dtype": "float32",
+    "clients": (1, 4, 16),
+    "rounds": 1,
+    "final_rounds": 4,
+}
+"""Defaults of the options that `--engine` refuses."""
+ON_THE_ENGINE: Mapping[str, Any] = {"depths": (5,), "drafter": None}
+"""Defaults of those that it alone has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,21 +82,22 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=[],
         help="heads of the model, in speculators' format; served contenders take the first",
     )
-    own.add_argument("--drafter", type=Path, help="of --engine: a small model, as contender model")
-    own.add_argument("--dtype", choices=get_args(Dtype), default="float32", help="of the model")
+    own.add_argument("--drafter", type=Path, help="of --engine; a small model, as contender model")
+    own.add_argument("--dtype", choices=get_args(Dtype), help="as served; by default float32")
     own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
     own.add_argument("--contenders", nargs="+", help=f"of {', '.join((*CONTENDERS, *DRAFTERS))}")
-    own.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    own.add_argument("--clients", type=int, nargs="+", help="as served; by default 1 4 16")
     own.add_argument(
         "--requests", type=int, default=16, help="in a round, at least 2 a client; or in all"
     )
     own.add_argument("--max-tokens", type=int, default=128)
-    own.add_argument("--rounds", type=int, default=1, help="of the heats")
-    own.add_argument("--final-rounds", type=int, default=4)
+    own.add_argument("--rounds", type=int, help="of the heats, by default 1")
+    own.add_argument("--final-rounds", type=int, help="by default 4")
     own.add_argument("--smoke", action="store_true", help="two contenders, one short round")
     own.add_argument("--engine", action="store_true", help="drafters alone, without serving")
-    own.add_argument("--depths", type=int, nargs="+", default=[5], help="of --engine")
+    own.add_argument("--depths", type=int, nargs="+", help="of --engine; by default 5")
     options = own.parse_args(arguments)
+    _fill_in(options, own)
     if options.smoke:
         options.clients, options.requests, options.max_tokens = [1], 4, 16
         options.rounds, options.final_rounds = 1, 0
@@ -108,6 +118,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == MODEL and options.drafter is None:
             own.error(f"--contenders: {name} needs --drafter DIR")
     return options
+
+
+def _fill_in(options: argparse.Namespace, own: argparse.ArgumentParser) -> None:
+    """Defaults of what only one way of measuring has; given for the other, it would be ignored."""
+    for name, default in {**AS_SERVED, **ON_THE_ENGINE}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+        elif (name in ON_THE_ENGINE) != options.engine:
+            where = "without" if options.engine else "with"
+            own.error(f"--{name.replace('_', '-')}: it has an effect only {where} --engine")
 
 
 def _more_heads(options: argparse.Namespace) -> dict[str, Path]:
@@ -156,15 +176,14 @@ def served_records(options: argparse.Namespace, checkpoint: Path, scratch: Path)
 def real_requests(options: argparse.Namespace, checkpoint: Path) -> Iterator[PeerRequest]:
     """All prompts again and again, in other orders; temperatures 0 and 1 alternate between passes
     through the categories."""
-    stop = GenerationConfig.from_pretrained(checkpoint).eos_token_id
+    ends = GenerationConfig.from_pretrained(checkpoint).eos_token_id
+    stop = (ends,) if isinstance(ends, int) else tuple(ends or ())
     in_turn = len(options.categories)
     for seed in count():
         prompts = real_prompts(options.data, checkpoint, options.categories, seed)
         for number, prompt in enumerate(prompts):
             temperature = float(number // in_turn % 2)
-            yield PeerRequest(
-                prompt.prompt, temperature, options.max_tokens, (stop,), prompt.domain
-            )
+            yield PeerRequest(prompt.prompt, temperature, options.max_tokens, stop, prompt.domain)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from benchmarks.serving.contenders import Dtype, PeerRequest, Spindle, TurnResul
 from benchmarks.serving.contest import MakeServer
 from benchmarks.serving.vllm_contenders import ServedVllm
 from cluster.check import read
+from cluster.config.drafter_kinds import LOOKUPS
 
 KV_TOKENS = 16_384
 PLAIN = "vllm"
 HEAD = "eagle3"
-LOOKUPS = ("ngram", "suffix")
 VLLM_METHODS: Mapping[str, Mapping[str, Any]] = {
     "vllm_ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "vllm_suffix": {"method": "suffix"},

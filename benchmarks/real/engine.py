@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.real.contenders import HEAD
 from benchmarks.report import Record
 from benchmarks.serving.requests import Request
-from cluster.config.drafter_kinds import drafter_kind
+from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
 from engine.drafters.loading import LoadedDrafter
-from engine.drafters.ngram import NgramDrafter
-from engine.drafters.suffix import SuffixDrafter
 from engine.errors import SpindleError
 from engine.generate import Rejected, generate
 from engine.model import PackedModel
@@ -29,9 +28,8 @@ from engine.protocol import (
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 
-HEAD = "eagle3"
 MODEL = "model"
-DRAFTERS = ("ngram", "suffix", HEAD, MODEL)
+DRAFTERS = (*LOOKUPS, HEAD, MODEL)
 """By their kinds."""
 HINDSIGHT = "in_hindsight"
 _KV_TOKENS = 24_576
@@ -156,10 +154,10 @@ def _drafter(
     name: str, models: Mapping[str, Path | None], target: Path, vocab_size: int
 ) -> Drafter:
     """A new one: a lookup must not find the answers of the run before."""
+    make = drafter_kind(HEAD if name.startswith(HEAD) else name).maker()
     if name not in models:
-        return NgramDrafter() if name == "ngram" else SuffixDrafter()
-    kind = HEAD if name.startswith(HEAD) else name
-    loaded: LoadedDrafter = drafter_kind(kind).maker()(
+        return make(name)
+    loaded: LoadedDrafter = make(
         name,
         models[name],
         dtype=torch.float32,

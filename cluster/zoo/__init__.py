@@ -2,7 +2,6 @@
 
 from cluster.zoo.paths import (
     DRAFTERS,
-    GENERALISTS,
     MODELS,
     SPECIALISTS,
     TARGET,
@@ -12,7 +11,6 @@ from cluster.zoo.paths import (
 
 __all__ = [
     "DRAFTERS",
-    "GENERALISTS",
     "MODELS",
     "SPECIALISTS",
     "TARGET",

@@ -2,6 +2,7 @@
 model from nothing else than it, `train-drafter` a small Llama; `inflate` writes a larger target."""
 
 import argparse
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cluster.smollm2 import smollm2_path
 from cluster.zoo.batches import Sampler
 from cluster.zoo.chat import train_tokenizer
 from cluster.zoo.corpus import Corpus, load_corpus
@@ -50,8 +52,8 @@ def main() -> None:
     head = commands.add_parser("train-head", help="let a target write, train an EAGLE-3 head on it")
     head.add_argument(
         "--target",
-        type=Path,
-        default=cache_dir() / "SmolLM2-135M-Instruct",
+        type=_llama,
+        default=str(smollm2_path()),
         help="directory of a Llama with a chat template; by default where the default target lies",
     )
     head.add_argument("--work", type=Path, help="text, checkpoint, curve and head")
@@ -73,7 +75,7 @@ def main() -> None:
     small = commands.add_parser(
         "train-drafter", help="distil a small Llama from a target, on what train-head let it write"
     )
-    small.add_argument("--target", type=Path, default=cache_dir() / "SmolLM2-135M-Instruct")
+    small.add_argument("--target", type=_llama, default=str(smollm2_path()))
     small.add_argument("--work", type=Path, help="where the text lies, and the drafter will")
     small.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
     small.add_argument("--epochs", type=int, default=3)
@@ -160,6 +162,24 @@ def _make_small(path: Path, work: Path, kinds: Sequence[str], epochs: int) -> No
         print(f"{SMALL} on {kind}: {acceptance_of_small(drafter, conversations)}")
     drafter.save(work / SMALL)
     print(f"{work / SMALL} is a drafter for {path.name}")
+
+
+def _llama(text: str) -> Path:
+    """The directory of a Llama: of another family the states would not be those that it serves
+    with."""
+    config = Path(text) / "config.json"
+    if not config.is_file():
+        raise argparse.ArgumentTypeError(
+            f"{text} has no config.json: name the directory of a checkpoint, or fetch the default "
+            "one with `python -m cluster.fetch`"
+        )
+    kind = json.loads(config.read_text()).get("model_type")
+    if kind != "llama":
+        raise argparse.ArgumentTypeError(
+            f"{text} has model_type {kind!r}, and only targets of model_type 'llama' are learnt "
+            "from; take a head that was trained with speculators, which kind eagle3 serves"
+        )
+    return Path(text)
 
 
 def _parameters(text: str) -> int:

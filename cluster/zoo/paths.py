@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 TARGET = "target"
-GENERALISTS = ("tiny", "small")
 SPECIALISTS = ("code", "prose", "tasks")
-DRAFTERS = GENERALISTS + SPECIALISTS
+DRAFTERS = ("tiny", "small", *SPECIALISTS)
 MODELS = (TARGET, *DRAFTERS)
 
 HEADS = ("smollm2-general", "smollm2-code")

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from cluster.zoo.head_training import (
     DEPTH,
+    REDUCED_VOCABULARY,
     Acceptance,
     accepted_tokens,
     reduced_vocabulary,
@@ -27,7 +28,6 @@ from cluster.zoo.training import fast_products, weighted_mean
 SMALL = "small"
 """The name of its folder and files."""
 SMALL_SHAPE = SmallShape(hidden=192, layers=3, heads=3, kv_heads=1)
-REDUCED_VOCABULARY = 8192
 _ROW_TOKENS = 1024
 _BATCH_ROWS = 2
 _WARMUP_STEPS = 20

@@ -2,6 +2,7 @@
 features, which orders bring along."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from engine.draft_profile import DraftCosts, measure_drafter
 from engine.drafters.beam import DraftJob
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.eagle3_runner import Eagle3Runner
-from engine.drafters.loading import LoadedDrafter, auto_dtype
+from engine.drafters.loading import LoadedDrafter, auto_dtype, cached_costs
 from engine.drafters.model import ModelDrafter
 from engine.feature_buffer import lacks_from
 from engine.grammar.compiler import Grammars
@@ -130,12 +131,12 @@ def load_eagle3(
     )
     width = len(head.aux_layers) * head.target_hidden_size
 
-    def measure(_cache_dir: Path, seconds: float) -> DraftCosts:
-        return DraftCosts.fit(
-            measure_drafter(
-                drafter, target_vocab_size, drafter.max_context, seconds, feature_width=width
-            )
-        )
+    setup = f"draft steps of a head over {len(head.vocabulary)} tokens, features of {width}"
+
+    def measure(cache_dir: Path, seconds: float) -> DraftCosts:
+        context = drafter.max_context
+        steps = partial(measure_drafter, drafter, target_vocab_size, context, seconds, width)
+        return cached_costs(head, torch.device(device), setup, cache_dir, seconds, steps)
 
     return LoadedDrafter(
         drafter,

@@ -92,6 +92,7 @@ class Eagle3Head(nn.Module):
 
     def __init__(self, shape: Eagle3Shape, config: LlamaConfig) -> None:
         super().__init__()
+        self.config = config
         self.aux_layers = shape.aux_layers
         self.vocab_size: int = config.vocab_size
         self.max_context: int = config.max_position_embeddings
@@ -122,15 +123,19 @@ class Eagle3Head(nn.Module):
         head.load_state_dict(weights)
         head.to(device=device, dtype=dtype)
         head.vocabulary = ReducedVocabulary(target_ids.to(device), head.vocab_size)
-        head.rotary = LlamaRotaryEmbedding(head.rotary.config).to(device)  # in fp32
+        head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
         prepack(head)
         head._fused = fused_head(head)
         return head
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features, [rows, layers · hidden size], as the layer reads them."""
-        fused: Tensor = self.fc(features.to(self.embed_tokens.weight.dtype))
+        fused: Tensor = self.fc(features.to(self.dtype))
         return fused
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -170,7 +175,7 @@ class FusedHead(NamedTuple):
 def fused_head(head: Eagle3Head) -> FusedHead | None:
     """None if the modules themselves must run, on another device or with another activation."""
     layer = head.layers[0]
-    if head.rotary.config.hidden_act != "silu" or not isinstance(head.fc, PackedLinear):
+    if head.config.hidden_act != "silu" or not isinstance(head.fc, PackedLinear):
         return None
     return FusedHead(
         fused_layer(layer, 0), fused_norm(layer.hidden_norm), layer.norm_before_residual

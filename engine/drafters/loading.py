@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,9 +15,10 @@ from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.reduced_checkpoint import load_reduced
 from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.grammar.compiler import Grammars
-from engine.profiler import Grid, ProfileKey, cached_samples
+from engine.profiler import Grid, Measured, ProfileKey, cached_samples
 from engine.protocol import Drafter
 from engine.sampling.vocabulary import ReducedVocabulary
+from policies.cost import ForwardSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +92,27 @@ def loaded_drafter(
     setup = f"draft steps of {type(runner).__name__}"
 
     def measure(cache_dir: Path, seconds: float) -> DraftCosts:
-        grid = Grid(REQUESTS, (1,), CONTEXT, ROUNDS, seconds)
-        key = ProfileKey.of(stock, stock.device, setup, grid)
-        return DraftCosts.fit(
-            cached_samples(
-                key,
-                cache_dir,
-                lambda: measure_drafter(drafter, target_vocab_size, runner.max_context, seconds),
-            )
-        )
+        steps = partial(measure_drafter, drafter, target_vocab_size, runner.max_context, seconds)
+        return cached_costs(stock, stock.device, setup, cache_dir, seconds, steps)
 
     return LoadedDrafter(
         drafter,
         size=float(sum(weight.numel() for weight in stock.parameters())),
         measure=measure,
     )
+
+
+def cached_costs(
+    model: Measured,
+    device: torch.device,
+    setup: str,
+    cache_dir: Path,
+    seconds: float,
+    measure_steps: Callable[[], tuple[ForwardSample, ...]],
+) -> DraftCosts:
+    """Fitted to steps that were measured before, or now; `setup`: as in ProfileKey.of."""
+    key = ProfileKey.of(model, device, setup, Grid(REQUESTS, (1,), CONTEXT, ROUNDS, seconds))
+    return DraftCosts.fit(cached_samples(key, cache_dir, measure_steps))
 
 
 def auto_dtype(checkpoint: Path, device: str) -> torch.dtype:

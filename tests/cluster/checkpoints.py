@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 # Of each: hidden, intermediate, layers, heads, parameters.
 _QWEN3 = {
@@ -17,6 +18,8 @@ _LLAMA3 = {
     "Llama-3.2-1B-Instruct": (2048, 8192, 16, 32, 1_236_000_000),
     "Llama-3.3-70B-Instruct": (8192, 28672, 80, 64, 70_554_000_000),
 }
+_HEAD = "Qwen3-8B-speculator.eagle3"
+"""Of Qwen3-8B, without the embeddings and the output matrix, which a plan counts all the same."""
 VOCABULARY = 151_936
 CONTEXT = 40_960
 
@@ -28,27 +31,34 @@ def write_models(folder: Path) -> None:
     for name, shape in _LLAMA3.items():
         hidden, heads = shape[0], shape[3]
         _write_shape(folder / name, shape, 128_256, 131_072, head_dim=hidden // heads)
+    hidden, intermediate, _, heads, _ = _QWEN3["Qwen3-8B"]
+    layer = _sizes((hidden, intermediate, 1, heads), VOCABULARY, CONTEXT, head_dim=128)
+    head = {"speculators_model_type": "eagle3", "draft_vocab_size": 32_000}
+    write(folder / _HEAD, 268_000_000, transformer_layer_config=layer, **head)
 
 
 def _write_shape(
     path: Path, shape: tuple[int, ...], vocabulary: int, context: int, head_dim: int
 ) -> None:
-    hidden, intermediate, layers, heads, parameters = shape
-    write(
-        path,
-        parameters,
-        vocab_size=vocabulary,
-        max_position_embeddings=context,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=head_dim,
-    )
+    *sizes, parameters = shape
+    write(path, parameters, **_sizes(tuple(sizes), vocabulary, context, head_dim))
 
 
-def write(path: Path, parameters: int, **config: int) -> Path:
+def _sizes(shape: tuple[int, ...], vocabulary: int, context: int, head_dim: int) -> dict[str, int]:
+    hidden, intermediate, layers, heads = shape
+    return {
+        "vocab_size": vocabulary,
+        "max_position_embeddings": context,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": head_dim,
+    }
+
+
+def write(path: Path, parameters: int, **config: Any) -> Path:
     """The weights are a hole in a sparse file."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))

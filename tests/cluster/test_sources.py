@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.checkpoints import parameters
-from cluster.config import AppConfig, TargetConfig, ValidationError, problems
+from cluster.config import AppConfig, DrafterConfig, TargetConfig, ValidationError, problems
 from cluster.fetch import main as fetch
 from cluster.footprint import footprints
 from cluster.placement import plan
@@ -34,13 +34,14 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def snapshot(cache: Path, *, without: str = "nothing") -> Path:
-    """The zoo's target as org/model in the cache, as huggingface_hub lays it out."""
+def snapshot(cache: Path, of: str = "target", *, without: str = "nothing") -> Path:
+    """The zoo's target, or another model of it, as org/model in the cache, as huggingface_hub lays
+    it out."""
     repository = cache / "models--org--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
     folder = repository / "snapshots" / COMMIT
-    shutil.copytree(model_path("target"), folder, ignore=shutil.ignore_patterns(without))
+    shutil.copytree(model_path(of), folder, ignore=shutil.ignore_patterns(without))
     return folder
 
 
@@ -73,6 +74,32 @@ def test_a_check_needs_no_weights_and_a_start_names_the_missing_file(hub_cache: 
         match=r"model-2-of-2.safetensors is not in .* HF_HUB_OFFLINE is set; .*fetch org/model`",
     ):
         target.path()
+
+
+def test_a_head_needs_no_tokenizer_of_its_own(
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = snapshot(hub_cache, "smollm2-general")
+    assert not list(folder.glob("tokenizer*"))
+    head = DrafterConfig(name="head", kind="eagle3", model="org/model")
+    assert head.path() == folder
+    assert fetch(["org/model"]) == 0
+    assert capsys.readouterr().out.strip() == str(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"org/model: model\.safetensors is not in"):
+        head.path()
+
+
+def test_a_whole_model_without_a_tokenizer_is_refused_and_a_reduced_one_is_not(
+    hub_cache: Path,
+) -> None:
+    folder = snapshot(hub_cache, without="tokenizer*")
+    target = TargetConfig(model="org/model")
+    with pytest.raises(ValueError, match=r"org/model: tokenizer\.json is not in"):
+        target.path()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 500}))
+    assert DrafterConfig(name="small", kind="model", model="org/model").path() == folder
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ MACHINES: Mapping[str, list[Node]] = {
     "cluster/vllm.yaml": LAPTOP,
     "cluster/recipes/one_gpu.yaml": [GPU],
     "cluster/recipes/code_agent.yaml": [GPU],
+    "cluster/recipes/head.yaml": [GPU],
     "cluster/recipes/llama_70b.yaml": [EIGHT],
     "cluster/recipes/eight_gpus.yaml": [EIGHT],
     "cluster/recipes/several_nodes.yaml": [H100] * 2 + [L4] * 8,
@@ -64,7 +65,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(name: str, models: Path) -> AppConfig:
     (application,) = read(ROOT / name)
-    here = re.sub(r'"(/models|Qwen|meta-llama)/', f'"{models}/', json.dumps(application.args))
+    organisations = r'"(/models|Qwen|RedHatAI|meta-llama)/'
+    here = re.sub(organisations, f'"{models}/', json.dumps(application.args))
     return AppConfig.model_validate(json.loads(here))
 
 
@@ -167,6 +169,18 @@ def test_the_variant_with_four_ranks_fits_as_well(models: Path) -> None:
         if "0.6B" in drafter.get("model", ""):
             drafter["gpus"] = 0.25
     assert missing(AppConfig.model_validate(config), [EIGHT]) == []
+
+
+EARLY = {"name": "early", "kind": "early_exit", "layers": 8, "gpus": 0.1}
+
+
+def test_the_variants_of_the_recipe_with_a_head_fit_as_well(models: Path) -> None:
+    """As the comment in the file says."""
+    config = load("cluster/recipes/head.yaml", models).model_dump(exclude_unset=True)
+    head, *others = config["drafters"]
+    for drafter in (head | {"placement": "inline"}, EARLY):
+        varied = AppConfig.model_validate(config | {"drafters": [drafter, *others]})
+        assert missing(varied, [GPU]) == []
 
 
 @pytest.mark.parametrize("name", ["cluster/zoo.yaml", "cluster/fleet.yaml", "cluster/test.yaml"])

@@ -79,6 +79,30 @@ def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixtur
     assert "spindle_native_eagle3 needs --head" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        (["--engine", "--dtype", "bfloat16"], "--dtype: it has an effect only without --engine"),
+        (["--engine", "--final-rounds", "0"], "--final-rounds: it has an effect only without"),
+        (["--depths", "3"], "--depths: it has an effect only with --engine"),
+        (["--drafter", "somewhere"], "--drafter: it has an effect only with --engine"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    given: list[str], refused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _options(given)
+    assert refused in capsys.readouterr().err
+
+
+def test_what_is_not_given_has_the_defaults_of_the_way_of_measuring() -> None:
+    served = _options([])
+    assert (served.dtype, served.clients, served.rounds) == ("float32", (1, 4, 16), 1)
+    assert _options(["--smoke"]).final_rounds == 0
+    assert _options(["--engine", "--smoke"]).depths == (5,)
+
+
 def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     other = tmp_path / "other"
@@ -144,6 +168,18 @@ def test_contenders_serve_the_prompts_in_turns(
     assert turn.ours.drafted > 0
     assert 0 < values["real/spindle_native/c1/acceptance"] < 1
     assert values["real/spindle_native/c1/draft_ms"] > 0
+
+
+def test_all_of_a_models_end_tokens_stop_its_answers(data: Path, tmp_path: Path) -> None:
+    options = _options(["--data", str(data)])
+    checkpoint = tmp_path / "model"
+    copytree(model_path(TARGET), checkpoint)
+    file = checkpoint / "generation_config.json"
+    config = json.loads(file.read_text())
+    for ends in (4, [4, 7]):
+        file.write_text(json.dumps(config | {"eos_token_id": ends}))
+        stop = next(real_requests(options, checkpoint)).stop
+        assert stop == (tuple(ends) if isinstance(ends, list) else (ends,))
 
 
 def test_half_of_the_requests_are_sampled_in_every_category(data: Path) -> None:

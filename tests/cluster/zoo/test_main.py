@@ -37,6 +37,24 @@ def test_a_wrong_count_is_refused_with_an_example(
     assert "90M" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train-head", "train-drafter"])
+def test_a_target_that_is_no_llama_is_refused_with_the_way_out(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cluster.zoo", command, "--target", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "has no config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(SystemExit):
+        main()
+    assert "has model_type 'qwen3'" in (refusal := capsys.readouterr().err)
+    assert "trained with speculators" in refusal
+
+
 def test_paths_need_no_torch() -> None:
     code = "import sys, cluster.zoo; sys.exit('torch' in sys.modules or len(cluster.zoo.MODELS))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from actors.hosts.specs import DrafterSpec
 from actors.hosts.workers import DrafterWorker
 from cluster.checkpoints import eagle3_shape
-from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.eagle3 import Eagle3Drafter, load_eagle3
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.generate import generate
 from engine.model import PackedModel
@@ -272,6 +272,25 @@ def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
     head = drafter._rows.head
     assert torch.equal(head.embed_tokens.weight, model.model.embed_tokens.weight)
     assert head.vocabulary.target_ids.tolist() == target_ids().tolist()
+
+
+def test_a_head_that_was_measured_before_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target().save_pretrained(tmp_path / "target")
+    loaded = load_eagle3(
+        "head",
+        write_head(tmp_path / "head", random_weights()),
+        dtype=None,
+        device="cpu",
+        kv_tokens=512,
+        target_vocab_size=VOCAB,
+        target=tmp_path / "target",
+    )
+    first = loaded.measure(tmp_path / "profiles", 0.01)
+    assert first.step.predict(100, 4) > 0
+    monkeypatch.setattr(loaded.drafter, "draft", None)
+    assert loaded.measure(tmp_path / "profiles", 0.01) == first
 
 
 def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:
