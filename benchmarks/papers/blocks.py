@@ -95,6 +95,9 @@ class Machine(Block):
     """Of copying KV to host memory or back, where the paper prints it; else by the host link."""
     rereads_context: bool = False
     """Whether each draft token that is verified reads its request's context once more."""
+    static_batches: bool = False
+    """Whether the next requests are served only when the last of those before has ended, and
+    answers return together."""
     keeps_idle_kv: bool = True
     """Whether a preempted request's KV stays until its memory is needed; otherwise every switch
     copies it."""
@@ -165,6 +168,8 @@ class Workload(Block):
     """By dataset."""
     judged: float = Field(1.0, gt=0.0)
     """Multiple of its TPOT up to which a request is on time; policies aim at the TPOT itself."""
+    latency_per_token: bool = False
+    """Whether a request's latency counts for each token of its answer."""
     source: Source
 
     @property

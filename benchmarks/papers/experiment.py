@@ -16,6 +16,7 @@ from benchmarks.papers.row import Scalar
 from benchmarks.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculation
 from benchmarks.papers.settings import Paper
 from benchmarks.papers.srpt import srpt
+from benchmarks.papers.static_batches import StaticBatches
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
@@ -82,8 +83,9 @@ class Experiment:
             return EstimateErrors(schedule, observer)
         if self.answers:
             ranked = schedule if isinstance(schedule, SelfRanked) else PredictedLengths(schedule)
-            return RankPrompting(ranked, self.answers)
-        return schedule
+            schedule = RankPrompting(ranked, self.answers)
+        machine = settings(self.cell.paper).machines[str(self.cell.at["machine"])]
+        return StaticBatches(schedule, observer.batches) if machine.static_batches else schedule
 
     def _schedule_options(self) -> dict[str, object]:
         options = dict(self.arm.schedule.options)

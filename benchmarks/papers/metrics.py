@@ -1,7 +1,7 @@
 """The papers' metrics of one finished run, as the YAML files define them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -100,11 +100,17 @@ def laps_sd(run: Run) -> dict[str, float]:
 def self_scheduling(run: Run) -> dict[str, float]:
     if str(run.experiment.cell.at["workload"]) in ENDS:
         return _answered(run)
-    served = run.served
+    served = _returned(run)
+    workload = settings(run.experiment.cell.paper).workloads[
+        str(run.experiment.cell.at["workload"])
+    ]
     timed = {
         "ttft": [request.ttft_s for request in served],
         "tpot": [request.tpot_s for request in served],
-        "latency": [request.latency_s for request in served],
+        "latency": [
+            request.latency_s / (request.tokens if workload.latency_per_token else 1)
+            for request in served
+        ],
     }
     percentiles = {
         f"{name}_p{share}": float(np.percentile(seconds, share))
@@ -115,6 +121,21 @@ def self_scheduling(run: Run) -> dict[str, float]:
     first = min(request.started_s for request in served)
     mean = float(np.mean(timed["latency"]))
     return {"mean_latency": mean, "minutes_to_all": (last - first) / 60, **percentiles}
+
+
+def _returned(run: Run) -> Sequence[FinishedRequest]:
+    """Served requests; answers of a static batch return with its last one."""
+    finished_s = {request.arrival.name: request.finished_s for request in run.served}
+    last_s = {
+        name: max(finished_s[other] for other in batch if other in finished_s)
+        for batch in run.observer.batches
+        for name in batch
+        if name in finished_s
+    }
+    return [
+        replace(request, finished_s=last_s.get(request.arrival.name, request.finished_s))
+        for request in run.served
+    ]
 
 
 METRICS: Mapping[str, Callable[[Run], dict[str, float]]] = {

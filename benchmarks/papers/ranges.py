@@ -99,6 +99,18 @@ RANGES: Mapping[str, Range] = {
             )
         },
     ),
+    "lengths_of_baselines": Range(
+        "adaserve",
+        (
+            "adaserve/fig8/llama/4.8/spec_4",
+            "adaserve/fig8/llama/4.8/violations_vs_best_baseline",
+            "adaserve/fig9/llama/4.8/vs_best_baseline",
+        ),
+        {
+            str(length): {"arms.spec_4.speculation": {"fixed": {"length": length}}}
+            for length in (1, 2, 3, 4)
+        },
+    ),
     "adaserve_machine": Range(
         "adaserve",
         ("adaserve/overload/6.0/*",),
@@ -107,13 +119,13 @@ RANGES: Mapping[str, Range] = {
     "engine_of_baselines": Range(
         "adaserve",
         (
-            "adaserve/fig8/llama/4.8/spec_1",
+            "adaserve/fig8/llama/4.8/spec_4",
             "adaserve/fig8/llama/4.8/violations_vs_best_baseline",
             "adaserve/fig9/llama/4.8/vs_best_baseline",
         ),
         {
-            f"{factor} x 5 ms": {f"arms.spec_{length}.draft_slower": factor for length in (1, 3, 5)}
-            for factor in (1, 2, 3, 4, 6)
+            f"{factor} x 5 ms": {f"arms.spec_{length}.draft_slower": factor for length in (4, 6, 8)}
+            for factor in (1, 1.5, 2)
         },
     ),
     "printed_engine": Range(

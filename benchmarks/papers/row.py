@@ -113,7 +113,9 @@ class Row:
             return _side(claim)
         if claim.direction == "near" and claim.value == "ratio":
             return claim.printed / _NEAR, claim.printed * _NEAR
-        return claim.printed / _WITHIN, claim.printed * _WITHIN
+        low, high = claim.printed / _WITHIN, claim.printed * _WITHIN
+        least, most = _side(claim) or (low, high)
+        return max(low, least), min(high, most)
 
     def reproduced(self, value: float) -> bool | None:
         """None: not specified by the paper."""

@@ -46,6 +46,8 @@ class RunObserver:
     """Sum over rounds with drafts of accepted ÷ verified draft tokens."""
     rounds: dict[str, list[RoundOutcome]] = field(default_factory=dict)
     """By request, with `keep_rounds`."""
+    batches: list[list[str]] = field(default_factory=list)
+    """Requests by static batch, on a machine that serves such."""
     estimate_errors: list[float] = field(default_factory=list)
     selection_s: float = 0.0
     """CPU time of the speculation policy."""
