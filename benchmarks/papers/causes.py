@@ -32,18 +32,20 @@ STATIC_LENGTHS = {
     "numinamath": {"prompt_mean": 120, "output_mean": 288, "output_spread": 1.1, "longest": 8192},
     "taco": {"prompt_mean": 450, "output_mean": 505, "output_spread": 0.58, "longest": 8192},
     "sharegpt": {"prompt_mean": 150, "output_mean": 180, "output_spread": 0.47, "longest": 4096},
+    "numinamath_thinking": {
+        "prompt_mean": 120,
+        "output_mean": 6000,
+        "output_spread": 1.3,
+        "longest": 16384,
+    },
 }
-"""Self-scheduling's lengths with which static batches answer what Table 1 prints, of FCFS and of
-LengthOnly, at the stated τ-b."""
+"""Self-scheduling's lengths with which static batches answer what Tables 1 and 3 print, of FCFS and
+of LengthOnly, at the stated τ-b."""
 
 CAUSES: Mapping[str, Cause] = {
     "time_for_tokens_only": Cause(
         "spin",
-        (
-            "spin/fig4/1/speedup",
-            "spin/fig10/*/7b/spin_vs_68m",
-            "spin/fig10/cp/7b/unpiped_vs_68m",
-        ),
+        ("spin/fig4/1/speedup",),
         "all but 15 ms of a verification is time for tokens, as Fig. 13's gain needs; with 100 ms "
         "that are not, Fig. 4's and Fig. 10's factors are here, and the pipeline gains nothing",
         {
@@ -56,6 +58,16 @@ CAUSES: Mapping[str, Cause] = {
         "spin/fig4/1/speedup",
         (1.61 / 1.15, 1.61 * 1.15),
         {"workloads.batches.requests": 8},
+    ),
+    "padding_at_batch_8": Cause(
+        "spin",
+        ("spin/fig10/*/7b/spin_vs_68m", "spin/fig10/cp/7b/unpiped_vs_68m"),
+        "what padding costs is measured at 16 requests of Alpaca (Fig. 12), taken at 8 and for CP, "
+        "where it is less; with 5.3 ms a padded token for 6.43 both datasets' factors are here",
+        {"machines.7b.verify.padded_row_s": 0.0053},
+        "spin/fig10/alpaca/7b/spin_vs_68m",
+        (2.34 / 1.15, 2.34 * 1.15),
+        {"workloads.batch_8.requests": 60},
     ),
     "drafts_by_the_token": Cause(
         "spin",
@@ -118,6 +130,20 @@ CAUSES: Mapping[str, Cause] = {
         (1.59 / 1.15, 1.59 * 1.15),
         {"workloads.trace_1.requests": 150},
     ),
+    "requests_stop_alone": Cause(
+        "specserve",
+        ("specserve/fig12/*/threshold_length_follows_batch",),
+        "all requests of a batch have as many draft steps (§2.4), so that the threshold-based "
+        "method drafts longer in larger batches; if each stops by itself, length and batch are "
+        "unrelated",
+        {
+            "arms.threshold.speculation": {
+                "threshold": {"confidence": 0.4, "max_length": 8, "together": False}
+            }
+        },
+        "specserve/fig12/trace_3/threshold_length_follows_batch",
+        (-0.2, 0.2),
+    ),
     "late_estimate": Cause(
         "laps_sd",
         (
@@ -147,6 +173,8 @@ CAUSES: Mapping[str, Cause] = {
             "self_scheduling/fig6/*/*/latency_vs_fcfs",
             "self_scheduling/fig6/*/*/ttft_vs_fcfs",
             "self_scheduling/fig6/*/least_*_vs_fcfs",
+            "self_scheduling/fig7/numinamath_thinking/*",
+            "self_scheduling/table3/numinamath/answered_speedup",
         ),
         "vLLM replaces each request that ends; batches of ten that wait for their longest, as "
         "§5.2's `drag caused by long-tail requests` says, and latency for each token give the "
@@ -154,12 +182,14 @@ CAUSES: Mapping[str, Cause] = {
         {
             "machines.a100.static_batches": True,
             "workloads.rates.latency_per_token": True,
+            "workloads.short.latency_per_token": True,
             "arms.length_only.schedule": {
                 "self_ranked": {"form": "length_only", "starvation_steps": 1_000_000_000}
             },
-            "datasets.numinamath.lengths": STATIC_LENGTHS["numinamath"],
-            "datasets.taco.lengths": STATIC_LENGTHS["taco"],
-            "datasets.sharegpt.lengths": STATIC_LENGTHS["sharegpt"],
+            **{
+                f"datasets.{dataset}.lengths": lengths
+                for dataset, lengths in STATIC_LENGTHS.items()
+            },
         },
         "self_scheduling/fig6/numinamath/64/tpot_vs_fcfs",
         (0.0, 0.8),
