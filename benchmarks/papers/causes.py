@@ -212,6 +212,18 @@ CAUSES: Mapping[str, Cause] = {
         (0.0, 0.8),
         {"workloads.rates.requests": 60},
     ),
+    "time_below_the_knee": Cause(
+        "adaserve",
+        ("adaserve/fig10/*/vllm_0.9_vs_0.1", "adaserve/fig10/*/sarathi_0.9_vs_0.1"),
+        "a roofline has hardly any time for a token below its knee, so that plain decoding stays "
+        "within 1.2 times the idle latency with 40 requests; on the artifact's profile it does not",
+        {
+            "machines.llama.verify": {"fixed_s": 0.030, "row_s": 0.000175},
+            "machines.qwen.verify": {"fixed_s": 0.028, "row_s": 0.000156},
+        },
+        "adaserve/fig10/llama/vllm_0.9_vs_0.1",
+        (0.0, 0.5),
+    ),
     "planned_to_the_limit": Cause(
         "adaserve",
         ("adaserve/fig16/*/2_slo_selection",),

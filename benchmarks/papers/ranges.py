@@ -80,22 +80,20 @@ RANGES: Mapping[str, Range] = {
         "adaserve",
         ("adaserve/fig8/llama/4.8/adaserve", "adaserve/overload/4.8/fixed_1"),
         {
-            f"budget {budget}, depth {depth}, c1 {c1}, c2 {c2}": {
+            f"budget {budget}, depth {depth}, c2 {c2}, n_max {most}": {
                 "machines.llama.verify_budget": budget,
                 "arms.adaserve.speculation": {
-                    "adaserve": {"shape": {"max_depth": depth, "c1": c1, "c2": c2}}
+                    "adaserve": {"shape": {"max_depth": depth, "c2": c2}, "most_for_slo": most}
                 },
             }
-            for budget, depth, c1, c2 in (
-                (115, 8, 0, 0),
-                (115, 1, 0, 0),
-                (115, 2, 0, 0),
-                (115, 3, 0, 0),
-                (115, 2, 0, -3),
-                (115, 3, 0, -3),
-                (115, 2, 16, 0),
-                (230, 2, 0, -3),
-                (345, 2, 0, 0),
+            for budget, depth, c2, most in (
+                (115, 3, -3, 1),
+                (115, 3, 0, 1),
+                (115, 5, -3, 1),
+                (115, 3, -3, 2),
+                (115, 3, -3, 8),
+                (115, 8, 0, 8),
+                (170, 3, -3, 1),
             )
         },
     ),
@@ -168,9 +166,14 @@ RANGES: Mapping[str, Range] = {
         ("laps_sd/fig5/mbpp/30/latency_vs_*", "laps_sd/fig5/minithinky/30/latency_vs_*"),
         {
             "as they are": {},
-            "alike": {
-                f"datasets.{dataset}.lengths.output_spread": 0.1
+            "alike, and acceptance each request's own": {
+                f"datasets.{dataset}.{setting}": value
                 for dataset in ("mbpp", "minithinky")
+                for setting, value in (
+                    ("lengths.output_spread", 0.1),
+                    ("acceptance.llama_68m.request_share", 0.99),
+                    ("acceptance.llama_68m.early_share", 0.0),
+                )
             },
         },
     ),
