@@ -1,12 +1,16 @@
 """Computes what self-scheduling's Table 1 is by a queue alone: ten servers, all requests waiting.
 
 `python -m benchmarks.papers.queue_model [--datasets numinamath] [--spreads 0.7 1.1 1.6] [--draws
-50] [--json FILE]`.
+50] [--static] [--json FILE]`.
 
 Lengths are log-normal with several spreads, their mean such that FCFS answers the printed number in
 ten minutes. Requests are served by their rank in a batch of ten, then in the order of arrival, to
 their end; ranking is free. Names: queue/DATASET/SPREAD/fcfs/minutes_to_500, its deviation between
 draws, and queue/DATASET/SPREAD/TAU/{answered_10_min,minutes_to_500}; `reference`: Table 1's.
+
+`--static`: the servers take the next ten requests when the longest of the last ten has ended, and
+answers return together. Then also queue/DATASET/SPREAD/TAU/{ttft,tpot,latency_per_token}_vs_fcfs,
+P95 of 200 requests over FCFS's, a mean of the draws, and their deviations.
 """
 
 import heapq
@@ -28,6 +32,10 @@ DATASETS = ("numinamath", "taco", "sharegpt")
 TAUS = (0.3, 0.45, 0.6, 1.0)
 _TEN_MINUTES_S = 600.0
 _COUNTED = 500
+_IN_FIG_6 = 200
+
+Serve = Callable[[Floats], Floats]
+"""From seconds of work, in the order of service, to ends of requests in ascending order."""
 
 
 class Queue(NamedTuple):
@@ -49,10 +57,12 @@ def main() -> None:
     arguments.add_argument("--datasets", nargs="+", choices=DATASETS, default=["numinamath"])
     arguments.add_argument("--spreads", nargs="+", type=float, default=[0.7, 1.1, 1.6])
     arguments.add_argument("--draws", type=int, default=50)
+    arguments.add_argument("--static", action="store_true", help="batches that end together")
     options = arguments.parse_args()
     queues = [queue(dataset, options.draws) for dataset in options.datasets]
+    measure = compare_static if options.static else compare
     publish(
-        [one for of in queues for spread in options.spreads for one in compare(of, spread)],
+        [one for of in queues for spread in options.spreads for one in measure(of, spread)],
         options.json,
     )
 
@@ -71,10 +81,42 @@ def queue(dataset: str, draws: int) -> Queue:
 
 def compare(of: Queue, spread: float) -> list[Record]:
     """FCFS, and service by rank at each τ-b, with lengths of this spread."""
-    mean = _mean_length(of, spread)
+    return _throughput(of, spread, _ends)
+
+
+def compare_static(of: Queue, spread: float) -> list[Record]:
+    """The same of static batches, and Fig. 6's metrics by rank over FCFS's."""
+    lengths = _lengths(of, _mean_length(of, spread, _static_ends), spread)
+    records = _throughput(of, spread, _static_ends)
+    for tau in TAUS:
+        width = _error_width(lengths[0], of.errors[0], tau)
+        ratios = np.array(
+            [
+                _at_p95(one, by_rank(one * np.exp(width * error))) / _at_p95(one)
+                for one, error in zip(lengths[:, :_IN_FIG_6], of.errors[:, :_IN_FIG_6], strict=True)
+            ]
+        )
+        for name, of_draws in zip(("ttft", "tpot", "latency_per_token"), ratios.T, strict=True):
+            prefix = f"queue/{of.dataset}/{spread}/{tau}/{name}_vs_fcfs"
+            records.append(Record(prefix, float(of_draws.mean()), "x"))
+            records.append(Record(f"{prefix}_deviation", float(of_draws.std()), "x"))
+    return records
+
+
+def _at_p95(lengths: Floats, order: NDArray[np.int64] | slice = slice(None)) -> Floats:
+    """TTFT, TPOT and latency for each token at P95, in tokens' times, of static batches in this
+    order."""
+    served = lengths[order]
+    ends = _static_ends(served)
+    starts = ends - np.repeat(served.reshape(-1, SERVERS).max(axis=1), SERVERS)
+    return np.percentile([starts, (ends - starts) / served, ends / served], 95, axis=1)
+
+
+def _throughput(of: Queue, spread: float, serve: Serve) -> list[Record]:
+    mean = _mean_length(of, spread, serve)
     lengths = _lengths(of, mean, spread)
     prefix = f"queue/{of.dataset}/{spread}"
-    minutes = np.array([_nth_minutes(_ends(one * of.token_s)) for one in lengths])
+    minutes = np.array([_nth_minutes(serve(one * of.token_s)) for one in lengths])
     to_500, deviation = float(minutes.mean()), float(minutes.std())
     printed = _printed(of.dataset, "minutes_fcfs")
     records = [
@@ -85,7 +127,7 @@ def compare(of: Queue, spread: float) -> list[Record]:
     for tau in TAUS:
         width = _error_width(lengths[0], of.errors[0], tau)
         ends = [
-            _ends(one[by_rank(one * np.exp(width * error))] * of.token_s)
+            serve(one[by_rank(one * np.exp(width * error))] * of.token_s)
             for one, error in zip(lengths, of.errors, strict=True)
         ]
         for name, row, read in (
@@ -120,6 +162,11 @@ def _ends(seconds: Floats) -> Floats:
     return np.sort(ends)
 
 
+def _static_ends(seconds: Floats) -> Floats:
+    """When requests that are served ten at a time end, each with the longest of its batch."""
+    return np.repeat(np.cumsum(seconds.reshape(-1, SERVERS).max(axis=1)), SERVERS)
+
+
 def _answered(ends: Floats) -> float:
     return float(np.searchsorted(ends, _TEN_MINUTES_S, "right"))
 
@@ -133,12 +180,12 @@ def _lengths(of: Queue, mean: float, spread: float) -> Floats:
     return np.clip(np.rint(drawn), 1, of.longest)
 
 
-def _mean_length(of: Queue, spread: float) -> float:
+def _mean_length(of: Queue, spread: float, serve: Serve) -> float:
     """Before lengths are cut to the longest one: so that FCFS answers what is printed."""
 
     def above(mean: float) -> bool:
         lengths = _lengths(of, mean, spread)
-        answered = [_answered(_ends(one * of.token_s)) for one in lengths]
+        answered = [_answered(serve(one * of.token_s)) for one in lengths]
         return float(np.mean(answered)) > of.answered
 
     return _root(above, 50.0, 20_000.0)

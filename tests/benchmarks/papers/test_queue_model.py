@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.papers.queue_model import by_rank, compare, queue
+from benchmarks.papers.queue_model import by_rank, compare, compare_static, queue
 
 
 def test_ranks_of_different_batches_are_compared_and_arrival_decides_between_equals() -> None:
@@ -23,3 +23,16 @@ def test_fcfs_answers_what_is_printed_and_only_a_tail_lets_ranks_answer_as_many_
     assert best.reference == 948
     assert best.value < 700  # even with perfect predictions
     assert by_name["queue/numinamath/1.6/0.6/answered_10_min"].ratio == pytest.approx(1, abs=0.2)
+
+
+def test_static_batches_give_the_printed_factors_at_p95() -> None:
+    """NuminaMath, with the spread at which they answer what Table 1 prints."""
+    records = {record.name: record for record in compare_static(queue("numinamath", draws=8), 1.1)}
+    answered = records["queue/numinamath/1.1/0.6/answered_10_min"]
+    assert answered.ratio == pytest.approx(1, abs=0.15)
+    by_metric = {
+        metric: records[f"queue/numinamath/1.1/0.6/{metric}_vs_fcfs"].value
+        for metric in ("tpot", "latency_per_token")
+    }
+    assert by_metric["latency_per_token"] == pytest.approx(1 / 6, rel=0.2)
+    assert by_metric["tpot"] == pytest.approx(1 / 2.5, rel=0.2)
