@@ -161,11 +161,19 @@ def test_the_tightest_tpot_of_the_batch_counts() -> None:
 
 def test_where_no_draft_pays_no_drafter_is_called() -> None:
     """A call that stops before its first step still reads what was committed, and is waited for."""
-    plan = plan_alone(SpecServe(), [view("a")], "lane", round_context(verify=STEEP), 0.0)
+    policy = SpecServe(SpecServeParams(initial_confidence=0.3))
+    batch = [view(f"r{number}") for number in range(64)]
+    plan = plan_alone(policy, batch, "lane", round_context(verify=STEEP), 0.0)
+    assert {limit.depth for limit in plan.limits} == {0}
+
+
+def test_a_slow_call_is_not_the_last_one() -> None:
+    """The rule stops where the call does not pay, but it is made: its time may be another by now."""
+    context = round_context()._replace(call_s={"lane": 0.5})
+    plan = plan_alone(SpecServe(), [view("a")], "lane", context, 0.0)
     assert plan.limits[0].depth > 0
-    costly = round_context(verify=STEEP)._replace(call_s={"lane": 0.5})
-    plan = plan_alone(SpecServe(), [view("a")], "lane", costly, 0.0)
-    assert plan.limits[0].depth == 0
+    assert plan.rule is not None
+    assert plan.rule(0, ["a"], [np.array([], np.float32)]) == [False]
 
 
 def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
