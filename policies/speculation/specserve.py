@@ -175,8 +175,8 @@ class SpecServe:
             waiting_s=context.waiting_s,
             tpot_s=tightest_tpot(requests),
         )
-        # A draft call that stops before its first step still reads what was committed. What the call
-        # itself takes is left out: only calls measure it, so that a slow first one would be the last.
+        # A draft call that stops before its first step still reads what was committed. What a call
+        # itself takes is left out: only calls measure it, so a slow first one would be the last.
         pays = replace(rule, call_s=0.0)(0, list(rule.context), ())
         return DraftPlan(limits, rule) if any(pays) else DraftPlan.plain(batch)
 

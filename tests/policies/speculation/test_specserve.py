@@ -168,7 +168,7 @@ def test_where_no_draft_pays_no_drafter_is_called() -> None:
 
 
 def test_a_slow_call_is_not_the_last_one() -> None:
-    """The rule stops where the call does not pay, but it is made: its time may be another by now."""
+    """Where only the call's own time speaks against it, it is made: that may have changed."""
     context = round_context()._replace(call_s={"lane": 0.5})
     plan = plan_alone(SpecServe(), [view("a")], "lane", context, 0.0)
     assert plan.limits[0].depth > 0
