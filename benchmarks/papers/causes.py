@@ -147,6 +147,21 @@ CAUSES: Mapping[str, Cause] = {
         "specserve/table2/trace_1/specserve/draft_tokens",
         (1.59 / 1.15, 1.59 * 1.15),
     ),
+    "printed_rule_without_slo": Cause(
+        "specserve",
+        (
+            "specserve/table2/trace_2/specserve/draft_tokens",
+            "specserve/table2/trace_[12]/specserve/acceptance_rate",
+        ),
+        "line 19 of Algorithm 1 as printed drafts longer (bare_mean), which shows in bursts only "
+        "where the TPOT does not end each round (tpot_of_every_round)",
+        {
+            "arms.specserve.speculation": {"specserve": {"bare_mean": True}},
+            **{f"workloads.trace_{number}.slo": {} for number in (1, 2, 3)},
+        },
+        "specserve/table2/trace_1/specserve/acceptance_rate",
+        (0.42 / 1.15, 0.42 * 1.15),
+    ),
     "requests_stop_alone": Cause(
         "specserve",
         ("specserve/fig12/*/threshold_length_follows_batch",),

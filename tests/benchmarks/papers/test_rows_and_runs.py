@@ -117,7 +117,7 @@ def test_windows_share_one_run() -> None:
 
 def test_a_ratio_of_zeros_is_1_and_a_ratio_to_zero_is_infinite() -> None:
     name = "adaserve/fig8/llama/4.8/violations_vs_best_fixed_length"
-    fixed = {f"spec_{length}": {"violations": 0.0} for length in (1, 3, 5)}
+    fixed = {f"spec_{length}": {"violations": 0.0} for length in (4, 6, 8)}
     assert value(name, {"adaserve": {"violations": 0.0}, **fixed}) == 1.0
     assert value(name, {"adaserve": {"violations": 0.1}, **fixed}) == np.inf
 
@@ -295,7 +295,7 @@ def test_each_category_peaks_at_its_time() -> None:
         domain: np.median([one.at_s for one in requests if one.domain == domain])
         for domain in ("coding", "chat", "summarising")
     }
-    assert middle["coding"] < 20 < middle["chat"] < 40 < middle["summarising"]
+    assert middle["chat"] < 25 < middle["coding"] < 35 < middle["summarising"]
 
 
 def test_urgent_requests_have_their_share_and_other_categories_equal_parts() -> None:

@@ -8,7 +8,7 @@ from benchmarks.papers.row import RowTemplate
 from benchmarks.papers.settings import PAPERS, BadSettings, Paper, load, rows
 
 FIGURES = {
-    "spin": {"fig10", "fig11", "fig12", "fig13"},
+    "spin": {"fig4", "fig10", "fig11", "fig12", "fig13"},
     "specserve": {"fig7", "fig8", "fig9", "overload", "load", "fig10", "fig11", "fig12", "table2"},
     "adaserve": {"overload", "load", *(f"fig{n}" for n in (8, 9, 10, 11, 12, 14, 15, 16))},
     "laps_sd": {"fig2", "fig3", "fig5", "fig6", "fig7"},
