@@ -42,6 +42,19 @@ STATIC_LENGTHS = {
 """Self-scheduling's lengths with which static batches answer what Tables 1 and 3 print, of FCFS and
 of LengthOnly, at the stated τ-b."""
 
+POISSON: Changes = {
+    "arrivals": "poisson",
+    "requests": 100,
+    "rate": 4.0,
+    "slo": {
+        "coding": {"tpot_idle_multiple": 1.2},
+        "chat": {"tpot_s": 0.05},
+        "summarising": {"tpot_s": 0.15},
+    },
+    "source": "not specified; ours",
+}
+"""In the place of AdaServe's trace, where a test runs a cause."""
+
 CAUSES: Mapping[str, Cause] = {
     "time_for_tokens_only": Cause(
         "spin",
@@ -238,6 +251,7 @@ CAUSES: Mapping[str, Cause] = {
         },
         "adaserve/fig10/llama/vllm_0.9_vs_0.1",
         (0.0, 0.5),
+        {"workloads.trace": POISSON},
     ),
     "planned_to_the_limit": Cause(
         "adaserve",
@@ -247,19 +261,7 @@ CAUSES: Mapping[str, Cause] = {
         {"workloads.trace.judged": 1.05},
         "adaserve/fig16/llama/2_slo_selection",
         (0.7, 1.0),
-        {
-            "workloads.trace": {
-                "arrivals": "poisson",
-                "requests": 100,
-                "rate": 4.0,
-                "slo": {
-                    "coding": {"tpot_idle_multiple": 1.2},
-                    "chat": {"tpot_s": 0.05},
-                    "summarising": {"tpot_s": 0.15},
-                },
-                "source": "not specified; ours",
-            }
-        },
+        {"workloads.trace": POISSON},
     ),
 }
 

@@ -83,7 +83,7 @@ RUNS: dict[str, Run] = {
     "adaserve": PaperCell(
         "adaserve",
         "adaserve",
-        {"machine": "llama", "dataset": "peak", "workload": "fluctuating"},
+        {"machine": "llama", "dataset": "peak", "workload": "fluctuating", "rate": 3.0},
     ),
     "adaserve_planner": PaperCell(
         "adaserve", "planner", {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from cluster.zoo.paths import TARGET, model_path
@@ -63,8 +64,11 @@ SILENCE_S = 2.0
 
 
 @pytest.fixture
-def meeting_point(tmp_path: Path) -> Path:
-    return tmp_path / "ranks"
+def meeting_point(tmp_path: Path) -> Iterator[Path]:
+    """A leader that could not begin must not leave its group to the tests after it."""
+    yield tmp_path / "ranks"
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("family", [name for name in SUPPORTED if name not in WITHOUT_PLAN])
