@@ -130,7 +130,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "long_answers": Cause(
         "spin",
-        ("spin/fig11/*_printed",),
+        ("spin/fig11/alpaca/7b/lbss_vs_greedy_printed",),
         "LBSS explores as much in answers of 200 tokens as in long ones, and requests differ too "
         "little; with 800 tokens and nine tenths of predictability the request's own, the distance "
         "to greedy is as printed, that to ε-greedy half of the way",
@@ -192,8 +192,8 @@ CAUSES: Mapping[str, Cause] = {
     "late_estimate": Cause(
         "laps_sd",
         (
-            "laps_sd/fig6/*/*_queues_vs_best",
-            "laps_sd/fig6/*/best_queues",
+            "laps_sd/fig6/*/2_queues_vs_best",
+            "laps_sd/fig6/chatbot/*/best_queues",
             "laps_sd/fig7/*/estimate_error",
         ),
         "with γ = 4, which is best for latency, requests are perceptible after 0.2 s, before they "
@@ -217,7 +217,7 @@ CAUSES: Mapping[str, Cause] = {
             "self_scheduling/fig6/*/*/tpot_vs_fcfs",
             "self_scheduling/fig6/*/*/latency_vs_fcfs",
             "self_scheduling/fig6/*/*/ttft_vs_fcfs",
-            "self_scheduling/fig6/*/least_*_vs_fcfs",
+            "self_scheduling/fig6/numinamath/least_tpot_vs_fcfs",
             "self_scheduling/fig7/numinamath_thinking/*",
             "self_scheduling/table3/numinamath/answered_speedup",
         ),

@@ -160,17 +160,19 @@ class SpecServe:
         return [self._plan(batch, context) for batch in batches]
 
     def _plan(self, batch: LaneBatch, context: RoundContext) -> DraftPlan:
+        if batch.lane is None:
+            return DraftPlan.plain(batch)
         requests, length = batch.requests, self._params.max_length
         limits = [DraftLimit(min(length, draft_tokens_left(request))) for request in requests]
         rule = SpecServeRule(
             verify=context.verify,
-            draft=context.draft.get(batch.lane) if batch.lane else None,
-            call_s=max(0.0, context.call_s.get(batch.lane or "", 0.0)),
+            draft=context.draft.get(batch.lane),
+            call_s=max(0.0, context.call_s.get(batch.lane, 0.0)),
             read=context_tokens(requests),
             context={request.name: request.context for request in requests},
             requests=len(requests),
             calibrated=self._curve(batch.lane),
-            mean_confidence=self.mean_confidence(batch.lane or ""),
+            mean_confidence=self.mean_confidence(batch.lane),
             bare_mean=self._params.bare_mean,
             waiting_s=context.waiting_s,
             tpot_s=tightest_tpot(requests),
@@ -180,8 +182,8 @@ class SpecServe:
         pays = replace(rule, call_s=0.0)(0, list(rule.context), ())
         return DraftPlan(limits, rule) if any(pays) else DraftPlan.plain(batch)
 
-    def _curve(self, lane: str | None) -> Curve:
-        calibration = self._calibrations.get(lane or "")
+    def _curve(self, lane: str) -> Curve:
+        calibration = self._calibrations.get(lane)
         return IDENTITY if calibration is None else calibration.chain
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:

@@ -167,6 +167,13 @@ def test_where_no_draft_pays_no_drafter_is_called() -> None:
     assert {limit.depth for limit in plan.limits} == {0}
 
 
+def test_the_batch_that_no_lane_drafts_for_may_be_empty() -> None:
+    """The coordinator always appends it, and a fitted cost may have no constant part."""
+    context = round_context(verify=LinearCost(0.0, 1e-4, 0.0))
+    [plan] = SpecServe().plan([LaneBatch(None, [])], context, 0.0)
+    assert plan.limits == []
+
+
 def test_a_slow_call_is_not_the_last_one() -> None:
     """Where only the call's own time speaks against it, it is made: that may have changed."""
     context = round_context()._replace(call_s={"lane": 0.5})
