@@ -97,7 +97,8 @@ def is_head(path: Path) -> bool:
 def only_drafts(path: Path) -> bool:
     """Whether the checkpoint only drafts for another model, and so can leave the tokenizer to it: a
     head, or a drafter with a reduced vocabulary."""
-    return is_head(path) or "draft_vocab_size" in json.loads((path / "config.json").read_text())
+    config = json.loads((path / "config.json").read_text())
+    return _HEADS_LAYER in config or "draft_vocab_size" in config
 
 
 def draft_vocab_size(path: Path) -> int | None:

@@ -81,13 +81,14 @@ def queue(dataset: str, draws: int) -> Queue:
 
 def compare(of: Queue, spread: float) -> list[Record]:
     """FCFS, and service by rank at each τ-b, with lengths of this spread."""
-    return _throughput(of, spread, _ends)
+    return _throughput(of, spread, _mean_length(of, spread, _ends), _ends)
 
 
 def compare_static(of: Queue, spread: float) -> list[Record]:
     """The same of static batches, and Fig. 6's metrics by rank over FCFS's."""
-    lengths = _lengths(of, _mean_length(of, spread, _static_ends), spread)
-    records = _throughput(of, spread, _static_ends)
+    mean = _mean_length(of, spread, _static_ends)
+    lengths = _lengths(of, mean, spread)
+    records = _throughput(of, spread, mean, _static_ends)
     for tau in TAUS:
         width = _error_width(lengths[0], of.errors[0], tau)
         ratios = np.array(
@@ -112,8 +113,7 @@ def _at_p95(lengths: Floats, order: NDArray[np.int64] | slice = slice(None)) -> 
     return np.percentile([starts, (ends - starts) / served, ends / served], 95, axis=1)
 
 
-def _throughput(of: Queue, spread: float, serve: Serve) -> list[Record]:
-    mean = _mean_length(of, spread, serve)
+def _throughput(of: Queue, spread: float, mean: float, serve: Serve) -> list[Record]:
     lengths = _lengths(of, mean, spread)
     prefix = f"queue/{of.dataset}/{spread}"
     minutes = np.array([_nth_minutes(serve(one * of.token_s)) for one in lengths])
