@@ -27,8 +27,8 @@ RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)
 SERVE_ENV := $(shell grep -v '^\#' cluster/serve.env)
 
 TORCH := $(shell grep '^torch==' constraints/$(BUILD).txt)
-NO_TORCH := No build of $(TORCH) found: name a folder with its wheel in PIP_FIND_LINKS or an \
-index that has it in PIP_EXTRA_INDEX_URL, then run make again.
+NO_TORCH := No build of $(TORCH) found: set PIP_EXTRA_INDEX_URL to the index that \
+the page "Get started" of PyTorch names for $(BUILD), or PIP_FIND_LINKS to a folder with the wheel, and run make again.
 # Required by vLLM and xgrammar, and needed by nothing here on a CPU: the CUDA builds of the first
 # break imports beside a CPU torch, the last has 1 GB.
 LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton

@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         configs = {one.name: _validated(one) for one in read(options.file)}
         nodes = options.node or (ray_nodes(options.ray) if options.ray else [this_machine()])
-    except (BadFile, ConnectionError) as error:
+        return max([_report(name, config, nodes) for name, config in configs.items()])
+    except (ValueError, ConnectionError) as error:
         print(error, file=sys.stderr)
         return 1
-    return max([_report(name, config, nodes) for name, config in configs.items()])
 
 
 class Application(NamedTuple):

@@ -3,13 +3,15 @@ tokenizer) without loading the model."""
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from cluster.checkpoint_files import weight_files
 from cluster.zoo.shapes import choose_shape
 
 _OTHER_NAMES = {
@@ -21,7 +23,15 @@ _OTHER_NAMES = {
 """GPT-2's field names, which some families use."""
 
 
+_NEEDED = (
+    "vocab_size",
+    "max_position_embeddings",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
 _EMBEDDINGS, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_FETCH_AGAIN = "fetch it again; of a git clone, with `git lfs pull`"
 _HEADS_LAYER = "transformer_layer_config"
 """Where a config of speculators has the sizes of the head's layer."""
 _UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
@@ -68,10 +78,12 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
     config = json.loads((path / "config.json").read_text())
     text = config.get("text_config") or config.get(_HEADS_LAYER, config)
+    if any(_size(text, field) is None for field in _NEEDED):
+        text = _of_its_class(path)
 
     def number(field: str) -> int:
-        value = text.get(field, text.get(_OTHER_NAMES.get(field, "")))
-        if not isinstance(value, int):
+        value = _size(text, field)
+        if value is None:
             raise ValueError(f"{path / 'config.json'} has no {field}: is it a causal LM's?")
         return value
 
@@ -87,6 +99,25 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
         head_dim=text.get("head_dim") or hidden // heads,
     )
     return own if inflate_to is None else _inflated(own, inflate_to)
+
+
+def _size(config: Mapping[str, Any], field: str) -> int | None:
+    value = config.get(field, config.get(_OTHER_NAMES.get(field, "")))
+    return value if isinstance(value, int) else None
+
+
+def _of_its_class(path: Path) -> Mapping[str, Any]:
+    """With the sizes that config.json leaves to its class in transformers, as Gemma 3's does; empty
+    if there is no such class."""
+    from transformers import AutoConfig  # takes a second; few configs need it
+
+    try:
+        text: Mapping[str, Any] = (
+            AutoConfig.from_pretrained(path).get_text_config(decoder=True).to_dict()
+        )
+    except ValueError:
+        return {}
+    return text
 
 
 def is_head(path: Path) -> bool:
@@ -200,8 +231,15 @@ def differing_tokens(one: Path, other: Path) -> list[str]:
     files = (one / "tokenizer.json", other / "tokenizer.json")
     if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
         return []
-    first, second = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+    first, second = (_vocabulary(file) for file in files)
     return sorted({token for token, _ in first.items() ^ second.items()})
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
+    try:
+        return Tokenizer.from_file(str(file)).get_vocab()
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ValueError(f"{file} cannot be read ({error}); {_FETCH_AGAIN}") from error
 
 
 def _inflated(small: Architecture, params: int) -> Architecture:
@@ -222,10 +260,13 @@ def _inflated(small: Architecture, params: int) -> Architecture:
 def _shapes(path: Path) -> dict[str, list[int]]:
     """Of all weights in the checkpoint's safetensors, by name."""
     shapes: dict[str, list[int]] = {}
-    for file in path.glob("*.safetensors"):
-        with safe_open(file, framework="numpy") as weights:
-            names = list(weights.keys())
-            shapes |= {name: list(weights.get_slice(name).get_shape()) for name in names}
+    for file in weight_files(path):
+        try:
+            with safe_open(file, framework="numpy") as weights:
+                names = list(weights.keys())
+                shapes |= {name: list(weights.get_slice(name).get_shape()) for name in names}
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read ({error}); {_FETCH_AGAIN}") from error
     return shapes
 
 

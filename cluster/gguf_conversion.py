@@ -115,6 +115,11 @@ def _read(reader: GGUFReader, file: Path) -> tuple[dict[str, Any], dict[str, Any
     ]
     if unknown:
         raise UnsupportedGguf(f"{file}: no place is known for the tensors {', '.join(unknown)}")
+    if metadata.get("split.count", 1) > 1:
+        raise UnsupportedGguf(
+            f"{file} is one of {metadata['split.count']} parts: put them together with "
+            "llama.cpp's `llama-gguf-split --merge`"
+        )
     tied = "output.weight" not in names
     try:
         return metadata, _config(metadata, tied=tied)
@@ -151,9 +156,17 @@ def _config(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
         "rope_parameters": rope,
         "tie_word_embeddings": tied,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        "eos_token_id": _stops(metadata),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
+
+
+def _stops(metadata: Mapping[str, Any]) -> int | list[int]:
+    """The end of a text, and of a turn or message where the file names one."""
+    first: int = metadata["tokenizer.ggml.eos_token_id"]
+    others = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eot", "eom")]
+    stops = list(dict.fromkeys([first, *(stop for stop in others if stop is not None)]))
+    return first if len(stops) == 1 else stops
 
 
 def _name(tensor: str) -> str | None:
@@ -217,7 +230,7 @@ def _write_tokenizer(
     tokenizer.save(str(destination / "tokenizer.json"))
     special = {
         "bos_token": bos,
-        "eos_token": config["eos_token_id"],
+        "eos_token": metadata["tokenizer.ggml.eos_token_id"],
         "pad_token": config["pad_token_id"],
         "unk_token": metadata.get("tokenizer.ggml.unknown_token_id"),
     }

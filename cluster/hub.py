@@ -1,17 +1,18 @@
 """Models by their id on the Hugging Face hub, `org/name` or `org/name@revision`, in its cache."""
 
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from cluster.checkpoint_files import INDEX, WEIGHTS, has_tokenizer, indexed, weight_files
 from cluster.checkpoints import only_drafts
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HEADERS = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHTS = ["*.safetensors"]
-_INDEX = "model.safetensors.index.json"
+_OTHER_FORMATS = ["*/*", "consolidated*"]
+"""In folders of their own, or Mistral's."""
 
 
 def is_hub_id(model: str) -> bool:
@@ -20,13 +21,17 @@ def is_hub_id(model: str) -> bool:
 
 def header_folder(model: str) -> Path:
     """A folder with the model's config and tokenizer: what the cache has, else what is fetched."""
-    from huggingface_hub import try_to_load_from_cache  # takes a second; few configs need it
+    # Takes a second; few configs need it.
+    from huggingface_hub import constants, try_to_load_from_cache
 
     repository, _, revision = model.partition("@")
     config = try_to_load_from_cache(repository, "config.json", revision=revision or None)
     folder = Path(config).parent if isinstance(config, str) else _fetch(model, _HEADERS)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{model} on the hub has no config.json: it is not a transformers model")
+    if not constants.HF_HUB_OFFLINE and _lacks_tokenizer(folder):
+        # Another program has fetched the config alone, or this one was ended meanwhile.
+        _fetch(f"{repository}@{folder.name}", _HEADERS)
     return folder
 
 
@@ -39,6 +44,11 @@ def checkpoint_folder(model: str) -> Path:
         repository = model.partition("@")[0]
         _fetch(f"{repository}@{folder.name}", [*_HEADERS, *_WEIGHTS])
     missing = list(_missing(folder))
+    if missing == [WEIGHTS] and not constants.HF_HUB_OFFLINE:
+        raise ValueError(
+            f"{model} has no safetensors on the hub, and no other weights are read; choose another "
+            "revision, or convert it"
+        )
     if missing:
         offline = "HF_HUB_OFFLINE is set"
         reason = offline if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} has not given it"
@@ -84,7 +94,7 @@ def _fetch(model: str, patterns: list[str]) -> Path:
             repository,
             revision=revision or None,
             allow_patterns=patterns,
-            ignore_patterns=["*/*"],  # other formats are in folders of their own
+            ignore_patterns=_OTHER_FORMATS,
             local_files_only=constants.HF_HUB_OFFLINE,
         )
     except GatedRepoError as error:
@@ -108,13 +118,16 @@ def _fetch(model: str, patterns: list[str]) -> Path:
 
 def _missing(folder: Path) -> Iterator[str]:
     """The files that a load would look for in vain."""
-    if not only_drafts(folder) and not any(folder.glob("tokenizer*")):
+    if _lacks_tokenizer(folder):
         yield "tokenizer.json"
-    if (folder / _INDEX).is_file():
-        shards = json.loads((folder / _INDEX).read_text())["weight_map"].values()
-        yield from sorted({name for name in shards if not (folder / name).is_file()})
-    elif not any(folder.glob("*.safetensors")):
-        yield "model.safetensors"
+    if (folder / INDEX).is_file():
+        yield from (name for name in indexed(folder) if not (folder / name).is_file())
+    elif not weight_files(folder):
+        yield WEIGHTS
+
+
+def _lacks_tokenizer(folder: Path) -> bool:
+    return not only_drafts(folder) and not has_tokenizer(folder)
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,6 +22,12 @@ _DIGESTED = 1 << 20
 
 def check_source(model: str) -> str:
     """Raises ValueError if there is no such model; returns its name."""
+    named = model == SMOLLM2 or model.startswith(ZOO)
+    if not named and not Path(model).is_absolute() and Path(model).exists():
+        raise ValueError(
+            f"{model}: write the whole path, {Path(model).resolve()}, for processes of the "
+            "application run in other folders"
+        )
     header_folder(model)
     return model
 

@@ -1,8 +1,10 @@
 """The errors of the engine's interface; each message names what to change."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 Error = TypeVar("Error", bound="SpindleError")
+_NAMED = 3
 
 
 class SpindleError(Exception):
@@ -35,6 +37,16 @@ class UnsupportedModel(SpindleError):
         super().__init__(f"model type {model_type!r} is not supported: {reason}")
         self.model_type = model_type
         self.reason = reason
+
+
+class IncompleteCheckpoint(SpindleError):
+    """Weights that the model needs are in none of the checkpoint's files."""
+
+    def __init__(self, checkpoint: str, missing: Sequence[str]) -> None:
+        named = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+        super().__init__(
+            f"{checkpoint} lacks {len(missing)} of the model's weights ({named}): is it whole?"
+        )
 
 
 class IncompatibleDrafter(SpindleError):

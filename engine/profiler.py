@@ -16,10 +16,11 @@ from itertools import product
 from pathlib import Path
 from statistics import median_low
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 
 from cluster.files import written_whole
 from engine.cpu.row_counts import row_cost_step
@@ -72,7 +73,7 @@ class Measured(Protocol):
     """What a key says of a model or a head."""
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> PreTrainedConfig: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -142,9 +143,10 @@ def cached_profile(
     ones."""
     path = _path(key, cache_dir)
     samples = _read(path, key)
-    if samples is not None and not _still_holds(samples, key.grid, measure_grid):
-        path.unlink(missing_ok=True)
-    return Profile.fit(key, cached_samples(key, cache_dir, lambda: measure_grid(key.grid)))
+    if samples is None or not _still_holds(samples, key.grid, measure_grid):
+        samples = measure_grid(key.grid)
+        _write(path, key, samples)
+    return Profile.fit(key, samples)
 
 
 def _still_holds(
@@ -317,11 +319,15 @@ def _path(key: ProfileKey, cache_dir: Path) -> Path:
 
 
 def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
-    """The samples in the file; None if it is absent. Raises ValueError if it belongs to another
-    key."""
-    if not path.exists():
+    """The samples in the file; None if it is absent or cannot be read. Raises ValueError if it
+    belongs to another key."""
+    try:
+        stored = json.loads(path.read_text())
+    except FileNotFoundError:
         return None
-    stored = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        _LOG.warning("%s cannot be read (%s): measuring again", path, error)
+        return None
     if stored["key"] != json.loads(_describe(key)):
         raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure again")
     return tuple(ForwardSample(**sample) for sample in stored["samples"])
@@ -329,5 +335,8 @@ def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
 
 def _write(path: Path, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> None:
     content = {"key": json.loads(_describe(key)), "samples": [asdict(one) for one in samples]}
-    with written_whole(path) as file:
-        file.write_text(json.dumps(content, indent=1))
+    try:
+        with written_whole(path) as file:
+            file.write_text(json.dumps(content, indent=1))
+    except OSError as error:
+        _LOG.warning("what was measured cannot be kept in %s: %s", path, error)

@@ -12,10 +12,6 @@ _WHOLE_IN_ITS_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are completely described by tokenizer.json."""
 
 
-def has_tokenizer(checkpoint: Path) -> bool:
-    return any(checkpoint.glob("tokenizer*"))
-
-
 def load_tokenizer(checkpoint: Path) -> Any:
     # Imported here, because it takes a second of a core, which a replica that starts need not wait.
     if (checkpoint / "tokenizer.json").is_file() and _class(checkpoint) in _WHOLE_IN_ITS_FILE:

@@ -119,4 +119,5 @@ def pinned(layer: str) -> set[str]:
 
 def versions(layer: str) -> dict[str, str]:
     lines = (ROOT / "constraints" / f"{layer}.txt").read_text().splitlines()
-    return {normal(name): version for name, _, version in (line.partition("==") for line in lines)}
+    pins = [line.partition(";")[0].partition("==") for line in lines]
+    return {normal(name): version for name, _, version in pins}

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actors.hosts.specs import DrafterSpec
-from engine.tokenizer import check_tokenizer, has_tokenizer, load_tokenizer
+from cluster.checkpoint_files import has_tokenizer
+from engine.tokenizer import check_tokenizer, load_tokenizer
 
 
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:

@@ -12,6 +12,7 @@ from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
     check_backend,
     check_drafters,
+    check_formats,
     check_heads,
     check_inline_gpus,
     check_layers,
@@ -109,6 +110,7 @@ class AppConfig(Section):
         check_backend(self.target, self.policies)
         check_heads(self.target, self.drafters)
         check_reduced_vocabularies(self.target, self.drafters)
+        check_formats(self.target, self.drafters)
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)

@@ -18,16 +18,30 @@ class Backend:
     rank_actors: bool
     """Each tensor-parallel rank is an actor of Spindle; otherwise the backend starts its ranks
     itself."""
+    quantized: bool
+    """Reads quantized checkpoints."""
     features: bool
     """Hands out hidden states, which some kinds of drafters read."""
 
 
 BACKENDS: Mapping[str, Backend] = {
     "native": Backend(
-        trees=True, swap=True, engine_args=False, layouts=True, rank_actors=True, features=True
+        trees=True,
+        swap=True,
+        engine_args=False,
+        layouts=True,
+        rank_actors=True,
+        quantized=False,
+        features=True,
     ),
     "vllm": Backend(
-        trees=False, swap=False, engine_args=True, layouts=False, rank_actors=False, features=False
+        trees=False,
+        swap=False,
+        engine_args=True,
+        layouts=False,
+        rank_actors=False,
+        quantized=True,
+        features=False,
     ),
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
+from cluster.checkpoint_files import TOKENIZERS, has_tokenizer, quantization
 from cluster.checkpoints import (
     architecture,
     differing_tokens,
@@ -53,6 +54,32 @@ def check_backend(target: TargetConfig, policies: PoliciesConfig) -> None:
         )
 
 
+def check_formats(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Checks that the target's text can be tokenized, and that all weights are in a format that
+    their engine reads."""
+    folder = target.header_path()
+    if not has_tokenizer(folder):
+        raise ValueError(
+            f"target.model: {target.model} has no tokenizer: none of {', '.join(TOKENIZERS)} is in "
+            f"{folder}; copy the files of the model that it was made from"
+        )
+    method = quantization(folder)
+    if method is not None and not BACKENDS[target.backend].quantized:
+        raise ValueError(
+            f"target.model: the weights of {target.model} are quantized ({method}), which backend "
+            f"{target.backend} does not read; choose the model that it was made from, or "
+            f"target.backend: {able('quantized')}"
+        )
+    for number, drafter in enumerate(drafters):
+        path = drafter.header_path()
+        method = None if path is None else quantization(path)
+        if method is not None:
+            raise ValueError(
+                f"drafters.{number}.model: the weights of {drafter.model} are quantized "
+                f"({method}), which drafters do not read; choose the model that it was made from"
+            )
+
+
 def check_ranks(target: TargetConfig) -> None:
     """Checks that ranks can share the model: each needs whole attention heads and the key-value
     heads that these read."""
@@ -69,6 +96,9 @@ def check_ranks(target: TargetConfig) -> None:
 
 def check_whole_context(target: TargetConfig) -> None:
     context = target.architecture().max_position_embeddings
+    limit = target.engine_args.get("max_model_len")
+    if isinstance(limit, int):
+        context = min(context, limit)
     if target.kv_tokens < context:
         raise ValueError(
             f"target.kv_tokens: {target.kv_tokens} are less than the {context} that one request "

@@ -1,5 +1,6 @@
 """Translates the config's models into the specs from which actors/hosts/fleet.py starts hosts."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
+from cluster.sources import is_on_hub
 from cluster.zoo.paths import cache_dir
 
 if TYPE_CHECKING:  # a replica whose models are actors does not import it
@@ -39,9 +41,17 @@ async def start_hosts(
         set_threads(config.threads)
     placement = plan(config)
     group = Group(replica, get_current_placement_group())
+    models = [config.target.model, *(drafter.model for drafter in config.drafters)]
+    for model in dict.fromkeys(models):
+        if model is not None and is_on_hub(model):
+            progress(f"Spindle: fetching {model} if it is not on this node, gigabytes of it")
+    # Fetching a model takes minutes, in which the replica answers Serve's health checks.
+    target, drafters = await asyncio.to_thread(
+        lambda: (target_spec(config, placement), drafter_specs(config, placement))
+    )
     return await start_fleet(
-        target_spec(config, placement),
-        drafter_specs(config, placement),
+        target,
+        drafters,
         cache_dir() / "profiles",
         group,
         limits_of(config),

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from engine.drafters.loading import LoadedDrafter, auto_dtype, loaded_drafter
-from engine.errors import IncompatibleDrafter
+from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.families import check_config
 from engine.grammar.compiler import Grammars
+from engine.model import load_whole
 
 _PER_LAYER = ("layer_types", "no_rope_layers")
 """Fields of configs that list something for each layer."""
@@ -35,15 +36,14 @@ def load_early_exit(
     """`checkpoint`: the target's, of which only the weights of these layers are read. Raises
     IncompatibleDrafter."""
     with _without_load_report():
-        model, info = AutoModelForCausalLM.from_pretrained(
-            checkpoint,
-            config=_shortened(name, AutoConfig.from_pretrained(checkpoint), layers),
-            dtype=dtype or auto_dtype(checkpoint, device),
-            output_loading_info=True,
-        )
-    if info["missing_keys"]:
-        missing = ", ".join(sorted(info["missing_keys"]))
-        raise IncompatibleDrafter(name, "layers", f"the target's checkpoint lacks {missing}")
+        try:
+            model = load_whole(
+                checkpoint,
+                config=_shortened(name, AutoConfig.from_pretrained(checkpoint), layers),
+                dtype=dtype or auto_dtype(checkpoint, device),
+            )
+        except IncompleteCheckpoint as error:
+            raise IncompatibleDrafter(name, "layers", str(error)) from error
     return loaded_drafter(
         name,
         model.to(device),

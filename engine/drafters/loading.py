@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from cluster.checkpoints import draft_vocab_size, parameters_of_a_step
 from engine.cpu.prepack import fast_dtype
@@ -14,7 +14,9 @@ from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.reduced_checkpoint import load_reduced
 from engine.drafters.tiny_weights import MAX_PARAMETERS
+from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
+from engine.model import load_whole
 from engine.profiler import Grid, Measured, ProfileKey, cached_samples
 from engine.protocol import Drafter
 from engine.sampling.vocabulary import ReducedVocabulary
@@ -53,7 +55,10 @@ def load_model_drafter(
     outputs = draft_vocab_size(checkpoint)
     reduced = None
     if outputs is None:
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+        try:
+            model = load_whole(checkpoint, dtype=dtype)
+        except IncompleteCheckpoint as error:
+            raise IncompatibleDrafter(name, "model", str(error)) from error
     else:
         model, reduced = load_reduced(name, checkpoint, target, outputs, dtype)
         reduced = reduced.on(device)

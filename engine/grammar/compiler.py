@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from cluster.checkpoint_files import has_tokenizer
 from engine.grammar.spec import OutputGrammar, check_grammar
-from engine.tokenizer import has_tokenizer
 
 if TYPE_CHECKING:
     import xgrammar

@@ -62,6 +62,7 @@ def write(path: Path, parameters: int, **config: Any) -> Path:
     """The weights are a hole in a sparse file."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text("{}")
     tensor = {
         "dtype": "BF16",
         "shape": [parameters],

@@ -1,6 +1,7 @@
 """Small models with a tokenizer, and the GGUF files that llama.cpp would write of them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,10 @@ def write(
     tokens: Tokenizer,
     architecture: str | None = None,
     splitting: str = "smollm",
+    fields: Mapping[str, int] | None = None,
 ) -> None:
     """Rounds the model's large weights to what the file can hold of them. `architecture`: another
-    name than the model's own."""
+    name than the model's own; `fields`: further ones of the file."""
     config = of.config
     kind = config.model_type
     writer = GGUFWriter(file, architecture or kind)
@@ -157,6 +159,8 @@ def write(
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
     writer.add_chat_template(TEMPLATE)
+    for name, value in (fields or {}).items():
+        writer.add_uint32(name, value)
     for name, weight in of.state_dict().items():
         if name == "lm_head.weight":  # tied
             continue

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from cluster.checkpoints import architecture, parameters
 from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.keys import resolved
 from cluster.footprint import footprints
@@ -25,6 +26,12 @@ EXIT = {"name": "exit", "kind": "early_exit", "layers": 2}
 NGRAM = {"name": "ngram", "kind": "ngram"}
 SUFFIX = {"name": "suffix", "kind": "suffix"}
 VLLM = {"backend": "vllm"}
+
+
+def refused(args: dict[str, Any]) -> list[str]:
+    with pytest.raises(ValidationError) as error:
+        AppConfig.model_validate(args)
+    return list(problems(error.value))
 
 
 def speculation(name: str, **options: Any) -> dict[str, Any]:
@@ -250,6 +257,49 @@ def test_policies_change_alone_and_are_checked_anew() -> None:
     assert changed == config.model_copy(update={"policies": changed.policies})
     with pytest.raises(ValidationError, match=r"target\.backend: native"):
         config.with_policies({"speculation": {"name": "specinfer"}})
+
+
+def with_config(path: Path, **changes: Any) -> str:
+    """A copy of the zoo's target whose config.json says something else."""
+    shutil.copytree(model_path("target"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    return str(path)
+
+
+def test_quantized_weights_are_refused_where_they_are_not_read(tmp_path: Path) -> None:
+    quantized = with_config(tmp_path / "awq", quantization_config={"quant_method": "awq"})
+    target = {"model": quantized}
+    (line,) = refused({"target": target})
+    assert "are quantized (awq), which backend native does not read" in line
+    assert "target.backend: vllm" in line
+    AppConfig.model_validate({"target": target | {"backend": "vllm"}})
+    drafter = {"name": "small", "model": quantized}
+    (line,) = refused({"target": {"model": "zoo/target"}, "drafters": [drafter]})
+    assert line.startswith("drafters.0.model: the weights of")
+
+
+def test_vllms_own_limit_of_the_context_counts(tmp_path: Path) -> None:
+    long = with_config(tmp_path / "long", max_position_embeddings=1_000_000)
+    target = {"model": long, "backend": "vllm"}
+    (line,) = refused({"target": target})
+    assert line.startswith("target.kv_tokens")
+    AppConfig.model_validate({"target": target | {"engine_args": {"max_model_len": 2048}}})
+
+
+def test_sizes_that_a_config_leaves_to_its_class_are_the_classs(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    sizes = architecture(tmp_path)
+    assert (sizes.hidden_size, sizes.num_hidden_layers) == (2560, 34)
+    assert (sizes.vocab_size, sizes.head_dim) == (262_208, 256)
+
+
+def test_a_file_of_weights_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    copy = Path(with_config(tmp_path / "clone"))
+    (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read .*git lfs pull"):
+        parameters(copy)
 
 
 def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:

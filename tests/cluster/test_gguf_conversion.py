@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.checkpoint_files import stop_token_ids
 from cluster.gguf_conversion import UnsupportedGguf, convert
 from cluster.smollm2 import smollm2_path
 from engine.tokenizer import load_tokenizer
@@ -50,6 +51,22 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     ):
         convert(tmp_path / "m.gguf", tmp_path / "read")
     assert not (tmp_path / "read").exists()
+
+
+def test_one_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    tokens = tokenizer()
+    file = tmp_path / "m-00001-of-00002.gguf"
+    write(file, model(tokens.get_vocab_size()), tokens, fields={"split.count": 2})
+    with pytest.raises(UnsupportedGguf, match="one of 2 parts: put them together"):
+        convert(file, tmp_path / "read")
+
+
+def test_the_end_of_a_turn_ends_an_answer_too(tmp_path: Path) -> None:
+    tokens = tokenizer()
+    ends = {"tokenizer.ggml.eot_token_id": 1, "tokenizer.ggml.eom_token_id": 2}
+    write(tmp_path / "m.gguf", model(tokens.get_vocab_size()), tokens, fields=ends)
+    convert(tmp_path / "m.gguf", tmp_path / "read")
+    assert stop_token_ids(tmp_path / "read") == (1, 2)
 
 
 @needs_smollm2

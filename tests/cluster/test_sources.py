@@ -102,6 +102,12 @@ def test_a_whole_model_without_a_tokenizer_is_refused_and_a_reduced_one_is_not(
     assert DrafterConfig(name="small", kind="model", model="org/model").path() == folder
 
 
+def test_a_tokenizers_options_are_no_tokenizer(hub_cache: Path) -> None:
+    snapshot(hub_cache, without="tokenizer.json")
+    why = refusal({"target": {"model": "org/model"}})
+    assert "target.model: org/model has no tokenizer: none of tokenizer.json, tokenizer.mo" in why
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -198,6 +204,15 @@ def test_a_check_fetches_headers_and_a_start_the_weights(served: list[str]) -> N
     fetched = list(served)
     assert target.path() == folder
     assert served == fetched
+
+
+def test_the_tokenizer_is_fetched_where_the_cache_has_the_config_alone(
+    served: list[str], hub_cache: Path
+) -> None:
+    snapshot(hub_cache, without="tokenizer*")
+    folder = AppConfig.model_validate({"target": {"model": "org/model"}}).target.header_path()
+    assert (folder / "tokenizer.json").is_file()
+    assert "model.safetensors" not in served
 
 
 def test_a_check_counts_weights_that_are_only_on_the_hub(served: list[str]) -> None:

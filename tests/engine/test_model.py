@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engine.attention.layouts import LAYOUTS, LayoutName
-from engine.errors import OutOfBlocks, UnsupportedModel
-from engine.model import PackedModel, Segment
+from engine.drafters.loading import load_model_drafter
+from engine.errors import IncompatibleDrafter, IncompleteCheckpoint, OutOfBlocks, UnsupportedModel
+from engine.model import PackedModel, Segment, load_stock
 from policies.tree import ROOT, DraftTree
 from tests.checkpoints import llama
 from tests.engine.families import SUPPORTED, build
@@ -158,3 +159,23 @@ def test_a_model_whose_packed_logits_are_wrong_is_refused() -> None:
 def test_half_precision_on_a_cpu_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match=r"float32 or bfloat16, not in torch\.float16"):
         PackedModel(llama().half(), kv_tokens=64)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """transformers would fill them with random numbers, and the answers be nonsense."""
+    model = llama()
+    weights = model.state_dict()
+    lacking = "model.layers.1.mlp.up_proj.weight"
+    del weights[lacking]
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(IncompleteCheckpoint, match=rf"lacks 1 of .* \({lacking}\)"):
+        load_stock(tmp_path, torch.float32)
+    with pytest.raises(IncompatibleDrafter, match=lacking):
+        load_model_drafter(
+            "small",
+            tmp_path,
+            dtype=torch.float32,
+            device="cpu",
+            kv_tokens=64,
+            target_vocab_size=model.config.vocab_size,
+        )

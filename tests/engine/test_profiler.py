@@ -122,6 +122,22 @@ def test_whatever_changes_the_cost_is_measured_anew(
     ] == [difference]
 
 
+@pytest.mark.parametrize("content", ["", '{"key": '])
+def test_a_file_that_was_not_written_whole_is_measured_again(
+    content: str, model: PackedModel, tmp_path: Path
+) -> None:
+    first = profile(model, "packed", tmp_path, GRID)
+    (file,) = tmp_path.iterdir()
+    file.write_text(content)
+    assert len(profile(model, "packed", tmp_path, GRID).samples) == len(first.samples)
+    assert json.loads(file.read_text())["samples"]
+
+
+def test_what_cannot_be_kept_is_measured_all_the_same(model: PackedModel, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert profile(model, "packed", tmp_path / "file" / "below", GRID).samples
+
+
 def test_a_file_of_another_key_is_refused_and_named(model: PackedModel, tmp_path: Path) -> None:
     profile(model, "packed", tmp_path, GRID)
     (path,) = tmp_path.iterdir()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig
 
+from cluster.checkpoint_files import stop_token_ids
 from engine.grammar.compiler import Grammars
 from engine.verifiers.vllm.errors import InvalidEngineArgs
 
@@ -68,7 +69,7 @@ def load_vllm(spec: VllmSpec) -> "VllmVerifier":
 
     engine = StepEngine(engine_config(spec), spec.ray_metrics)
     grammars = Grammars.of(spec.checkpoint, engine.vocab_size)
-    return VllmVerifier(engine, _stop_token_ids(spec.checkpoint), grammars)
+    return VllmVerifier(engine, stop_token_ids(spec.checkpoint), grammars)
 
 
 def engine_config(spec: VllmSpec) -> Any:
@@ -109,14 +110,3 @@ def engine_config(spec: VllmSpec) -> Any:
         ).create_engine_config()
     except (ValueError, TypeError) as error:
         raise InvalidEngineArgs("refused by vLLM", str(error)) from error
-
-
-def _stop_token_ids(checkpoint: Path) -> tuple[int, ...]:
-    """The checkpoint's own end-of-sequence tokens, as the native backend takes them."""
-    if (checkpoint / "generation_config.json").is_file():
-        stops = GenerationConfig.from_pretrained(checkpoint).eos_token_id
-    else:
-        stops = AutoConfig.from_pretrained(checkpoint).eos_token_id
-    if stops is None:
-        return ()
-    return (stops,) if isinstance(stops, int) else tuple(stops)

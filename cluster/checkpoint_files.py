@@ -1,0 +1,80 @@
+"""What the files of a checkpoint's folder say, apart from the model's sizes: which hold weights,
+whether the text side is whole, whether weights are quantized, and which tokens end an answer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+"""Names the files of a checkpoint whose weights are in several."""
+WEIGHTS = "model.safetensors"
+_OTHER_FORMATS = "consolidated"
+"""Mistral's own format, beside transformers' in the same folder."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+"""Any of them holds a tokenizer's vocabulary; tokenizer_config.json does not."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Those that are there, of the safetensors that a load reads."""
+    if (folder / INDEX).is_file():
+        return [folder / name for name in indexed(folder) if (folder / name).is_file()]
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    files = sorted(folder.glob("*.safetensors"))
+    return [file for file in files if not file.name.startswith(_OTHER_FORMATS)]
+
+
+def indexed(folder: Path) -> list[str]:
+    """The files that the index names."""
+    return sorted(set(_read(folder / INDEX)["weight_map"].values()))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZERS)
+
+
+def quantization(folder: Path) -> str | None:
+    """How the weights are quantized; None if they are plain numbers."""
+    config = _read(folder / "config.json")
+    text = config.get("text_config") or {}
+    found = config.get("quantization_config") or text.get("quantization_config")
+    if found is not None:
+        return str(found.get("quant_method", "of a method that config.json does not name"))
+    return "modelopt" if (folder / "hf_quant_config.json").is_file() else None
+
+
+def stop_token_ids(folder: Path) -> tuple[int, ...]:
+    """The tokens that end an answer: those of the generation config, else of the config, and the
+    tokenizer's own, which a fine-tune for chats may name there alone."""
+    stops = _read(folder / "generation_config.json").get("eos_token_id")
+    if stops is None:
+        config = _read(folder / "config.json")
+        stops = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+    named = [stops] if isinstance(stops, int) else list(stops or ())
+    return tuple(sorted({*named, *_stops_of_tokenizer(folder)}))
+
+
+def _stops_of_tokenizer(folder: Path) -> Sequence[int]:
+    config = _read(folder / "tokenizer_config.json")
+    token = config.get("eos_token")
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if text is None:
+        return ()
+    by_id = config.get("added_tokens_decoder") or {}
+    added = [(int(number), one["content"]) for number, one in by_id.items()]
+    if not added:
+        listed = _read(folder / "tokenizer.json").get("added_tokens") or ()
+        added = [(one["id"], one["content"]) for one in listed]
+    return [number for number, content in added if content == text]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Empty if there is no such file. Raises ValueError, which names it, if it cannot be read."""
+    if not file.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}; fetch it again") from error
+    return content
