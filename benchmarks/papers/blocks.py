@@ -169,7 +169,7 @@ class Workload(Block):
     judged: float = Field(1.0, gt=0.0)
     """Multiple of its TPOT up to which a request is on time; policies aim at the TPOT itself."""
     latency_per_token: bool = False
-    """Whether a request's latency counts for each token of its answer."""
+    """Whether a request's latency is divided by the tokens of its answer."""
     source: Source
 
     @property

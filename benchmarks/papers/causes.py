@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from benchmarks.papers.ranges import SSM_LAYERS
+from benchmarks.papers.ranges import PER_TOKEN, SSM_LAYERS, STATIC_BATCHES, static_lengths
 from benchmarks.papers.row import Interval
 from benchmarks.papers.settings import Changes
 
@@ -28,21 +28,7 @@ class Cause:
     """Changed in addition, on both sides, where a test runs `shows`."""
 
 
-STATIC_LENGTHS = {
-    "numinamath": {"prompt_mean": 120, "output_mean": 288, "output_spread": 1.1, "longest": 8192},
-    "taco": {"prompt_mean": 450, "output_mean": 505, "output_spread": 0.58, "longest": 8192},
-    "sharegpt": {"prompt_mean": 150, "output_mean": 180, "output_spread": 0.47, "longest": 4096},
-    "numinamath_thinking": {
-        "prompt_mean": 120,
-        "output_mean": 6000,
-        "output_spread": 1.3,
-        "longest": 16384,
-    },
-}
-"""Self-scheduling's lengths with which static batches answer what Tables 1 and 3 print, of FCFS and
-of LengthOnly, at the stated τ-b."""
-
-POISSON: Changes = {
+POISSON_WORKLOAD: Changes = {
     "arrivals": "poisson",
     "requests": 100,
     "rate": 4.0,
@@ -224,18 +210,7 @@ CAUSES: Mapping[str, Cause] = {
         "vLLM replaces each request that ends; batches of ten that wait for their longest, as "
         "§5.2's `drag caused by long-tail requests` says, and latency for each token give the "
         "printed sides of all three metrics",
-        {
-            "machines.a100.static_batches": True,
-            "workloads.rates.latency_per_token": True,
-            "workloads.short.latency_per_token": True,
-            "arms.length_only.schedule": {
-                "self_ranked": {"form": "length_only", "starvation_steps": 1_000_000_000}
-            },
-            **{
-                f"datasets.{dataset}.lengths": lengths
-                for dataset, lengths in STATIC_LENGTHS.items()
-            },
-        },
+        {**STATIC_BATCHES, **PER_TOKEN, **static_lengths()},
         "self_scheduling/fig6/numinamath/64/tpot_vs_fcfs",
         (0.0, 0.8),
         {"workloads.rates.requests": 60},
@@ -251,7 +226,7 @@ CAUSES: Mapping[str, Cause] = {
         },
         "adaserve/fig10/llama/vllm_0.9_vs_0.1",
         (0.0, 0.5),
-        {"workloads.trace": POISSON},
+        {"workloads.trace": POISSON_WORKLOAD},
     ),
     "planned_to_the_limit": Cause(
         "adaserve",
@@ -261,7 +236,7 @@ CAUSES: Mapping[str, Cause] = {
         {"workloads.trace.judged": 1.05},
         "adaserve/fig16/llama/2_slo_selection",
         (0.7, 1.0),
-        {"workloads.trace": POISSON},
+        {"workloads.trace": POISSON_WORKLOAD},
     ),
 }
 

@@ -69,6 +69,11 @@ class Experiment:
         return make_selection(chosen.name, chosen.options, self.cell.seed)
 
     def _schedule(self, observer: RunObserver) -> Schedule:
+        schedule = self._order(observer)
+        machine = settings(self.cell.paper).machines[str(self.cell.at["machine"])]
+        return StaticBatches(schedule, observer.batches) if machine.static_batches else schedule
+
+    def _order(self, observer: RunObserver) -> Schedule:
         if self.cell.arm == "srpt":
             return self._srpt()
         swap_s = self.cluster.memory.swap_s_per_token or 0.0
@@ -84,8 +89,7 @@ class Experiment:
         if self.answers:
             ranked = schedule if isinstance(schedule, SelfRanked) else PredictedLengths(schedule)
             schedule = RankPrompting(ranked, self.answers)
-        machine = settings(self.cell.paper).machines[str(self.cell.at["machine"])]
-        return StaticBatches(schedule, observer.batches) if machine.static_batches else schedule
+        return schedule
 
     def _schedule_options(self) -> dict[str, object]:
         options = dict(self.arm.schedule.options)

@@ -100,7 +100,8 @@ def laps_sd(run: Run) -> dict[str, float]:
 def self_scheduling(run: Run) -> dict[str, float]:
     if str(run.experiment.cell.at["workload"]) in ENDS:
         return _answered(run)
-    served = _returned(run)
+    returned_s = run.observer.returned_s
+    served = [replace(one, finished_s=returned_s[one.arrival.name]) for one in run.served]
     workload = settings(run.experiment.cell.paper).workloads[
         str(run.experiment.cell.at["workload"])
     ]
@@ -121,21 +122,6 @@ def self_scheduling(run: Run) -> dict[str, float]:
     first = min(request.started_s for request in served)
     mean = float(np.mean(timed["latency"]))
     return {"mean_latency": mean, "minutes_to_all": (last - first) / 60, **percentiles}
-
-
-def _returned(run: Run) -> Sequence[FinishedRequest]:
-    """Served requests; answers of a static batch return with its last one."""
-    finished_s = {request.arrival.name: request.finished_s for request in run.served}
-    last_s = {
-        name: max(finished_s[other] for other in batch if other in finished_s)
-        for batch in run.observer.batches
-        for name in batch
-        if name in finished_s
-    }
-    return [
-        replace(request, finished_s=last_s.get(request.arrival.name, request.finished_s))
-        for request in run.served
-    ]
 
 
 METRICS: Mapping[str, Callable[[Run], dict[str, float]]] = {
@@ -174,7 +160,7 @@ def _of_bounds(run: Run) -> dict[str, float]:
 
 def _answered(run: Run) -> dict[str, float]:
     first = min(request.at_s for request in run.experiment.requests)
-    finished = np.sort(run.observer.finished_s) - first
+    finished = np.sort(list(run.observer.returned_s.values())) - first
     minutes = {f"minutes_to_{count}": _nth(finished, count) / 60 for count in (100, 500)}
     answered = {f"answered_{m}_min": float((finished <= 60 * m).sum()) for m in (10, 20)}
     return {**minutes, **answered}

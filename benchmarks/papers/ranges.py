@@ -18,6 +18,37 @@ SSM_LAYERS = {
 }
 
 
+STATIC_LENGTHS: Mapping[str, tuple[float, float]] = {
+    "numinamath": (288, 1.1),
+    "taco": (505, 0.58),
+    "sharegpt": (180, 0.47),
+    "numinamath_thinking": (6000, 1.3),
+}
+"""Mean and spread of self-scheduling's output lengths with which static batches answer what Tables
+1 and 3 print, of FCFS and of LengthOnly, at the stated τ-b."""
+
+
+def static_lengths() -> Changes:
+    return {
+        f"datasets.{dataset}.lengths.{setting}": value
+        for dataset, lengths in STATIC_LENGTHS.items()
+        for setting, value in zip(("output_mean", "output_spread"), lengths, strict=True)
+    }
+
+
+STATIC_BATCHES: Changes = {
+    "machines.a100.static_batches": True,
+    "arms.length_only.schedule": {
+        "self_ranked": {"form": "length_only", "starvation_steps": 1_000_000_000}
+    },
+}
+"""Without promotions: in a static batch nothing is preempted."""
+PER_TOKEN: Changes = {
+    "workloads.rates.latency_per_token": True,
+    "workloads.short.latency_per_token": True,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     paper: str
@@ -114,18 +145,6 @@ RANGES: Mapping[str, Range] = {
         ("adaserve/overload/6.0/*",),
         {str(factor): {"machines.llama.slower": factor} for factor in (1.0, 1.3, 1.6)},
     ),
-    "engine_of_baselines": Range(
-        "adaserve",
-        (
-            "adaserve/fig8/llama/4.8/spec_4",
-            "adaserve/fig8/llama/4.8/violations_vs_best_baseline",
-            "adaserve/fig9/llama/4.8/vs_best_baseline",
-        ),
-        {
-            f"{factor} x 5 ms": {f"arms.spec_{length}.draft_slower": factor for length in (4, 6, 8)}
-            for factor in (1, 1.5, 2)
-        },
-    ),
     "printed_engine": Range(
         "specserve",
         ("specserve/table2/trace_2/*",),
@@ -186,6 +205,24 @@ RANGES: Mapping[str, Range] = {
                 for dataset in ("chatbot", "mbpp", "minithinky")
             }
             for share in (0.35, 0.65, 0.9)
+        },
+    ),
+    "static_batches_step_by_step": Range(
+        "self_scheduling",
+        (
+            "self_scheduling/fig6/numinamath/64/t*_vs_fcfs",
+            "self_scheduling/fig6/*/64/latency_vs_fcfs",
+        ),
+        {
+            "continuous": {},
+            "continuous, latency per token": PER_TOKEN,
+            "static": STATIC_BATCHES,
+            "static, latency per token": {**STATIC_BATCHES, **PER_TOKEN},
+            "static, latency per token, lengths": {
+                **STATIC_BATCHES,
+                **PER_TOKEN,
+                **static_lengths(),
+            },
         },
     ),
     "answer_tail": Range(

@@ -49,6 +49,14 @@ from cluster.smollm2 import SMOLLM2
 from cluster.sources import checkpoint_folder
 
 SMOKE = ("vllm_ngram_k3", "spindle_native")
+SHORT: Mapping[str, Any] = {
+    "clients": (1,),
+    "requests": 4,
+    "max_tokens": 16,
+    "final_rounds": 0,
+}
+"""Other defaults with `--smoke`."""
+IN_BOTH: Mapping[str, Any] = {"requests": 16, "max_tokens": 128}
 AS_SERVED: Mapping[str, Any] = {
     "dtype": "float32",
     "clients": (1, 4, 16),
@@ -88,19 +96,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     own.add_argument("--contenders", nargs="+", help=f"of {', '.join((*CONTENDERS, *DRAFTERS))}")
     own.add_argument("--clients", type=int, nargs="+", help="as served; by default 1 4 16")
     own.add_argument(
-        "--requests", type=int, default=16, help="in a round, at least 2 a client; or in all"
+        "--requests", type=int, help="in a round, at least 2 a client; or in all; by default 16"
     )
-    own.add_argument("--max-tokens", type=int, default=128)
+    own.add_argument("--max-tokens", type=int, help="by default 128")
     own.add_argument("--rounds", type=int, help="of the heats, by default 1")
     own.add_argument("--final-rounds", type=int, help="by default 4")
-    own.add_argument("--smoke", action="store_true", help="two contenders, one short round")
+    own.add_argument(
+        "--smoke", action="store_true", help="shorter defaults: two contenders, one client"
+    )
     own.add_argument("--engine", action="store_true", help="drafters alone, without serving")
     own.add_argument("--depths", type=int, nargs="+", help="of --engine; by default 5")
     options = own.parse_args(arguments)
     _fill_in(options, own)
-    if options.smoke:
-        options.clients, options.requests, options.max_tokens = [1], 4, 16
-        options.rounds, options.final_rounds = 1, 0
     if options.contenders is None:
         chosen = SMOKE if options.smoke else CONTENDERS
         chosen = (*DRAFTERS, *_more_heads(options)) if options.engine else chosen
@@ -121,11 +128,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _fill_in(options: argparse.Namespace, own: argparse.ArgumentParser) -> None:
-    """Defaults of what only one way of measuring has; given for the other, it would be ignored."""
-    for name, default in {**AS_SERVED, **ON_THE_ENGINE}.items():
+    """Defaults. What only the other way of measuring has is refused, for it would be ignored."""
+    short = SHORT if options.smoke else {}
+    for name, default in {**IN_BOTH, **AS_SERVED, **ON_THE_ENGINE}.items():
         if getattr(options, name) is None:
-            setattr(options, name, default)
-        elif (name in ON_THE_ENGINE) != options.engine:
+            setattr(options, name, short.get(name, default))
+        elif name not in IN_BOTH and (name in ON_THE_ENGINE) != options.engine:
             where = "without" if options.engine else "with"
             own.error(f"--{name.replace('_', '-')}: it has an effect only {where} --engine")
 

@@ -57,8 +57,10 @@ class _Progress:
     queue: int = 0
     attained_s: float = 0.0
     """E_i."""
+    generating: bool = False
+    """Whether it has an output token: until then the prompt is read."""
     rounds: int = 0
-    """From the first one with drafts, like the sums below: before it the prompt is read."""
+    """Like the sums below, without those that read the prompt."""
     drafted: int = 0
     accepted: int = 0
     draft_s: float = 0.0
@@ -111,7 +113,7 @@ class LapsSd:
         if progress is None:
             return
         progress.attained_s += outcome.seconds
-        if outcome.drafted or progress.rounds:
+        if outcome.drafted or progress.generating:
             progress.rounds += 1
             progress.drafted += outcome.drafted
             progress.accepted += outcome.accepted
@@ -119,6 +121,7 @@ class LapsSd:
             progress.verify_s += outcome.verify_s
         if outcome.drafted:
             progress.rates.append(progress.accepted / progress.drafted)
+        progress.generating = progress.generating or outcome.committed > 0
         if progress.token_s is None:
             self._predict_if_stable(progress)
         if progress.token_s is None:

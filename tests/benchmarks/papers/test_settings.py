@@ -110,6 +110,8 @@ def template(**claim: object) -> RowTemplate:
         ({"value": "ratio", "against": ["b"], "printed": 0.64, "direction": "below"}, 0.57, 0.75),
         ({"value": "ratio", "against": ["b"], "printed": 2.25, "direction": "above"}, 2.0, 1.9),
         ({"value": "ratio", "against": ["b"], "printed": 2.25, "direction": "above"}, 2.5, 2.6),
+        ({"value": "ratio", "against": ["b"], "printed": 1.05, "direction": "above"}, 1.01, 0.99),
+        ({"value": "ratio", "against": ["b"], "printed": 0.95, "direction": "below"}, 0.99, 1.01),
         ({"value": "ratio", "against": ["b"], "direction": "above"}, 1.01, 1.0),
         ({"value": "ratio", "against": ["b"], "direction": "near"}, 0.95, 0.85),
         ({"value": "difference", "against": ["b"], "direction": "below"}, -0.01, 0.0),

@@ -100,6 +100,7 @@ def test_what_is_not_given_has_the_defaults_of_the_way_of_measuring() -> None:
     served = _options([])
     assert (served.dtype, served.clients, served.rounds) == ("float32", (1, 4, 16), 1)
     assert _options(["--smoke"]).final_rounds == 0
+    assert _options(["--smoke", "--requests", "32"]).requests == 32
     assert _options(["--engine", "--smoke"]).depths == (5,)
 
 

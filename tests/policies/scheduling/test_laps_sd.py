@@ -135,6 +135,19 @@ def test_the_round_that_reads_the_prompt_is_no_part_of_the_pace() -> None:
     assert schedule.estimated_s("a") == pytest.approx(100 * (0.04 + 0.06) / (0.5 * 4 + 1))
 
 
+def test_a_plain_round_after_the_prompt_is_part_of_the_pace() -> None:
+    schedule = schedule_of(STABLE, [view("a")])
+    chunk = outcome("a", drafted=0, accepted=0)._replace(verify_s=9.0, draft_s=0.0)
+    for committed in (0, 1):
+        schedule.observe([chunk._replace(committed=committed)], 0.0)
+    schedule.observe([chunk._replace(verify_s=0.05, committed=1)], 0.0)
+    for _ in range(2):
+        schedule.observe([outcome("a")], 0.0)
+    committed_per_round = 2 * 2 / 3 + 1
+    mean_round_s = (0.05 + 2 * (0.04 + 0.06)) / 3
+    assert schedule.estimated_s("a") == pytest.approx(100 / committed_per_round * mean_round_s)
+
+
 def test_a_tree_costs_its_depth_and_not_its_nodes() -> None:
     chain, tree = view("chain"), view("tree")
     schedule = schedule_of(STABLE, [chain, tree])
