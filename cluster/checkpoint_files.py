@@ -27,7 +27,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def indexed(folder: Path) -> list[str]:
     """The files that the index names."""
-    return sorted(set(_read(folder / INDEX)["weight_map"].values()))
+    return sorted(set(read_json(folder / INDEX)["weight_map"].values()))
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -36,7 +36,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def quantization(folder: Path) -> str | None:
     """How the weights are quantized; None if they are plain numbers."""
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     text = config.get("text_config") or {}
     found = config.get("quantization_config") or text.get("quantization_config")
     if found is not None:
@@ -47,16 +47,16 @@ def quantization(folder: Path) -> str | None:
 def stop_token_ids(folder: Path) -> tuple[int, ...]:
     """The tokens that end an answer: those of the generation config, else of the config, and the
     tokenizer's own, which a fine-tune for chats may name there alone."""
-    stops = _read(folder / "generation_config.json").get("eos_token_id")
+    stops = read_json(folder / "generation_config.json").get("eos_token_id")
     if stops is None:
-        config = _read(folder / "config.json")
+        config = read_json(folder / "config.json")
         stops = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
     named = [stops] if isinstance(stops, int) else list(stops or ())
     return tuple(sorted({*named, *_stops_of_tokenizer(folder)}))
 
 
 def _stops_of_tokenizer(folder: Path) -> Sequence[int]:
-    config = _read(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     token = config.get("eos_token")
     text = token.get("content") if isinstance(token, Mapping) else token
     if text is None:
@@ -64,12 +64,12 @@ def _stops_of_tokenizer(folder: Path) -> Sequence[int]:
     by_id = config.get("added_tokens_decoder") or {}
     added = [(int(number), one["content"]) for number, one in by_id.items()]
     if not added:
-        listed = _read(folder / "tokenizer.json").get("added_tokens") or ()
+        listed = read_json(folder / "tokenizer.json").get("added_tokens") or ()
         added = [(one["id"], one["content"]) for one in listed]
     return [number for number, content in added if content == text]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """Empty if there is no such file. Raises ValueError, which names it, if it cannot be read."""
     if not file.is_file():
         return {}

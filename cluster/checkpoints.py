@@ -1,7 +1,6 @@
 """Reads what a config check needs from a checkpoint's files (config.json, safetensors headers,
 tokenizer) without loading the model."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from cluster.checkpoint_files import weight_files
+from cluster.checkpoint_files import read_json, weight_files
 from cluster.zoo.shapes import choose_shape
 
 _OTHER_NAMES = {
@@ -76,7 +75,7 @@ class Architecture:
 
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
-    config = json.loads((path / "config.json").read_text())
+    config = read_json(path / "config.json")
     text = config.get("text_config") or config.get(_HEADS_LAYER, config)
     if any(_size(text, field) is None for field in _NEEDED):
         text = _of_its_class(path)
@@ -122,19 +121,19 @@ def _of_its_class(path: Path) -> Mapping[str, Any]:
 
 def is_head(path: Path) -> bool:
     """Whether the checkpoint is a head of another model and no model by itself."""
-    return _HEADS_LAYER in json.loads((path / "config.json").read_text())
+    return _HEADS_LAYER in read_json(path / "config.json")
 
 
 def only_drafts(path: Path) -> bool:
     """Whether the checkpoint only drafts for another model, and so can leave the tokenizer to it: a
     head, or a drafter with a reduced vocabulary."""
-    config = json.loads((path / "config.json").read_text())
+    config = read_json(path / "config.json")
     return _HEADS_LAYER in config or "draft_vocab_size" in config
 
 
 def draft_vocab_size(path: Path) -> int | None:
     """The size of a drafter's reduced vocabulary; None if it proposes all tokens."""
-    config = json.loads((path / "config.json").read_text())
+    config = read_json(path / "config.json")
     size: int | None = config.get("draft_vocab_size")
     return None if size == architecture(path).vocab_size else size
 
@@ -176,13 +175,13 @@ def reduced_vocabulary_problem(path: Path, target_hidden_size: int) -> str | Non
 
 
 def _is_tied(path: Path) -> bool:
-    return bool(json.loads((path / "config.json").read_text()).get("tie_word_embeddings"))
+    return bool(read_json(path / "config.json").get("tie_word_embeddings"))
 
 
 def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
     """`target_layers`: how many the target has, for heads that read the usual ones. Raises
     ValueError for a checkpoint that is no EAGLE-3 head, or a variant that is not supported."""
-    config = json.loads((path / "config.json").read_text())
+    config = read_json(path / "config.json")
     kind, layer = config.get("speculators_model_type"), config.get(_HEADS_LAYER)
     if kind != "eagle3" or not isinstance(layer, dict):
         raise ValueError(f"{path} is no EAGLE-3 head in the format of speculators")

@@ -302,6 +302,12 @@ def test_a_file_of_weights_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         parameters(copy)
 
 
+def test_a_config_of_a_model_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    (line,) = refused({"target": {"model": str(tmp_path)}})
+    assert f"{tmp_path / 'config.json'} is no JSON" in line
+
+
 def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     sizes = {
         "max_position_embeddings": 2048,
