@@ -51,7 +51,7 @@ class _Attention(nn.Module):
         self.q_proj = nn.Linear(read, heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(read, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(read, kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=bias)
 
     def forward(self, rows: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         query, keys, values = (

@@ -28,6 +28,7 @@ from tests.checkpoints import VOCAB, llama
 from tests.engine.drafters.eagle3_heads import (
     HIDDEN,
     LAYERS,
+    attention_biases,
     config,
     plain_logits,
     random_weights,
@@ -102,11 +103,16 @@ def beam_search(stream: FedStream, depth: int, width: int, settings: dict[str, A
     return DraftTree.build(tokens, parents, confidence)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_logits_equal_the_plain_computation(tmp_path: Path, norm_before_residual: bool) -> None:
+def test_logits_equal_the_plain_computation(
+    tmp_path: Path, norm_before_residual: bool, biased: bool
+) -> None:
     """Of committed rows; a tree's rows are compared by its confidences."""
     settings = config(norm_before_residual=norm_before_residual)
-    path = write_head(tmp_path / "head", random_weights(), settings)
+    settings["transformer_layer_config"]["attention_bias"] = biased
+    weights = random_weights() | (attention_biases() if biased else {})
+    path = write_head(tmp_path / "head", weights, settings)
     stream = FedStream("a", [5, 9, 2, 6, 5, 3], GREEDY, 1)
     scores: list[torch.Tensor] = []
     drafter = make(path)
@@ -123,7 +129,7 @@ def test_logits_equal_the_plain_computation(tmp_path: Path, norm_before_residual
     known = stream.features[: len(stream.committed) - 1]
     for depth, own in enumerate(scores):
         before = stream.committed.ids + drafted[:depth]
-        expected = plain_logits(random_weights(), settings, before, known)
+        expected = plain_logits(weights, settings, before, known)
         np.testing.assert_allclose(own[0].numpy(), expected[target_ids().numpy()], atol=1e-4)
 
 
