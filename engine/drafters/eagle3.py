@@ -1,7 +1,7 @@
 """The drafter of an EAGLE-3 head (kind `eagle3`): a model drafter that also reads the target's
 features, which orders bring along."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +29,8 @@ from engine.soft_state import HeldRequest
 
 
 class Eagle3Drafter(ModelDrafter):
-    """Answers Missing from where it lacks features: of rows that were evicted or rolled back, it
-    has none any more."""
+    """Answers Missing from where it lacks features: of rows that were evicted it has none any
+    more."""
 
     reuses_draft_rows = False
 
@@ -57,6 +57,13 @@ class Eagle3Drafter(ModelDrafter):
         for order in orders:
             self._drop_read(order.prefix.request)
         return answers
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """Drops only rows of tokens that the failed call's orders have brought: of earlier ones the
+        features are gone. Those of the others are still here."""
+        for request in requests:
+            if request in self._state:
+                self._rows.truncate(request, self._state[request].unchanged)
 
     def _accept(self, orders: Sequence[DraftOrder]) -> list[HeldRequest | Missing]:
         return [

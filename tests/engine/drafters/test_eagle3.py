@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, PreTrainedModel
 
+from actors.hosts.isolation import isolated
 from actors.hosts.specs import DrafterSpec
 from actors.hosts.workers import DrafterWorker
 from cluster.checkpoints import eagle3_shape
@@ -172,7 +173,7 @@ def test_drafting_in_deltas_and_batches_equals_drafting_at_once_and_alone(
 
 
 def test_without_its_rows_or_features_it_says_from_where_it_lacks_them(checkpoint: Path) -> None:
-    drafter = make(checkpoint)
+    drafter = make(checkpoint, kv_tokens=16)
     stream = FedStream("a", [5, 9, 2, 6], GREEDY, 0)
     (answer,) = drafter.draft([stream.order(2)._replace(features=None)])
     assert answer == Missing("a", 0, 1, have=0)
@@ -182,13 +183,41 @@ def test_without_its_rows_or_features_it_says_from_where_it_lacks_them(checkpoin
     (answer,) = drafter.draft([stream.order(2)._replace(features=None)])
     assert isinstance(answer, Missing)
     assert answer.have == 4  # what follows are the features of position 3
-    drafter.roll_back(["a"])
+    FedStream("b", [7] * 16, GREEDY, 1).draft(drafter, depth=1)  # evicts its rows
     (answer,) = drafter.draft([stream.order(2)])
     assert isinstance(answer, Missing)
     assert answer.have == 0
     stream.committed.truncate(4)
     stream.seen = 0
     assert_equal(stream.draft(drafter, depth=2), expected)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_call_that_raises_costs_no_request_its_head(checkpoint: Path, failing: int) -> None:
+    """The failing forward, one over committed tokens or over drafted ones, has stored its rows
+    already; rows of tokens that were committed before the call stay."""
+    drafter, undisturbed = make(checkpoint), make(checkpoint)
+    streams = [FedStream(name, [5, 9, 2, 6], SAMPLED, seed) for seed, name in enumerate("abcd")]
+    forwards = fails = 0
+
+    def out_of_memory(*_: object) -> None:
+        nonlocal forwards
+        forwards += 1
+        if forwards == fails:
+            raise RuntimeError("out of memory")
+
+    drafter._rows.head.register_forward_hook(out_of_memory)
+    for round_number in range(4):
+        fails = 0 if round_number % 2 else forwards + failing
+        orders = [stream.order(3, 2) for stream in streams]
+        expected = undisturbed.draft(orders)
+        answers = isolated(drafter, drafter.draft, orders, probe=lambda: None)
+        assert forwards >= fails
+        for stream, answer, other in zip(streams, answers, expected, strict=True):
+            assert isinstance(answer, Draft)
+            assert isinstance(other, Draft)
+            assert_equal(answer.tree, other.tree)
+            stream.committed.extend([int(other.tree.tokens[0]), 8 + round_number])
 
 
 def target() -> PreTrainedModel:
