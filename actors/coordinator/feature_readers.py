@@ -1,11 +1,11 @@
 """The lanes that read the target's features, for requests as the coordinator keeps them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from actors.coordinator.events import Event, FeaturesLost
+from actors.coordinator.lanes import Lanes
 from actors.coordinator.request_state import RequestState
-from actors.coordinator.settings import Lane
 from engine.features import FeatureLanes
 from engine.protocol import FeatureRange, Features, Prefix
 
@@ -13,12 +13,10 @@ from engine.protocol import FeatureRange, Features, Prefix
 class FeatureReaders:
     """Requests that no such lane may draft for need no features from the verifier."""
 
-    def __init__(
-        self, lanes: Sequence[Lane], most_tokens: int, observe: Callable[[Event], None]
-    ) -> None:
-        layers = {lane.view.name: lane.feature_layers for lane in lanes}
+    def __init__(self, lanes: Lanes, most_tokens: int, observe: Callable[[Event], None]) -> None:
+        layers = {state.name: state.lane.feature_layers for state in lanes}
         self._lanes = FeatureLanes(layers, most_tokens)
-        self._drafters = {lane.view.name: lane.view.drafter for lane in lanes}
+        self._states = lanes
         self._observe = observe
 
     def __bool__(self) -> bool:
@@ -56,8 +54,11 @@ class FeatureReaders:
     def _readers_of(self, request: RequestState) -> list[str]:
         if not request.speculate:
             return []
+        states = [self._states[lane] for lane in self._lanes]
         return [
-            lane
-            for lane in self._lanes
-            if request.drafter in (None, self._drafters[lane]) and lane not in request.failed_lanes
+            state.name
+            for state in states
+            if not state.given_up
+            and request.drafter in (None, state.lane.view.drafter)
+            and state.name not in request.failed_lanes
         ]

@@ -76,7 +76,7 @@ class Coordinator:
         self._tasks = Tasks(self._stop)
         self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, limits, estimates, observe, self._tasks, self._wake)
-        features = FeatureReaders(lanes, limits.feature_tokens, observe)
+        features = FeatureReaders(self._lanes, limits.feature_tokens, observe)
         self._drafting = Drafting(
             self._lanes, features, limits, estimates, observe, self._tasks, self._wake
         )

@@ -24,6 +24,7 @@ from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.fleet import start_fleet
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.simulator.clock import run
+from engine.errors import UnsupportedModel
 from engine.model import PackedModel
 from engine.protocol import VerifyOrder
 from engine.verifiers.native import NativeVerifier
@@ -49,6 +50,10 @@ class RecordingVerifier(NativeVerifier):
         return super().verify(orders)
 
 
+async def broken() -> None:
+    raise UnsupportedModel("llama", "its weights are gone")
+
+
 class Served:
     """All PROMPTS, served by two lanes that take turns; `heads` read features."""
 
@@ -61,6 +66,10 @@ class Served:
         self._heads, self._stay, self._kv_tokens = heads, stay, kv_tokens
         self._options = options
         run(self._serve())
+
+    @property
+    def last_orders(self) -> dict[str, VerifyOrder]:
+        return {order.prefix.request: order for order in self.orders}
 
     def seen(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -76,6 +85,8 @@ class Served:
             )
             for name in LAYERS
         ]
+        if not options.get("head_recovers", True):
+            lanes[-1].host.recover = broken  # type: ignore[method-assign]
         costs = dict.fromkeys(LAYERS, LinearCost(0, 0, 0.0003))
         coordinator = Coordinator(
             verifier,
@@ -154,6 +165,17 @@ def test_a_restarted_head_leaves_requests_out_whose_features_are_gone(
     assert len(served.seen(FeaturesLost)) <= len(PROMPTS)
     assert len(served.readers) == 2
     check_features(served.readers[0], eager)
+    lost = {event.request for event in served.seen(FeaturesLost)}
+    asked = {name: order.features is not None for name, order in served.last_orders.items()}
+    assert asked == {name: name not in lost for name in asked}
+
+
+def test_a_head_that_cannot_be_loaded_again_is_kept_no_features(expected: list[list[int]]) -> None:
+    served = Served(head_lost=lambda call: call == 3, head_recovers=False)
+    assert served.streams == expected
+    assert served.seen(LaneDown)
+    assert any(order.features is not None for order in served.orders)
+    assert not any(order.features is not None for order in served.last_orders.values())
 
 
 def test_a_lost_verifier_computes_features_again(
