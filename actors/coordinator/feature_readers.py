@@ -17,6 +17,7 @@ class FeatureReaders:
         layers = {state.name: state.lane.feature_layers for state in lanes}
         self._lanes = FeatureLanes(layers, most_tokens)
         self._states = lanes
+        self._most = most_tokens
         self._observe = observe
 
     def __bool__(self) -> bool:
@@ -47,6 +48,18 @@ class FeatureReaders:
         """How many more committed tokens the lane can be sent."""
         known = request.served.known.get(lane, 0)
         return self._lanes.readable(request.served, lane) - known
+
+    def behind_on_prompt(self, request: RequestState) -> list[str]:
+        """The lanes that would lose features of the prompt if they read nothing before it is
+        prefilled. The other half of what is kept is for tokens that are committed until a lane gets
+        the request."""
+        if request.prefilled or request.draft_room <= 0 or request.drafter_losses:
+            return []
+        return [
+            lane
+            for lane in self._readers_of(request)
+            if 2 * request.lacks(lane) > self._most and self.most_to_read(request, lane) > 0
+        ]
 
     def of_order(self, request: RequestState, lane: str, prefix: Prefix) -> Features | None:
         return self._lanes.of_order(request.served, lane, prefix)

@@ -55,7 +55,7 @@ async def broken() -> None:
 
 
 class Served:
-    """All PROMPTS, served by two lanes that take turns; `heads` read features."""
+    """All prompts, served by two lanes that take turns; `heads` read features."""
 
     def __init__(
         self, heads: Sequence[str] = ("head",), stay: int = 6, kv_tokens: int = 2048, **options: Any
@@ -82,6 +82,7 @@ class Served:
                 LaneView(name, name, capacity=8),
                 PacedDrafter(self._drafter(name), lost=options.get(f"{name}_lost", never)),
                 feature_layers=LAYERS[name] if name in self._heads else (),
+                own_processors=options.get("own_processors", True),
             )
             for name in LAYERS
         ]
@@ -101,9 +102,10 @@ class Served:
 
         async def client(number: int) -> list[int]:
             await asyncio.sleep(0.015 * number)
-            return await read(coordinator.submit(str(number), PROMPTS[number], PARAMS[number]))
+            return await read(coordinator.submit(str(number), prompts[number], PARAMS[number]))
 
-        self.streams = list(await asyncio.gather(*map(client, range(len(PROMPTS)))))
+        prompts = options.get("prompts", PROMPTS)
+        self.streams = list(await asyncio.gather(*map(client, range(len(prompts)))))
         await asyncio.sleep(1)
         await coordinator.close()
 
@@ -196,6 +198,24 @@ def test_more_than_the_limit_is_not_kept(expected: list[list[int]], eager: PreTr
     served = Served(limits=limits, stay=9)
     assert served.streams == expected
     assert served.seen(FeaturesLost)
+
+
+@pytest.mark.parametrize("own_processors", [True, False])
+@pytest.mark.parametrize("prompts", [[[8, 9, 7] * 40], [[8, 9, 7] * 40, [9] * 100, [3] * 80]])
+def test_long_prompts_are_read_while_they_are_prefilled(
+    prompts: list[list[int]], own_processors: bool, eager: PreTrainedModel
+) -> None:
+    """They have more features than are kept; no order brings a lane more than are."""
+    limits = Limits(max_batch=4, kv_tokens=1024, feature_tokens=32, forward_tokens=12)
+    served = Served(("near", "head"), prompts=prompts, limits=limits, own_processors=own_processors)
+    assert served.streams == plainly(prompts, PARAMS[: len(prompts)])
+    assert not served.seen(FeaturesLost)
+    for reader in served.readers:
+        check_features(reader, eager)
+        seen: dict[str, int] = {}
+        for request, tokens, rows in reader.read:
+            assert len(rows) - seen.get(request, 0) <= 32
+            seen[request] = len(rows)
 
 
 def test_preempted_requests_continue(expected: list[list[int]], eager: PreTrainedModel) -> None:
