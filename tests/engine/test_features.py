@@ -11,28 +11,25 @@ from transformers import PreTrainedModel
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
-from engine.generate import generate
 from engine.features import FeatureLanes
+from engine.generate import generate
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
 from engine.protocol import (
     Commit,
     FeatureRange,
     Features,
-    Prefix,
-    Start,
     Verdict,
-    VerifyOrder,
 )
 from engine.request import VERIFIER, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
-from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import VOCAB, blurred, llama
 from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
 from tests.engine.families import SUPPORTED, build
 from tests.engine.test_model import chain
+from tests.engine.verifiers.orders import order, verdict
 
 LAYERS = (2, 0, 1)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -110,24 +107,39 @@ def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
 
 def test_positions_of_the_prefix_cache_are_computed_for_who_wants_their_features() -> None:
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=512))
-    start = Start(GREEDY, 0, len(SHARED))
 
-    def verdict(request: str, wanted: FeatureRange | None) -> Verdict:
-        prefix = Prefix(request, 0, 0, 0, 0, tuple(SHARED), start)
-        order = VerifyOrder(prefix, DraftTree.empty(), 512, features=wanted)
-        (answer,) = verifier.verify([order])
-        assert isinstance(answer, Verdict)
-        return answer
+    def computed(request: str, wanted: FeatureRange | None) -> Verdict:
+        one = order(request, SHARED, params=GREEDY)
+        return verdict(verifier, one._replace(features=wanted))
 
-    first = verdict("a", None)
-    assert first.features is None
-    assert verdict("b", None).cached == 32
+    assert computed("a", None).features is None
+    assert computed("b", None).cached == 32
     for position, cached in ((0, 0), (20, 16)):
-        answer = verdict(f"from {position}", FeatureRange((1,), position))
+        answer = computed(f"from {position}", FeatureRange((1,), position))
         assert answer.cached == cached
         assert answer.features is not None
-        assert answer.features.first == cached
-        assert answer.features.rows.shape == (len(SHARED) - cached, 32)
+        assert answer.features.first == position
+        assert answer.features.rows.shape == (len(SHARED) - position, 32)
+
+
+def test_a_verifier_that_computes_a_request_again_sends_only_what_is_wanted() -> None:
+    """In chunks, the first of which end before it."""
+
+    def sent(wanted: int) -> list[Features]:
+        verifier = NativeVerifier(PackedModel(target(), kv_tokens=512))
+        pieces = []
+        for base in (0, 40, 40, 40, 40):
+            one = order("a", SHARED, params=GREEDY, base=base, chunk=8)
+            features = verdict(verifier, one._replace(features=FeatureRange((1,), wanted))).features
+            assert features is not None
+            pieces.append(features)
+        return pieces
+
+    expected = np.concatenate([piece.rows for piece in sent(0)])
+    assert len(expected) == 40
+    pieces = sent(25)
+    assert [(piece.first, len(piece.rows)) for piece in pieces[2:]] == [(25, 0), (25, 7), (32, 8)]
+    np.testing.assert_allclose(np.concatenate([piece.rows for piece in pieces]), expected[25:])
 
 
 @pytest.mark.parametrize("seed", range(5))
