@@ -169,8 +169,8 @@ class DrafterConfig(Section):
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None
-    """Capacity of each instance's KV cache in tokens. null: 32,768, but for kind `eagle3` as many as
-    the target keeps (its `kv_tokens` and `swap_tokens`)."""
+    """Capacity of each instance's KV cache in tokens. null: 32,768, but for kind `eagle3` as many
+    as the target keeps (its `kv_tokens` and `swap_tokens`)."""
     past_tokens: Count = 100_000
     """For kind `suffix`: tokens of past outputs to keep, for all requests together; the least
     recently used are dropped. Each takes at most 120 bytes of the replica's memory

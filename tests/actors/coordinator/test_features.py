@@ -213,7 +213,7 @@ def test_long_prompts_are_read_while_they_are_prefilled(
     for reader in served.readers:
         check_features(reader, eager)
         seen: dict[str, int] = {}
-        for request, tokens, rows in reader.read:
+        for request, _tokens, rows in reader.read:
             assert len(rows) - seen.get(request, 0) <= 32
             seen[request] = len(rows)
 
