@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cluster.checkpoints import architecture
 from engine.draft_profile import DraftCosts, measure_drafter
 from engine.drafters.beam import DraftJob
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.eagle3_runner import Eagle3Runner
 from engine.drafters.loading import LoadedDrafter, auto_dtype, cached_costs
-from engine.drafters.model import ModelDrafter
+from engine.drafters.model import ModelDrafter, check_vocabulary
+from engine.errors import IncompatibleDrafter
 from engine.feature_buffer import lacks_from
 from engine.grammar.compiler import Grammars
 from engine.hidden_states import as_tensor
@@ -128,7 +130,11 @@ def load_eagle3(
 ) -> LoadedDrafter:
     """`target`: its checkpoint. Raises IncompatibleDrafter."""
     dtype = dtype or auto_dtype(checkpoint, device)
-    head = Eagle3Head.load(checkpoint, device, dtype, target)
+    try:
+        check_vocabulary(name, architecture(checkpoint).vocab_size, target_vocab_size)
+        head = Eagle3Head.load(checkpoint, device, dtype, target)
+    except ValueError as error:
+        raise IncompatibleDrafter(name, "model", str(error)) from error
     drafter = Eagle3Drafter(
         name,
         head,

@@ -1,6 +1,7 @@
 """EAGLE-3 heads: what they draft, from which features, and that outputs stay the same."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from actors.hosts.workers import DrafterWorker
 from cluster.checkpoints import eagle3_shape
 from engine.drafters.eagle3 import Eagle3Drafter, load_eagle3
 from engine.drafters.eagle3_head import Eagle3Head
+from engine.errors import IncompatibleDrafter
 from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit, Draft, DraftOrder, Features, Missing
@@ -307,6 +309,58 @@ def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
     head = drafter._rows.head
     assert torch.equal(head.embed_tokens.weight, model.model.embed_tokens.weight)
     assert head.vocabulary.target_ids.tolist() == target_ids().tolist()
+
+
+BACKWARDS = 59 - 2 * torch.arange(60)
+
+
+def matrix(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("embed_tokens.weight", {"embed_tokens.weight": None}),  # the target's are 64 wide
+        ("d2t", {"d2t": None}),
+        ("d2t", {"d2t": target_ids()[:-1]}),
+        ("d2t", {"d2t": target_ids()[:, None]}),
+        ("d2t", {"d2t": target_ids().float()}),
+        ("d2t", {"d2t": target_ids() + VOCAB}),
+        ("lm_head.weight", {"lm_head.weight": matrix(61, HIDDEN), "d2t": BACKWARDS}),
+        ("fc.bias", {"fc.bias": matrix(HIDDEN)}),
+        ("extra.weight", {"extra.weight": matrix(2, 2)}),
+        ("norm.weight", {"norm.weight": None}),
+        ("layers.0.mlp.up_proj.weight", {"layers.0.mlp.up_proj.weight": matrix(3, HIDDEN)}),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_the_names_of_drafter_and_tensor(
+    tmp_path: Path, named: str, changes: dict[str, torch.Tensor | None]
+) -> None:
+    llama(hidden=64).save_pretrained(tmp_path / "target")
+    weights = random_weights() | changes
+    path = write_head(
+        tmp_path / "head", {name: one for name, one in weights.items() if one is not None}
+    )
+    worker = DrafterWorker(
+        DrafterSpec("mine", kind="eagle3", checkpoint=path, target=tmp_path / "target"),
+        "mine",
+        VOCAB,
+    )
+    with pytest.raises(IncompatibleDrafter, match=f"'mine': model: (.|\n)*{re.escape(named)}"):
+        worker.load()
+
+
+def test_a_head_of_another_vocabulary_is_refused_before_its_rows_are_looked_up(
+    tmp_path: Path,
+) -> None:
+    llama(layers=4, vocab=57).save_pretrained(tmp_path / "target")
+    weights = random_weights()
+    del weights["lm_head.weight"]
+    path = write_head(tmp_path / "head", weights)
+    spec = DrafterSpec("mine", kind="eagle3", checkpoint=path, target=tmp_path / "target")
+    with pytest.raises(IncompatibleDrafter, match="'mine': vocab_size: 97 tokens"):
+        DrafterWorker(spec, "mine", 57).load()
 
 
 def test_a_head_that_was_measured_before_is_not_measured_again(
