@@ -27,28 +27,40 @@ class FeatureBuffer:
         self._layers = tuple(layers)
         self._most = most_tokens
         self._pieces: deque[Features] = deque()
-        """Consecutive, none of them empty."""
+        """Consecutive, none of them empty; the first one may begin with dropped positions."""
         self.first = 0
         """The first position that is kept, and the one behind the last."""
         self.end = 0
 
-    def add(self, new: Features, needed_from: int) -> None:
+    def add(self, new: Features) -> None:
         """What a verdict has brought, in place of what was kept of these positions and of later
-        ones: a verifier that computes a request again begins with its first positions.
-        `needed_from`: the first position that some drafter lacks."""
+        ones: a verifier that computes a request again begins with its first positions."""
+        if not self.first <= new.first <= self.end:  # computed again, or a gap
+            self._pieces.clear()
+            self.first = new.first
         while self._pieces and self._pieces[-1].first >= new.first:
             self._pieces.pop()
         if self._pieces:
             last = self._pieces.pop()
             self._pieces.append(Features(last.first, last.rows[: new.first - last.first]))
-        behind = self._pieces[-1].first + len(self._pieces[-1].rows) if self._pieces else None
-        if behind != new.first:  # a gap, or nothing before
-            self._pieces.clear()
-            self.first = new.first
         self.end = new.first + len(new.rows)
         if len(new.rows):
             self._pieces.append(new)
-        self._drop_before(max(needed_from, self.end - self._most))
+        self.drop_before(self.end - self._most)
+
+    def drop_before(self, position: int) -> None:
+        """Drops earlier positions, which no drafter needs."""
+        self.first = max(self.first, min(position, self.end))
+        while self._pieces and self._pieces[0].first + len(self._pieces[0].rows) <= self.first:
+            self._pieces.popleft()
+        if not self._pieces:
+            return
+        piece = self._pieces[0]
+        dropped = self.first - piece.first
+        if 2 * dropped > len(piece.rows):
+            # Copied, so that what was dropped is not kept alive; not sooner, since a prompt's piece
+            # that is read bit by bit would be copied each time.
+            self._pieces[0] = Features(self.first, piece.rows[dropped:].copy())
 
     def read(self, first: int, end: int, layers: Sequence[int]) -> Features:
         """Positions that are kept, `first` to `end` (exclusive), with the columns of these layers
@@ -68,13 +80,3 @@ class FeatureBuffer:
             return rows
         parts = np.split(rows, len(self._layers), axis=1)
         return np.concatenate([parts[self._layers.index(layer)] for layer in layers], axis=1)
-
-    def _drop_before(self, position: int) -> None:
-        while self._pieces and self._pieces[0].first + len(self._pieces[0].rows) <= position:
-            self._pieces.popleft()
-        self.first = max(self.first, min(position, self.end))
-        if self._pieces and self._pieces[0].first < self.first:
-            piece = self._pieces.popleft()
-            # Copied, so that what was dropped is not kept alive.
-            kept = piece.rows[self.first - piece.first :].copy()
-            self._pieces.appendleft(Features(self.first, kept))

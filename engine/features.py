@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from engine.feature_buffer import FeatureBuffer, lacks_from
 from engine.protocol import FeatureRange, Features, Prefix
-from engine.request import ServedRequest
+from engine.request import VERIFIER, ServedRequest
 
 
 class FeatureLanes:
@@ -12,7 +12,7 @@ class FeatureLanes:
 
     A lane that lacks features which are not kept any more (its drafter was restarted, or too many
     tokens were committed without it) is left out of a request until the verifier computes these
-    positions again.
+    positions again. Until then nothing is kept for it, nor asked of the verifier.
     """
 
     def __init__(self, layers: Mapping[str, tuple[int, ...]], most_tokens: int) -> None:
@@ -31,22 +31,25 @@ class FeatureLanes:
         return len(self._by_lane)
 
     def needed(self, served: ServedRequest, lanes: Collection[str]) -> FeatureRange | None:
-        """`lanes`: those of these lanes that may draft for the request."""
-        if not lanes:
+        """What the next verdict should bring. `lanes`: those of these lanes that may draft for the
+        request."""
+        first, kept = self._drop_unneeded(served, lanes), served.features
+        if first is None:
             return None
-        needed, kept = _needed_from(served, lanes), served.features
-        lost = kept is None or needed < kept.first
-        return FeatureRange(self._layers, needed if lost or kept is None else kept.end)
+        if kept is not None and first >= kept.first:
+            first = kept.end
+        return FeatureRange(self._layers, first)
 
     def keep(
         self, served: ServedRequest, features: Features | None, lanes: Collection[str]
     ) -> None:
         """Keeps what a verdict has brought until the lanes have read it."""
-        if features is None or not lanes:
+        if features is None:
             return
         if served.features is None:
             served.features = FeatureBuffer(self._layers, self._most)
-        served.features.add(features, _needed_from(served, lanes))
+        served.features.add(features)
+        self._drop_unneeded(served, lanes)
 
     def lacks(self, served: ServedRequest, lane: str) -> bool:
         """Whether features that the lane needs next are not kept any more."""
@@ -78,6 +81,14 @@ class FeatureLanes:
         first, end = lacks_from(prefix.base), prefix.base + len(prefix.delta) - 1
         return served.features.read(first, end, layers)
 
-
-def _needed_from(served: ServedRequest, lanes: Collection[str]) -> int:
-    return min([lacks_from(served.known.get(lane, 0)) for lane in lanes])
+    def _drop_unneeded(self, served: ServedRequest, lanes: Collection[str]) -> int | None:
+        """Keeps only what one of these lanes can still be sent, and returns the first position of
+        it; None if there is no such lane. The verifier computes again what it does not know."""
+        kept, available = served.features, served.known.get(VERIFIER, 0)
+        if kept is not None:
+            available = min(available, kept.first)
+        lacking = [lacks_from(served.known.get(lane, 0)) for lane in lanes]
+        first = min([position for position in lacking if position >= available], default=None)
+        if kept is not None:
+            kept.drop_before(kept.end if first is None else first)
+        return first

@@ -53,7 +53,8 @@ class Features(NamedTuple):
 
 
 class FeatureRange(NamedTuple):
-    """Which features a verdict brings: those of the positions that this forward adds to the KV."""
+    """Which features a verdict brings: those of the positions from `first` on that this forward
+    adds to the KV."""
 
     layers: tuple[int, ...]
     """Their hidden states are side by side in each row (engine/hidden_states.py numbers them)."""

@@ -1,5 +1,5 @@
 """Fast switching (Spin IV-C): idle lanes read tokens committed without them, which also shows which
-of these their drafters would have drafted."""
+of these their drafters would have drafted. Lanes that read features read long prompts as well."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from actors.coordinator.events import CaughtUp, Event
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.request_state import VERIFYING, RequestState
-from actors.coordinator.settings import Policies
+from actors.coordinator.settings import Limits, Policies
 from engine.protocol import Draft, DraftOrder, fast_new
 
 _WORTH_READING = 8
@@ -24,16 +24,16 @@ would be spent in the rounds of the next ones."""
 
 
 class CatchUp:
-    """An order has at most `most_tokens`, so that no micro-batch waits long behind it. `share`: of
-    the time, in which lanes that share processors with the verifier may read. Reading slows the
-    forward down there, so by default it only serves to learn about the drafters."""
+    """An order has at most `limits.catch_up_tokens`, so that no micro-batch waits long behind it;
+    of a prompt as many as come with one verdict. `limits.catch_up_share`: of the time, in which
+    lanes that share processors with the verifier may read. Reading slows the forward down there, so
+    by default it only serves to learn about the drafters."""
 
     def __init__(
         self,
         lanes: Lanes,
         features: FeatureReaders,
-        most_tokens: int,
-        share: float,
+        limits: Limits,
         estimates: Estimates,
         observe: Callable[[Event], None],
         tasks: Tasks,
@@ -41,8 +41,9 @@ class CatchUp:
     ) -> None:
         self._lanes = lanes
         self._features = features
-        self._most_tokens = most_tokens
-        self._share = share
+        self._most_tokens = limits.catch_up_tokens
+        self._most_of_prompt = limits.forward_tokens
+        self._share = limits.catch_up_share
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
@@ -50,6 +51,17 @@ class CatchUp:
         self._reading_s = 0.0
         """Reading time left to lanes that share processors with the verifier."""
         self._saved_at_s = 0.0
+
+    def read_prompts(self, running: Sequence[RequestState]) -> None:
+        """Called in every pass: lanes that read features follow the prefill of a long prompt, or
+        its first features would be gone when the selection assigns the request."""
+        if not self._features:
+            return
+        for request in running:
+            for name in self._features.behind_on_prompt(request):
+                if self._lanes[name].idle:
+                    order = self._order(request, name, self._most_of_prompt, score=False)
+                    self._read(name, [(request, order)])
 
     def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
         """Called when a verification starts: idle lanes read the committed tokens of the requests
@@ -80,20 +92,27 @@ class CatchUp:
                 and known.get(lane, 0) <= enough
                 and left[lane] > 0
             ):
-                most, features = left[lane], None
-                if self._features:
-                    most = min(most, self._features.most_to_read(request, lane))
-                    if most <= 0:
-                        continue
-                prefix = served.prefix_for(lane, most)
-                if self._features:
-                    features = self._features.of_order(request, lane, prefix)
-                order = fast_new(DraftOrder, (prefix, 0, 1, True, features))
+                if self._features and self._features.most_to_read(request, lane) <= 0:
+                    continue
+                order = self._order(request, lane, left[lane], score=True)
                 pieces.setdefault(lane, []).append((request, order))
-                left[lane] -= len(prefix.delta)
+                left[lane] -= len(order.prefix.delta)
         for lane, batch in pieces.items():
-            self._lanes[lane].busy = True
-            self._tasks.spawn(self._read_ahead, self._lanes[lane], batch)
+            self._read(lane, batch)
+
+    def _order(self, request: RequestState, lane: str, most: int, score: bool) -> DraftOrder:
+        """`score`: whether the answer says what the drafter would have drafted."""
+        features = None
+        if self._features:
+            most = min(most, self._features.most_to_read(request, lane))
+        prefix = request.served.prefix_for(lane, most)
+        if self._features:
+            features = self._features.of_order(request, lane, prefix)
+        return fast_new(DraftOrder, (prefix, 0, 1, score, features))
+
+    def _read(self, lane: str, pieces: Sequence[tuple[RequestState, DraftOrder]]) -> None:
+        self._lanes[lane].busy = True
+        self._tasks.spawn(self._read_ahead, self._lanes[lane], pieces)
 
     def _save_reading_time(self, now: float) -> None:
         passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)

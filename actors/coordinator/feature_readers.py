@@ -1,11 +1,11 @@
 """The lanes that read the target's features, for requests as the coordinator keeps them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from actors.coordinator.events import Event, FeaturesLost
+from actors.coordinator.lanes import Lanes
 from actors.coordinator.request_state import RequestState
-from actors.coordinator.settings import Lane
 from engine.features import FeatureLanes
 from engine.protocol import FeatureRange, Features, Prefix
 
@@ -13,12 +13,11 @@ from engine.protocol import FeatureRange, Features, Prefix
 class FeatureReaders:
     """Requests that no such lane may draft for need no features from the verifier."""
 
-    def __init__(
-        self, lanes: Sequence[Lane], most_tokens: int, observe: Callable[[Event], None]
-    ) -> None:
-        layers = {lane.view.name: lane.feature_layers for lane in lanes}
+    def __init__(self, lanes: Lanes, most_tokens: int, observe: Callable[[Event], None]) -> None:
+        layers = {state.name: state.lane.feature_layers for state in lanes}
         self._lanes = FeatureLanes(layers, most_tokens)
-        self._drafters = {lane.view.name: lane.view.drafter for lane in lanes}
+        self._states = lanes
+        self._most = most_tokens
         self._observe = observe
 
     def __bool__(self) -> bool:
@@ -50,14 +49,29 @@ class FeatureReaders:
         known = request.served.known.get(lane, 0)
         return self._lanes.readable(request.served, lane) - known
 
+    def behind_on_prompt(self, request: RequestState) -> list[str]:
+        """The lanes that would lose features of the prompt if they read nothing before it is
+        prefilled. The other half of what is kept is for tokens that are committed until a lane gets
+        the request."""
+        if request.prefilled or request.draft_room <= 0 or request.drafter_losses:
+            return []
+        return [
+            lane
+            for lane in self._readers_of(request)
+            if 2 * request.lacks(lane) > self._most and self.most_to_read(request, lane) > 0
+        ]
+
     def of_order(self, request: RequestState, lane: str, prefix: Prefix) -> Features | None:
         return self._lanes.of_order(request.served, lane, prefix)
 
     def _readers_of(self, request: RequestState) -> list[str]:
         if not request.speculate:
             return []
+        states = [self._states[lane] for lane in self._lanes]
         return [
-            lane
-            for lane in self._lanes
-            if request.drafter in (None, self._drafters[lane]) and lane not in request.failed_lanes
+            state.name
+            for state in states
+            if not state.given_up
+            and request.drafter in (None, state.lane.view.drafter)
+            and state.name not in request.failed_lanes
         ]

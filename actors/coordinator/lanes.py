@@ -36,6 +36,8 @@ class LaneState:
     late: bool = False
     """Busy for longer than rounds wait: they go on without it until it answers."""
     down: bool = False
+    given_up: bool = False
+    """Down for good: its drafter cannot be loaded."""
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -202,6 +204,7 @@ class Lanes:
         try:
             await state.lane.host.recover()
         except Exception:
+            state.given_up = True
             _LOG.exception(
                 "drafter %s cannot be loaded: requests are served without it, until the replica is "
                 "started again",

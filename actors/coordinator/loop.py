@@ -76,15 +76,14 @@ class Coordinator:
         self._tasks = Tasks(self._stop)
         self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, limits, estimates, observe, self._tasks, self._wake)
-        features = FeatureReaders(lanes, limits.feature_tokens, observe)
+        features = FeatureReaders(self._lanes, limits.feature_tokens, observe)
         self._drafting = Drafting(
             self._lanes, features, limits, estimates, observe, self._tasks, self._wake
         )
         self._catch_up = CatchUp(
             self._lanes,
             features,
-            limits.catch_up_tokens,
-            limits.catch_up_share,
+            limits,
             estimates,
             observe,
             self._tasks,
@@ -261,7 +260,9 @@ class Coordinator:
         if micro_batches.barrier:
             form_cohorts(running, micro_batches.cohorts)
         self._drafting.start(running, self._policies, micro_batches, now)
-        if self._verifying.start(running, self._policies, micro_batches, now):
+        verifies = self._verifying.start(running, self._policies, micro_batches, now)
+        self._catch_up.read_prompts(running)
+        if verifies:
             self._catch_up.start(running, self._policies, now)
 
     def _cancel(self, request: RequestState) -> None:

@@ -62,9 +62,8 @@ class ThreadDrafter:
         await self._thread.run(self._worker.forget, requests)
 
     async def recover(self) -> None:
-        """Never returns: its device is broken or every call fails, so only another process could
-        recover it."""
-        await asyncio.get_running_loop().create_future()
+        """Its device is broken or every call fails, so only another process could recover it."""
+        raise HostLost("a drafter in the replica's process is not started again")
 
     def close(self) -> None:
         self._thread.close()

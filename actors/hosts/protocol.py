@@ -60,7 +60,8 @@ class DrafterHost(Protocol):
     async def forget(self, requests: Collection[str]) -> None: ...
 
     async def recover(self) -> None:
-        """Called after HostLost; returns when the host takes orders again."""
+        """Called after HostLost; returns when the host takes orders again. Raises if it never
+        will."""
         ...
 
 

@@ -16,6 +16,8 @@ from policies import ranges
 RESERVED_NAMES = ("off", "verifier")
 """Names that a drafter cannot have: `off` is a value of a request's `speculation`, and `verifier`
 names an actor."""
+_KV_TOKENS = 32_768
+"""The default of drafters that can compute evicted rows again."""
 
 
 def _whole_or_part(gpus: float) -> float:
@@ -166,8 +168,9 @@ class DrafterConfig(Section):
     """For kind `early_exit`: how many of the target's layers it runs, fewer than all."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
-    kv_tokens: Tokens = 32_768
-    """Capacity of each instance's KV cache in tokens."""
+    kv_tokens: Tokens | None = None
+    """Capacity of each instance's KV cache in tokens. null: 32,768, but for kind `eagle3` as many
+    as the target keeps (its `kv_tokens` and `swap_tokens`)."""
     past_tokens: Count = 100_000
     """For kind `suffix`: tokens of past outputs to keep, for all requests together; the least
     recently used are dropped. Each takes at most 120 bytes of the replica's memory
@@ -234,6 +237,15 @@ class DrafterConfig(Section):
         if self.instances == 1:
             return (self.name,)
         return tuple(f"{self.name}/{number}" for number in range(self.instances))
+
+    def kv_capacity(self, target: TargetConfig) -> int:
+        """`kv_tokens`, or its default beside this target."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens
+        if drafter_kind(self.kind).reads_features:
+            # Rows that were evicted could only be computed again from features that are gone.
+            return target.kv_tokens + target.swap_tokens
+        return _KV_TOKENS
 
     def path(self) -> Path | None:
         """The directory of its own checkpoint, fetched or written first if need be; None for kinds

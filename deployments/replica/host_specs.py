@@ -90,7 +90,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
             checkpoint=_checkpoint(drafter, config.target),
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
-            kv_tokens=drafter.kv_tokens,
+            kv_tokens=drafter.kv_capacity(config.target),
             options=drafter.options,
             target=config.target.path() if drafter_kind(drafter.kind).takes_of_target else None,
             instances=drafter.instances,

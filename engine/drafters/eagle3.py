@@ -1,19 +1,21 @@
 """The drafter of an EAGLE-3 head (kind `eagle3`): a model drafter that also reads the target's
 features, which orders bring along."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from cluster.checkpoints import architecture
 from engine.draft_profile import DraftCosts, measure_drafter
 from engine.drafters.beam import DraftJob
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.eagle3_runner import Eagle3Runner
 from engine.drafters.loading import LoadedDrafter, auto_dtype, cached_costs
-from engine.drafters.model import ModelDrafter
+from engine.drafters.model import ModelDrafter, check_vocabulary
+from engine.errors import IncompatibleDrafter
 from engine.feature_buffer import lacks_from
 from engine.grammar.compiler import Grammars
 from engine.hidden_states import as_tensor
@@ -29,8 +31,8 @@ from engine.soft_state import HeldRequest
 
 
 class Eagle3Drafter(ModelDrafter):
-    """Answers Missing from where it lacks features: of rows that were evicted or rolled back, it
-    has none any more."""
+    """Answers Missing from where it lacks features: of rows that were evicted it has none any
+    more."""
 
     reuses_draft_rows = False
 
@@ -57,6 +59,13 @@ class Eagle3Drafter(ModelDrafter):
         for order in orders:
             self._drop_read(order.prefix.request)
         return answers
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        """Drops only rows of tokens that the failed call's orders have brought: of earlier ones the
+        features are gone. Those of the others are still here."""
+        for request in requests:
+            if request in self._state:
+                self._rows.truncate(request, self._state[request].unchanged)
 
     def _accept(self, orders: Sequence[DraftOrder]) -> list[HeldRequest | Missing]:
         return [
@@ -121,7 +130,11 @@ def load_eagle3(
 ) -> LoadedDrafter:
     """`target`: its checkpoint. Raises IncompatibleDrafter."""
     dtype = dtype or auto_dtype(checkpoint, device)
-    head = Eagle3Head.load(checkpoint, device, dtype, target)
+    try:
+        check_vocabulary(name, architecture(checkpoint).vocab_size, target_vocab_size)
+        head = Eagle3Head.load(checkpoint, device, dtype, target)
+    except ValueError as error:
+        raise IncompatibleDrafter(name, "model", str(error)) from error
     drafter = Eagle3Drafter(
         name,
         head,

@@ -51,7 +51,7 @@ class _Attention(nn.Module):
         self.q_proj = nn.Linear(read, heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(read, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(read, kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=bias)
 
     def forward(self, rows: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         query, keys, values = (
@@ -110,7 +110,7 @@ class Eagle3Head(nn.Module):
     @classmethod
     def load(cls, path: Path, device: str, dtype: torch.dtype, target: Path | None = None) -> Self:
         """`target`: the target's checkpoint, which has the embeddings if the head's has none, and
-        then the output matrix, too."""
+        then the output matrix, too. Raises ValueError naming a tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         head = cls(shape, LlamaConfig(**layer["transformer_layer_config"]))
@@ -120,7 +120,10 @@ class Eagle3Head(nn.Module):
             weights[EMBEDDINGS] = weight_of(target, EMBEDDINGS)
         if OUTPUT not in weights and target is not None:
             weights[OUTPUT] = weight_of(target, OUTPUT, EMBEDDINGS)[target_ids]
-        head.load_state_dict(weights)
+        try:
+            head.load_state_dict(weights)
+        except RuntimeError as error:  # names what is missing, what is not known, and other shapes
+            raise ValueError(str(error)) from error
         head.to(device=device, dtype=dtype)
         head.vocabulary = ReducedVocabulary(target_ids.to(device), head.vocab_size)
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32

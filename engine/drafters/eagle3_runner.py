@@ -85,6 +85,12 @@ class Eagle3Runner:
             rows.kv = (keys[: rows.committed], values[: rows.committed])
         rows.hidden = None
 
+    def truncate(self, request: str, length: int) -> None:
+        """Keeps at most the rows of so many committed tokens, and none that a forward has left
+        behind which did not return."""
+        if request in self._rows:
+            self.keep(request, min(self._rows[request].tokens, length), [], [])
+
     def release(self, request: str) -> None:
         self._rows.pop(request, None)
 

@@ -92,8 +92,13 @@ def take_target_ids(weights: MutableMapping[str, Tensor], count: int, vocab_size
     own = torch.arange(count)
     if offsets is None and count != vocab_size:
         raise ValueError(f"it proposes {count} of {vocab_size} tokens, but no d2t names them")
-    if offsets is not None and len(offsets) != count:
-        raise ValueError(f"d2t has {len(offsets)} tokens, draft_vocab_size is {count}")
+    if offsets is not None and offsets.shape != own.shape:
+        shape = "×".join(map(str, offsets.shape))
+        raise ValueError(f"d2t has {shape} tokens, draft_vocab_size is {count}")
+    if offsets is not None and offsets.is_floating_point():
+        raise ValueError(f"d2t has numbers of {offsets.dtype}, not whole ones")
+    if OUTPUT in weights and len(weights[OUTPUT]) != count:
+        raise ValueError(f"{OUTPUT} has {len(weights[OUTPUT])} rows, draft_vocab_size is {count}")
     target_ids, order = (own if offsets is None else own + offsets).sort()
     if target_ids[0] < 0 or target_ids[-1] >= vocab_size or len(target_ids.unique()) < count:
         raise ValueError(f"d2t names tokens twice, or beyond the {vocab_size} of the target")

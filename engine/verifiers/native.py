@@ -311,11 +311,14 @@ def _requested_states(works: Sequence[_Work]) -> HiddenStates | None:
 
 
 def _features(work: _Work, keep: Sequence[int], states: HiddenStates | None) -> Features | None:
-    """Those of the rows that stay in the KV; `keep`: among the request's own rows."""
+    """Those of the rows that stay in the KV, from the first wanted one on; `keep`: among the
+    request's own rows."""
     wanted = work.order.features
     if wanted is None or states is None:
         return None
-    return Features(work.cached, states.rows(wanted.layers, [work.first_row + row for row in keep]))
+    first = max(work.cached, wanted.first)
+    rows = [work.first_row + row for row in keep[first - work.cached :]]
+    return Features(first, states.rows(wanted.layers, rows))
 
 
 def _prompt_logprobs(

@@ -383,6 +383,20 @@ def test_a_head_is_planned_with_its_own_sizes_and_what_it_takes_of_the_target(
     assert planned(own) == planned(own | output) == planned(own | output | embeddings) == every
 
 
+def test_a_head_has_room_for_all_that_the_target_keeps_unless_the_config_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    head = write_zoo_head(tmp_path / "head")
+    target = {"model": "zoo/target", "kv_tokens": 40_000, "swap_tokens": 5000}
+
+    def kv_bytes(**changes: int) -> int:
+        config = AppConfig.model_validate({"target": target, "drafters": [head | changes]})
+        (process,) = [one for one in footprints(config, plan(config)) if one.process == "head"]
+        return process.kv_bytes
+
+    assert kv_bytes() == 45 * kv_bytes(kv_tokens=1000)
+
+
 def write_reduced(path: Path, weights: Mapping[str, tuple[int, ...]], **changes: Any) -> Path:
     """Of a drafter for zoo/target that says 500 tokens, as far as a config check reads it."""
     sizes = {

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
+from engine.features import FeatureLanes
 from engine.generate import generate
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
@@ -18,19 +19,17 @@ from engine.protocol import (
     Commit,
     FeatureRange,
     Features,
-    Prefix,
-    Start,
     Verdict,
-    VerifyOrder,
 )
+from engine.request import VERIFIER, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
-from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import VOCAB, blurred, llama
 from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
 from tests.engine.families import SUPPORTED, build
 from tests.engine.test_model import chain
+from tests.engine.verifiers.orders import order, verdict
 
 LAYERS = (2, 0, 1)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -108,24 +107,39 @@ def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
 
 def test_positions_of_the_prefix_cache_are_computed_for_who_wants_their_features() -> None:
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=512))
-    start = Start(GREEDY, 0, len(SHARED))
 
-    def verdict(request: str, wanted: FeatureRange | None) -> Verdict:
-        prefix = Prefix(request, 0, 0, 0, 0, tuple(SHARED), start)
-        order = VerifyOrder(prefix, DraftTree.empty(), 512, features=wanted)
-        (answer,) = verifier.verify([order])
-        assert isinstance(answer, Verdict)
-        return answer
+    def computed(request: str, wanted: FeatureRange | None) -> Verdict:
+        one = order(request, SHARED, params=GREEDY)
+        return verdict(verifier, one._replace(features=wanted))
 
-    first = verdict("a", None)
-    assert first.features is None
-    assert verdict("b", None).cached == 32
+    assert computed("a", None).features is None
+    assert computed("b", None).cached == 32
     for position, cached in ((0, 0), (20, 16)):
-        answer = verdict(f"from {position}", FeatureRange((1,), position))
+        answer = computed(f"from {position}", FeatureRange((1,), position))
         assert answer.cached == cached
         assert answer.features is not None
-        assert answer.features.first == cached
-        assert answer.features.rows.shape == (len(SHARED) - cached, 32)
+        assert answer.features.first == position
+        assert answer.features.rows.shape == (len(SHARED) - position, 32)
+
+
+def test_a_verifier_that_computes_a_request_again_sends_only_what_is_wanted() -> None:
+    """In chunks, the first of which end before it."""
+
+    def sent(wanted: int) -> list[Features]:
+        verifier = NativeVerifier(PackedModel(target(), kv_tokens=512))
+        pieces = []
+        for base in (0, 40, 40, 40, 40):
+            one = order("a", SHARED, params=GREEDY, base=base, chunk=8)
+            features = verdict(verifier, one._replace(features=FeatureRange((1,), wanted))).features
+            assert features is not None
+            pieces.append(features)
+        return pieces
+
+    expected = np.concatenate([piece.rows for piece in sent(0)])
+    assert len(expected) == 40
+    pieces = sent(25)
+    assert [(piece.first, len(piece.rows)) for piece in pieces[2:]] == [(25, 0), (25, 7), (32, 8)]
+    np.testing.assert_allclose(np.concatenate([piece.rows for piece in pieces]), expected[25:])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -144,7 +158,8 @@ def test_the_buffer_keeps_what_is_needed_and_no_more(seed: int) -> None:
         first = end if rng.random() < 0.7 else int(rng.integers(end + 4))
         count = int(rng.integers(0, 8))
         needed = int(rng.integers(end + 1)) if rng.random() < 0.5 else needed
-        buffer.add(rows(first, count, made), needed)
+        buffer.add(rows(first, count, made))
+        buffer.drop_before(needed)
         kept = {position: made for position, made in kept.items() if position < first}
         if first > end:
             kept = {}
@@ -160,3 +175,46 @@ def test_the_buffer_keeps_what_is_needed_and_no_more(seed: int) -> None:
         if begin < buffer.end:
             expected = np.concatenate([rows(one, 1, kept[one]).rows for one in sorted(kept)])
             np.testing.assert_allclose(read.rows, expected[begin - buffer.first :, 2:])
+
+
+def test_a_piece_is_copied_once_more_of_it_is_dropped_than_kept() -> None:
+    """Neither at each step of a drafter that reads a long prompt, nor never."""
+    rows = np.zeros((100, 4), np.float32)
+    buffer = FeatureBuffer((4,), most_tokens=200)
+    buffer.add(Features(0, rows))
+    for position in range(5, 100, 5):
+        buffer.drop_before(position)
+        kept = buffer.read(position, 100, (4,)).rows
+        assert len(kept) == 100 - position
+        assert np.shares_memory(kept, rows) == (position <= 50)
+
+
+def test_nothing_is_kept_or_asked_for_of_which_no_lane_can_read_the_beginning() -> None:
+    lanes = FeatureLanes({"a": (1,), "b": (1,)}, most_tokens=8)
+    served = admit("one", [5] * 30, GREEDY, TargetLimits(VOCAB, 256, ()))
+
+    def needed() -> FeatureRange | None:
+        return lanes.needed(served, lanes)
+
+    def verdict(first: int, count: int) -> None:
+        served.known[VERIFIER] = 30
+        lanes.keep(served, Features(first, np.zeros((count, 4), np.float32)), lanes)
+
+    assert needed() == FeatureRange((1,), 0)
+    verdict(0, 6)
+    served.known["a"] = 6
+    assert needed() == FeatureRange((1,), 6)
+    verdict(6, 6)
+    assert lanes.lacks(served, "b")  # of the 12 positions the last 8 are kept
+    assert served.features is not None
+    assert (served.features.first, served.features.end) == (5, 12)  # for the other lane
+    assert needed() == FeatureRange((1,), 12)
+    served.known["a"] = 0  # it was restarted
+    assert needed() is None
+    assert served.features.first == served.features.end == 12
+    assert lanes.lacks(served, "a")
+    served.known[VERIFIER] = 0  # it was restarted, too, and computes the prompt again
+    assert needed() == FeatureRange((1,), 0)
+    verdict(0, 6)
+    assert needed() == FeatureRange((1,), 6)
+    assert lanes.readable(served, "a") == lanes.readable(served, "b") == 7

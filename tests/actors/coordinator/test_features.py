@@ -24,6 +24,7 @@ from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.fleet import start_fleet
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.simulator.clock import run
+from engine.errors import UnsupportedModel
 from engine.model import PackedModel
 from engine.protocol import VerifyOrder
 from engine.verifiers.native import NativeVerifier
@@ -49,8 +50,12 @@ class RecordingVerifier(NativeVerifier):
         return super().verify(orders)
 
 
+async def broken() -> None:
+    raise UnsupportedModel("llama", "its weights are gone")
+
+
 class Served:
-    """All PROMPTS, served by two lanes that take turns; `heads` read features."""
+    """All prompts, served by two lanes that take turns; `heads` read features."""
 
     def __init__(
         self, heads: Sequence[str] = ("head",), stay: int = 6, kv_tokens: int = 2048, **options: Any
@@ -61,6 +66,10 @@ class Served:
         self._heads, self._stay, self._kv_tokens = heads, stay, kv_tokens
         self._options = options
         run(self._serve())
+
+    @property
+    def last_orders(self) -> dict[str, VerifyOrder]:
+        return {order.prefix.request: order for order in self.orders}
 
     def seen(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -73,9 +82,12 @@ class Served:
                 LaneView(name, name, capacity=8),
                 PacedDrafter(self._drafter(name), lost=options.get(f"{name}_lost", never)),
                 feature_layers=LAYERS[name] if name in self._heads else (),
+                own_processors=options.get("own_processors", True),
             )
             for name in LAYERS
         ]
+        if not options.get("head_recovers", True):
+            lanes[-1].host.recover = broken  # type: ignore[method-assign]
         costs = dict.fromkeys(LAYERS, LinearCost(0, 0, 0.0003))
         coordinator = Coordinator(
             verifier,
@@ -90,9 +102,10 @@ class Served:
 
         async def client(number: int) -> list[int]:
             await asyncio.sleep(0.015 * number)
-            return await read(coordinator.submit(str(number), PROMPTS[number], PARAMS[number]))
+            return await read(coordinator.submit(str(number), prompts[number], PARAMS[number]))
 
-        self.streams = list(await asyncio.gather(*map(client, range(len(PROMPTS)))))
+        prompts = options.get("prompts", PROMPTS)
+        self.streams = list(await asyncio.gather(*map(client, range(len(prompts)))))
         await asyncio.sleep(1)
         await coordinator.close()
 
@@ -154,6 +167,17 @@ def test_a_restarted_head_leaves_requests_out_whose_features_are_gone(
     assert len(served.seen(FeaturesLost)) <= len(PROMPTS)
     assert len(served.readers) == 2
     check_features(served.readers[0], eager)
+    lost = {event.request for event in served.seen(FeaturesLost)}
+    asked = {name: order.features is not None for name, order in served.last_orders.items()}
+    assert asked == {name: name not in lost for name in asked}
+
+
+def test_a_head_that_cannot_be_loaded_again_is_kept_no_features(expected: list[list[int]]) -> None:
+    served = Served(head_lost=lambda call: call == 3, head_recovers=False)
+    assert served.streams == expected
+    assert served.seen(LaneDown)
+    assert any(order.features is not None for order in served.orders)
+    assert not any(order.features is not None for order in served.last_orders.values())
 
 
 def test_a_lost_verifier_computes_features_again(
@@ -174,6 +198,24 @@ def test_more_than_the_limit_is_not_kept(expected: list[list[int]], eager: PreTr
     served = Served(limits=limits, stay=9)
     assert served.streams == expected
     assert served.seen(FeaturesLost)
+
+
+@pytest.mark.parametrize("own_processors", [True, False])
+@pytest.mark.parametrize("prompts", [[[8, 9, 7] * 40], [[8, 9, 7] * 40, [9] * 100, [3] * 80]])
+def test_long_prompts_are_read_while_they_are_prefilled(
+    prompts: list[list[int]], own_processors: bool, eager: PreTrainedModel
+) -> None:
+    """They have more features than are kept; no order brings a lane more than are."""
+    limits = Limits(max_batch=4, kv_tokens=1024, feature_tokens=32, forward_tokens=12)
+    served = Served(("near", "head"), prompts=prompts, limits=limits, own_processors=own_processors)
+    assert served.streams == plainly(prompts, PARAMS[: len(prompts)])
+    assert not served.seen(FeaturesLost)
+    for reader in served.readers:
+        check_features(reader, eager)
+        seen: dict[str, int] = {}
+        for request, _tokens, rows in reader.read:
+            assert len(rows) - seen.get(request, 0) <= 32
+            seen[request] = len(rows)
 
 
 def test_preempted_requests_continue(expected: list[list[int]], eager: PreTrainedModel) -> None:

@@ -396,6 +396,22 @@ def test_rows_left_by_a_call_that_raised_change_streams_without_roll_back(
     assert streams[: len(prompts)] != expected[:-1]
 
 
+def test_a_drafter_in_the_replicas_process_that_always_fails_is_given_up(
+    fleet: Fleet,
+    prompts: list[list[int]],
+    expected: list[Stream],
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(TinyRunner, "extend", broken)
+    streams, _ = asyncio.run(served(fleet, prompts))
+    assert streams == expected
+    assert "drafter tiny cannot be loaded" in caplog.text
+
+
 def test_a_host_that_fails_for_every_order_is_lost(fleet: Fleet, monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")

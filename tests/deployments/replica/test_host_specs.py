@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.placement import plan
 from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
 from engine.drafters.suffix import SuffixDrafter
+from tests.cluster.test_config import write_zoo_head
 from tests.engine.drafters.orders import Stream
 
 
@@ -68,6 +70,13 @@ def test_models_and_heads_are_given_the_target_whose_weights_they_may_take() -> 
     model, lookup = drafter_specs(config, plan(config))
     assert model.target == target_spec(config, plan(config)).checkpoint
     assert lookup.target is None
+
+
+def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
+    head, model = write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}
+    target = {"model": "zoo/target", "kv_tokens": 70_000, "swap_tokens": 1000}
+    config = AppConfig.model_validate({"target": target, "drafters": [head, model]})
+    assert [spec.kv_tokens for spec in drafter_specs(config, plan(config))] == [71_000, 32_768]
 
 
 def test_a_replica_imports_no_model_code_itself() -> None:

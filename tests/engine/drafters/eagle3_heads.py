@@ -79,6 +79,16 @@ def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor
     }
 
 
+def attention_biases(seed: int = 1) -> dict[str, Tensor]:
+    """What `attention_bias` adds to the weights."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM, "o": HIDDEN}
+    return {
+        f"layers.0.self_attn.{name}_proj.bias": torch.randn(size, generator=generator)
+        for name, size in sizes.items()
+    }
+
+
 def write_head(
     path: Path, weights: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
 ) -> Path:
@@ -104,7 +114,7 @@ def plain_logits(
         return rows * scale * double[f"{name}.weight"]
 
     def linear(rows: Tensor, name: str) -> Tensor:
-        return rows @ double[f"{name}.weight"].T
+        return rows @ double[f"{name}.weight"].T + double.get(f"{name}.bias", 0.0)
 
     def rotated(heads: Tensor, position: int) -> Tensor:
         half = HEAD_DIM // 2

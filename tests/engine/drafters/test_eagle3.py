@@ -1,6 +1,7 @@
 """EAGLE-3 heads: what they draft, from which features, and that outputs stay the same."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, PreTrainedModel
 
+from actors.hosts.isolation import isolated
 from actors.hosts.specs import DrafterSpec
 from actors.hosts.workers import DrafterWorker
 from cluster.checkpoints import eagle3_shape
 from engine.drafters.eagle3 import Eagle3Drafter, load_eagle3
 from engine.drafters.eagle3_head import Eagle3Head
+from engine.errors import IncompatibleDrafter
 from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit, Draft, DraftOrder, Features, Missing
@@ -28,6 +31,7 @@ from tests.checkpoints import VOCAB, llama
 from tests.engine.drafters.eagle3_heads import (
     HIDDEN,
     LAYERS,
+    attention_biases,
     config,
     plain_logits,
     random_weights,
@@ -102,11 +106,16 @@ def beam_search(stream: FedStream, depth: int, width: int, settings: dict[str, A
     return DraftTree.build(tokens, parents, confidence)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_logits_equal_the_plain_computation(tmp_path: Path, norm_before_residual: bool) -> None:
+def test_logits_equal_the_plain_computation(
+    tmp_path: Path, norm_before_residual: bool, biased: bool
+) -> None:
     """Of committed rows; a tree's rows are compared by its confidences."""
     settings = config(norm_before_residual=norm_before_residual)
-    path = write_head(tmp_path / "head", random_weights(), settings)
+    settings["transformer_layer_config"]["attention_bias"] = biased
+    weights = random_weights() | (attention_biases() if biased else {})
+    path = write_head(tmp_path / "head", weights, settings)
     stream = FedStream("a", [5, 9, 2, 6, 5, 3], GREEDY, 1)
     scores: list[torch.Tensor] = []
     drafter = make(path)
@@ -123,7 +132,7 @@ def test_logits_equal_the_plain_computation(tmp_path: Path, norm_before_residual
     known = stream.features[: len(stream.committed) - 1]
     for depth, own in enumerate(scores):
         before = stream.committed.ids + drafted[:depth]
-        expected = plain_logits(random_weights(), settings, before, known)
+        expected = plain_logits(weights, settings, before, known)
         np.testing.assert_allclose(own[0].numpy(), expected[target_ids().numpy()], atol=1e-4)
 
 
@@ -166,7 +175,7 @@ def test_drafting_in_deltas_and_batches_equals_drafting_at_once_and_alone(
 
 
 def test_without_its_rows_or_features_it_says_from_where_it_lacks_them(checkpoint: Path) -> None:
-    drafter = make(checkpoint)
+    drafter = make(checkpoint, kv_tokens=16)
     stream = FedStream("a", [5, 9, 2, 6], GREEDY, 0)
     (answer,) = drafter.draft([stream.order(2)._replace(features=None)])
     assert answer == Missing("a", 0, 1, have=0)
@@ -176,13 +185,41 @@ def test_without_its_rows_or_features_it_says_from_where_it_lacks_them(checkpoin
     (answer,) = drafter.draft([stream.order(2)._replace(features=None)])
     assert isinstance(answer, Missing)
     assert answer.have == 4  # what follows are the features of position 3
-    drafter.roll_back(["a"])
+    FedStream("b", [7] * 16, GREEDY, 1).draft(drafter, depth=1)  # evicts its rows
     (answer,) = drafter.draft([stream.order(2)])
     assert isinstance(answer, Missing)
     assert answer.have == 0
     stream.committed.truncate(4)
     stream.seen = 0
     assert_equal(stream.draft(drafter, depth=2), expected)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_call_that_raises_costs_no_request_its_head(checkpoint: Path, failing: int) -> None:
+    """The failing forward, one over committed tokens or over drafted ones, has stored its rows
+    already; rows of tokens that were committed before the call stay."""
+    drafter, undisturbed = make(checkpoint), make(checkpoint)
+    streams = [FedStream(name, [5, 9, 2, 6], SAMPLED, seed) for seed, name in enumerate("abcd")]
+    forwards = fails = 0
+
+    def out_of_memory(*_: object) -> None:
+        nonlocal forwards
+        forwards += 1
+        if forwards == fails:
+            raise RuntimeError("out of memory")
+
+    drafter._rows.head.register_forward_hook(out_of_memory)
+    for round_number in range(4):
+        fails = 0 if round_number % 2 else forwards + failing
+        orders = [stream.order(3, 2) for stream in streams]
+        expected = undisturbed.draft(orders)
+        answers = isolated(drafter, drafter.draft, orders, probe=lambda: None)
+        assert forwards >= fails
+        for stream, answer, other in zip(streams, answers, expected, strict=True):
+            assert isinstance(answer, Draft)
+            assert isinstance(other, Draft)
+            assert_equal(answer.tree, other.tree)
+            stream.committed.extend([int(other.tree.tokens[0]), 8 + round_number])
 
 
 def target() -> PreTrainedModel:
@@ -272,6 +309,58 @@ def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
     head = drafter._rows.head
     assert torch.equal(head.embed_tokens.weight, model.model.embed_tokens.weight)
     assert head.vocabulary.target_ids.tolist() == target_ids().tolist()
+
+
+BACKWARDS = 59 - 2 * torch.arange(60)
+
+
+def matrix(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("embed_tokens.weight", {"embed_tokens.weight": None}),  # the target's are 64 wide
+        ("d2t", {"d2t": None}),
+        ("d2t", {"d2t": target_ids()[:-1]}),
+        ("d2t", {"d2t": target_ids()[:, None]}),
+        ("d2t", {"d2t": target_ids().float()}),
+        ("d2t", {"d2t": target_ids() + VOCAB}),
+        ("lm_head.weight", {"lm_head.weight": matrix(61, HIDDEN), "d2t": BACKWARDS}),
+        ("fc.bias", {"fc.bias": matrix(HIDDEN)}),
+        ("extra.weight", {"extra.weight": matrix(2, 2)}),
+        ("norm.weight", {"norm.weight": None}),
+        ("layers.0.mlp.up_proj.weight", {"layers.0.mlp.up_proj.weight": matrix(3, HIDDEN)}),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_the_names_of_drafter_and_tensor(
+    tmp_path: Path, named: str, changes: dict[str, torch.Tensor | None]
+) -> None:
+    llama(hidden=64).save_pretrained(tmp_path / "target")
+    weights = random_weights() | changes
+    path = write_head(
+        tmp_path / "head", {name: one for name, one in weights.items() if one is not None}
+    )
+    worker = DrafterWorker(
+        DrafterSpec("mine", kind="eagle3", checkpoint=path, target=tmp_path / "target"),
+        "mine",
+        VOCAB,
+    )
+    with pytest.raises(IncompatibleDrafter, match=f"'mine': model: (.|\n)*{re.escape(named)}"):
+        worker.load()
+
+
+def test_a_head_of_another_vocabulary_is_refused_before_its_rows_are_looked_up(
+    tmp_path: Path,
+) -> None:
+    llama(layers=4, vocab=57).save_pretrained(tmp_path / "target")
+    weights = random_weights()
+    del weights["lm_head.weight"]
+    path = write_head(tmp_path / "head", weights)
+    spec = DrafterSpec("mine", kind="eagle3", checkpoint=path, target=tmp_path / "target")
+    with pytest.raises(IncompatibleDrafter, match="'mine': vocab_size: 97 tokens"):
+        DrafterWorker(spec, "mine", 57).load()
 
 
 def test_a_head_that_was_measured_before_is_not_measured_again(
