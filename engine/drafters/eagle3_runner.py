@@ -48,8 +48,8 @@ class _Part:
     tokens: list[int]
     hidden: Tensor
     positions: list[int]
-    mask: Tensor
-    """[rows, kept rows + rows]: what each row sees."""
+    mask: Tensor | None
+    """[rows, kept rows + rows]: what each row sees. None: all, for which GPUs have faster kernels."""
 
 
 @dataclass(slots=True)
@@ -134,7 +134,9 @@ class Eagle3Runner:
         tokens = [*chunk.tokens[first - chunk.first :]]
         end = first + len(tokens)
         kept = self._rows[request].committed
-        mask = torch.ones(len(tokens), kept + len(tokens), dtype=torch.bool).tril(kept)
+        mask = None
+        if len(tokens) > 1:
+            mask = torch.ones(len(tokens), kept + len(tokens), dtype=torch.bool).tril(kept)
         hidden = self.head.fuse(self.features(request, first - 1, end - 1).to(self._device))
         return _Part(request, tokens, hidden, [*range(first - 1, end - 1)], mask)
 
@@ -146,14 +148,16 @@ class Eagle3Runner:
         # Row 0 is the last committed one, row 1 + n that of node n; the root is -1.
         hidden = rows.hidden[torch.from_numpy(parents + 1).to(self._device, torch.int64)]
         position = rows.committed - 1 + int(trees.arrays.depth[number])
-        committed = np.ones((len(frontier), rows.committed), np.bool_)
-        mask = np.concatenate([committed, trees.ancestors(number)], 1)
+        mask, ancestors = None, trees.ancestors(number)
+        if not ancestors.all():
+            committed = np.ones((len(frontier), rows.committed), np.bool_)
+            mask = torch.from_numpy(np.concatenate([committed, ancestors], 1))
         return _Part(
             job.request,
             trees.arrays.tokens[number, frontier.start : frontier.stop].tolist(),
             hidden,
             [position] * len(frontier),
-            torch.from_numpy(mask),
+            mask,
         )
 
     def _forward(self, parts: Sequence[_Part]) -> list[Tensor]:
@@ -195,7 +199,7 @@ class Eagle3Runner:
                 own_query.transpose(0, 1)[None],
                 own_keys.transpose(0, 1)[None],
                 own_values.transpose(0, 1)[None],
-                attn_mask=part.mask.to(self._device),
+                attn_mask=None if part.mask is None else part.mask.to(self._device),
                 enable_gqa=True,
             )
             mixed.append(heads[0].transpose(0, 1))
