@@ -49,7 +49,8 @@ class _Part:
     hidden: Tensor
     positions: list[int]
     mask: Tensor | None
-    """[rows, kept rows + rows]: what each row sees. None: all, for which GPUs have faster kernels."""
+    """[rows, kept rows + rows]: what each row sees. None: all, for
+    which GPUs have faster kernels."""
 
 
 @dataclass(slots=True)
