@@ -17,16 +17,22 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 def weight_files(folder: Path) -> list[Path]:
     """Those that are there, of the safetensors that a load reads."""
-    if (folder / INDEX).is_file():
-        return [folder / name for name in indexed(folder) if (folder / name).is_file()]
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in _indexed(folder) if (folder / name).is_file()]
     files = sorted(folder.glob("*.safetensors"))
     return [file for file in files if not file.name.startswith(_OTHER_FORMATS)]
 
 
-def indexed(folder: Path) -> list[str]:
-    """The files that the index names."""
+def absent_files(folder: Path) -> list[str]:
+    """Those of the index that are not there."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return []
+    return [name for name in _indexed(folder) if not (folder / name).is_file()]
+
+
+def _indexed(folder: Path) -> list[str]:
     return sorted(set(read_json(folder / INDEX)["weight_map"].values()))
 
 

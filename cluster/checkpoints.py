@@ -78,7 +78,7 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     config = read_json(path / "config.json")
     text = config.get("text_config") or config.get(_HEADS_LAYER, config)
     if any(_size(text, field) is None for field in _NEEDED):
-        text = _of_its_class(path)
+        text = {**_of_its_class(path), **text}
 
     def number(field: str) -> int:
         value = _size(text, field)

@@ -96,6 +96,11 @@ def write_weights(file: Path, destination: Path) -> None:
 def _read(reader: GGUFReader, file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The file's metadata, and the config.json that they make."""
     metadata = {name: field.contents() for name, field in reader.fields.items()}
+    if metadata.get("split.count", 1) > 1:  # all that parts after the first say
+        raise UnsupportedGguf(
+            f"{file} is one of {metadata['split.count']} parts: put them together with "
+            "llama.cpp's `llama-gguf-split --merge`"
+        )
     for field, known in (
         ("general.architecture", _MODEL_TYPES),
         ("tokenizer.ggml.model", ("gpt2",)),
@@ -115,11 +120,6 @@ def _read(reader: GGUFReader, file: Path) -> tuple[dict[str, Any], dict[str, Any
     ]
     if unknown:
         raise UnsupportedGguf(f"{file}: no place is known for the tensors {', '.join(unknown)}")
-    if metadata.get("split.count", 1) > 1:
-        raise UnsupportedGguf(
-            f"{file} is one of {metadata['split.count']} parts: put them together with "
-            "llama.cpp's `llama-gguf-split --merge`"
-        )
     tied = "output.weight" not in names
     try:
         return metadata, _config(metadata, tied=tied)

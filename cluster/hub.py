@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cluster.checkpoint_files import INDEX, WEIGHTS, has_tokenizer, indexed, weight_files
+from cluster.checkpoint_files import WEIGHTS, absent_files, has_tokenizer, weight_files
 from cluster.checkpoints import only_drafts
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -44,14 +44,10 @@ def checkpoint_folder(model: str) -> Path:
         repository = model.partition("@")[0]
         _fetch(f"{repository}@{folder.name}", [*_HEADERS, *_WEIGHTS])
     missing = list(_missing(folder))
-    if missing == [WEIGHTS] and not constants.HF_HUB_OFFLINE:
-        raise ValueError(
-            f"{model} has no safetensors on the hub, and no other weights are read; choose another "
-            "revision, or convert it"
-        )
     if missing:
         offline = "HF_HUB_OFFLINE is set"
-        reason = offline if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} has not given it"
+        withheld = f"{constants.ENDPOINT} has not given it (weights are read as safetensors alone)"
+        reason = offline if constants.HF_HUB_OFFLINE else withheld
         raise ValueError(
             f"{model}: {', '.join(missing)} is not in {folder}, and {reason}; {_way_out(model)}"
         )
@@ -120,9 +116,9 @@ def _missing(folder: Path) -> Iterator[str]:
     """The files that a load would look for in vain."""
     if _lacks_tokenizer(folder):
         yield "tokenizer.json"
-    if (folder / INDEX).is_file():
-        yield from (name for name in indexed(folder) if not (folder / name).is_file())
-    elif not weight_files(folder):
+    absent = absent_files(folder)
+    yield from absent
+    if not absent and not weight_files(folder):
         yield WEIGHTS
 
 

@@ -18,6 +18,8 @@ ZOO = "zoo/"
 GGUF = ".gguf"
 _WEIGHTS = "model.safetensors"
 _DIGESTED = 1 << 20
+_CONVERSION = 2
+"""Another number where a GGUF file is converted to something else than before."""
 
 
 def check_source(model: str) -> str:
@@ -26,7 +28,7 @@ def check_source(model: str) -> str:
     if not named and not Path(model).is_absolute() and Path(model).exists():
         raise ValueError(
             f"{model}: write the whole path, {Path(model).resolve()}, for processes of the "
-            "application run in other folders"
+            "application run in other folders; where the hub's is meant, start in another folder"
         )
     header_folder(model)
     return model
@@ -122,7 +124,7 @@ def _digest(file: Path) -> str:
     """Of the file's size and ends, which any other model's differ in; equal on all nodes."""
     with file.open("rb") as content:
         size = content.seek(0, os.SEEK_END)
-        parts = [str(size).encode()]
+        parts = [f"{_CONVERSION} {size}".encode()]
         for start in (0, max(0, size - _DIGESTED)):
             content.seek(start)
             parts.append(content.read(_DIGESTED))

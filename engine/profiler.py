@@ -323,14 +323,15 @@ def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
     belongs to another key."""
     try:
         stored = json.loads(path.read_text())
+        owner, samples = stored["key"], tuple(ForwardSample(**one) for one in stored["samples"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        _LOG.warning("%s cannot be read (%s): measuring again", path, error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _LOG.warning("%s cannot be read (%r): measuring again", path, error)
         return None
-    if stored["key"] != json.loads(_describe(key)):
-        raise ValueError(f"{path} holds the profile of {stored['key']}: remove it to measure again")
-    return tuple(ForwardSample(**sample) for sample in stored["samples"])
+    if owner != json.loads(_describe(key)):
+        raise ValueError(f"{path} holds the profile of {owner}: remove it to measure again")
+    return samples
 
 
 def _write(path: Path, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> None:

@@ -136,9 +136,9 @@ class CatchUp:
         if answers is None:
             return
         now = asyncio.get_running_loop().time()
-        if not state.lane.own_processors:
-            # Bounded below, because a first call compiles for seconds and would else stop reading
-            # for minutes.
+        if not state.lane.own_processors and orders[0].score:
+            # Not for prompts, which are read whatever that takes. Bounded below, because a first
+            # call compiles for seconds and would else stop reading for minutes.
             self._reading_s = max(self._reading_s - (now - started), -_MOST_READING_S)
         for (request, order), answer in zip(pieces, answers, strict=True):
             read = order.prefix.base + len(order.prefix.delta)

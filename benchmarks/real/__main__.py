@@ -34,8 +34,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-from transformers import GenerationConfig
-
 from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT, PLAIN, servers
 from benchmarks.real.engine import DRAFTERS, MODEL, measure_drafters
 from benchmarks.real.prompts import CATEGORIES, real_prompts
@@ -45,6 +43,7 @@ from benchmarks.report import Record, parser, publish
 from benchmarks.serving.contenders import Dtype, PeerRequest
 from benchmarks.serving.contest import Contender, PairedTurn, final, heats
 from benchmarks.serving.peers import compared_with_best, finalists_of
+from cluster.checkpoint_files import stop_token_ids
 from cluster.smollm2 import SMOLLM2
 from cluster.sources import checkpoint_folder
 
@@ -184,8 +183,7 @@ def served_records(options: argparse.Namespace, checkpoint: Path, scratch: Path)
 def real_requests(options: argparse.Namespace, checkpoint: Path) -> Iterator[PeerRequest]:
     """All prompts again and again, in other orders; temperatures 0 and 1 alternate between passes
     through the categories."""
-    ends = GenerationConfig.from_pretrained(checkpoint).eos_token_id
-    stop = (ends,) if isinstance(ends, int) else tuple(ends or ())
+    stop = stop_token_ids(checkpoint)
     in_turn = len(options.categories)
     for seed in count():
         prompts = real_prompts(options.data, checkpoint, options.categories, seed)

@@ -77,13 +77,14 @@ def spindle_args(
     target = {**application.args["target"], "model": model, "dtype": dtype, "kv_tokens": KV_TOKENS}
     target.pop("inflate_to", None)
     described: list[dict[str, Any]] = [
-        {"name": name, "kind": name} if name != HEAD else _head(str(head)) for name in drafters
+        _head(head) if head is not None and name == HEAD else {"name": name, "kind": name}
+        for name in drafters
     ]
     return {**application.args, "target": target, "drafters": described}
 
 
-def _head(model: str) -> dict[str, Any]:
-    return {"name": HEAD, "kind": HEAD, "model": model, "placement": "inline"}
+def _head(path: Path) -> dict[str, Any]:
+    return {"name": HEAD, "kind": HEAD, "model": str(path.resolve()), "placement": "inline"}
 
 
 class Transformers:

@@ -1,10 +1,11 @@
 """Checks that involve several fields. Each error names the field and a way to fix it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from cluster.checkpoint_files import TOKENIZERS, has_tokenizer, quantization
+from cluster.checkpoint_files import TOKENIZERS, absent_files, has_tokenizer, quantization
 from cluster.checkpoints import (
     architecture,
     differing_tokens,
@@ -17,6 +18,7 @@ from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import Choice, PoliciesConfig
+from cluster.sources import is_on_hub
 from policies import catalogue
 
 
@@ -70,14 +72,23 @@ def check_formats(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> No
             f"{target.backend} does not read; choose the model that it was made from, or "
             f"target.backend: {able('quantized')}"
         )
+    _check_files("target.model", target.model, folder)
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
+        if path is not None:
+            _check_files(f"drafters.{number}.model", str(drafter.model), path)
         method = None if path is None else quantization(path)
         if method is not None:
             raise ValueError(
                 f"drafters.{number}.model: the weights of {drafter.model} are quantized "
                 f"({method}), which drafters do not read; choose the model that it was made from"
             )
+
+
+def _check_files(field: str, model: str, folder: Path) -> None:
+    absent = [] if is_on_hub(model) else absent_files(folder)
+    if absent:
+        raise ValueError(f"{field}: {', '.join(absent)} is not in {folder}; fetch it again")
 
 
 def check_ranks(target: TargetConfig) -> None:

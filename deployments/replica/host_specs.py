@@ -44,7 +44,7 @@ async def start_hosts(
     models = [config.target.model, *(drafter.model for drafter in config.drafters)]
     for model in dict.fromkeys(models):
         if model is not None and is_on_hub(model):
-            progress(f"Spindle: fetching {model} if it is not on this node, gigabytes of it")
+            progress(f"Spindle: {model} of the hub, fetched first if this node lacks it")
     # Fetching a model takes minutes, in which the replica answers Serve's health checks.
     target, drafters = await asyncio.to_thread(
         lambda: (target_spec(config, placement), drafter_specs(config, placement))

@@ -61,8 +61,8 @@ class Eagle3Drafter(ModelDrafter):
         return answers
 
     def roll_back(self, requests: Iterable[str]) -> None:
-        """Drops only rows of tokens that the failed call's orders have brought: of earlier ones the
-        features are gone. Those of the others are still here."""
+        """Drops only rows of tokens that the failed call's orders have brought, whose features are
+        still here. Earlier rows stay, because their features are gone."""
         for request in requests:
             if request in self._state:
                 self._rows.truncate(request, self._state[request].unchanged)

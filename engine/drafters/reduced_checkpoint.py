@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from cluster.checkpoint_files import weight_files
 from engine.errors import IncompatibleDrafter
 from engine.sampling.vocabulary import ReducedVocabulary
 
@@ -77,11 +78,7 @@ def _projected(rows: Tensor, projection: Tensor | None, *, left: bool) -> Tensor
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    return {
-        name: weight
-        for file in sorted(path.glob("*.safetensors"))
-        for name, weight in load_file(file).items()
-    }
+    return {name: weight for file in weight_files(path) for name, weight in load_file(file).items()}
 
 
 def take_target_ids(weights: MutableMapping[str, Tensor], count: int, vocab_size: int) -> Tensor:
@@ -109,7 +106,7 @@ def take_target_ids(weights: MutableMapping[str, Tensor], count: int, vocab_size
 
 def weight_of(target: Path | None, *names: str) -> Tensor:
     """The first of these weights that the checkpoint has; tied ones are stored under one name."""
-    files = [] if target is None else sorted(target.glob("*.safetensors"))
+    files = [] if target is None else weight_files(target)
     for name in names:
         for file in files:
             with safe_open(file, framework="pt") as stored:

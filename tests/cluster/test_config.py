@@ -279,6 +279,27 @@ def test_quantized_weights_are_refused_where_they_are_not_read(tmp_path: Path) -
     assert line.startswith("drafters.0.model: the weights of")
 
 
+def test_a_download_that_lacks_a_file_of_its_index_is_refused(tmp_path: Path) -> None:
+    folder = Path(with_config(tmp_path / "part"))
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    target = {"model": str(folder)}
+    assert refused({"target": target}) == [
+        f"target.model: b.safetensors is not in {folder}; fetch it again"
+    ]
+    drafter = {"name": "part", "model": str(folder)}
+    (line,) = refused({"target": {"model": "zoo/target"}, "drafters": [drafter]})
+    assert line.startswith("drafters.0.model: b.safetensors is not in")
+
+
+def test_a_relative_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_config(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    (line,) = refused({"target": {"model": "mine"}})
+    assert f"target.model: mine: write the whole path, {tmp_path / 'mine'}" in line
+
+
 def test_vllms_own_limit_of_the_context_counts(tmp_path: Path) -> None:
     long = with_config(tmp_path / "long", max_position_embeddings=1_000_000)
     target = {"model": long, "backend": "vllm"}

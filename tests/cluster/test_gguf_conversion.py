@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.checkpoint_files import stop_token_ids
@@ -57,6 +58,15 @@ def test_one_part_of_a_model_is_refused(tmp_path: Path) -> None:
     tokens = tokenizer()
     file = tmp_path / "m-00001-of-00002.gguf"
     write(file, model(tokens.get_vocab_size()), tokens, fields={"split.count": 2})
+    with pytest.raises(UnsupportedGguf, match="one of 2 parts: put them together"):
+        convert(file, tmp_path / "read")
+    writer = GGUFWriter(file, "")  # later parts say nothing else
+    writer.kv_data[0].clear()
+    writer.add_uint32("split.count", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     with pytest.raises(UnsupportedGguf, match="one of 2 parts: put them together"):
         convert(file, tmp_path / "read")
 

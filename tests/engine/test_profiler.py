@@ -122,7 +122,7 @@ def test_whatever_changes_the_cost_is_measured_anew(
     ] == [difference]
 
 
-@pytest.mark.parametrize("content", ["", '{"key": '])
+@pytest.mark.parametrize("content", ["", '{"key": ', "[]", '{"key": 1}'])
 def test_a_file_that_was_not_written_whole_is_measured_again(
     content: str, model: PackedModel, tmp_path: Path
 ) -> None:

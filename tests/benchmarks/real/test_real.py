@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.real.__main__ import _options, main, real_requests
-from benchmarks.real.contenders import Transformers, servers
+from benchmarks.real.contenders import Transformers, servers, spindle_args
 from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
 from benchmarks.serving.contenders import PeerRequest, TurnResult
@@ -188,3 +188,10 @@ def test_half_of_the_requests_are_sampled_in_every_category(data: Path) -> None:
     requests = list(islice(real_requests(options, model_path(TARGET)), 2 * len(CATEGORIES)))
     sampled = [request.domain for request in requests if request.temperature == 1]
     assert sorted(sampled) == sorted(CATEGORIES)
+
+
+def test_a_head_named_by_a_relative_path_is_served() -> None:
+    head = model_path("smollm2-general")
+    relative = head.relative_to(Path.cwd())
+    args = spindle_args("native", ["eagle3"], "zoo/target", relative, "float32")
+    assert args["drafters"][0]["model"] == str(head)
