@@ -195,7 +195,7 @@ CAUSES: Mapping[str, Cause] = {
             },
         },
         "laps_sd/fig7/mbpp/estimate_error",
-        (0.0, 0.14),
+        (0.07, 0.14),
     ),
     "static_batches": Cause(
         "self_scheduling",
@@ -212,7 +212,7 @@ CAUSES: Mapping[str, Cause] = {
         "printed sides of all three metrics",
         {**STATIC_BATCHES, **PER_TOKEN, **static_lengths()},
         "self_scheduling/fig6/numinamath/64/tpot_vs_fcfs",
-        (0.0, 0.8),
+        (0.2, 0.8),
         {"workloads.rates.requests": 60},
     ),
     "time_below_the_knee": Cause(
@@ -225,7 +225,7 @@ CAUSES: Mapping[str, Cause] = {
             "machines.qwen.verify": {"fixed_s": 0.028, "row_s": 0.000156},
         },
         "adaserve/fig10/llama/vllm_0.9_vs_0.1",
-        (0.0, 0.5),
+        (0.05, 0.5),
         {"workloads.trace": POISSON_WORKLOAD},
     ),
     "planned_to_the_limit": Cause(
