@@ -202,6 +202,7 @@ CAUSES: Mapping[str, Cause] = {
         (
             "self_scheduling/fig6/*/*/latency_vs_fcfs",
             "self_scheduling/fig6/*/latency_vs_other_prompts",
+            "self_scheduling/fig10/*/*/latency_vs_fcfs",
         ),
         "`latency per request` (§5.2) does not say whether of whole requests or for each token, of "
         "which short requests that wait long have the most; LengthOnly serves them first",
