@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 from cluster import hub
+from cluster.checkpoint_files import WEIGHTS
 from cluster.checkpoints import parameters
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.zoo.paths import HEADS, MODELS, cache_dir, model_path
 
 ZOO = "zoo/"
 GGUF = ".gguf"
-_WEIGHTS = "model.safetensors"
 _DIGESTED = 1 << 20
 _CONVERSION = 2
 """Another number where a GGUF file is converted to something else than before."""
@@ -132,9 +132,9 @@ def _digest(file: Path) -> str:
 
 
 def _write_gguf_weights(file: Path, folder: Path) -> None:
-    if not (folder / _WEIGHTS).is_file():
+    if not (folder / WEIGHTS).is_file():
         from cluster.gguf_conversion import write_weights
 
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            write_weights(file, Path(scratch) / _WEIGHTS)
-            (Path(scratch) / _WEIGHTS).replace(folder / _WEIGHTS)
+            write_weights(file, Path(scratch) / WEIGHTS)
+            (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)

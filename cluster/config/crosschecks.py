@@ -75,9 +75,10 @@ def check_formats(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> No
     _check_files("target.model", target.model, folder)
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
-        if path is not None:
-            _check_files(f"drafters.{number}.model", str(drafter.model), path)
-        method = None if path is None else quantization(path)
+        if path is None or drafter.model is None:
+            continue
+        _check_files(f"drafters.{number}.model", drafter.model, path)
+        method = quantization(path)
         if method is not None:
             raise ValueError(
                 f"drafters.{number}.model: the weights of {drafter.model} are quantized "
