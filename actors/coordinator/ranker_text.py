@@ -8,6 +8,8 @@ from typing import Any
 from engine.tokenizer import load_tokenizer
 from policies.scheduling.rank_prompts import Message
 
+_MESSAGE = "message"
+
 
 class RankerText:
     def __init__(self, checkpoint: Path) -> None:
@@ -23,6 +25,19 @@ class RankerText:
             list(messages), add_generation_prompt=True, return_dict=True
         )
         return list(encoded["input_ids"])
+
+    @cached_property
+    def _frame(self) -> tuple[str, str]:
+        """What the chat template writes before and behind the only message of a user."""
+        framed = self.decode(self.encode_chat([{"role": "user", "content": _MESSAGE}]))
+        before, _, behind = framed.partition(_MESSAGE)
+        return before, behind
+
+    def request_of(self, prompt: Sequence[int]) -> str:
+        """The prompt's text without the template's frame: of many models it has a system prompt,
+        the same in all requests."""
+        before, behind = self._frame
+        return self.decode(prompt).removeprefix(before).removesuffix(behind)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

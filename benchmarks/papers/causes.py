@@ -180,7 +180,7 @@ CAUSES: Mapping[str, Cause] = {
         (
             "laps_sd/fig6/*/2_queues_vs_best",
             "laps_sd/fig6/chatbot/*/best_queues",
-            "laps_sd/fig7/*/estimate_error",
+            "laps_sd/fig7/mbpp/estimate_error",
         ),
         "with γ = 4, which is best for latency, requests are perceptible after 0.2 s, before they "
         "leave the first queue; with γ = 16 queues matter and estimates err half as much, but "
@@ -215,7 +215,6 @@ CAUSES: Mapping[str, Cause] = {
         "self_scheduling",
         (
             "self_scheduling/fig6/*/*/tpot_vs_fcfs",
-            "self_scheduling/fig6/*/*/ttft_vs_fcfs",
             "self_scheduling/fig6/numinamath/least_tpot_vs_fcfs",
             "self_scheduling/fig7/numinamath_thinking/*",
             "self_scheduling/table3/numinamath/answered_speedup",

@@ -1,7 +1,8 @@
 """Compares Spindle with vLLM and transformers on a real model and real prompts.
 
 `python -m benchmarks.real --data DIR [--head DIR ...] [--clients 1 4 16] [--smoke] [--json FILE]`,
-or `--engine [--drafter DIR] [--depths 5]` for drafters alone.
+`--trace FILE [--loads 50 80 100]` for an open loop, or `--engine [--drafter DIR] [--depths 5]` for
+drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
 no model here was trained on; half of the requests greedy, half at temperature 1. As in
@@ -19,6 +20,13 @@ was accepted), .../acceptance; .../draft_ms of a forward, within drafters' calls
 real/final/..., and real/final/spindle.../cCLIENTS/over_best (`reference`: the best that is not
 Spindle).
 
+`--trace`: requests arrive as in windows of the trace (columns: benchmarks/simulator/workload.py)
+and answers are at most as long as its outputs; its prompts' lengths are not used. Each window is
+sent at `--loads` percent of the speed at which plain vLLM serves its requests in a closed loop of
+16 clients, to all contenders in turns. Names: real/trace/CONTENDER/LOAD%/latency_mean,
+.../latency_p95, .../latency_per_token_p95 (`reference`: plain vLLM in its turns),
+.../latency_mean/roundN, .../slowest_domain, .../tokens_per_forward.
+
 `--engine`: greedy drafts of each of `--depths` through engine.generate in this process; names
 real/engine/DRAFTER/kDEPTH/tokens_per_forward (of one request, without its first), .../draft_cpu_ms,
 .../accepted/POSITION (of the tokens proposed at it), .../CATEGORY/...; heads after the first are
@@ -32,114 +40,33 @@ from contextlib import closing
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
 
-from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT, PLAIN, servers
-from benchmarks.real.engine import DRAFTERS, MODEL, measure_drafters
-from benchmarks.real.prompts import CATEGORIES, real_prompts
+from benchmarks.real.contenders import HEAD, ONE_CLIENT, PLAIN, servers
+from benchmarks.real.engine import MODEL, measure_drafters
+from benchmarks.real.options import more_heads, options_of
+from benchmarks.real.prompts import real_prompts
 from benchmarks.real.results import real_records
+from benchmarks.real.trace import latency_records, trace_turns, windows_of
 from benchmarks.real.whole_head import whole_head
-from benchmarks.report import Record, parser, publish
-from benchmarks.serving.contenders import Dtype, PeerRequest
-from benchmarks.serving.contest import Contender, PairedTurn, final, heats
+from benchmarks.report import Record, publish
+from benchmarks.serving.contenders import PeerRequest
+from benchmarks.serving.contest import Contender, MakeServer, PairedTurn, final, heats
 from benchmarks.serving.peers import compared_with_best, finalists_of
 from cluster.checkpoint_files import stop_token_ids
-from cluster.smollm2 import SMOLLM2
 from cluster.sources import checkpoint_folder
-
-SMOKE = ("vllm_ngram_k3", "spindle_native")
-SHORT: Mapping[str, Any] = {
-    "clients": (1,),
-    "requests": 4,
-    "max_tokens": 16,
-    "final_rounds": 0,
-}
-"""Other defaults with `--smoke`."""
-IN_BOTH: Mapping[str, Any] = {"requests": 16, "max_tokens": 128}
-AS_SERVED: Mapping[str, Any] = {
-    "dtype": "float32",
-    "clients": (1, 4, 16),
-    "rounds": 1,
-    "final_rounds": 4,
-}
-"""Defaults of the options that `--engine` refuses."""
-ON_THE_ENGINE: Mapping[str, Any] = {"depths": (5,), "drafter": None}
-"""Defaults of those that it alone has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _options(arguments)
+    options = options_of(__doc__, arguments)
     checkpoint = checkpoint_folder(options.model)
     if options.engine:
         records = engine_records(options, checkpoint)
     else:
         with TemporaryDirectory() as scratch:
-            records = served_records(options, checkpoint, Path(scratch))
+            made = _servers(options, checkpoint, Path(scratch))
+            requests = real_requests(options, checkpoint)
+            records = (trace_records if options.trace else served_records)(options, made, requests)
     publish(records, options.json)
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    own = parser(__doc__)
-    own.add_argument("--model", default=SMOLLM2, help="as target.model in a config")
-    own.add_argument("--data", type=Path, default=Path("../shared/data"))
-    own.add_argument(
-        "--head",
-        type=Path,
-        nargs="+",
-        default=[],
-        help="heads of the model, in speculators' format; served contenders take the first",
-    )
-    own.add_argument("--drafter", type=Path, help="of --engine; a small model, as contender model")
-    own.add_argument("--dtype", choices=get_args(Dtype), help="as served; by default float32")
-    own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
-    own.add_argument("--contenders", nargs="+", help=f"of {', '.join((*CONTENDERS, *DRAFTERS))}")
-    own.add_argument("--clients", type=int, nargs="+", help="as served; by default 1 4 16")
-    own.add_argument(
-        "--requests", type=int, help="in a round, at least 2 a client; or in all; by default 16"
-    )
-    own.add_argument("--max-tokens", type=int, help="by default 128")
-    own.add_argument("--rounds", type=int, help="of the heats, by default 1")
-    own.add_argument("--final-rounds", type=int, help="by default 4")
-    own.add_argument(
-        "--smoke", action="store_true", help="shorter defaults: two contenders, one client"
-    )
-    own.add_argument("--engine", action="store_true", help="drafters alone, without serving")
-    own.add_argument("--depths", type=int, nargs="+", help="of --engine; by default 5")
-    options = own.parse_args(arguments)
-    _fill_in(options, own)
-    if options.contenders is None:
-        chosen = SMOKE if options.smoke else CONTENDERS
-        chosen = (*DRAFTERS, *_more_heads(options)) if options.engine else chosen
-        options.contenders = [
-            name
-            for name in chosen
-            if (options.head or HEAD not in name) and (options.drafter or name != MODEL)
-        ]
-    known = (*DRAFTERS, *_more_heads(options)) if options.engine else CONTENDERS
-    for name in options.contenders:
-        if name not in known:
-            own.error(f"--contenders: {name} is no contender here; there are {', '.join(known)}")
-        if HEAD in name and not options.head:
-            own.error(f"--contenders: {name} needs --head DIR")
-        if name == MODEL and options.drafter is None:
-            own.error(f"--contenders: {name} needs --drafter DIR")
-    return options
-
-
-def _fill_in(options: argparse.Namespace, own: argparse.ArgumentParser) -> None:
-    """Defaults. What only the other way of measuring has is refused, for it would be ignored."""
-    short = SHORT if options.smoke else {}
-    for name, default in {**IN_BOTH, **AS_SERVED, **ON_THE_ENGINE}.items():
-        if getattr(options, name) is None:
-            setattr(options, name, short.get(name, default))
-        elif name not in IN_BOTH and (name in ON_THE_ENGINE) != options.engine:
-            where = "without" if options.engine else "with"
-            own.error(f"--{name.replace('_', '-')}: it has an effect only {where} --engine")
-
-
-def _more_heads(options: argparse.Namespace) -> dict[str, Path]:
-    """The heads after the first, which is named by its kind alone."""
-    return {f"{HEAD}:{head.name}": head for head in options.head[1:]}
 
 
 def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record]:
@@ -148,18 +75,34 @@ def engine_records(options: argparse.Namespace, checkpoint: Path) -> list[Record
         checkpoint,
         prompts[: options.requests],
         options.contenders,
-        {HEAD: next(iter(options.head), None), MODEL: options.drafter, **_more_heads(options)},
+        {HEAD: next(iter(options.head), None), MODEL: options.drafter, **more_heads(options)},
         options.depths,
         options.max_tokens,
     )
 
 
-def served_records(options: argparse.Namespace, checkpoint: Path, scratch: Path) -> list[Record]:
+def _servers(
+    options: argparse.Namespace, checkpoint: Path, scratch: Path
+) -> Mapping[str, MakeServer]:
     head = next(iter(options.head), None)
     vllm_head = None if head is None else whole_head(head, checkpoint, scratch)
-    made = servers(options.model, checkpoint, head, vllm_head, options.dtype)
+    return servers(options.model, checkpoint, head, vllm_head, options.dtype)
+
+
+def trace_records(
+    options: argparse.Namespace, made: Mapping[str, MakeServer], requests: Iterator[PeerRequest]
+) -> list[Record]:
     others = {name: made[name] for name in options.contenders}
-    requests = real_requests(options, checkpoint)
+    windows = windows_of(options.trace, options.rounds * len(options.loads), options.requests)
+    with closing(Contender(PLAIN, made[PLAIN])) as plain:
+        turns = trace_turns(plain, others, requests, windows, options.loads)
+    return latency_records(turns, "real/trace")
+
+
+def served_records(
+    options: argparse.Namespace, made: Mapping[str, MakeServer], requests: Iterator[PeerRequest]
+) -> list[Record]:
+    others = {name: made[name] for name in options.contenders}
 
     def in_a_round(clients: int) -> int:
         return max(options.requests, 2 * clients)

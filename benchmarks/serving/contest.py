@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -199,9 +199,7 @@ def run_round(
     first = number % len(contenders)
     order = contenders[first:] + contenders[:first]
     served = {contender.name: contender.serve(requests, load) for contender in order}
-    theirs = served[plain.name]
-    if theirs is None:
-        raise SystemExit(f"{plain.name}, the reference, no longer runs")
+    theirs = _of_reference(plain, served[plain.name])
     domains = [request.domain for request in requests]
     turns = {}
     for contender in others:
@@ -217,13 +215,25 @@ def new_requests(
 ) -> list[PeerRequest]:
     """The next requests of the stream, each limited to the length of plain vLLM's output."""
     requests = list(islice(stream, count(load)))
-    served = plain.serve(requests, load)
-    if served is None:
-        raise SystemExit(f"{plain.name}, the reference, does not run")
+    return limited(requests, served_by(plain, requests, load))
+
+
+def limited(requests: Sequence[PeerRequest], served: TurnResult) -> list[PeerRequest]:
+    """Each ends where it did when it was served, and nowhere before."""
     return [
-        PeerRequest(request.prompt, request.temperature, length, domain=request.domain)
+        replace(request, max_tokens=length, stop=())
         for request, length in zip(requests, served.lengths, strict=True)
     ]
+
+
+def served_by(plain: Contender, requests: Sequence[PeerRequest], load: int) -> TurnResult:
+    return _of_reference(plain, plain.serve(requests, load))
+
+
+def _of_reference(plain: Contender, served: TurnResult | None) -> TurnResult:
+    if served is None:
+        raise SystemExit(f"{plain.name}, the reference, no longer runs")
+    return served
 
 
 def goodput_ratio(turns: Sequence[PairedTurn]) -> float:

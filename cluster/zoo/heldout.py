@@ -21,7 +21,7 @@ from cluster.zoo.tasks import (
     ends_at_stated_length,
     make_task,
 )
-from policies.scheduling.rank_answers import read_lengths, read_ranks
+from policies.scheduling.rank_answers import Values, read_lengths, read_ranks
 from policies.scheduling.rank_prompts import FORMS, Message
 
 MAX_NEW_TOKENS = 640
@@ -137,7 +137,7 @@ def ranking_scores(
         alone = _answered_values(model, tokenizer, "length_only", [[t.prompt] for t in tasks])
         predicted["length_only_alone"] = [[alone[i][0] for i in group] for group in groups]
         for form, values in predicted.items():
-            taus = [_tau(one, truth) for one, truth in zip(values, truths, strict=True)]
+            taus = [tau(one, truth) for one, truth in zip(values, truths, strict=True)]
             scores.append(_mean(f"ranking/{form}/{label}", taus))
     return scores
 
@@ -156,9 +156,13 @@ def _answered_values(
 
 
 def _values(form: str, text: str, batch_size: int) -> list[float]:
-    """The values in an answer, by request; the median of the values where one is missing."""
+    """The values in an answer, by request."""
     read = read_lengths if form == "length_only" else read_ranks
-    values = read(text, batch_size)
+    return filled(read(text, batch_size))
+
+
+def filled(values: Values) -> list[float]:
+    """The median of the values where one is missing."""
     stated = sorted(value for value in values if value is not None)
     middle = stated[len(stated) // 2] if stated else 0.0
     return [middle if value is None else value for value in values]
@@ -175,7 +179,7 @@ def _position_scores(
     return [-float(logits[digit]) for digit in digits]
 
 
-def _tau(predicted: Sequence[float], truth: Sequence[int]) -> float:
+def tau(predicted: Sequence[float], truth: Sequence[int]) -> float:
     """Kendall's τ-b; 0 for a constant prediction, for which it is undefined."""
-    tau = float(kendalltau(predicted, truth).statistic)
-    return 0.0 if tau != tau else tau
+    found = float(kendalltau(predicted, truth).statistic)
+    return 0.0 if found != found else found

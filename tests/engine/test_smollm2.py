@@ -1,5 +1,8 @@
 """The default model says here what it says in transformers, drafted for or not."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -10,11 +13,14 @@ from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
 from engine.model import PackedModel
-from engine.protocol import Commit, Drafter
+from engine.protocol import Commit, Drafter, Verifier
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
-from tests.smollm2 import needs_smollm2
+from engine.verifiers.vllm.loading import VllmSpec, load_vllm
+from tests.engine.verifiers.backends import EAGER
+from tests.identity import Identity
+from tests.smollm2 import eager, needs_smollm2
 
 QUESTIONS = ("What is gravity?", "Count to 9.", "Repeat: a b c d, a b c d, a b c d")
 TOKENS = 24
@@ -33,15 +39,19 @@ def shipped_head(name: str) -> Drafter:
     ).drafter
 
 
-@needs_smollm2
-def test_greedy_output_is_transformers_own() -> None:
+def chats() -> list[list[int]]:
     tokenizer = load_tokenizer(smollm2_path())
-    prompts = [
+    return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
         )["input_ids"]
         for question in QUESTIONS
     ]
+
+
+@needs_smollm2
+def test_greedy_output_is_transformers_own() -> None:
+    prompts = chats()
     stock = AutoModelForCausalLM.from_pretrained(smollm2_path(), dtype=torch.float32)
     expected = {
         str(number): stock.generate(
@@ -54,9 +64,7 @@ def test_greedy_output_is_transformers_own() -> None:
         )[0, len(prompt) :].tolist()
         for number, prompt in enumerate(prompts)
     }
-    verifier = NativeVerifier(
-        PackedModel.load(smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048)
-    )
+    verifier = native()
     for drafter in (None, SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS)):
         streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         verdicts = 0
@@ -66,3 +74,32 @@ def test_greedy_output_is_transformers_own() -> None:
             verdicts += 1
         assert streams == expected
         assert (verdicts < TOKENS * len(prompts)) == (drafter is not None)
+
+
+def native() -> Verifier:
+    return NativeVerifier(
+        PackedModel.load(smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048)
+    )
+
+
+def vllm() -> Verifier:
+    return load_vllm(VllmSpec(smollm2_path(), "float32", 2048, engine_args=EAGER))
+
+
+@needs_smollm2
+@pytest.mark.parametrize("load", [native, vllm])
+def test_sampled_streams_are_the_references_on_both_backends(load: Callable[[], Verifier]) -> None:
+    identity = Identity(eager())
+    verifier, prompts = load(), chats()
+    params = [
+        SamplingParams(temperature=0.8, seed=seed, max_tokens=TOKENS, ignore_eos=True)
+        for seed in range(len(prompts))
+    ]
+    for drafter in (None, SuffixDrafter("suffix", 1000)):
+        streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+        for event in generate(verifier, prompts, params, drafter=drafter):
+            assert isinstance(event, Commit)
+            streams[event.request] += event.token_ids
+        for seed, (prompt, stream) in enumerate(zip(prompts, streams.values(), strict=True)):
+            identity.check(prompt, stream, params[seed], seed)
+    identity.finish()

@@ -28,7 +28,8 @@ class VllmParser:
         self._request = request
         self._prompt_ids = list(prompt_ids)
         self._started: set[int] = set()
-        self.keeps_special = not parser.adjust_request(request).skip_special_tokens
+        # From vLLM 0.33 on, None: the client has not said, and they are left out.
+        self.keeps_special = parser.adjust_request(request).skip_special_tokens is False
 
     @property
     def calls(self) -> int:

@@ -32,6 +32,7 @@ RESERVED_ARGUMENTS = {
     "speculative_config": "the drafts come from Spindle's drafters",
     "scheduler_cls": "Spindle's schedule chooses the requests of a step",
     "scheduling_policy": "Spindle's schedule chooses the requests of a step",
+    "prefill_schedule_interval": "Spindle's schedule chooses the requests of a step",
     "async_scheduling": "a draft needs the verdict before it",
     "worker_extension_cls": "Spindle installs its sampler by it",
     "logits_processors": "Spindle's sampler replaces vLLM's",

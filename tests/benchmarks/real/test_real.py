@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.real.__main__ import _options, main, real_requests
+from benchmarks.real.__main__ import main, real_requests
 from benchmarks.real.contenders import Transformers, servers, spindle_args
+from benchmarks.real.options import options_of
 from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
 from benchmarks.serving.contenders import PeerRequest, TurnResult
@@ -72,36 +73,45 @@ def test_a_folder_without_the_prompts_is_named(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not [name for name in _options([]).contenders if "eagle3" in name]
-    assert "vllm_eagle3_k3" in _options(["--head", "somewhere"]).contenders
+    assert not [name for name in options_of(None, []).contenders if "eagle3" in name]
+    assert "vllm_eagle3_k3" in options_of(None, ["--head", "somewhere"]).contenders
     with pytest.raises(SystemExit):
-        _options(["--contenders", "spindle_native_eagle3"])
+        options_of(None, ["--contenders", "spindle_native_eagle3"])
     assert "spindle_native_eagle3 needs --head" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        (["--engine", "--dtype", "bfloat16"], "--dtype: it has an effect only without --engine"),
-        (["--engine", "--final-rounds", "0"], "--final-rounds: it has an effect only without"),
-        (["--depths", "3"], "--depths: it has an effect only with --engine"),
-        (["--drafter", "somewhere"], "--drafter: it has an effect only with --engine"),
+        (["--engine", "--dtype", "bfloat16"], "--dtype: it has no effect with --engine"),
+        (["--engine", "--final-rounds", "0"], "--final-rounds: it has no effect with --engine"),
+        (["--engine", "--loads", "80"], "--loads: it has no effect without --trace"),
+        (["--engine", "--trace", "t.csv"], "--trace: it has no effect with --engine"),
+        (["--depths", "3"], "--depths: it has no effect without --engine"),
+        (["--drafter", "somewhere"], "--drafter: it has no effect without --engine"),
+        (["--trace", "t.csv", "--clients", "4"], "--clients: it has no effect with --trace"),
+        (["--trace", "t.csv", "--requests", "81"], "--requests: with --trace at most 80"),
+        (["--trace", "t.csv", "--loads", "0"], "--loads: percentages from 1"),
+        (["--trace", "t.csv", "--contenders", "transformers"], "transformers is no contender here"),
     ],
 )
 def test_options_without_effect_are_refused(
     given: list[str], refused: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        _options(given)
+        options_of(None, given)
     assert refused in capsys.readouterr().err
 
 
 def test_what_is_not_given_has_the_defaults_of_the_way_of_measuring() -> None:
-    served = _options([])
+    served = options_of(None, [])
     assert (served.dtype, served.clients, served.rounds) == ("float32", (1, 4, 16), 1)
-    assert _options(["--smoke"]).final_rounds == 0
-    assert _options(["--smoke", "--requests", "32"]).requests == 32
-    assert _options(["--engine", "--smoke"]).depths == (5,)
+    assert options_of(None, ["--smoke"]).final_rounds == 0
+    assert options_of(None, ["--smoke", "--requests", "32"]).requests == 32
+    assert options_of(None, ["--engine", "--smoke"]).depths == (5,)
+    traced = options_of(None, ["--trace", "t.csv"])
+    assert (traced.dtype, traced.loads, traced.requests) == ("float32", (50, 80, 100), 48)
+    assert "spindle_vllm" in traced.contenders
 
 
 def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
@@ -147,7 +157,7 @@ def test_contenders_serve_the_prompts_in_turns(
 ) -> None:
     monkeypatch.setattr("benchmarks.serving.contest.Contender", contender)
     checkpoint = model_path(TARGET)
-    options = _options(["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
+    options = options_of(None, ["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
     made = servers(MODEL, checkpoint, head, head, "float32")
     names = ("transformers_lookup", "transformers_early_exit", "spindle_native")
     others = {name: made[name] for name in names if name != "transformers_early_exit"}
@@ -172,7 +182,7 @@ def test_contenders_serve_the_prompts_in_turns(
 
 
 def test_all_of_a_models_end_tokens_stop_its_answers(data: Path, tmp_path: Path) -> None:
-    options = _options(["--data", str(data)])
+    options = options_of(None, ["--data", str(data)])
     checkpoint = tmp_path / "model"
     copytree(model_path(TARGET), checkpoint)
     file = checkpoint / "generation_config.json"
@@ -184,7 +194,7 @@ def test_all_of_a_models_end_tokens_stop_its_answers(data: Path, tmp_path: Path)
 
 
 def test_half_of_the_requests_are_sampled_in_every_category(data: Path) -> None:
-    options = _options(["--data", str(data)])
+    options = options_of(None, ["--data", str(data)])
     requests = list(islice(real_requests(options, model_path(TARGET)), 2 * len(CATEGORIES)))
     sampled = [request.domain for request in requests if request.temperature == 1]
     assert sorted(sampled) == sorted(CATEGORIES)

@@ -5,8 +5,6 @@ the backend in test_app.py.
 """
 
 import asyncio
-import os
-import signal
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from benchmarks.serving.streams import ReceivedStream, read, session
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
+from tests.deployments.killing import Kill
 from tests.deployments.served.application import APPLICATIONS, KEYS
 from tests.deployments.serving import (
     METRICS_URL,
@@ -139,16 +138,9 @@ def test_a_killed_part_comes_back_and_streams_are_unchanged(part: str) -> None:
     asked = bodies(max_tokens=96)
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)[part]
-    killed: list[int] = []
-
-    def strike(received: list[ReceivedStream]) -> None:
-        tokens = sum(len(one.token_ids) for one in received)
-        if not killed and tokens > 8 * len(received):
-            killed.append(sum(not one.complete for one in received))
-            os.kill(victim, signal.SIGKILL)
-
-    received = read_all(asked, strike)
-    assert killed == [len(received)], "the fault came too late"
+    kill = Kill(victim)
+    received = read_all(asked, kill)
+    assert kill.unfinished == len(received), "the fault came too late"
     check(received, asked)
     eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
     eventually(is_idle, "nothing runs")

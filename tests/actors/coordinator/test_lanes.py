@@ -1,0 +1,63 @@
+"""Which requests take a place on a lane."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from actors.coordinator.background_tasks import Tasks
+from actors.coordinator.estimates import Costs, Estimates
+from actors.coordinator.lanes import Lanes
+from actors.coordinator.request_state import RequestState
+from actors.coordinator.settings import Lane, Limits
+from policies.cost import LinearCost
+from policies.request import LaneView
+from policies.selection.baselines import Fixed
+from tests.actors.coordinator.fake_hosts import PacedDrafter
+from tests.actors.coordinator.test_loop import make_drafter
+from tests.actors.coordinator.test_microbatches import request
+
+HEAD = "head"
+
+
+def off(one: RequestState) -> None:
+    one.speculate = False
+
+
+def failed(one: RequestState) -> None:
+    one.failed_lanes.add(HEAD)
+
+
+def without_features(one: RequestState) -> None:
+    one.lacks_features.add(HEAD)
+
+
+def assigned(first: RequestState, second: RequestState) -> dict[str, str | None]:
+    """On one lane that has a place for one."""
+
+    async def main() -> dict[str, str | None]:
+        view = LaneView(HEAD, HEAD, capacity=1)
+        free = LinearCost(0, 0, 0.001)
+        estimates = Estimates(Costs(free, {HEAD: free}, 64, {}, 64), [view])
+        lane = Lane(view, PacedDrafter(lambda: make_drafter(HEAD, 0.0)))
+        tasks = Tasks(pytest.fail)
+        lanes = Lanes([lane], Limits(), estimates, lambda _event: None, tasks, lambda: None)
+        return dict(lanes.assign([first, second], Fixed(), estimates.context(), now=0.0))
+
+    return asyncio.run(main())
+
+
+def test_a_place_is_given_to_the_first() -> None:
+    found = assigned(request("first", 0), request("second", 0))
+    assert (found["first"], found["second"]) == (HEAD, None)
+
+
+@pytest.mark.parametrize("cannot_draft", [off, failed, without_features])
+def test_a_request_for_which_no_lane_can_draft_takes_no_place(
+    cannot_draft: Callable[[RequestState], None],
+) -> None:
+    first = request("first", 0)
+    cannot_draft(first)
+    found = assigned(first, request("second", 0))
+    assert found.get("first") is None
+    assert found["second"] == HEAD

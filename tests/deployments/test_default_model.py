@@ -1,0 +1,120 @@
+"""The default model and the shipped head over HTTP, in processes that are killed.
+
+Slow, for the model is loaded four times: it is the only module in which a model that was not made
+for our tests is served whole.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.serving.streams import ReceivedStream, read_all
+from cluster.check import read
+from cluster.smollm2 import smollm2_path
+from engine.sampling.params import SamplingParams
+from engine.tokenizer import load_tokenizer
+from tests.actors.hosts.cluster import processes
+from tests.deployments.killing import Kill
+from tests.deployments.serving import URL, application, eventually, is_idle, replicas
+from tests.identity import Identity
+from tests.smollm2 import eager, needs_smollm2
+
+pytestmark = [needs_smollm2, pytest.mark.usefixtures("_app")]
+HEAD = "general"
+MAX_TOKENS = 32
+QUESTIONS = ("What is gravity?", "Count to 20.", "Say a b c d twice: a b c d")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _app() -> Iterator[None]:
+    """cluster.yaml's application with the head, each model in a process of its own."""
+    (config,) = read(Path("cluster.yaml"))
+    args = {
+        **config.args,
+        "target": {**config.args["target"], "placement": "actor"},
+        "drafters": [
+            *config.args["drafters"],
+            {"name": HEAD, "kind": "eagle3", "model": "zoo/smollm2-general"},
+        ],
+        # The planner might find that the head does not pay on this machine.
+        "policies": {"selection": {"name": "fixed"}, "speculation": {"name": "fixed"}},
+    }
+    del args["grpc"]
+    with application(args):
+        yield
+
+
+@pytest.fixture(scope="module")
+def identity() -> Iterator[Identity]:
+    suite = Identity(eager())
+    yield suite
+    suite.finish()
+
+
+def bodies() -> list[dict[str, Any]]:
+    """All questions, greedy and sampled, as the chat template writes them."""
+    tokenizer = load_tokenizer(smollm2_path())
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for question in QUESTIONS
+    ]
+    return [
+        {
+            "model": "SmolLM2-135M-Instruct",
+            "prompt": prompt,
+            "max_tokens": MAX_TOKENS,
+            "ignore_eos": True,
+            "temperature": temperature,
+            "seed": number,
+        }
+        for number, prompt in enumerate(prompts)
+        for temperature in (0.0, 0.8)
+    ]
+
+
+def stream(
+    asked: Sequence[Mapping[str, Any]],
+    progress: Callable[[Sequence[ReceivedStream]], None] = lambda _streams: None,
+) -> list[ReceivedStream]:
+    return asyncio.run(read_all(URL, asked, 120, progress))
+
+
+def check(
+    identity: Identity, received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]
+) -> None:
+    """Every stream is complete and what transformers' model says with our noise."""
+    for one, body in zip(received, asked, strict=True):
+        assert one.error is None
+        params = SamplingParams(temperature=body["temperature"], max_tokens=MAX_TOKENS)
+        identity.check(body["prompt"], one.token_ids, params, body["seed"])
+
+
+def test_streams_are_transformers_own_with_drafts_and_without(identity: Identity) -> None:
+    asked = bodies()
+    drafted, plain = stream(asked), stream([{**body, "speculation": "off"} for body in asked])
+    check(identity, drafted, asked)
+    assert [one.text for one in drafted] == [one.text for one in plain]
+    statistics = [one.statistics for one in drafted if one.statistics is not None]
+    assert all(HEAD in one["rounds_by_lane"] for one in statistics)
+    assert sum(one["accepted"] for one in statistics) > len(drafted)
+    assert not any(one.statistics["drafted"] for one in plain if one.statistics is not None)
+
+
+@pytest.mark.parametrize("part", ["verifier", HEAD])
+def test_a_killed_process_comes_back_and_streams_are_unchanged(
+    part: str, identity: Identity
+) -> None:
+    replica = replicas().state.remote().result(timeout_s=10)["replica"]
+    victim = processes(replica)[part]
+    kill = Kill(victim)
+    asked = bodies()
+    received = stream(asked, kill)
+    assert kill.unfinished == len(asked), "the fault came too late"
+    check(identity, received, asked)
+    eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
+    eventually(is_idle, "nothing runs")
