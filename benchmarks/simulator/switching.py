@@ -87,10 +87,14 @@ def compare(
     ]
 
 
+def _nowhere(request: str) -> str | None:
+    return None
+
+
 def _never_ahead(make: MakePolicies) -> MakePolicies:
     def without(calibrations: Calibrations) -> Policies:
         policies = make(calibrations)
-        policies.selection.likely_next = lambda _request: None  # type: ignore[method-assign]
+        policies.selection.likely_next = _nowhere  # type: ignore[method-assign]
         return policies
 
     return without
