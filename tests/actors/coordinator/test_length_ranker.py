@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
+from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import LinearCost
@@ -142,3 +144,15 @@ def test_a_consumer_set_later_gets_lengths_of_the_requests_already_present() -> 
     assert run(serve_and_switch()) == 0
     (early,) = left
     assert early.view.predicted_len is not None
+
+
+def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Path) -> None:
+    """Of a template with a system prompt, which would be most of what a ranking prompt quotes."""
+    tokenizer = load_tokenizer(model_path(TARGET))
+    tokenizer.chat_template = "You are helpful. " + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path)
+    for text in (RankerText(tmp_path), RankerText(model_path(TARGET))):
+        for question in REQUESTS:
+            prompt = text.encode_chat([{"role": "user", "content": question}])
+            assert text.request_of(prompt) == question
+        assert text.request_of(text.encode("No chat at all.")) == "No chat at all."
