@@ -30,8 +30,8 @@ TORCH := $(shell grep '^torch==' constraints/$(BUILD).txt)
 NO_TORCH := No build of $(TORCH) found: set PIP_EXTRA_INDEX_URL to the index that \
 the page "Get started" of PyTorch names for $(BUILD), or PIP_FIND_LINKS to a folder with the wheel, and run make again.
 # Required by vLLM and xgrammar, and needed by nothing here on a CPU: the CUDA builds of the first
-# break imports beside a CPU torch, the last has 1 GB.
-LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton
+# break imports beside a CPU torch, the last has 1 GB. speculators limits datasets for its training.
+LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton|speculators .* datasets
 
 NOT_FREE := vLLM for CPUs requires intel-openmp, which is under a licence of Intel and not free software.
 

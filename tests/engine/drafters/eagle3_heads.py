@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import LlamaConfig
 
 from tests.checkpoints import VOCAB
 
@@ -152,3 +153,46 @@ def plain_logits(
     scores = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
     scores[target_ids()] = linear(norm(output, "norm"), "lm_head")
     return scores.numpy()
+
+
+def speculators_logits(
+    weights: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    committed: Sequence[int],
+    drafted: Sequence[int],
+    features: NDArray[np.float32],
+) -> list[NDArray[np.float32]]:
+    """What the package speculators' own model says behind the committed tokens, and behind each of
+    the drafted ones but the last: scores over the reduced vocabulary."""
+    from speculators.models.eagle3.config import Eagle3SpeculatorConfig
+    from speculators.models.eagle3.core import Eagle3DraftModel
+
+    layer = {**settings["transformer_layer_config"]}
+    del layer["model_type"]
+    layer_config = LlamaConfig(**layer)
+    layer_config._attn_implementation = "eager"
+    model = Eagle3DraftModel(
+        Eagle3SpeculatorConfig(
+            transformer_layer_config=layer_config,
+            draft_vocab_size=DRAFT_VOCAB,
+            norm_before_residual=settings["norm_before_residual"],
+            target_hidden_size=HIDDEN,
+            eagle_aux_hidden_state_layer_ids=settings["eagle_aux_hidden_state_layer_ids"],
+        )
+    )
+    missing, surplus = model.load_state_dict(dict(weights), strict=False)
+    assert not surplus
+    assert set(missing) == {"t2d", "verifier_lm_head.weight", "verifier_norm.weight"}
+    last = len(committed) - 2
+    scores: list[NDArray[np.float32]] = []
+    model.lm_head.register_forward_hook(
+        lambda _module, _inputs, output: scores.append(output[0, last].numpy())
+    )
+    # Each of its steps reads the next of the given tokens in place of its own choice, at every
+    # position; positions behind the last committed one only bring those tokens.
+    tokens = torch.tensor([[*committed[1:], *drafted]])
+    padded = torch.zeros(1, tokens.shape[1], features.shape[1])
+    padded[0, : len(features)] = torch.from_numpy(features)
+    with torch.inference_mode():
+        model(padded, tokens, torch.zeros_like(tokens), ttt_steps=len(drafted))
+    return scores

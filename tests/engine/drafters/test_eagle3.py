@@ -35,6 +35,7 @@ from tests.engine.drafters.eagle3_heads import (
     config,
     plain_logits,
     random_weights,
+    speculators_logits,
     target_ids,
     write_head,
 )
@@ -108,10 +109,10 @@ def beam_search(stream: FedStream, depth: int, width: int, settings: dict[str, A
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_logits_equal_the_plain_computation(
+def test_logits_equal_the_plain_computation_and_the_package_speculators(
     tmp_path: Path, norm_before_residual: bool, biased: bool
 ) -> None:
-    """Of committed rows; a tree's rows are compared by its confidences."""
+    """Of a chain; a tree's rows are compared by its confidences."""
     settings = config(norm_before_residual=norm_before_residual)
     settings["transformer_layer_config"]["attention_bias"] = biased
     weights = random_weights() | (attention_biases() if biased else {})
@@ -134,6 +135,9 @@ def test_logits_equal_the_plain_computation(
         before = stream.committed.ids + drafted[:depth]
         expected = plain_logits(weights, settings, before, known)
         np.testing.assert_allclose(own[0].numpy(), expected[target_ids().numpy()], atol=1e-4)
+    theirs = speculators_logits(weights, settings, stream.committed.ids, drafted, known)
+    for own, logits in zip(scores, theirs, strict=True):
+        np.testing.assert_allclose(own[0].numpy(), logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED])
