@@ -217,7 +217,6 @@ CAUSES: Mapping[str, Cause] = {
             "self_scheduling/fig6/*/*/tpot_vs_fcfs",
             "self_scheduling/fig6/numinamath/least_tpot_vs_fcfs",
             "self_scheduling/fig7/numinamath_thinking/*",
-            "self_scheduling/table3/numinamath/answered_speedup",
         ),
         "vLLM replaces each request that ends; batches of ten that wait for their longest, as "
         "§5.2's `drag caused by long-tail requests` says, give the printed sides of TPOT and TTFT",
