@@ -30,6 +30,10 @@ class FeatureReaders:
     def keep(self, request: RequestState, features: Features) -> None:
         """What a verdict has brought."""
         self._lanes.keep(request.served, features, self._readers_of(request))
+        if request.lacks_features:  # the verifier has computed them again
+            request.lacks_features = {
+                lane for lane in request.lacks_features if self._lanes.lacks(request.served, lane)
+            }
 
     def can_draft(self, request: RequestState, lane: str | None) -> bool:
         """Whether the lane has, or can be sent, the features behind which it would draft. The

@@ -62,7 +62,7 @@ class RequestState:
     failed_lanes: set[str] = field(default_factory=set)
     """Lanes that answered Failed for it; they are not used for it again."""
     lacks_features: set[str] = field(default_factory=set)
-    """Lanes that needed features which are no longer kept."""
+    """Lanes that need features which are no longer kept."""
     cohort: int = -1
     """The micro-batch that it belongs to; -1: none yet."""
     pending: int = 0

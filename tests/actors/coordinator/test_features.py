@@ -58,12 +58,17 @@ class Served:
     """All prompts, served by two lanes that take turns; `heads` read features."""
 
     def __init__(
-        self, heads: Sequence[str] = ("head",), stay: int = 6, kv_tokens: int = 2048, **options: Any
+        self,
+        heads: Sequence[str] = ("head",),
+        stay: int = 6,
+        kv_tokens: int = 2048,
+        lanes: Sequence[str] = tuple(LAYERS),
+        **options: Any,
     ) -> None:
         self.events: list[Event] = []
         self.orders: list[VerifyOrder] = []
         self.readers: list[FeatureReader] = []
-        self._heads, self._stay, self._kv_tokens = heads, stay, kv_tokens
+        self._heads, self._stay, self._kv_tokens, self._names = heads, stay, kv_tokens, lanes
         self._options = options
         run(self._serve())
 
@@ -84,7 +89,7 @@ class Served:
                 feature_layers=LAYERS[name] if name in self._heads else (),
                 own_processors=options.get("own_processors", True),
             )
-            for name in LAYERS
+            for name in self._names
         ]
         if not options.get("head_recovers", True):
             lanes[-1].host.recover = broken  # type: ignore[method-assign]
@@ -188,6 +193,17 @@ def test_a_lost_verifier_computes_features_again(
     assert served.streams == expected
     for reader in served.readers:
         check_features(reader, eager)
+    left_out = {event.request for event in served.seen(FeaturesLost)}
+    assert left_out & {request for request, _, _ in served.readers[1].read}
+
+
+def test_the_only_head_gets_requests_back_whose_features_are_computed_again(
+    expected: list[list[int]],
+) -> None:
+    served = Served(
+        lanes=("head",), head_lost=lambda call: call == 5, verifier_lost=lambda call: call == 12
+    )
+    assert served.streams == expected
     left_out = {event.request for event in served.seen(FeaturesLost)}
     assert left_out & {request for request, _, _ in served.readers[1].read}
 
