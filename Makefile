@@ -52,7 +52,7 @@ $(INSTALLED): constraints/$(BUILD).txt
 	$(call install,constraints/$(BUILD).txt)
 
 $(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)
-	@! grep -q '^intel-openmp' $< || echo '$(NOT_FREE)'
+	@test "$$(uname -m)" != x86_64 || ! grep -q '^intel-openmp' $< || echo '$(NOT_FREE)'
 	$(call install,$<)
 
 $(WITH_TESTS): constraints/test.txt $(WITH_VLLM)

@@ -106,7 +106,7 @@ class Lanes:
         others = [
             request.view
             for request in running
-            if not request.internal and request.drafter is None and _takes_a_place(request, names)
+            if not request.internal and request.drafter is None and self._can_use(request, names)
         ]
         if not pinned:
             return selection.assign(others, lanes, context, now)
@@ -118,7 +118,7 @@ class Lanes:
                 for lane in lanes
                 if lane.drafter == request.drafter
                 and capacity[lane.name]
-                and lane.name not in request.failed_lanes
+                and self._can_use(request, {lane.name})
             ]
             # Its present lane if possible: another one would have to catch up.
             lane = max(
@@ -133,6 +133,14 @@ class Lanes:
             replace(lane, capacity=capacity[lane.name]) for lane in lanes if capacity[lane.name]
         ]
         return {**selection.assign(others, left, context, now), **assigned}
+
+    def _can_use(self, request: RequestState, lanes: Set[str]) -> bool:
+        """False if none of these lanes can draft for it, so that another request has the place.
+        Without lanes nothing is known."""
+        if not request.speculate or self.suspects.barred(request):
+            return False
+        unusable = request.failed_lanes | request.lacks_features
+        return not (unusable and lanes and lanes <= unusable)
 
     def _selectable(self, now: float) -> list[LaneView]:
         """The lanes that the selection policy may assign requests to."""
@@ -237,13 +245,6 @@ class Lanes:
         """A lost host holds nothing any more; the next order or check finds the loss."""
         with suppress(HostLost):
             await host.forget(requests)
-
-
-def _takes_a_place(request: RequestState, lanes: Set[str]) -> bool:
-    """Whether any of these lanes can draft for it: another request could have its place."""
-    return request.speculate and not (
-        lanes and lanes <= request.failed_lanes | request.lacks_features
-    )
 
 
 def take_answer(

@@ -19,7 +19,7 @@ from policies.scheduling.rank_answers import Values, ranks_from_logits, read_len
 from policies.scheduling.rank_prompts import FORMS
 from policies.scheduling.rank_queue import RankBatch, RankQueue
 
-_TOKENS_PER_REQUEST = 12
+TOKENS_PER_REQUEST = 12
 """Answer tokens for each ranked request: `[7]`, three digits, a comma, and one to spare."""
 _PROMPTS_AT_ONCE = 4
 _LABELS = "0123456789"
@@ -114,9 +114,8 @@ class Ranker:
         try:
             # A request that has left meanwhile keeps its position, since the answer refers to
             # positions.
-            requests = [
-                self._text.request_of(self._prompts.get(name, ())) for name in batch.requests
-            ]
+            prompts = [self._prompts.get(name, ()) for name in batch.requests]
+            requests = self._text.requests_of(prompts)
             prompt = self._text.encode_chat(FORMS[batch.form](requests))
             values = await self._values(batch, prompt, coordinator)
         except SpindleError:
@@ -134,7 +133,7 @@ class Ranker:
         if batch.form == "prefill_only":
             logits = await self._verifier.score(prompt, self._labels[:size])
             return ranks_from_logits(logits.tolist())
-        params = SamplingParams(temperature=0, max_tokens=_TOKENS_PER_REQUEST * size)
+        params = SamplingParams(temperature=0, max_tokens=TOKENS_PER_REQUEST * size)
         tokens: list[int] = []
         cut = False
         async for commit in coordinator.submit(batch.name, prompt, params, internal=True):

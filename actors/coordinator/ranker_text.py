@@ -1,6 +1,6 @@
 """The target's tokenizer for ranking prompts (actors/coordinator/length_ranker.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from engine.tokenizer import load_tokenizer
 from policies.scheduling.rank_prompts import Message
 
-_MESSAGE = "message"
+_MESSAGE = "[the only message of a user]"
 
 
 class RankerText:
@@ -26,18 +26,13 @@ class RankerText:
         )
         return list(encoded["input_ids"])
 
-    @cached_property
-    def _frame(self) -> tuple[str, str]:
-        """What the chat template writes before and behind the only message of a user."""
+    def requests_of(self, prompts: Iterable[Sequence[int]]) -> list[str]:
+        """The prompts' texts without what the chat template writes around a user's only message: of
+        many models that is a system prompt, the same in all requests."""
+        # Rendered each time: some templates have today's date.
         framed = self.decode(self.encode_chat([{"role": "user", "content": _MESSAGE}]))
         before, _, behind = framed.partition(_MESSAGE)
-        return before, behind
-
-    def request_of(self, prompt: Sequence[int]) -> str:
-        """The prompt's text without the template's frame: of many models it has a system prompt,
-        the same in all requests."""
-        before, behind = self._frame
-        return self.decode(prompt).removeprefix(before).removesuffix(behind)
+        return [self.decode(one).removeprefix(before).removesuffix(behind) for one in prompts]
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

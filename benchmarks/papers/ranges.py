@@ -225,14 +225,6 @@ RANGES: Mapping[str, Range] = {
             },
         },
     ),
-    "answer_tail": Range(
-        "self_scheduling",
-        ("self_scheduling/fig6/numinamath/least_latency_vs_fcfs",),
-        {
-            str(spread): {"datasets.numinamath.lengths.output_spread": spread}
-            for spread in (0.7, 1.1, 1.6, 2.2)
-        },
-    ),
     "answers_in_all": Range(
         "self_scheduling",
         ("self_scheduling/fig6/numinamath/least_latency_vs_fcfs",),

@@ -18,6 +18,7 @@ ON_TRACE = ("vllm_ngram_k3", "spindle_native", "spindle_vllm")
 """All of a trace's contenders are loaded at once."""
 MOST_AT_ONCE = Limits().max_batch + Limits().max_waiting
 """Requests of an open loop, all of which may wait at once."""
+SLOWEST = 20
 SHORT: Mapping[str, Any] = {
     "clients": (1,),
     "loads": (80,),
@@ -58,8 +59,10 @@ def options_of(description: str | None, arguments: Sequence[str] | None) -> argp
         ]
     if options.trace and options.requests > MOST_AT_ONCE:
         own.error(f"--requests: with --trace at most {MOST_AT_ONCE}, else Spindle refuses some")
-    if options.trace and min(options.loads) < 1:
-        own.error("--loads: percentages from 1")
+    if options.trace and min(options.loads) < SLOWEST:
+        own.error(f"--loads: percentages from {SLOWEST}, below which a turn takes too long")
+    if min(options.requests, options.max_tokens, options.rounds or 1) < 1:
+        own.error("--requests, --max-tokens, --rounds: at least 1")
     for name in options.contenders:
         if name not in known:
             own.error(f"--contenders: {name} is no contender here; there are {', '.join(known)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from actors.coordinator.length_ranker import TOKENS_PER_REQUEST
 from actors.coordinator.ranker_text import RankerText
 from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, parser, publish
@@ -34,8 +35,6 @@ from policies.scheduling.rank_answers import Values, ranks_from_logits, read_len
 from policies.scheduling.rank_prompts import FORMS
 
 GROUP = 6
-ANSWER_TOKENS = 12
-"""For each request of a ranking prompt, as the ranker allows."""
 MAX_TOKENS = 256
 _KV_TOKENS = 24_576
 _BATCH = 8
@@ -60,13 +59,14 @@ def main() -> None:
 def measure(verifier: Verifier, text: RankerText, prompts: Sequence[Sequence[int]]) -> list[Record]:
     lengths = [len(answer) for answer in answers(verifier, prompts, MAX_TOKENS)]
     print(f"{len(prompts)} answers of {np.mean(lengths):.0f} tokens on average", flush=True)
-    requests = [text.request_of(prompt) for prompt in prompts]
+    requests = text.requests_of(prompts)
 
-    def asked(form: str, read: Callable[[str, int], Values]) -> Order:
+    def asked(form: str, read: Callable[[str, int, bool], Values]) -> Order:
         def order(group: Sequence[int]) -> Values:
             prompt = text.encode_chat(FORMS[form]([requests[number] for number in group]))
-            (answer,) = answers(verifier, [prompt], ANSWER_TOKENS * len(group))
-            return read(text.decode(answer), len(group))
+            most = TOKENS_PER_REQUEST * len(group)
+            (answer,) = answers(verifier, [prompt], most)
+            return read(text.decode(answer), len(group), len(answer) == most)
 
         return order
 
@@ -94,7 +94,7 @@ def measure(verifier: Verifier, text: RankerText, prompts: Sequence[Sequence[int
         "learned": learned,
     }
     records = []
-    groups = [range(start, start + GROUP) for start in range(0, len(prompts), GROUP)]
+    groups = [range(first, first + GROUP) for first in range(0, len(prompts) - GROUP + 1, GROUP)]
     for name, order in orders.items():
         values = [order(group) for group in groups]
         taus = [

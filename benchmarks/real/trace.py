@@ -64,8 +64,8 @@ def trace_turns(
         for number, window in enumerate(windows):
             load = loads[number % len(loads)]
             paced = arriving(plain, list(islice(stream, requests)), window, load / 100)
-            # In each round of all loads another contender is the first.
-            order = number + number // len(loads)
+            # At each load another contender is the first in each round.
+            order = number // len(loads) + number % len(loads)
             for name, turn in run_round(plain, contenders, paced, len(paced), order).items():
                 results.setdefault((name, load), []).append(turn)
                 print(f"{name} at {load}%: {_ratio(turn):.2f} of plain's mean latency", flush=True)

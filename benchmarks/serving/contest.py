@@ -57,7 +57,7 @@ class PairedTurn(NamedTuple):
 
 
 Results = Mapping[tuple[str, int], Sequence[PairedTurn]]
-"""By contender and number of clients, one turn per round."""
+"""By contender and number of clients (or load in percent), one turn per round."""
 
 
 class Contender:
@@ -232,7 +232,7 @@ def served_by(plain: Contender, requests: Sequence[PeerRequest], load: int) -> T
 
 def _of_reference(plain: Contender, served: TurnResult | None) -> TurnResult:
     if served is None:
-        raise SystemExit(f"{plain.name}, the reference, no longer runs")
+        raise SystemExit(f"{plain.name}, the reference, does not run")
     return served
 
 

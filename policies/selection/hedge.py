@@ -120,7 +120,8 @@ class Hedge:
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext
     ) -> dict[str, str | None]:
         names, before = [request.name for request in requests], self._mapping
-        goodput, plain = _goodput(requests, lanes, context, self._deepest or _DEEPEST)
+        others = max(0, context.active - len(requests))
+        goodput, plain = _goodput(requests, lanes, context, self._deepest or _DEEPEST, others)
         switch_s = _unread(requests, lanes) * np.array([lane.catch_up_s for lane in lanes])
         left = [tokens_left(request, self._params.horizon_tokens) for request in requests]
         values = goodput_after_switch(goodput, switch_s, np.array(left)[:, None])
@@ -176,18 +177,22 @@ def _unread(requests: Sequence[RequestView], lanes: Sequence[LaneView]) -> Float
 
 
 def _goodput(
-    requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext, deepest: int
+    requests: Sequence[RequestView],
+    lanes: Sequence[LaneView],
+    context: RoundContext,
+    deepest: int,
+    others: int = 0,
 ) -> tuple[Floats, Floats]:
     """[request, lane]: expected tokens per second at the best draft depth up to `deepest`; and of
     plain decoding. Rounds are those in which all requests draft so deep, spread evenly over the
-    lanes."""
+    lanes, and `others` decode plainly."""
     count, tokens = len(requests), sum(request.context for request in requests)
     wait_s, extra_s = context.waiting_s, context.handling_s
     acceptance = context.acceptance
     rows = acceptance.rows([request.name for request in requests])
     verify_s = np.array(
         [
-            context.verify.predict(tokens, count * (1 + depth) + context.prefill_tokens)
+            context.verify.predict(tokens, count * (1 + depth) + others + context.prefill_tokens)
             for depth in range(deepest + 1)
         ]
     )

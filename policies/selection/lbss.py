@@ -103,7 +103,7 @@ class Lbss:
 
     def _learn(self, outcome: RoundOutcome) -> None:
         epoch = self._epochs.get(outcome.request)
-        if epoch is None:
+        if epoch is None or outcome.request not in self._membership.requests:
             return
         drafter, seconds = self._membership.slot(outcome)
         if drafter is not None:

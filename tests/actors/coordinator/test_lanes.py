@@ -32,6 +32,10 @@ def without_features(one: RequestState) -> None:
     one.lacks_features.add(HEAD)
 
 
+def barred(one: RequestState) -> None:
+    one.drafter_losses = 3
+
+
 def assigned(first: RequestState, second: RequestState) -> dict[str, str | None]:
     """On one lane that has a place for one."""
 
@@ -56,7 +60,7 @@ def test_a_place_is_given_to_the_first() -> None:
     assert (found["first"], found["second"]) == (HEAD, None)
 
 
-@pytest.mark.parametrize("cannot_draft", [off, failed, without_features])
+@pytest.mark.parametrize("cannot_draft", [off, failed, without_features, barred])
 def test_a_request_for_which_no_lane_can_draft_takes_no_place(
     cannot_draft: Callable[[RequestState], None],
 ) -> None:
@@ -65,3 +69,13 @@ def test_a_request_for_which_no_lane_can_draft_takes_no_place(
     found = assigned(first, request("second", 0))
     assert found.get("first") is None
     assert found["second"] == HEAD
+
+
+@pytest.mark.parametrize("cannot_draft", [off, failed, without_features, barred])
+def test_nor_does_one_that_names_its_drafter(cannot_draft: Callable[[RequestState], None]) -> None:
+    first = request("first", 0)
+    first.drafter = HEAD
+    assert assigned(first, request("second", 0)) == {"first": HEAD}
+    cannot_draft(first)
+    found = assigned(first, request("second", 0))
+    assert (found["first"], found["second"]) == (None, HEAD)

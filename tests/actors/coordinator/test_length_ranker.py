@@ -149,10 +149,10 @@ def test_a_consumer_set_later_gets_lengths_of_the_requests_already_present() -> 
 def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Path) -> None:
     """Of a template with a system prompt, which would be most of what a ranking prompt quotes."""
     tokenizer = load_tokenizer(model_path(TARGET))
-    tokenizer.chat_template = "You are helpful. " + tokenizer.chat_template
+    tokenizer.chat_template = "You answer each message. " + tokenizer.chat_template
     tokenizer.save_pretrained(tmp_path)
     for text in (RankerText(tmp_path), RankerText(model_path(TARGET))):
         for question in REQUESTS:
             prompt = text.encode_chat([{"role": "user", "content": question}])
-            assert text.request_of(prompt) == question
-        assert text.request_of(text.encode("No chat at all.")) == "No chat at all."
+            other = text.encode("No chat at all.")
+            assert text.requests_of([prompt, other]) == [question, "No chat at all."]

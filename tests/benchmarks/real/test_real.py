@@ -91,7 +91,8 @@ def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixtur
         (["--drafter", "somewhere"], "--drafter: it has no effect without --engine"),
         (["--trace", "t.csv", "--clients", "4"], "--clients: it has no effect with --trace"),
         (["--trace", "t.csv", "--requests", "81"], "--requests: with --trace at most 80"),
-        (["--trace", "t.csv", "--loads", "0"], "--loads: percentages from 1"),
+        (["--requests", "0"], "--requests, --max-tokens, --rounds: at least 1"),
+        (["--trace", "t.csv", "--loads", "0"], "--loads: percentages from 20"),
         (["--trace", "t.csv", "--contenders", "transformers"], "transformers is no contender here"),
     ],
 )

@@ -311,3 +311,14 @@ def test_regret_is_the_goodput_that_scarce_places_cost() -> None:
         regrets.append(rounds.hedge.regret)
     assert regrets[0] == pytest.approx(0.0, abs=1e-9)
     assert regrets[1] > 0.05
+
+
+@pytest.mark.parametrize(("active", "expected"), [(1, None), (17, "a")])
+def test_requests_that_take_no_lane_count_in_the_time_of_a_round(
+    active: int, expected: str | None
+) -> None:
+    """Alone, a draft row costs a third of the round; beside sixteen plain ones hardly anything."""
+    context = replace(round_context(AB, token_s=0.01), active=active)
+    rounds = Rounds(context=context)
+    rounds.serve_before(a=0.3, b=0.1)
+    assert rounds.assign(requests("r"))["r"] == expected

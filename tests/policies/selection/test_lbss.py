@@ -1,6 +1,7 @@
 """LBSS against Spin's section IV and against our reading of it, deviation by deviation."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -234,3 +235,29 @@ def test_a_large_enough_alpha_finds_the_best_matching_on_noisy_rewards() -> None
 def test_alpha_must_be_a_multiple_of_beta(alpha: int, beta: int) -> None:
     with pytest.raises(ValueError, match="multiple"):
         LbssParams(alpha, beta)
+
+
+def test_a_request_that_takes_part_no_more_starts_no_decisions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is served without a lane: its drafter has failed for it."""
+    decisions = 0
+    decide = Lbss._decide
+
+    def counted(self: Lbss, lanes: Sequence[LaneView]) -> None:
+        nonlocal decisions
+        decisions += 1
+        decide(self, lanes)
+
+    monkeypatch.setattr(Lbss, "_decide", counted)
+    counts = []
+    for served_on in (False, True):
+        policy, here, decisions = Lbss(LbssParams(alpha=4, beta=2)), requests("r", "s"), 0
+        for _ in range(4):
+            slot(policy, here, ABC, SAME)
+        for _ in range(60):
+            slot(policy, here[:1], ABC, SAME)
+            if served_on:
+                policy.observe([outcome("s", None, 10.0)])
+        counts.append(decisions)
+    assert counts[0] == counts[1]
