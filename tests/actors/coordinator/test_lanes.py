@@ -75,7 +75,8 @@ def test_a_request_for_which_no_lane_can_draft_takes_no_place(
 def test_nor_does_one_that_names_its_drafter(cannot_draft: Callable[[RequestState], None]) -> None:
     first = request("first", 0)
     first.drafter = HEAD
-    assert assigned(first, request("second", 0)) == {"first": HEAD}
+    found = assigned(first, request("second", 0))
+    assert (found["first"], found["second"]) == (HEAD, None)
     cannot_draft(first)
     found = assigned(first, request("second", 0))
     assert (found["first"], found["second"]) == (None, HEAD)

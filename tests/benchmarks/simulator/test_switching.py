@@ -17,7 +17,7 @@ def test_drafters_with_processors_of_their_own_read_ahead_more_than_those_withou
         assert records["throughput"].reference is not None
         assert 0 <= records["hit_rate"].value <= 1
     shared, own = found[False], found[True]
-    assert shared["spent"].value < 0.01 < own["spent"].value
+    assert shared["spent"].value < 0.05 < own["spent"].value
     assert shared["hit_rate"].value < own["hit_rate"].value
     assert shared["saved"].value < own["saved"].value
     assert shared["throughput"].reference == own["throughput"].reference, "nothing read ahead"

@@ -318,7 +318,7 @@ def test_requests_that_take_no_lane_count_in_the_time_of_a_round(
     active: int, expected: str | None
 ) -> None:
     """Alone, a draft row costs a third of the round; beside sixteen plain ones hardly anything."""
-    context = replace(round_context(AB, token_s=0.01), active=active)
+    context = round_context(AB, token_s=0.01)._replace(active=active)
     rounds = Rounds(context=context)
     rounds.serve_before(a=0.3, b=0.1)
     assert rounds.assign(requests("r"))["r"] == expected
