@@ -52,8 +52,13 @@ class Tally:
     accepted: int = 0
     request_rounds: int = 0
     switches: int = 0
+    prepared_switches: int = 0
+    """To a lane that had read ahead."""
+    saved_s: float = 0.0
+    """What reading would have taken at the switches."""
     idle_tokens: int = 0
     """Catch-up in idle time."""
+    idle_read_s: float = 0.0
     draft_s: dict[str, float] = field(default_factory=dict)
     """By lane."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -77,8 +82,11 @@ class Tally:
                 self.draft_s[event.lane] = self.draft_s.get(event.lane, 0.0) + event.seconds
             case CaughtUp():
                 self.idle_tokens += event.tokens
+                self.idle_read_s += event.seconds
             case Switched():
                 self.switches += 1
+                self.prepared_switches += event.read_ahead > 0
+                self.saved_s += event.saved_s
             case Left():
                 self.statistics[event.view.name] = event.statistics
 

@@ -11,14 +11,14 @@ ahead), .../hit_rate (share of switches for which something was read ahead), ...
 took.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from actors.coordinator.events import CaughtUp, Event, Switched
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.mixed_load import DEFAULT, KV_TOKENS, cluster, workload
 from benchmarks.simulator.run import MakePolicies, named_policies, simulate
+from benchmarks.simulator.run_report import Report
 from benchmarks.simulator.workload import Arrival
 from policies.catalogue import Calibrations
 
@@ -48,42 +48,21 @@ def main() -> None:
     publish(records, options.json)
 
 
-@dataclass(slots=True)
-class Switches:
-    """An observer that adds up what reading ahead took and saved."""
-
-    switches: int = 0
-    prepared: int = 0
-    saved_s: float = 0.0
-    spent_s: float = 0.0
-
-    def observe(self, event: Event) -> None:
-        if isinstance(event, CaughtUp):
-            self.spent_s += event.seconds
-        elif isinstance(event, Switched):
-            self.switches += 1
-            self.prepared += event.read_ahead > 0
-            self.saved_s += event.saved_s
-
-
 def compare(
     name: str, requests: Sequence[Arrival], make: MakePolicies, apart: bool
 ) -> list[Record]:
-    def run(policies: MakePolicies, observe: Callable[[Event], None]) -> tuple[float, float]:
+    def run(policies: MakePolicies) -> Report:
         limits = Limits(max_batch=CLIENTS, max_waiting=CLIENTS, kv_tokens=KV_TOKENS)
-        report = simulate(
-            requests, cluster(apart), policies, limits, clients=CLIENTS, observe=observe
-        )
-        return report.throughput, report.duration_s
+        return simulate(requests, cluster(apart), policies, limits, clients=CLIENTS)
 
-    seen = Switches()
-    never, _ = run(_never_ahead(make), lambda _event: None)
-    throughput, duration_s = run(make, seen.observe)
+    never, ahead = run(_never_ahead(make)), run(make)
+    tally, duration_s = ahead.tally, ahead.duration_s
+    hit_rate = tally.prepared_switches / max(1, tally.switches)
     return [
-        Record.over(never, f"{name}/throughput", throughput, "tokens/s"),
-        Record(f"{name}/hit_rate", seen.prepared / max(1, seen.switches), "of switches"),
-        Record(f"{name}/saved", seen.saved_s / duration_s, "of the time"),
-        Record(f"{name}/spent", seen.spent_s / duration_s, "of the time"),
+        Record.over(never.throughput, f"{name}/throughput", ahead.throughput, "tokens/s"),
+        Record(f"{name}/hit_rate", hit_rate, "of switches"),
+        Record(f"{name}/saved", tally.saved_s / duration_s, "of the time"),
+        Record(f"{name}/spent", tally.idle_read_s / duration_s, "of the time"),
     ]
 
 
@@ -94,7 +73,7 @@ def _nowhere(request: str) -> str | None:
 def _never_ahead(make: MakePolicies) -> MakePolicies:
     def without(calibrations: Calibrations) -> Policies:
         policies = make(calibrations)
-        policies.selection.likely_next = _nowhere  # type: ignore[method-assign]
+        policies.selection.likely_next = _nowhere  # type: ignore[method-assign]  # of this run alone
         return policies
 
     return without
