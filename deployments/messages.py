@@ -60,6 +60,8 @@ class StreamRequest(Routed):
     slo: SloFields
     priority: int
     tenant: str
+    scope: list[str]
+    """The fields of engine.scopes.Scope."""
     speculation: SpeculationFields
     trace: bool
     """Whether each commit carries a trace of its round."""
@@ -93,6 +95,8 @@ class TraceQuery(Named):
 class LiveQuery(Named):
     seconds: float
     """How far back."""
+    tenant: str | None
+    """Only what its own requests explain; None: everything."""
 
 
 class Accepted(TypedDict):

@@ -6,7 +6,7 @@ root may be missing from the import path. So it imports nothing from the project
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve._private.common import RequestMetadata
@@ -53,10 +53,11 @@ class PrefixMemory:
             self._blocks.popitem(last=False)
 
 
-def block_hashes(prompt: Sequence[int]) -> list[int]:
-    """One hash per whole block, over all tokens up to its end: equal hashes mean equal prefixes."""
+def block_hashes(prompt: Sequence[int], scope: Sequence[str] = ()) -> list[int]:
+    """One hash per whole block, over all tokens up to its end: equal hashes mean equal prefixes of
+    requests in one scope. Which replica answers would otherwise tell what others have asked."""
     hashes = []
-    so_far = 0
+    so_far = hash(tuple(scope))
     for end in range(BLOCK, len(prompt) + 1, BLOCK):
         so_far = hash((so_far, *prompt[end - BLOCK : end]))
         hashes.append(so_far)
@@ -103,13 +104,13 @@ class PrefixRouter(RequestRouter):
         request = pending_request.args[0]
         responsive = [one for one in running if one.replica_id.unique_id not in request["avoid"]]
         if method == "stream":
-            return self._for_prompt(responsive or running, request["prompt_ids"])
+            return self._for_prompt(responsive or running, request)
         return [_two_random(responsive or running)]
 
     def _for_prompt(
-        self, running: list[RunningReplica], prompt: Sequence[int]
+        self, running: list[RunningReplica], request: Mapping[str, Any]
     ) -> list[list[RunningReplica]]:
-        blocks = block_hashes(prompt)
+        blocks = block_hashes(request["prompt_ids"], request["scope"])
         shared = {one.replica_id: self._memory(one.replica_id).shared(blocks) for one in running}
         least = min((self._streams[one.replica_id] for one in running), default=0)
         candidates = [
@@ -131,8 +132,8 @@ class PrefixRouter(RequestRouter):
         if metadata.call_method == "stream":
             self._streams[replica_id] += 1
             self._stream_of[replica_id, metadata.internal_request_id] += 1
-            blocks = block_hashes(pending_request.args[0]["prompt_ids"])
-            self._memory(replica_id).add(blocks)
+            request = pending_request.args[0]
+            self._memory(replica_id).add(block_hashes(request["prompt_ids"], request["scope"]))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         key = replica_id, internal_request_id

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.sampling.params import SamplingParams
+from engine.scopes import SHARED, Scope
 from policies.tree import DraftTree
 
 fast_new = tuple.__new__
@@ -27,6 +28,8 @@ class Start(NamedTuple):
     seed: int
     prompt_len: int
     """Committed tokens before this index are the prompt; the others are output."""
+    scope: Scope = SHARED
+    """Only requests of this scope find what the host keeps of this one."""
 
 
 class Prefix(NamedTuple):

@@ -11,6 +11,7 @@ from engine.errors import InvalidRequest
 from engine.feature_buffer import FeatureBuffer
 from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, fast_new
 from engine.sampling.params import SamplingParams, validate_params
+from engine.scopes import SHARED, Scope
 
 VERIFIER = ""
 """The verifier's key in `ServedRequest.known`; drafters have non-empty names."""
@@ -39,6 +40,7 @@ class ServedRequest:
     params: SamplingParams
     seed: int
     attempt: int = 0
+    scope: Scope = SHARED
     round: int = 0
     known: dict[str, int] = field(default_factory=dict)
     """The number of committed tokens that each host has; absent or 0: the next order needs a
@@ -64,7 +66,7 @@ class ServedRequest:
         base = self.known.get(host, 0)
         end = None if at_most is None else base + at_most
         committed = self.committed
-        start = None if base else Start(self.params, self.seed, self.prompt_len)
+        start = None if base else Start(self.params, self.seed, self.prompt_len, self.scope)
         base_hash, delta = committed.hashes[base], tuple(committed.ids[base:end])
         return fast_new(
             Prefix, (self.name, self.attempt, self.round, base, base_hash, delta, start)
@@ -113,6 +115,7 @@ def admit(
     *,
     output: Sequence[int] = (),
     attempt: int = 0,
+    scope: Scope = SHARED,
 ) -> ServedRequest:
     """Validates a request; raises InvalidRequest naming the field.
 
@@ -130,7 +133,7 @@ def admit(
     committed = CommittedTokens()
     committed.extend(prompt)
     committed.extend(output)
-    served = ServedRequest(name, committed, len(prompt), params, seed, attempt)
+    served = ServedRequest(name, committed, len(prompt), params, seed, attempt, scope)
     if params.prompt_logprobs is not None and not output:
         served.prompt_logprobs = []
     return served

@@ -72,6 +72,8 @@ class VerifiedTrees(NamedTuple):
     """The lanes that have proposed each tree: those that `sources` numbers."""
     accepted: Sequence[Sequence[int] | None]
     """The accepted nodes of each tree; None where it was not verified."""
+    requests: Sequence[str] = ()
+    """Whose tree each is."""
 
 
 @dataclass(frozen=True, slots=True)

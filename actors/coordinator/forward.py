@@ -39,6 +39,8 @@ class Drafts(NamedTuple):
     """MergedTree.sources of all nodes; None where no draft was merged from several."""
     proposers: Sequence[Sequence[str]]
     """RoundDraft.proposers of each decoding request."""
+    requests: Sequence[str]
+    """The names of the decoding requests."""
 
     def with_verdicts(
         self, answers: Sequence[Verdict | Missing | NoRoom | Failed]
@@ -48,7 +50,7 @@ class Drafts(NamedTuple):
             answer.accepted if isinstance(answer, Verdict) and answer.tokens else None
             for answer in answers[: len(self.proposers)]
         ]
-        return VerifiedTrees(self.trees, self.sources, self.proposers, accepted)
+        return VerifiedTrees(self.trees, self.sources, self.proposers, accepted, self.requests)
 
 
 class Forward(NamedTuple):
@@ -124,7 +126,7 @@ def _decode_items(
             node_sources = node_sources[mask]
         trees = prune_each(trees, mask)
         selected = split(trees)
-        verified = Drafts(trees, node_sources, proposers)
+        verified = Drafts(trees, node_sources, proposers, names)
     else:
         selected = [DraftTree.empty()] * len(decoding)
     items = [

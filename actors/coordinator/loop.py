@@ -31,6 +31,7 @@ from actors.hosts.protocol import KvState, VerifierHost
 from engine.errors import InvalidRequest, SpindleError
 from engine.request import admit
 from engine.sampling.params import SamplingParams, check_integer, check_number
+from engine.scopes import INTERNAL, SHARED, Scope
 from policies import ranges
 from policies.microbatch import MicroBatchParams
 from policies.precompile import warm_up
@@ -119,6 +120,7 @@ class Coordinator:
         slo: Slo = _NO_SLO,
         priority: int = 0,
         tenant: str = "",
+        scope: Scope = SHARED,
         output: Sequence[int] = (),
         attempt: int = 0,
         speculate: bool = True,
@@ -128,7 +130,8 @@ class Coordinator:
         internal: bool = False,
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
-        request that another coordinator has started. `drafter`: the only drafter that may draft for
+        request that another coordinator has started. `scope`: whose past requests it may use, and
+        who may use it later. `drafter`: the only drafter that may draft for
         it. `traced`: its commits have traces. `internal`: one of the system's own requests."""
         if self._failure is not None:
             raise self._failure
@@ -142,7 +145,15 @@ class Coordinator:
                 f"{len(self._requests)} requests run and wait, the most that limits.max_batch and "
                 "limits.max_waiting allow; try again later"
             )
-        served = admit(name, prompt, params, self._target, output=output, attempt=attempt)
+        served = admit(
+            name,
+            prompt,
+            params,
+            self._target,
+            output=output,
+            attempt=attempt,
+            scope=INTERNAL if internal else scope,
+        )
         now = self._loop.time()
         view = RequestView(
             name=name,

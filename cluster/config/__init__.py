@@ -80,11 +80,16 @@ class AppConfig(Section):
     priority_for: tuple[Name, ...] = ()
     """The tenants whose requests may set `priority`; `"*"`: every client, also without a key.
     Requests of others that set it are refused."""
-    debug_for: tuple[Name, ...] = ()
-    """The tenants that may ask for `/debug/trace`, which slows replicas down a little; `"*"`: every
-    client, also without a key."""
+    operators: tuple[Name, ...] = ()
+    """The tenants that see all tenants: every series of `/metrics`, all of `/spindle/live`, and
+    `/debug/trace`, which slows replicas down a little; `"*"`: every client, also without a key."""
     metrics_without_key: bool = False
-    """Whether `/metrics` is open to clients without an API key."""
+    """Whether all of `/metrics` is open to clients without an API key."""
+    sharing: Literal["tenant", "all"] = "tenant"
+    """Who may reuse what a request leaves, past outputs that lookups draft from and the prefix
+    cache: with `tenant` requests of the same API key only, without `api_keys` all; with `all` those
+    of every tenant, who can then find out what others have asked and been answered
+    (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
     tracing: TracingConfig | None = None
@@ -117,8 +122,13 @@ class AppConfig(Section):
         check_layers(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
-        check_tenants("debug_for", self.debug_for, self.api_keys)
+        check_tenants("operators", self.operators, self.api_keys)
         return self
+
+    @property
+    def isolates_tenants(self) -> bool:
+        """Whether what a request leaves belongs to its tenant."""
+        return bool(self.api_keys) and self.sharing == "tenant"
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":
         """The same application with other policies (`user_config`), checked like a new config."""

@@ -62,7 +62,7 @@ class Api:
     def __init__(self, config: AppConfig, replicas: DeploymentHandle) -> None:
         self.config = config
         keys = resolved("api_keys", config.api_keys, os.environ)
-        self.keys = Keys(keys, config.priority_for, config.debug_for)
+        self.keys = Keys(keys, config.priority_for, config.operators)
         self.version = version()
         # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
         # where the handle is made, possibly without the environment of cluster/serve.env, so it is
@@ -97,8 +97,11 @@ class Api:
         self._limits = await self._readiness.check()
         return self._limits
 
-    async def metrics_text(self) -> bytes:
-        """The series of this ingress and of all replicas that answer in time."""
+    async def metrics_text(self, client: Client | None = None) -> bytes:
+        """The series of this ingress and of all replicas that answer in time; for a tenant that is
+        no operator, its own. `client`: None where no key is asked for."""
+        if client is not None and not client.sees_all:
+            return prometheus_text(self.metrics.families_of(client.tenant))
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
         self.departures.show()
@@ -111,11 +114,12 @@ class Api:
         """The replicas that were listed at the last call."""
         return self._heartbeats.replicas
 
-    async def live(self, seconds: float) -> LiveView:
-        """The numbers of the replicas' last seconds."""
+    async def live(self, seconds: float, client: Client = ANY_CALLER) -> LiveView:
+        """The numbers of the replicas' last seconds, as far as the client may see them."""
         if not self._heartbeats.replicas:
             await self.ready()
-        return await live(self.config, self.replicas, self._heartbeats.replicas, seconds)
+        tenant = None if client.sees_all else client.tenant
+        return await live(self.config, self.replicas, self._heartbeats.replicas, seconds, tenant)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
@@ -125,9 +129,11 @@ class Api:
         limits = self._limits or await self.ready()
         return model_body(name, self._created, limits.max_context)
 
-    def load(self) -> Body:
-        """As in vLLM: the choices that are being served through this ingress."""
-        return {"server_load": self._heartbeats.streams}
+    def load(self, client: Client = ANY_CALLER) -> Body:
+        """As in vLLM: the choices that are being served through this ingress; for a tenant that is
+        no operator, its own."""
+        own = self._shares.held(client)
+        return {"server_load": self._heartbeats.streams if client.sees_all else own}
 
     def ignored(self, request: Fields, strict: bool = False) -> list[str]:
         """The names of the request's fields that have no effect; raises ApiError if they are

@@ -92,19 +92,20 @@ def make_http(api: Api) -> FastAPI:
         return await api.health()
 
     @http.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Spindle's metrics as Prometheus reads them."""
-        return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
+    async def metrics(request: Request) -> Response:
+        """Spindle's metrics as Prometheus reads them; for a tenant that is no operator, its own."""
+        return Response(await api.metrics_text(request.state.client), media_type=CONTENT_TYPE)
 
     @http.get("/load")
-    async def load() -> Body:
-        """The choices that are being served."""
-        return api.load()
+    async def load(request: Request) -> Body:
+        """The choices that are being served; for a tenant that is no operator, its own."""
+        return api.load(request.state.client)
 
     @http.get("/spindle/live")
-    async def live(seconds: Seconds = 5.0) -> LiveView:
-        """The numbers of the last seconds, of the kind that the playground shows."""
-        return await api.live(seconds)
+    async def live(request: Request, seconds: Seconds = 5.0) -> LiveView:
+        """The numbers of the last seconds, of the kind that the playground shows; for a tenant that
+        is no operator, of its own requests."""
+        return await api.live(seconds, request.state.client)
 
     @http.get("/version")
     async def version() -> Body:

@@ -67,6 +67,18 @@ class IngressMetrics:
         counters = [counter.family() for counter in self._counters.values()]
         return counters + [histogram.family() for histogram in self._histograms.values()]
 
+    def families_of(self, tenant: str) -> list[Family]:
+        """The series of this tenant alone; none if it is counted together with others."""
+        own: list[Family] = []
+        if self._tenants.get(tenant) == tenant != OTHER:
+            for family in self.families():
+                samples = [
+                    one for one in family["samples"] if one["labels"].get("tenant") == tenant
+                ]
+                if samples:
+                    own.append({**family, "samples": samples})
+        return own
+
     async def keep_exported(self) -> None:
         """Exports the histograms every second: Ray has them as gauges, and drops any that has not
         been set for 20 s."""

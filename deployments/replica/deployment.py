@@ -226,8 +226,9 @@ class Replica:
         """The numbers of its last seconds; None if the call was for a replica that is gone."""
         if query["replica"] != self._name:
             return None
-        now = asyncio.get_running_loop().time()
-        return self._live.read(query["seconds"], now, self._load(), self._signals.attainment)
+        now, tenant = asyncio.get_running_loop().time(), query["tenant"]
+        attainment = self._signals.attainment if tenant is None else None
+        return self._live.read(query["seconds"], now, self._load(tenant), attainment, tenant)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
@@ -282,6 +283,10 @@ class Replica:
         load = self._load()
         self._metrics.set_load(load["running"], load["waiting"], service.regret)
 
-    def _load(self) -> dict[str, float]:
-        served = [stream.statistics for stream in self._streams.values()]
+    def _load(self, tenant: str | None = None) -> dict[str, float]:
+        served = [
+            stream.statistics
+            for stream in self._streams.values()
+            if tenant in (None, self._live.tenant_of(stream.request))
+        ]
         return self._signals.read(served, asyncio.get_running_loop().time())

@@ -3,15 +3,23 @@
 They are recorded while the playground requests them, and cost nothing otherwise.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from actors.coordinator.events import CaughtUp, Drafted, Event, Verified
+from actors.coordinator.events import (
+    Arrived,
+    CaughtUp,
+    Drafted,
+    Event,
+    Left,
+    Verified,
+    VerifiedTrees,
+)
 from deployments.metrics import VERIFIER
 from deployments.replica.node_counts import NodeCounts
 from policies.request import LaneView
@@ -36,7 +44,8 @@ class HostNumbers(_Shown):
     drafter: str | None
     """The lane's drafter."""
     busy: list[tuple[float, float]]
-    """From when to when it worked, by the replica's clock; at most the latest 512."""
+    """From when to when it worked, by the replica's clock; at most the latest 512. For a tenant
+    that is no operator: the verifier's forwards with requests of its own."""
 
 
 class ReplicaNumbers(_Shown):
@@ -53,7 +62,8 @@ class ReplicaNumbers(_Shown):
     goodput: float
     """Output tokens per second."""
     attainment: float | None
-    """The share of the last 64 requests with an SLO that met it; null: there were none."""
+    """The share of the last 64 requests with an SLO that met it; null: there were none, or a tenant
+    asks that is no operator."""
     drafted: dict[str, int]
     """Draft tokens that were verified, by the drafter that proposed them (where several did, by the
     one that comes first, as in a trace)."""
@@ -64,9 +74,11 @@ class ReplicaNumbers(_Shown):
 
 
 class _Round(NamedTuple):
-    """The sums of one forward."""
+    """The sums of one tenant's part of one forward."""
 
+    begun_s: float
     at_s: float
+    tenant: str
     committed: int
     nodes: NDArray[np.float64] | None
     """NodeCounts; None where nothing was drafted."""
@@ -78,6 +90,8 @@ class LiveNumbers:
         self._drafters = {lane.name: lane.drafter for lane in lanes}
         self._node_counts = NodeCounts(self._drafters)
         self._spans = {name: deque[tuple[float, float]](maxlen=_MOST_SPANS) for name in self._hosts}
+        self._tenants: dict[str, str] = {}
+        """The tenant of each request that is being served."""
         self._rounds = deque[_Round](maxlen=_MOST_ROUNDS)
         self._since_s = 0.0
         self._until_s = 0.0
@@ -86,7 +100,15 @@ class LiveNumbers:
     def _hosts(self) -> list[str]:
         return [VERIFIER, *self._drafters]
 
+    def tenant_of(self, request: str) -> str:
+        """Empty for a request that is not being served."""
+        return self._tenants.get(request, "")
+
     def observe(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            self._tenants[event.view.name] = event.view.tenant
+        elif isinstance(event, Left):
+            self._tenants.pop(event.view.name, None)
         if event.at_s > self._until_s:
             return
         match event:
@@ -97,24 +119,43 @@ class LiveNumbers:
                 self._spans[event.lane].append((event.at_s - event.seconds, event.at_s))
 
     def _verified(self, event: Verified) -> None:
-        nodes = None
-        if event.drafts is not None:
-            nodes = self._node_counts.zeros()
-            self._node_counts.add(event.drafts, nodes)
-        committed = sum(outcome.committed for outcome in event.outcomes)
-        self._rounds.append(_Round(event.at_s, committed, nodes))
+        committed = Counter[str](dict.fromkeys(map(self.tenant_of, event.prompts), 0))
+        for outcome in event.outcomes:
+            committed[self.tenant_of(outcome.request)] += outcome.committed
+        begun_s = event.at_s - event.seconds
+        for tenant, tokens in committed.items():
+            nodes = self._nodes(event.drafts, tenant)
+            self._rounds.append(_Round(begun_s, event.at_s, tenant, tokens, nodes))
+
+    def _nodes(self, drafts: VerifiedTrees | None, tenant: str) -> NDArray[np.float64] | None:
+        """Counts of this tenant's verified nodes; the column of drafted ones has all tenants'."""
+        if drafts is None:
+            return None
+        accepted = [
+            nodes if self.tenant_of(request) == tenant else None
+            for request, nodes in zip(drafts.requests, drafts.accepted, strict=True)
+        ]
+        counts = self._node_counts.zeros()
+        self._node_counts.add(drafts._replace(accepted=accepted), counts)
+        return counts
 
     def read(
-        self, seconds: float, now: float, load: dict[str, float], attainment: float | None
+        self,
+        seconds: float,
+        now: float,
+        load: dict[str, float],
+        attainment: float | None,
+        tenant: str | None = None,
     ) -> ReplicaNumbers:
-        """The numbers of the last `seconds`. `load`: the numbers that the autoscaler gets."""
+        """The numbers of the last `seconds`, of one tenant's requests or of all. `load`: the
+        numbers that the autoscaler gets."""
         if now > self._until_s:  # what was recorded before has a gap behind it
             self._since_s = now
         self._until_s = now + _WATCHED_S
         begin = max(self._since_s, now - min(seconds, LONGEST_S))
         committed, nodes = 0, self._node_counts.zeros()
         for one in self._rounds:
-            if one.at_s > begin:
+            if one.at_s > begin and tenant in (None, one.tenant):
                 committed += one.committed
                 if one.nodes is not None:
                     nodes += one.nodes
@@ -135,13 +176,13 @@ class LiveNumbers:
             attainment=attainment,
             drafted=drafted,
             accepted=accepted,
-            hosts=[self._host(name, begin) for name in self._hosts],
+            hosts=[self._host(name, begin, tenant) for name in self._hosts],
         )
 
-    def _host(self, name: str, begin: float) -> HostNumbers:
-        busy = [
-            (round(max(start, begin), 4), round(end, 4))
-            for start, end in self._spans[name]
-            if end > begin
-        ]
+    def _host(self, name: str, begin: float, tenant: str | None) -> HostNumbers:
+        spans: Iterable[tuple[float, float]] = self._spans[name]
+        if tenant is not None:  # a drafter's calls do not say for whom they are
+            own = [(one.begun_s, one.at_s) for one in self._rounds if one.tenant == tenant]
+            spans = own[-_MOST_SPANS:] if name == VERIFIER else ()
+        busy = [(round(max(start, begin), 4), round(end, 4)) for start, end in spans if end > begin]
         return HostNumbers(name=name, drafter=self._drafters.get(name), busy=busy)

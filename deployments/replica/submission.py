@@ -7,6 +7,7 @@ from actors.coordinator.stream import Overloaded, Stream
 from deployments import messages
 from deployments.messages import Refused, StreamRequest
 from engine.errors import InvalidRequest, SpindleError
+from engine.scopes import Scope
 
 if TYPE_CHECKING:  # takes a second to import, which building the application need not wait
     from actors.coordinator.loop import Coordinator
@@ -25,6 +26,7 @@ def submit(coordinator: "Coordinator", request: StreamRequest) -> Stream:
         slo=messages.slo(request),
         priority=request["priority"],
         tenant=request["tenant"],
+        scope=Scope(*request["scope"]),
         output=request["output_ids"],
         attempt=request["attempt"],
         speculate=speculation["enabled"],

@@ -19,6 +19,7 @@ from engine.drafters.beam import GrowingTrees
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.runner import Chunk, chosen_tokens, growing_rows, sample_level
 from engine.errors import OutOfBlocks
+from engine.scopes import Scope
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class Eagle3Runner:
         """The committed tokens that have been run; 0 of an unknown request."""
         return self._rows[request].tokens if request in self._rows else 0
 
-    def open(self, request: str, _tokens: Sequence[int]) -> int:
+    def open(self, request: str, _tokens: Sequence[int], _scope: Scope) -> int:
         return self._rows.setdefault(request, _Rows()).tokens
 
     def keep(self, request: str, length: int, path: Sequence[int], _tokens: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from policies.tree import ROOT
 
 
 class LookupDrafter:
-    """Soft state: an index per request over its committed tokens, and the past outputs."""
+    """Soft state: an index per request over its committed tokens, and each scope's past outputs."""
 
     def __init__(
         self,
@@ -66,13 +66,14 @@ class LookupDrafter:
         own = self._own[request]
         own.follow(held.committed.ids, held.unchanged)
         self._calibration.update(request, held.committed.ids, held.unchanged)
+        past = self._past.index(held.start.scope)
         weights = self._calibration.weights
-        grown = grow(own, self._past.index, self._settings, weights, order.depth, order.width)
+        grown = grow(own, past, self._settings, weights, order.depth, order.width)
         if held.start.params.grammar is not None:
             grown = self._within_grammar(grown, request, held)
         self._calibration.record(request, own.end, grown.tree, grown.kinds)
         if grown.past_position >= 0:
-            self._past.touch(grown.past_position)
+            self._past.touch(held.start.scope, grown.past_position)
         return grown
 
     def _within_grammar(self, grown: LookupTree, request: str, held: HeldRequest) -> LookupTree:
@@ -90,4 +91,4 @@ class LookupDrafter:
         self._matchers.forget([request])
         self._own.pop(request, None)
         self._calibration.forget(request)
-        self._past.add(held.committed.ids[held.start.prompt_len :])
+        self._past.add(held.start.scope, held.committed.ids[held.start.prompt_len :])

@@ -144,7 +144,7 @@ class ModelDrafter:
             self._drop_rows(job.request)
             return 0
         limit = len(job.committed) - 1
-        have = self._runner.open(job.request, job.committed)
+        have = self._runner.open(job.request, job.committed, job.start.scope)
         drafted = self._draft_rows.pop(job.request, None)
         path: list[int] = []
         if drafted is not None:

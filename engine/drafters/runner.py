@@ -11,6 +11,7 @@ from engine.drafters.beam import GrowingTrees
 from engine.model import PackedModel, Segment
 from engine.sampling.sampler import candidates, choose
 from engine.sampling.vocabulary import ReducedVocabulary
+from engine.scopes import Scope
 
 
 class Chunk(NamedTuple):
@@ -40,9 +41,9 @@ class DraftRunner(Protocol):
         """Rows that one request may have: bounded by the model's context and the KV pool."""
         ...
 
-    def open(self, request: str, tokens: Sequence[int]) -> int:
-        """How many committed rows the request has; a new one may start with rows from a prefix
-        cache."""
+    def open(self, request: str, tokens: Sequence[int], scope: Scope) -> int:
+        """How many committed rows the request has; a new one may start with rows from its scope's
+        prefix cache."""
         ...
 
     def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -120,9 +121,9 @@ class PackedRunner:
     def max_context(self) -> int:
         return min(self._model.max_context, self._model.kv.capacity)
 
-    def open(self, request: str, tokens: Sequence[int]) -> int:
+    def open(self, request: str, tokens: Sequence[int], scope: Scope) -> int:
         kv = self._model.kv
-        return kv.length(request) if request in kv else kv.open(request, tokens)
+        return kv.length(request) if request in kv else kv.open(request, tokens, scope)
 
     def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
         kv = self._model.kv

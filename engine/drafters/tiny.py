@@ -14,6 +14,7 @@ from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import pack
 from engine.sampling.vocabulary import ALL_TOKENS, ReducedVocabulary
+from engine.scopes import Scope
 
 
 class TinyRunner:
@@ -49,7 +50,7 @@ class TinyRunner:
     def max_context(self) -> int:
         return min(self._context, self._pool.capacity)
 
-    def open(self, request: str, tokens: Sequence[int]) -> int:
+    def open(self, request: str, tokens: Sequence[int], _scope: Scope) -> int:
         if request not in self._requests:
             self._requests[request] = self._pool.add()
         return self._requests[request].length

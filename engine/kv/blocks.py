@@ -6,16 +6,16 @@ that prefix until its memory is needed.
 """
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 from engine.errors import OutOfBlocks
+from engine.scopes import Holdings
 
 Digest = bytes
 """Identifies a full block by its tokens and all tokens before them."""
-
-NO_PARENT: Digest = b""
 
 
 def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
@@ -23,10 +23,10 @@ def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
 
 
-def chain_digests(tokens: Sequence[int], block_size: int) -> list[Digest]:
-    """The digests of all full blocks of `tokens`, each chained to the one before it."""
+def chain_digests(tokens: Sequence[int], block_size: int, parent: Digest) -> list[Digest]:
+    """The digests of all full blocks of `tokens`, each chained to the one before it, and the first
+    to `parent`: a scope's digest, so that scopes share no block."""
     digests: list[Digest] = []
-    parent = NO_PARENT
     for end in range(block_size, len(tokens) + 1, block_size):
         parent = block_digest(parent, tokens[end - block_size : end])
         digests.append(parent)
@@ -36,12 +36,17 @@ def chain_digests(tokens: Sequence[int], block_size: int) -> list[Digest]:
 class BlockPool:
     """Reference counts, free list and prefix cache of a fixed number of blocks."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, clock: Callable[[], float]) -> None:
         self._free = list(range(blocks))
         self._users = [0] * blocks
+        self._owners = [""] * blocks
+        """The tenant of each block that is not free."""
         self._digests: list[Digest | None] = [None] * blocks
         self._published: dict[Digest, int] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached: dict[str, OrderedDict[int, None]] = {}
+        """By tenant, without tenants that have none; the least recently used first."""
+        self._holdings = Holdings(clock)
+        """Used and cached blocks."""
 
     def __len__(self) -> int:
         return len(self._users)
@@ -52,23 +57,29 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        return len(self._cached)
+        return sum(map(len, self._cached.values()))
 
     @property
     def used(self) -> int:
         return len(self) - self.free - self.cached
 
-    def allocate(self, count: int) -> list[int]:
-        """Blocks for the caller alone: free ones first, then the least recently used cached ones.
+    def allocate(self, count: int, tenant: str) -> list[int]:
+        """Blocks for the caller alone: free ones first, then the least recently used cached ones
+        of the tenant that holds most.
 
         Raises OutOfBlocks, and allocates none, if there are fewer than `count`.
         """
         available = self.free + self.cached
         if count > available:
             raise OutOfBlocks(needed=count, available=available)
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for block in blocks:
-            self._users[block] = 1
+        blocks = []
+        for _ in range(count):
+            if not self._free:
+                self._evict()
+            block = self._free.pop()
+            self._users[block], self._owners[block] = 1, tenant
+            self._holdings.add(tenant, 1)
+            blocks.append(block)
         return blocks
 
     def share_prefix(self, digests: Sequence[Digest]) -> list[int]:
@@ -78,9 +89,12 @@ class BlockPool:
             block = self._published.get(digest)
             if block is None:
                 break
-            self._cached.pop(block, None)
+            if not self._users[block]:
+                self._leave_cache(block)
             self._users[block] += 1
             blocks.append(block)
+        if blocks:
+            self._holdings.use(self._owners[blocks[0]])
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -91,9 +105,9 @@ class BlockPool:
             if self._users[block]:
                 continue
             if self._digests[block] is None:
-                self._free.append(block)
+                self._set_free(block)
             else:
-                self._cached[block] = None
+                self._cached.setdefault(self._owners[block], OrderedDict())[block] = None
 
     def publish(self, block: int, digest: Digest) -> None:
         """Enters a full block into the prefix cache; of equal blocks only the first is entered."""
@@ -115,7 +129,7 @@ class BlockPool:
 
     def check(self, users: dict[int, int]) -> None:
         """Asserts that no block leaked, given how many requests hold each block."""
-        free, cached = set(self._free), set(self._cached)
+        free, cached = set(self._free), set(chain(*self._cached.values()))
         assert len(free) == self.free, "a block is free twice"
         assert {block: n for block, n in enumerate(self._users) if n} == users, "wrong user count"
         assert free.isdisjoint(cached), "a block is both free and cached"
@@ -125,8 +139,22 @@ class BlockPool:
         assert published == self._published, "prefix cache and blocks disagree"
         assert cached <= set(published.values()), "a cached block is not published"
         assert free.isdisjoint(published.values()), "a free block is published"
+        owners = Counter(owner for block, owner in enumerate(self._owners) if block not in free)
+        assert owners == self._holdings.held, "a tenant holds other blocks than it is charged for"
 
-    def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+    def _evict(self) -> None:
+        block = next(iter(self._cached[self._holdings.gives_room(self._cached)]))
+        self._leave_cache(block)
         self.withdraw(block)
-        return block
+        self._set_free(block)
+
+    def _leave_cache(self, block: int) -> None:
+        owner = self._owners[block]
+        blocks = self._cached[owner]
+        del blocks[block]
+        if not blocks:
+            del self._cached[owner]
+
+    def _set_free(self, block: int) -> None:
+        self._free.append(block)
+        self._holdings.add(self._owners[block], -1)

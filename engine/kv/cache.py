@@ -8,8 +8,9 @@ Not thread-safe: a pool belongs to the thread that runs its model.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import OutOfBlocks
-from engine.kv.blocks import NO_PARENT, BlockPool, Digest, block_digest, chain_digests
+from engine.kv.blocks import BlockPool, Digest, block_digest, chain_digests
+from engine.scopes import SHARED, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class _Entry:
     """The tokens of the committed rows."""
     digests: list[Digest]
     """The digests of the full blocks of committed rows."""
+    scope: Scope
     tail: int = 0
     """The number of tail rows."""
     swapped: bool = False
@@ -56,12 +59,17 @@ class KVCache:
     """Rows are addressed by slot: a request's row i is `k[layer][slots(request)[i]]`."""
 
     def __init__(
-        self, shape: KVShape, blocks: int, block_size: int = 16, swap_blocks: int = 0
+        self,
+        shape: KVShape,
+        blocks: int,
+        block_size: int = 16,
+        swap_blocks: int = 0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.shape = shape
         self.block_size = block_size
-        self._pool = BlockPool(blocks)
-        self._host_pool = BlockPool(swap_blocks)
+        self._pool = BlockPool(blocks, clock)
+        self._host_pool = BlockPool(swap_blocks, clock)
         self._storage = _allocate(shape, blocks * block_size, shape.device)
         self._host_storage = _allocate(shape, swap_blocks * block_size, torch.device("cpu"))
         heads = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
@@ -114,17 +122,18 @@ class KVCache:
         entry = self._resident(request)
         return entry.slots[: entry.rows]
 
-    def open(self, request: str, tokens: Sequence[int]) -> int:
-        """Adds a request. Returns how many rows of `tokens` it shares from the prefix cache.
+    def open(self, request: str, tokens: Sequence[int], scope: Scope = SHARED) -> int:
+        """Adds a request. Returns how many rows of `tokens` it shares from its scope's part of the
+        prefix cache.
 
         At least one token is always left to compute, as its logits choose the next token.
         """
         if request in self._entries:
             raise ValueError(f"request {request!r} is open already")
-        digests = chain_digests(tokens[:-1], self.block_size)
+        digests = chain_digests(tokens[:-1], self.block_size, scope.digest)
         blocks = self._pool.share_prefix(digests)
         shared = len(blocks) * self.block_size
-        entry = _Entry(tokens=list(tokens[:shared]), digests=digests[: len(blocks)])
+        entry = _Entry(list(tokens[:shared]), digests[: len(blocks)], scope)
         self._append(entry, blocks)
         self._entries[request] = entry
         return shared
@@ -144,7 +153,7 @@ class KVCache:
         copies = writes_block and self._pool.is_shared(entry.blocks[-1])
         missing = self._blocks_for(end) - len(entry.blocks)
         if missing or copies:
-            fresh = self._pool.allocate(missing + copies)
+            fresh = self._pool.allocate(missing + copies, entry.scope.tenant)
             if copies:
                 self._replace_last(entry, fresh.pop())
             self._append(entry, fresh)
@@ -206,7 +215,7 @@ class KVCache:
         if entry.swapped:
             return
         length = len(entry.tokens)
-        host_blocks = self._host_pool.allocate(self._blocks_for(length))
+        host_blocks = self._host_pool.allocate(self._blocks_for(length), entry.scope.tenant)
         entry.tail = 0
         source = entry.slots[:length].copy()
         self._pool.release(entry.blocks)
@@ -228,7 +237,7 @@ class KVCache:
         length = len(entry.tokens)
         shared = self._pool.share_prefix(entry.digests)
         try:
-            fresh = self._pool.allocate(len(entry.blocks) - len(shared))
+            fresh = self._pool.allocate(len(entry.blocks) - len(shared), entry.scope.tenant)
         except OutOfBlocks:
             self._pool.release(shared)
             raise
@@ -251,7 +260,8 @@ class KVCache:
             assert len(blocks) == self._blocks_for(entry.rows), f"{request}: wrong block count"
             room = len(blocks) * self.block_size
             assert np.array_equal(entry.slots[:room], self._slots_in(entry.blocks)), request
-            assert entry.digests == chain_digests(entry.tokens, self.block_size), request
+            root = entry.scope.digest
+            assert entry.digests == chain_digests(entry.tokens, self.block_size, root), request
             (host_users if entry.swapped else pool_users).update(entry.blocks)
             if entry.swapped:
                 assert entry.tail == 0, f"{request}: a swapped request has a tail"
@@ -313,7 +323,7 @@ class KVCache:
         """Enters blocks that are now full of committed rows into the prefix cache."""
         size = self.block_size
         for index in range(len(entry.digests), len(entry.tokens) // size):
-            parent = entry.digests[-1] if entry.digests else NO_PARENT
+            parent = entry.digests[-1] if entry.digests else entry.scope.digest
             digest = block_digest(parent, entry.tokens[index * size : (index + 1) * size])
             entry.digests.append(digest)
             self._pool.publish(entry.blocks[index], digest)

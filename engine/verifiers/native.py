@@ -21,6 +21,7 @@ from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from engine.protocol import Failed, Features, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose, logprobs, logprobs_of_rows
+from engine.scopes import INTERNAL
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT, DraftTree
 
@@ -123,7 +124,7 @@ class NativeVerifier:
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after a prompt; raises OutOfBlocks when requests being served fill the pool."""
         kv, request = self._model.kv, f"score-{next(self._scored)}"
-        kv.open(request, prompt)
+        kv.open(request, prompt, INTERNAL)
         try:
             while (cached := kv.length(request)) < len(prompt):
                 tokens = prompt[cached : cached + SCORE_CHUNK]
@@ -176,7 +177,7 @@ class NativeVerifier:
             # The prefix cache has no features, so rows whose features are requested run as well.
             wanted = order.features
             first_needed = first_run if wanted is None else min(first_run, wanted.first)
-            from_cache = kv.open(request, tokens[: first_needed + 1])
+            from_cache = kv.open(request, tokens[: first_needed + 1], held.start.scope)
         else:
             usable = min(held.unchanged, first_run)
             if kv.length(request) > usable:

@@ -200,6 +200,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "slo": {"ttft_s": None, "tpot_s": None},
         "priority": 0,
         "tenant": "",
+        "scope": ["", ""],
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
         "trace": False,
         "avoid": [],

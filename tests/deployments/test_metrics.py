@@ -75,7 +75,7 @@ def app() -> Iterator[serve.handle.DeploymentHandle]:
         "log_format": "json",
         "slo_classes": {"patient": {"ttft_ms": 60_000}},
         "api_keys": KEYS,
-        "debug_for": ["operator"],
+        "operators": ["operator"],
         "metrics_without_key": True,
     }
     with application(args, fresh_cluster=True):

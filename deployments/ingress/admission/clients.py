@@ -20,8 +20,10 @@ class Client:
     """Whose share of all places its requests count to; None: a caller without such a limit."""
     may_prioritize: bool
     """Whether its requests may set `priority`."""
-    may_debug: bool = False
+    is_operator: bool = False
     """Whether it may ask for `/debug/trace`."""
+    sees_all: bool = True
+    """Whether statistics show it all tenants; else only what its own requests explain."""
 
 
 def trusted(tenant: str) -> Client:
@@ -34,25 +36,27 @@ class Keys:
         self,
         api_keys: Mapping[str, str],
         priority_for: Collection[str] = (),
-        debug_for: Collection[str] = (),
+        operators: Collection[str] = (),
     ) -> None:
         """`api_keys`: the key of each tenant. If empty, no key is required, and each address is a
-        tenant. `priority_for`: the tenants that may set `priority`. `debug_for`: those that may ask
-        for traces."""
+        tenant. `priority_for`: the tenants that may set `priority`. `operators`: those that see
+        all tenants."""
         self._tenants = {key.encode(): tenant for tenant, key in api_keys.items()}
         self._priority_for = frozenset(priority_for)
-        self._debug_for = frozenset(debug_for)
+        self._operators = frozenset(operators)
 
     def client(self, authorization: str, address: str) -> Client:
         """The client that sends this `Authorization` header from this address; raises ApiError 401
         without a valid key."""
         tenant = self._tenant(authorization) if self._tenants else _network(address)
         named = (tenant, EVERYONE)
+        is_operator = not self._operators.isdisjoint(named)
         return Client(
             tenant,
             tenant,
             may_prioritize=not self._priority_for.isdisjoint(named),
-            may_debug=not self._debug_for.isdisjoint(named),
+            is_operator=is_operator,
+            sees_all=is_operator or not self._tenants,
         )
 
     def _tenant(self, authorization: str) -> str:

@@ -42,6 +42,10 @@ class Shares:
         self._held[client.share_of] += choices
         return Held(self, client.share_of, choices)
 
+    def held(self, client: Client) -> int:
+        """The places that the client holds."""
+        return 0 if client.share_of is None else self._held[client.share_of]
+
     def _share(self, replicas: int) -> int:
         return max(1, int(self._client_share * self._places_per_replica * max(1, replicas)))
 

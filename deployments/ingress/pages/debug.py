@@ -25,8 +25,8 @@ def add_debug(http: FastAPI, api: Api) -> None:
     async def trace(request: Request, seconds: Seconds = 10.0) -> Response:
         """What all replicas do for so many seconds, in Chrome's trace format, for Perfetto."""
         client: Client = request.state.client
-        if not client.may_debug:
-            raise ApiError(403, "this client may not ask for traces (debug_for in the config)")
+        if not client.is_operator:
+            raise ApiError(403, "this client may not ask for traces (operators in the config)")
         await api.ready()
         calls = [
             _of_replica(api.replicas, {"replica": name, "seconds": seconds, "process": number})

@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster.config import AppConfig
 from deployments.ingress.replicas.calls import answer_of
 from deployments.ingress.requests.fields import SloTargets
+from deployments.messages import LiveQuery
 from deployments.replica.live import LONGEST_S, ReplicaNumbers
 
 Seconds = Annotated[float, Query(gt=0, le=LONGEST_S, description="How far back the numbers go.")]
@@ -32,12 +33,17 @@ class LiveView(BaseModel):
 
 
 async def live(
-    config: AppConfig, replicas: DeploymentHandle, names: Collection[str], seconds: float
+    config: AppConfig,
+    replicas: DeploymentHandle,
+    names: Collection[str],
+    seconds: float,
+    tenant: str | None,
 ) -> LiveView:
-    calls = (
-        answer_of(name, replicas.live.remote({"replica": name, "seconds": seconds}))
-        for name in sorted(names)
-    )
+    """`tenant`: only what its own requests explain; None: everything."""
+    queries: list[LiveQuery] = [
+        {"replica": name, "seconds": seconds, "tenant": tenant} for name in sorted(names)
+    ]
+    calls = [answer_of(query["replica"], replicas.live.remote(query)) for query in queries]
     numbers: list[ReplicaNumbers | None] = await asyncio.gather(*calls)
     classes = config.slo_classes.items()
     return LiveView(

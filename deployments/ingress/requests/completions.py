@@ -11,6 +11,7 @@ from cluster.config.section import within
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.chat_messages import Messages
 from deployments.ingress.requests.fields import (
+    MAX_SALT,
     MAX_STOPS,
     AllowedTokens,
     Alternatives,
@@ -83,6 +84,9 @@ class SharedFields(Fields):
     """Without effect: the prefix cache finds prompts with the same beginning by itself."""
     store: bool = False
     """Nothing is stored: true has no effect."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    """Only requests of the same client with the same salt reuse what this one leaves: prefix cache
+    and past outputs."""
     service_tier: str = "auto"
     """There is one tier: other names have no effect."""
 

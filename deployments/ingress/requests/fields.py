@@ -13,6 +13,8 @@ from engine.errors import InvalidRequest
 from policies import ranges
 
 MAX_STOPS = 4
+MAX_SALT = 256
+"""Characters of a `cache_salt`."""
 MAX_PROMPTS = 2048
 """As in OpenAI's API; admission is usually narrower."""
 MAX_MESSAGES = 8192

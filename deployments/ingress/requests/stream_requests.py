@@ -74,6 +74,7 @@ class StreamRequestBuilder:
         slo = self._slo(request)
         speculation = self._speculation(request)
         bad_words = await self._bad_words(request, tenant)
+        scope_tenant = tenant if self._config.isolates_tenants else ""
         choices: list[StreamRequest] = []
         for given_ids in prompts:
             # Checking a large grammar takes long, and streams go on meanwhile.
@@ -97,6 +98,7 @@ class StreamRequestBuilder:
                         # Inside, requests of higher priority run first.
                         "priority": -request.priority,
                         "tenant": tenant,
+                        "scope": [scope_tenant, request.cache_salt or ""],
                         "speculation": speculation,
                         "trace": request.spindle.trace,
                         "avoid": [],

@@ -34,7 +34,6 @@ SHARED: Mapping[str, Unsupported] = {
     "prompt_embeds": Unsupported("embeddings as a prompt are not supported; send text or tokens"),
     "prompt_logprobs": Unsupported("is for /v1/completions and /v1/chat/completions"),
     "logprob_token_ids": Unsupported("chosen tokens cannot be scored; use logprobs", ([],)),
-    "cache_salt": Unsupported("all prompts share one prefix cache; leave it out"),
     "thinking_token_budget": Unsupported("is not supported; use max_tokens", (-1,)),
     "repetition_detection": Unsupported("is not supported; use frequency_penalty"),
     "no_repeat_ngram_size": Unsupported("is not supported; use frequency_penalty", (0,)),

@@ -15,6 +15,8 @@ from torch import Tensor
 from engine.protocol import Start, TokenLogprobs
 from engine.sampling.sampler import Row, choose, logprobs
 
+SAMPLER_INPUT = "spindle"
+"""The key of a request's SamplerInput in `extra_args`."""
 FAILED = -2
 """In place of a token: none could be chosen for this request. vLLM hands it on as it is."""
 _LOG = logging.getLogger("spindle")

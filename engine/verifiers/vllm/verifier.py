@@ -16,6 +16,7 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready, forced_tokens
 from engine.protocol import Failed, Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
+from engine.scopes import INTERNAL
 from engine.soft_state import HeldRequest, SoftState
 from engine.verifiers.vllm.adapter.core import KvBlocks, Outcome, StepEngine
 from engine.verifiers.vllm.adapter.scheduler import Turn
@@ -112,7 +113,7 @@ class VllmVerifier:
     def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after a prompt; raises OutOfBlocks when requests being served fill the pool."""
         name = f"score-{next(self._opened)}"
-        start = Start(SamplingParams(temperature=0), 0, len(prompt))
+        start = Start(SamplingParams(temperature=0), 0, len(prompt), INTERNAL)
         self._engine.open(name, prompt, SamplerInput(start, score=tuple(token_ids)))
         try:
             while True:

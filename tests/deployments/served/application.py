@@ -10,6 +10,7 @@ KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMITTED = 64
 ALIKE: Mapping[str, Any] = {
     **ARGS,
+    "drafters": [*ARGS["drafters"], {"name": "suffix", "kind": "suffix"}],
     "api_keys": {**KEYS, "tenant": "env:KEY_OF_TENANT"},
     "grpc": {"port": GRPC_PORT},
     "limits": {
@@ -27,6 +28,10 @@ APPLICATIONS: Mapping[str, Mapping[str, Any]] = {
         **ALIKE,
         "target": VLLM_TARGET,
         # In a process of its own, which a test kills.
-        "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "ngram", "kind": "ngram"}],
+        "drafters": [
+            {"name": "tiny", "model": "zoo/tiny"},
+            {"name": "ngram", "kind": "ngram"},
+            {"name": "suffix", "kind": "suffix"},
+        ],
     },
 }

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.committed import CommittedTokens
 from engine.protocol import Draft, Drafter, DraftOrder, Prefix, Start
 from engine.sampling.params import SamplingParams
+from engine.scopes import SHARED, Scope
 from policies.tree import DraftTree
 
 
@@ -17,10 +18,12 @@ class Stream:
         prompt: Sequence[int],
         params: SamplingParams | None = None,
         seed: int = 0,
+        scope: Scope = SHARED,
     ) -> None:
         self.name = name
         self.params = params or SamplingParams()
         self.seed = seed
+        self.scope = scope
         self.prompt_len = len(prompt)
         self.committed = CommittedTokens()
         self.committed.extend(prompt)
@@ -28,7 +31,9 @@ class Stream:
         self.round = 0
 
     def prefix(self) -> Prefix:
-        start = Start(self.params, self.seed, self.prompt_len) if self.seen == 0 else None
+        start = None
+        if self.seen == 0:
+            start = Start(self.params, self.seed, self.prompt_len, self.scope)
         self.round += 1
         return Prefix(
             request=self.name,

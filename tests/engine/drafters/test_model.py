@@ -14,6 +14,7 @@ from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
 from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
 from engine.sampling.params import SamplingParams
+from engine.scopes import Scope
 from engine.tokenizer import check_tokenizer
 from policies.flat_trees import flatten, prune_each, split
 from policies.tree import ROOT, DraftTree
@@ -59,8 +60,8 @@ class RecordingRunner:
     def max_context(self) -> int:
         return self.real.max_context
 
-    def open(self, request: str, tokens: Sequence[int]) -> int:
-        return self.real.open(request, tokens)
+    def open(self, request: str, tokens: Sequence[int], scope: Scope) -> int:
+        return self.real.open(request, tokens, scope)
 
     def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
         self.real.keep(request, length, path, tokens)

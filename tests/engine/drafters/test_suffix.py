@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.past_outputs import PastOutputs
 from engine.drafters.suffix import SuffixDrafter
-from engine.drafters.text_index import NONE, TOKENS
 from engine.protocol import Missing
 from tests.engine.drafters.orders import Stream, token_paths
 
@@ -89,17 +87,6 @@ def test_an_output_larger_than_the_limit_is_not_kept() -> None:
     drafter = SuffixDrafter(past_tokens=60)
     drafter.learn(range(100))
     assert len(Stream("a", [1, 2]).draft(drafter, depth=1)) == 0
-
-
-def test_evicted_outputs_take_no_memory() -> None:
-    """Also very short ones, and ones that drafts came from."""
-    past = PastOutputs(max_tokens=100)
-    for last in range(2_000):
-        past.add([*OUTPUT, last])
-        past.add([last])
-        past.touch(past.index.end - 2)
-    assert past.index.store.shape[1] <= 1024
-    assert sum(token != NONE for token in past.index.store[TOKENS, : past.index.end]) <= 100
 
 
 def test_outputs_that_stay_are_still_found_after_the_index_was_compacted() -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from engine.errors import OutOfBlocks
 from engine.kv.blocks import chain_digests
 from engine.kv.cache import KVCache, KVShape
+from engine.scopes import IDLE_S, SHARED, Scope
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 1, 2
 SHAPE = KVShape(LAYERS, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu"))
@@ -56,9 +57,9 @@ def assert_holds(cache: KVCache, request: str, values: Sequence[int]) -> None:
         np.testing.assert_array_equal(cache.v[layer].numpy()[slots], expected[2 * layer + 1])
 
 
-def fill(cache: KVCache, request: str, tokens: Sequence[int]) -> int:
+def fill(cache: KVCache, request: str, tokens: Sequence[int], scope: Scope = SHARED) -> int:
     """Opens a request and computes the rows that are not shared; returns how many are."""
-    shared = cache.open(request, tokens)
+    shared = cache.open(request, tokens, scope)
     add(cache, request, tokens[:shared], tokens[shared:])
     return shared
 
@@ -74,6 +75,7 @@ class Expected:
     """The expected content of a request's entry."""
 
     tokens: list[int]
+    scope: Scope
     tail: list[list[int]] = field(default_factory=list)
     """For each tail row the uncommitted tokens up to it: the path of a draft tree's node."""
     swapped: bool = False
@@ -90,6 +92,7 @@ class Expected:
 
 BLOCKS, BLOCK_SIZE, SWAP_BLOCKS = 12, 3, 6
 NAMES = ("a", "b", "c", "d")
+SCOPES = (SHARED, Scope("tenant"), Scope("tenant", "salt"))
 # Two tokens only, so that requests share prefixes, diverge within blocks and return to old ones.
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 PICK = st.integers(0, 11)
@@ -110,7 +113,7 @@ class Pool(RuleBasedStateMachine):
     def start(self, tokens: list[int]) -> None:
         self.cache = make_cache(BLOCKS, BLOCK_SIZE, SWAP_BLOCKS)
         self.expected: dict[str, Expected] = {}
-        self.open(0, tokens)
+        self.open(0, tokens, SHARED)
 
     def names(self, *, swapped: bool) -> list[str]:
         return [name for name, one in self.expected.items() if one.swapped == swapped]
@@ -120,16 +123,16 @@ class Pool(RuleBasedStateMachine):
         return names[pick % len(names)], self.expected[names[pick % len(names)]]
 
     @precondition(lambda pool: len(pool.expected) < len(NAMES))
-    @rule(pick=PICK, tokens=TOKENS)
-    def open(self, pick: int, tokens: list[int]) -> None:
+    @rule(pick=PICK, tokens=TOKENS, scope=st.sampled_from(SCOPES))
+    def open(self, pick: int, tokens: list[int], scope: Scope) -> None:
         """A new prompt, or one that continues another request's tokens, computed at once."""
         known = [[], *(one.tokens for one in self.expected.values())]
         prompt = known[pick % len(known)] + tokens
         request = next(name for name in NAMES if name not in self.expected)
-        shared = self.cache.open(request, prompt)
+        shared = self.cache.open(request, prompt, scope)
         assert shared % BLOCK_SIZE == 0
         assert shared < len(prompt)
-        self.expected[request] = Expected(prompt[:shared])
+        self.expected[request] = Expected(prompt[:shared], scope)
         self.compute(request, prompt[shared:])
 
     @any_is_resident
@@ -205,6 +208,14 @@ class Pool(RuleBasedStateMachine):
         request = list(self.expected)[pick % len(self.expected)]
         self.cache.release(request)
         del self.expected[request]
+
+    @invariant()
+    def no_block_is_in_two_scopes(self) -> None:
+        owners: dict[int, Scope] = {}
+        for name in self.names(swapped=False):
+            scope = self.expected[name].scope
+            for block in self.cache.slots(name)[::BLOCK_SIZE].tolist():
+                assert owners.setdefault(block, scope) == scope
 
     @invariant()
     def every_row_has_its_value(self) -> None:
@@ -475,20 +486,73 @@ def test_invalid_lengths_are_refused() -> None:
         cache.unreserve("a", 1)
 
 
+def prompt_of(number: int) -> list[int]:
+    """Two blocks and one token, which no other number shares."""
+    return [number] * 9
+
+
+def test_scopes_share_nothing() -> None:
+    cache = make_cache(blocks=16)
+    scopes = [SHARED, Scope("a"), Scope("b"), Scope("a", "salt"), Scope("", "a")]
+    for number, scope in enumerate(scopes):
+        assert fill(cache, f"first {number}", prompt_of(1), scope) == 0
+        assert fill(cache, f"second {number}", prompt_of(1), scope) == 8
+        cache.release(f"second {number}")
+    cache.check()
+
+
+def test_a_request_that_was_swapped_out_returns_to_its_own_scope() -> None:
+    cache = make_cache(blocks=8, swap_blocks=4)
+    fill(cache, "a", prompt_of(1), Scope("a"))
+    cache.swap_out("a")
+    fill(cache, "b", prompt_of(1), Scope("b"))
+    cache.swap_in("a")
+    assert not set(cache.slots("a").tolist()) & set(cache.slots("b").tolist())
+    assert fill(cache, "again", prompt_of(1), Scope("a")) == 8
+    cache.check()
+
+
+def test_a_tenant_that_floods_the_cache_evicts_its_own_prompts() -> None:
+    cache = make_cache(blocks=12)
+    fill(cache, "quiet", prompt_of(0), Scope("quiet"))
+    cache.release("quiet")
+    for number in range(1, 50):  # under ever new salts
+        fill(cache, "flood", prompt_of(number), Scope("loud", str(number)))
+        cache.release("flood")
+    assert cache.open("quiet again", prompt_of(0), Scope("quiet")) == 8
+    assert cache.open("flood again", prompt_of(49), Scope("loud", "49")) == 8
+    cache.check()
+
+
+def test_an_idle_tenant_gives_its_room_back() -> None:
+    now = 0.0
+    cache = KVCache(SHAPE, 11, 4, clock=lambda: now)
+    fill(cache, "quiet", prompt_of(0), Scope("quiet"))
+    cache.release("quiet")
+    now = IDLE_S + 1
+    for number in range(1, 6):
+        fill(cache, "loud", prompt_of(number), Scope("loud"))
+        cache.release("loud")
+    assert cache.open("quiet again", prompt_of(0), Scope("quiet")) == 0
+    kept = [cache.open(str(number), prompt_of(number), Scope("loud")) for number in range(1, 6)]
+    assert kept == [8] * 5, "it took the idle tenant's room before its own"
+    cache.check()
+
+
 def test_the_integrity_check_finds_a_leak() -> None:
     cache = make_cache()
     fill(cache, "a", [1, 2])
-    cache._pool.allocate(1)
+    cache._pool.allocate(1, "")
     with pytest.raises(AssertionError, match="wrong user count"):
         cache.check()
 
 
 def test_a_digest_depends_on_the_whole_prefix() -> None:
-    digests = chain_digests([1, 2, 3, 4, 5], 2)
+    digests = chain_digests([1, 2, 3, 4, 5], 2, b"")
     assert len(digests) == 2
-    assert digests == chain_digests([1, 2, 3, 4, 6], 2)
-    assert digests[1] not in chain_digests([1, 7, 3, 4], 2)
-    assert chain_digests([256, 0], 2) != chain_digests([0, 1], 2)
+    assert digests == chain_digests([1, 2, 3, 4, 6], 2, b"")
+    assert digests[1] not in chain_digests([1, 7, 3, 4], 2, b"")
+    assert chain_digests([256, 0], 2, b"") != chain_digests([0, 1], 2, b"")
 
 
 def test_storage_holds_keys_and_values_of_all_layers() -> None:

@@ -18,8 +18,7 @@ from engine.protocol import Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
 from engine.verifiers.vllm.adapter.support import check, require_attributes, unsupported
-from engine.verifiers.vllm.adapter.worker import SAMPLER_INPUT
-from engine.verifiers.vllm.sampling import SamplerInput
+from engine.verifiers.vllm.sampling import SAMPLER_INPUT, SamplerInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,11 @@ class StepEngine:
             "kv_cache_config.kv_cache_groups",
             "kv_cache_manager.block_pool.blocks",
             "kv_cache_manager.block_pool.get_num_free_blocks",
+            "kv_cache_manager.block_pool.get_new_blocks",
+            "kv_cache_manager.block_pool.touch",
+            "kv_cache_manager.block_pool.free_block_queue.fake_free_list_head",
+            "kv_cache_manager.block_pool.free_block_queue.remove",
+            "kv_cache_manager.block_pool.free_block_queue.prepend_n",
         )
         self._core.model_executor.collective_rpc("replace_sampler")
         self._core.model_executor.collective_rpc("avoid_slow_row_counts")
@@ -113,8 +117,8 @@ class StepEngine:
         inputs: SamplerInput,
         prompt_logprobs: int | None = None,
     ) -> None:
-        """Adds a request, which runs only in steps that have a turn for it. With `prompt_logprobs`
-        it uses no prefix cache."""
+        """Adds a request, which runs only in steps that have a turn for it. It shares its scope's
+        part of the prefix cache, and none with `prompt_logprobs`."""
         top_n = len(inputs.score) if inputs.score else inputs.start.params.logprobs
         params = EngineParams(
             temperature=0,
@@ -128,7 +132,10 @@ class StepEngine:
         if top_n is not None:
             self._logprob_counts[name] = top_n
         hasher = self._core.request_block_hasher
-        self._core.add_request(Request(name, list(tokens), params, None, block_hasher=hasher))
+        # vLLM chains the salt into the digests of all blocks.
+        salt = inputs.start.scope.digest.hex() or None
+        request = Request(name, list(tokens), params, None, cache_salt=salt, block_hasher=hasher)
+        self._core.add_request(request)
 
     def close(self, names: Collection[str]) -> None:
         """Frees the KV of these requests; unknown ones are no error."""

@@ -13,6 +13,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
+from engine.verifiers.vllm.adapter.fair_cache import FairCache
+from engine.verifiers.vllm.sampling import SAMPLER_INPUT, SamplerInput
+
 NEVER = 1 << 62
 """A step that never comes: a running request held until then is passed over and keeps its KV."""
 
@@ -43,6 +46,7 @@ class TurnScheduler(Scheduler):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._turns: Mapping[str, Turn] = {}
+        self._fair_cache = FairCache(self.kv_cache_manager.block_pool)
         # vLLM would pad a request that enters the batch with one token left by rows for a draft it
         # does not have; a schedule of draft lengths (here a constant) turns that off.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
@@ -82,6 +86,13 @@ class TurnScheduler(Scheduler):
         chunk = self._turns[request.request_id].chunk
         behind: int = request.num_tokens - num_computed_tokens
         return num_new_tokens if behind <= chunk else min(num_new_tokens, chunk)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        groups = self.kv_cache_manager.get_block_ids(request.request_id)
+        super()._free_request_blocks(request)
+        inputs: SamplerInput = request.sampling_params.extra_args[SAMPLER_INPUT]
+        for blocks in groups:
+            self._fair_cache.released(inputs.start.scope.tenant, blocks)
 
     def _make_room(self, batch: list[Request]) -> list[Request]:
         """Evicts held requests until the batch's KV fits, then drops requests off its end."""

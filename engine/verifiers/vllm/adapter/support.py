@@ -33,6 +33,7 @@ def check(config: VllmConfig) -> None:
     if not vllm.__version__.startswith(f"{SUPPORTED}."):
         raise unsupported("another version")
     require_attributes(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
+    require_attributes(Scheduler, "_free_request_blocks")
     require_attributes(EngineCore, "step", "add_request", "abort_requests")
     require_attributes(GPUModelRunner, "_sample")
     if config.use_v2_model_runner:

@@ -16,11 +16,15 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine.cpu.row_counts import avoid_slow_row_count, has_slow_row_counts
 from engine.verifiers.vllm.adapter.support import require_attributes
-from engine.verifiers.vllm.sampling import ChosenTokens, SamplerInput, StepRequest, choose_tokens
+from engine.verifiers.vllm.sampling import (
+    SAMPLER_INPUT,
+    ChosenTokens,
+    SamplerInput,
+    StepRequest,
+    choose_tokens,
+)
 
 AllowedTokens = Mapping[str, Sequence[NDArray[np.int32] | None]]
-SAMPLER_INPUT = "spindle"
-"""The key of a request's SamplerInput in `extra_args`."""
 NO_TOKEN = -1
 """vLLM's placeholder behind a request's last token."""
 NO_LIMIT = 1 << 62

@@ -290,6 +290,7 @@ REQUEST: StreamRequest = {
     "slo": {"ttft_s": None, "tpot_s": None},
     "priority": 0,
     "tenant": "",
+    "scope": ["", ""],
     "speculation": {"enabled": True, "drafter": None, "max_depth": None},
     "trace": False,
     "avoid": [],

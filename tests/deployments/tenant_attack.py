@@ -1,0 +1,151 @@
+"""What one tenant can try, over HTTP or gRPC, to read what another has asked and been answered."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import requests
+from google.protobuf.wrappers_pb2 import StringValue
+
+from tests.deployments.served.application import GRPC_PORT
+from tests.deployments.serving import URL, tokenizer
+
+KNOWN = 8
+"""Tokens of the other one's answer that the attacker begins with."""
+READ = 24
+"""Tokens that it tries to read after them."""
+SECRET = "<|user|>Make a table of 5 rivers with length, and then count to 12.<|end|><|assistant|>"
+Call = Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
+"""(key, fields) → the chunks of a stream."""
+
+
+class Seen(NamedTuple):
+    """All that an attack returns, but for times."""
+
+    words: list[int]
+    """What it takes for the other one's tokens."""
+    nodes: list[list[tuple[int, int | None]]]
+    """Token and parent of all drafts of each of its requests."""
+    counts: list[tuple[int, int]]
+    """Drafted and accepted tokens of each."""
+    cached: list[int]
+    """Tokens of the prompts that came from the prefix cache."""
+
+
+def over_http(key: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}"}
+    answer = requests.post(f"{URL}/v1/completions", json=fields, headers=headers, timeout=60)
+    assert answer.ok, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def over_grpc(key: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    with grpc.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as channel:
+        call = channel.unary_stream(
+            "/spindle.Spindle/Stream", StringValue.SerializeToString, StringValue.FromString
+        )
+        metadata = [("authorization", f"Bearer {key}")]
+        message = StringValue(value=json.dumps(fields))
+        return [json.loads(one.value) for one in call(message, timeout=60, metadata=metadata)]
+
+
+def ask(call: Call, key: str, **fields: Any) -> list[dict[str, Any]]:
+    plain = {
+        "model": "target",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "ignore_eos": True,
+        "speculation": "suffix",
+    }
+    chunks = call(key, {**plain, **fields})
+    assert not any("error" in chunk for chunk in chunks), chunks
+    return chunks
+
+
+def tokens_of(chunks: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [token for one in choices(chunks) for token in one.get("token_ids") or ()]
+
+
+def choices(chunks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for chunk in chunks:
+        yield from chunk["choices"]
+
+
+def secret_answer(call: Call, key: str, seed: int, **fields: Any) -> list[int]:
+    """An answer that stands nowhere else: hot, and from a seed that nobody knows."""
+    hot = {"temperature": 1.2, "max_tokens": KNOWN + READ + 8, "seed": seed}
+    return tokens_of(ask(call, key, prompt=SECRET, **hot, **fields))
+
+
+def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
+    """Reads on from the first tokens of an answer, guesses its prompt, and notes all it is told."""
+    words, seen = list(answer[:KNOWN]), Seen([], [], [], [])
+    while len(words) < KNOWN + READ:
+        # The last known token is forced, so that a draft continues the known ones.
+        chunks = ask(
+            call,
+            key,
+            prompt=words[-KNOWN:-1],
+            logit_bias={str(words[-1]): 100},
+            max_tokens=6,
+            temperature=0,
+            spindle={"trace": True},
+            **fields,
+        )
+        note(seen, chunks)
+        drafts = drafts_after(chunks, words[-1])
+        if not drafts:
+            break
+        words += drafts
+    # Without a trace: does this stand in somebody's answer?
+    for length in (KNOWN, KNOWN + READ // 2):
+        prompt = list(answer[:length])
+        note(seen, ask(call, key, prompt=prompt, max_tokens=6, seed=1, **fields))
+    # And this in somebody's prompt?
+    whole = tokenizer()(SECRET)["input_ids"]
+    for guess in (whole, [*whole[: len(whole) // 2], *range(100, 120)]):
+        note(seen, ask(call, key, prompt=guess, max_tokens=1, **fields))
+    seen.words.extend(words[KNOWN:])
+    return seen
+
+
+def note(seen: Seen, chunks: Sequence[Mapping[str, Any]]) -> None:
+    nodes = [
+        (node["id"], node["parent"])
+        for choice in choices(chunks)
+        for node in (choice["spindle"] or {}).get("trace", {}).get("nodes", ())
+    ]
+    (statistics,) = [one["spindle"] for one in choices(chunks) if one["finish_reason"]]
+    usage = chunks[-1]["usage"]
+    seen.nodes.append(nodes)
+    seen.counts.append((statistics["drafted"], statistics["accepted"]))
+    seen.cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def drafts_after(chunks: Sequence[Mapping[str, Any]], forced: int) -> list[int]:
+    """The chain that was drafted after the forced token."""
+    for choice in choices(chunks):
+        trace = (choice["spindle"] or {}).get("trace")
+        chain: list[int] = []
+        parent = None
+        for place, node in enumerate(trace["nodes"] if trace else ()):
+            if node["parent"] == parent:
+                chain.append(node["id"])
+                parent = place
+        if any(token != forced for token in chain):
+            return chain
+    return []
+
+
+def share_read(seen: Seen, answer: Sequence[int]) -> float:
+    """How much of the rest of the answer the attacker has read."""
+    rest = answer[KNOWN : KNOWN + READ]
+    right = 0
+    for token, guess in zip(rest, seen.words, strict=False):
+        if token != guess:
+            break
+        right += 1
+    return right / len(rest)
