@@ -155,6 +155,11 @@ def _notes(
     cores = sum(node.get("CPU", 0.0) for node in nodes)
     if threads > cores:
         yield f"note  {threads} threads on {cores:g} cores: they take turns."
+    if config.api_keys and config.sharing == "all":
+        yield (
+            "note  sharing: all: a tenant that guesses a few words of another's prompt or answer can "
+            "read on in what lookups draft and in cached_tokens (docs/security.md)."
+        )
     lacking = missing(config, nodes, scaling.max_replicas)
     if lacking:
         yield f"note  {scaling.max_replicas} replicas need more nodes: {'; '.join(lacking)}."

@@ -188,6 +188,15 @@ def test_more_replicas_than_there_is_room_for_are_noted(
     assert "3 replicas need more nodes: GPU: 3 needed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("sharing", "noted"), [("tenant", False), ("all", True)])
+def test_what_shared_memory_tells_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sharing: str, noted: bool
+) -> None:
+    args = {"api_keys": {"a": "one", "b": "two"}, "sharing": sharing}
+    assert main([serve_config(tmp_path, args), "--node", "CPU=8,memory=64GB"]) == 0
+    assert ("in what lookups draft" in capsys.readouterr().out) == noted
+
+
 def test_a_node_is_stated_in_units() -> None:
     assert parse_node("CPU=8, GPU=2,memory=64GB,gpu_memory=80GiB,accelerator_type:L4=1") == {
         "CPU": 8,

@@ -116,7 +116,7 @@ def note(seen: Seen, chunks: Sequence[Mapping[str, Any]]) -> None:
     nodes = [
         (node["id"], node["parent"])
         for choice in choices(chunks)
-        for node in (choice["spindle"] or {}).get("trace", {}).get("nodes", ())
+        for node in (choice.get("spindle") or {}).get("trace", {}).get("nodes", ())
     ]
     (statistics,) = [one["spindle"] for one in choices(chunks) if one["finish_reason"]]
     usage = chunks[-1]["usage"]
@@ -128,7 +128,7 @@ def note(seen: Seen, chunks: Sequence[Mapping[str, Any]]) -> None:
 def drafts_after(chunks: Sequence[Mapping[str, Any]], forced: int) -> list[int]:
     """The chain that was drafted after the forced token."""
     for choice in choices(chunks):
-        trace = (choice["spindle"] or {}).get("trace")
+        trace = (choice.get("spindle") or {}).get("trace")
         chain: list[int] = []
         parent = None
         for place, node in enumerate(trace["nodes"] if trace else ()):

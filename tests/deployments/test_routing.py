@@ -78,6 +78,7 @@ def test_prompts_share_the_blocks_up_to_their_first_difference() -> None:
     assert memory.shared(block_hashes(prompt + [1] * (BLOCK - 1))) == 4
     assert memory.shared(block_hashes(other)) == 2
     assert memory.shared(block_hashes(prompt[BLOCK:])) == 0, "the same tokens elsewhere"
+    assert memory.shared(block_hashes(prompt, ["tenant", ""])) == 0, "another scope's prompt"
 
 
 def test_a_memory_is_bounded_and_forgets_ends_before_beginnings() -> None:

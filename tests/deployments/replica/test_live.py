@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.events import CaughtUp, Drafted, Verified, VerifiedTrees
+from actors.coordinator.events import (
+    Arrived,
+    CaughtUp,
+    Drafted,
+    Left,
+    Verified,
+    VerifiedTrees,
+)
+from actors.coordinator.stream import Statistics
 from deployments.replica.live import LiveNumbers
 from policies.flat_trees import flatten
-from policies.request import LaneView, RoundOutcome
+from policies.request import LaneView, RequestView, RoundOutcome
 from policies.tree import DraftTree
 
 LANES = [
@@ -20,22 +28,34 @@ TREES = flatten([DraftTree.chain([1, 2, 3, 4], [0.5] * 4), DraftTree.chain([1, 2
 LOAD = {"running": 2.0, "waiting": 1.0, "goodput": 9.0, "attainment": 1.0}
 
 
-def outcome(lane: str | None, drafted: int, accepted: int) -> RoundOutcome:
-    return RoundOutcome("a name", lane, drafted, drafted, accepted, accepted + 1, 0.1)
+def outcome(name: str, lane: str | None, drafted: int, accepted: int) -> RoundOutcome:
+    return RoundOutcome(name, lane, drafted, drafted, accepted, accepted + 1, 0.1)
 
 
 def observe_rounds(numbers: LiveNumbers, begin: float, rounds: int) -> None:
     """Rounds of 0.1 s: 0.03 s of drafting, 0.06 s of verifying."""
     for number in range(rounds):
         at_s = begin + 0.1 * number
-        outcomes = (outcome("tiny/1", 4, 3), outcome(None, 2, 0), outcome(None, 0, 0))
-        drafts = VerifiedTrees(TREES, None, [["tiny/1"], ["ngram"]], [(0, 1, 2), ()])
+        outcomes = (
+            outcome("a name", "tiny/1", 4, 3),
+            outcome("b", None, 2, 0),
+            outcome("b", None, 0, 0),
+        )
+        trees = (TREES, None, [["tiny/1"], ["ngram"]], [(0, 1, 2), ()])
+        drafts = VerifiedTrees(*trees, ["a name", "b"])
         numbers.observe(Drafted(at_s + 0.03, "tiny/1", 0.03, 2, 8))
         numbers.observe(Verified(at_s + 0.09, 0.06, 0.04, 100, 9, 0, outcomes, drafts=drafts))
 
 
-def read(numbers: LiveNumbers, now: float, seconds: float = 5.0) -> dict[str, Any]:
-    return numbers.read(seconds, now, LOAD, None).model_dump()
+def read(
+    numbers: LiveNumbers, now: float, seconds: float = 5.0, tenant: str | None = None
+) -> dict[str, Any]:
+    return numbers.read(seconds, now, LOAD, None, tenant).model_dump()
+
+
+def arrived(name: str, tenant: str) -> Arrived:
+    view = RequestView(name, arrival_s=99.0, prompt_len=1, max_tokens=9, tenant=tenant)
+    return Arrived(99.0, view, (1,))
 
 
 def test_the_numbers_add_up() -> None:
@@ -53,6 +73,24 @@ def test_the_numbers_add_up() -> None:
     assert [one["drafter"] for one in shown["hosts"]] == [None, "tiny", "tiny", "ngram"]
     assert "a name" not in json.dumps(shown), "numbers only"
     assert read(numbers, 102.0, seconds=1.0)["drafted"]["tiny"] == 40
+
+
+def test_a_tenant_sees_what_its_own_requests_explain() -> None:
+    numbers = LiveNumbers("r1", LANES)
+    numbers.observe(arrived("a name", "first"))
+    numbers.observe(arrived("b", "second"))
+    read(numbers, 100.0)
+    observe_rounds(numbers, 100.0, 20)
+    first, second, third = (read(numbers, 102.0, tenant=one) for one in ("first", "second", "3rd"))
+    assert (first["drafted"], first["accepted"]) == ({"tiny": 80}, {"tiny": 60})
+    assert (second["drafted"], second["accepted"]) == ({"ngram": 40}, {"ngram": 0})
+    assert first["goodput"] == pytest.approx(20 * 4 / 2.0)
+    assert second["goodput"] == pytest.approx(20 * 2 / 2.0)
+    assert [len(host["busy"]) for host in first["hosts"]] == [20, 0, 0, 0]
+    assert (third["goodput"], third["drafted"]) == (0, {})
+    assert not any(host["busy"] for host in third["hosts"])
+    numbers.observe(Left(103.0, arrived("b", "second").view, "stop", Statistics(), False))
+    assert (numbers.tenant_of("a name"), numbers.tenant_of("b")) == ("first", "")
 
 
 def test_nothing_is_recorded_unless_it_is_asked_for() -> None:

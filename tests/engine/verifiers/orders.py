@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.committed import CommittedTokens
 from engine.protocol import Prefix, Start, Verdict, Verifier, VerifyOrder
 from engine.sampling.params import SamplingParams
+from engine.scopes import SHARED, Scope
 from policies.tree import DraftTree
 
 SEED = 7
@@ -19,10 +20,12 @@ def order(
     base: int = 0,
     chunk: int = 512,
     prompt_len: int | None = None,
+    scope: Scope = SHARED,
 ) -> VerifyOrder:
     committed = CommittedTokens()
     committed.extend(tokens)
-    start = Start(params or SamplingParams(temperature=0), SEED, prompt_len or len(tokens))
+    params = params or SamplingParams(temperature=0)
+    start = Start(params, SEED, prompt_len or len(tokens), scope)
     prefix = Prefix(
         request, 0, 0, base, committed.hashes[base], tuple(tokens[base:]), None if base else start
     )

@@ -12,6 +12,7 @@ from engine.grammar.spec import OutputGrammar
 from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
+from engine.scopes import SHARED, Scope
 from policies.tree import DraftTree
 from tests import prompt_logprobs, reference
 from tests.engine.streams import END, questions, reference_target
@@ -83,6 +84,19 @@ def test_a_draft_is_accepted_exactly_as_far_as_it_equals_the_targets_tokens(
                 assert answer.accepted == tuple(range(good[name]))
                 assert len(answer.tokens) == good[name] + 1
             known[name] = len(prompts[name]) + len(streams[name])
+
+
+def test_a_prompt_is_found_in_the_cache_of_its_own_scope_alone(ample: Host) -> None:
+    prompt, scopes = questions(False)[0], [SHARED, Scope("a"), Scope("b"), Scope("a", "salt")]
+    ample.verifier.score([1, *prompt, 2], [3])  # one of the system's own prompts
+    for scope in scopes:
+        fresh = verdict(ample.verifier, order("a", [1, *prompt], scope=scope))
+        ample.verifier.forget(["a"])
+        again = verdict(ample.verifier, order("a", [1, *prompt], scope=scope))
+        ample.verifier.forget(["a"])
+        assert fresh.cached == 0
+        assert again.cached
+        assert again.tokens == fresh.tokens
 
 
 def test_a_chunked_prompt_is_pending_until_its_last_chunk(ample: Host) -> None:

@@ -33,7 +33,8 @@ def test_without_keys_a_client_is_an_address_or_an_ipv6_network(address: str, cl
 def test_with_keys_a_client_is_its_tenant_wherever_it_is() -> None:
     keys = Keys({"a": "key of a"}, priority_for=["a"])
     for address in ("192.0.2.7", "192.0.2.8"):
-        assert keys.client("Bearer key of a", address) == Client("a", "a", may_prioritize=True)
+        client = keys.client("Bearer key of a", address)
+        assert client == Client("a", "a", may_prioritize=True, sees_all=False)
 
 
 def test_the_share_follows_the_number_of_replicas() -> None:
