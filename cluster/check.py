@@ -157,8 +157,8 @@ def _notes(
         yield f"note  {threads} threads on {cores:g} cores: they take turns."
     if config.api_keys and config.sharing == "all":
         yield (
-            "note  sharing: all: a tenant that guesses a few words of another's prompt or answer can "
-            "read on in what lookups draft and in cached_tokens (docs/security.md)."
+            "note  sharing: all: a tenant that guesses a few words of another's prompt or answer "
+            "can read on in what lookups draft and in cached_tokens (docs/security.md)."
         )
     lacking = missing(config, nodes, scaling.max_replicas)
     if lacking:
