@@ -72,14 +72,12 @@ class BlockPool:
         available = self.free + self.cached
         if count > available:
             raise OutOfBlocks(needed=count, available=available)
-        blocks = []
-        for _ in range(count):
-            if not self._free:
-                self._evict()
-            block = self._free.pop()
+        self._holdings.add(tenant, count)
+        while self.free < count:
+            self._evict()
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
             self._users[block], self._owners[block] = 1, tenant
-            self._holdings.add(tenant, 1)
-            blocks.append(block)
         return blocks
 
     def share_prefix(self, digests: Sequence[Digest]) -> list[int]:
