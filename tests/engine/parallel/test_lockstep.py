@@ -306,7 +306,7 @@ def test_a_message_without_the_ranks_secret_is_not_unpickled(
     """None: no signature at all, as torch.distributed sends objects."""
     places = places_at(meeting_point, 2, TIMEOUT_S)
     follower = start_follower(llama, places[1], kv_tokens=64)
-    split(llama(), places[0], "cpu")
+    model = LeadingModel(split(llama(), places[0], "cpu"), places[0], kv_tokens=64)
     message = Touching(tmp_path / "unpickled")
     if secret is None:
         dist.broadcast_object_list([message], src=0, device=torch.device("cpu"))
@@ -314,6 +314,7 @@ def test_a_message_without_the_ranks_secret_is_not_unpickled(
         Messages(secret).broadcast(message)
     assert "is not signed by the leader" in str(follower.answer())
     assert not (tmp_path / "unpickled").exists()
+    model.close()
     follower.stop()
 
 
