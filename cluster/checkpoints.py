@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from cluster.checkpoint_files import read_json, weight_files
+from cluster.checkpoint_files import pickled_files, read_json, weight_files
 from cluster.zoo.shapes import choose_shape
 
 _OTHER_NAMES = {
@@ -30,6 +30,10 @@ _NEEDED = (
     "num_attention_heads",
 )
 _EMBEDDINGS, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_MOST = 2**31 - 1
+_PACKING = 32
+"""Quantized weights are up to eight to a stored number, and other families' layers smaller than a
+Llama's."""
 _FETCH_AGAIN = "fetch it again; of a git clone, with `git lfs pull`"
 _HEADS_LAYER = "transformer_layer_config"
 """Where a config of speculators has the sizes of the head's layer."""
@@ -80,10 +84,12 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     if any(_size(text, field) is None for field in _NEEDED):
         text = {**_of_its_class(path), **text}
 
-    def number(field: str) -> int:
-        value = _size(text, field)
+    def number(field: str, otherwise: int | None = None) -> int:
+        value = _size(text, field) or otherwise
         if value is None:
             raise ValueError(f"{path / 'config.json'} has no {field}: is it a causal LM's?")
+        if not 1 <= value <= _MOST:
+            raise ValueError(f"{path / 'config.json'}: {field} is {value}; fetch it again")
         return value
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
@@ -91,11 +97,11 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
         vocab_size=number("vocab_size"),
         max_position_embeddings=number("max_position_embeddings"),
         hidden_size=hidden,
-        intermediate_size=text.get("intermediate_size") or 4 * hidden,
+        intermediate_size=number("intermediate_size", 4 * hidden),
         num_hidden_layers=number("num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or hidden // heads,
+        num_key_value_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", hidden // heads),
     )
     return own if inflate_to is None else _inflated(own, inflate_to)
 
@@ -112,9 +118,11 @@ def _of_its_class(path: Path) -> Mapping[str, Any]:
 
     try:
         text: Mapping[str, Any] = (
-            AutoConfig.from_pretrained(path).get_text_config(decoder=True).to_dict()
+            AutoConfig.from_pretrained(path, trust_remote_code=False)
+            .get_text_config(decoder=True)
+            .to_dict()
         )
-    except ValueError:
+    except Exception:  # the config may hold anything, and its class check it or not
         return {}
     return text
 
@@ -201,6 +209,26 @@ def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
         config.get("target_hidden_size") or layer["hidden_size"],
         config.get("norm_before_residual", True),
     )
+
+
+def check_weights(path: Path) -> None:
+    """Raises ValueError for weights that only unpickling could read, and for a config of a far
+    larger model than the weights are of, which would be built before they are compared."""
+    stored, pickled = parameters(path), pickled_files(path)
+    if stored is None and pickled:
+        raise ValueError(
+            f"{path} has no safetensors; {', '.join(pickled)} is not read, because a pickle may "
+            "run any code: choose a model with safetensors, or convert it where you trust it"
+        )
+    own = architecture(path)
+    claimed = own.num_hidden_layers * own.layer_parameters()
+    if not only_drafts(path):
+        claimed += own.vocab_size * own.hidden_size
+    if stored is not None and claimed > _PACKING * stored:
+        raise ValueError(
+            f"{path / 'config.json'} is of a model of some {claimed:,} weights, and its files have "
+            f"{stored:,}; {_FETCH_AGAIN}"
+        )
 
 
 def parameters(path: Path) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster import hub
 from cluster.checkpoint_files import WEIGHTS
-from cluster.checkpoints import parameters
+from cluster.checkpoints import check_weights, parameters
 from cluster.digests import digest
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.zoo.paths import HEADS, MODELS, cache_dir, model_path
@@ -68,7 +68,8 @@ def checkpoint_folder(model: str) -> Path:
     if _is_gguf(model):
         _write_gguf_weights(Path(model), folder)
     elif is_on_hub(model):
-        return hub.checkpoint_folder(model)
+        folder = hub.checkpoint_folder(model)
+    check_weights(folder)
     return folder
 
 

@@ -5,9 +5,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from cluster.checkpoint_files import TOKENIZERS, absent_files, has_tokenizer, quantization
+from cluster.checkpoint_files import (
+    TOKENIZERS,
+    absent_files,
+    has_tokenizer,
+    quantization,
+    stop_token_ids,
+)
 from cluster.checkpoints import (
     architecture,
+    check_weights,
     differing_tokens,
     draft_vocab_size,
     eagle3_shape,
@@ -90,6 +97,11 @@ def _check_files(field: str, model: str, folder: Path) -> None:
     absent = [] if is_on_hub(model) else absent_files(folder)
     if absent:
         raise ValueError(f"{field}: {', '.join(absent)} is not in {folder}; fetch it again")
+    try:
+        check_weights(folder)
+        stop_token_ids(folder)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
 
 
 def check_ranks(target: TargetConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, LlamaConfig
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
+from engine.checkpoint import load_config
 from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
 from engine.cpu.prepack import PackedLinear, prepack
 from engine.drafters.reduced_checkpoint import (
@@ -186,7 +187,7 @@ def fused_head(head: Eagle3Head) -> FusedHead | None:
 
 
 def _layers(target: Path) -> int:
-    config = AutoConfig.from_pretrained(target).get_text_config(decoder=True)
+    config = load_config(target).get_text_config(decoder=True)
     layers: int = config.num_hidden_layers
     return layers
 
