@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checkpoint_schemas import SCHEMAS, ValidationError, problems
+from pydantic import ValidationError
+
+from cluster.checkpoint_schemas import SCHEMAS
 
 INDEX = "model.safetensors.index.json"
 """Names the files of a checkpoint whose weights are in several."""
@@ -92,7 +94,9 @@ def read_json(file: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(file.read_text())
         SCHEMAS[file.name].model_validate(content)
     except ValidationError as error:
-        raise ValueError(f"{file}: {'; '.join(problems(error))}; fetch it again") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = ".".join(map(str, first["loc"])) or "its content"
+        raise ValueError(f"{file}: {problem}: {first['msg']}; fetch it again") from error
     except RecursionError as error:
         raise ValueError(f"{file} is nested too deeply; fetch it again") from error
     except ValueError as error:

@@ -6,11 +6,7 @@ Everything else in them is left to transformers, when the model is loaded.
 from pathlib import PurePath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
-
-from cluster.config.section import problems
-
-__all__ = ["SCHEMAS", "ValidationError", "problems"]
+from pydantic import AfterValidator, BaseModel, Field
 
 _MOST = 2**31 - 1
 _Id = Annotated[int, Field(le=_MOST)]
@@ -35,7 +31,7 @@ class _Config(_Text):
     transformer_layer_config: _Object = {}
     draft_vocab_size: _Size | None = None
     target_hidden_size: _Size | None = None
-    eagle_aux_hidden_state_layer_ids: list[_Id] | None = None
+    eagle_aux_hidden_state_layer_ids: Annotated[list[_Id], Field(max_length=64)] | None = None
 
 
 class _Index(BaseModel, strict=True):

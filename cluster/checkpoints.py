@@ -203,10 +203,14 @@ def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
         if target_layers is None:
             raise ValueError(f"{path}: eagle_aux_hidden_state_layer_ids are missing")
         layers = (2, target_layers // 2, target_layers - 3)
+    own = architecture(path)
+    outputs = config.get("draft_vocab_size") or own.vocab_size
+    if outputs > own.vocab_size:
+        raise ValueError(f"{path}: draft_vocab_size is {outputs}, vocab_size {own.vocab_size}")
     return Eagle3Shape(
         tuple(layers),
-        config.get("draft_vocab_size") or layer["vocab_size"],
-        config.get("target_hidden_size") or layer["hidden_size"],
+        outputs,
+        config.get("target_hidden_size") or own.hidden_size,
         config.get("norm_before_residual", True),
     )
 

@@ -32,6 +32,7 @@ from engine.drafters.reduced_checkpoint import (
     take_target_ids,
     weight_of,
 )
+from engine.errors import reading
 from engine.sampling.vocabulary import ReducedVocabulary
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -114,7 +115,9 @@ class Eagle3Head(nn.Module):
         then the output matrix, too. Raises ValueError naming a tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
-        head = cls(shape, LlamaConfig(**layer["transformer_layer_config"]))
+        with reading(path / "config.json"):
+            config = LlamaConfig(**layer["transformer_layer_config"])
+        head = cls(shape, config)
         weights = _weights(path)
         target_ids = take_target_ids(weights, shape.draft_vocab_size, head.vocab_size)
         if EMBEDDINGS not in weights and target is not None:
