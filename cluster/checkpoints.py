@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from cluster.checkpoint_files import pickled_files, read_json, weight_files
+from cluster.checkpoint_files import read_json, weight_files
 from cluster.zoo.shapes import choose_shape
 
 _OTHER_NAMES = {
@@ -31,10 +31,7 @@ _NEEDED = (
 )
 _EMBEDDINGS, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 _MOST = 2**31 - 1
-_PACKING = 32
-"""Quantized weights are up to eight to a stored number, and other families' layers smaller than a
-Llama's."""
-_FETCH_AGAIN = "fetch it again; of a git clone, with `git lfs pull`"
+FETCH_AGAIN = "fetch it again; of a git clone, with `git lfs pull`"
 _HEADS_LAYER = "transformer_layer_config"
 """Where a config of speculators has the sizes of the head's layer."""
 _UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
@@ -215,26 +212,6 @@ def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
     )
 
 
-def check_weights(path: Path) -> None:
-    """Raises ValueError for weights that only unpickling could read, and for a config of a far
-    larger model than the weights are of, which would be built before they are compared."""
-    stored, pickled = parameters(path), pickled_files(path)
-    if stored is None and pickled:
-        raise ValueError(
-            f"{path} has no safetensors; {', '.join(pickled)} is not read, because a pickle may "
-            "run any code: choose a model with safetensors, or convert it where you trust it"
-        )
-    own = architecture(path)
-    claimed = own.num_hidden_layers * own.layer_parameters()
-    if not only_drafts(path):
-        claimed += own.vocab_size * own.hidden_size
-    if stored is not None and claimed > _PACKING * stored:
-        raise ValueError(
-            f"{path / 'config.json'} is of a model of some {claimed:,} weights, and its files have "
-            f"{stored:,}; {_FETCH_AGAIN}"
-        )
-
-
 def parameters(path: Path) -> int | None:
     """The number of weights in the checkpoint; None if it has no safetensors."""
     shapes = _shapes(path)
@@ -270,7 +247,7 @@ def _vocabulary(file: Path) -> dict[str, int]:
     try:
         return Tokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises nothing narrower
-        raise ValueError(f"{file} cannot be read ({error}); {_FETCH_AGAIN}") from error
+        raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
 
 
 def _inflated(small: Architecture, params: int) -> Architecture:
@@ -297,7 +274,7 @@ def _shapes(path: Path) -> dict[str, list[int]]:
                 names = list(weights.keys())
                 shapes |= {name: list(weights.get_slice(name).get_shape()) for name in names}
         except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read ({error}); {_FETCH_AGAIN}") from error
+            raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
     return shapes
 
 

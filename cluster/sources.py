@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cluster import hub
 from cluster.checkpoint_files import WEIGHTS
-from cluster.checkpoints import check_weights, parameters
+from cluster.checkpoints import parameters
+from cluster.claims import check_weights
 from cluster.digests import digest
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.zoo.paths import HEADS, MODELS, cache_dir, model_path
