@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configs = {one.name: _validated(one) for one in read(options.file)}
         nodes = options.node or (ray_nodes(options.ray) if options.ray else [this_machine()])
         return max([_report(name, config, nodes) for name, config in configs.items()])
-    except (ValueError, ConnectionError) as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 

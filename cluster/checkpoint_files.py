@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from cluster.checkpoint_schemas import SCHEMAS
+
 INDEX = "model.safetensors.index.json"
 """Names the files of a checkpoint whose weights are in several."""
 WEIGHTS = "model.safetensors"
 _OTHER_FORMATS = "consolidated"
 """Mistral's own format, beside transformers' in the same folder."""
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 """Any of them holds a tokenizer's vocabulary; tokenizer_config.json does not."""
 
@@ -23,6 +28,11 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in _indexed(folder) if (folder / name).is_file()]
     files = sorted(folder.glob("*.safetensors"))
     return [file for file in files if not file.name.startswith(_OTHER_FORMATS)]
+
+
+def pickled_files(folder: Path) -> list[str]:
+    """Weights that nothing here reads, because unpickling runs whatever code they name."""
+    return sorted(file.name for ending in _PICKLED for file in folder.glob(f"*{ending}"))
 
 
 def absent_files(folder: Path) -> list[str]:
@@ -76,11 +86,23 @@ def _stops_of_tokenizer(folder: Path) -> Sequence[int]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Empty if there is no such file. Raises ValueError, which names it, if it cannot be read."""
+    """Empty if there is no such file. Raises ValueError, which names it, if it cannot be read or
+    what is read of it here has the wrong type."""
     if not file.is_file():
         return {}
     try:
         content: dict[str, Any] = json.loads(file.read_text())
+        SCHEMAS[file.name].model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = ".".join(map(str, first["loc"])) or "its content"
+        raise ValueError(f"{file}: {problem}: {first['msg']}; fetch it again") from error
+    except RecursionError as error:
+        raise ValueError(f"{file} is nested too deeply; fetch it again") from error
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}; fetch it again") from error
     return content
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -30,7 +30,8 @@ _NEEDED = (
     "num_attention_heads",
 )
 _EMBEDDINGS, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
-_FETCH_AGAIN = "fetch it again; of a git clone, with `git lfs pull`"
+_MOST = 2**31 - 1
+FETCH_AGAIN = "fetch it again; of a git clone, with `git lfs pull`"
 _HEADS_LAYER = "transformer_layer_config"
 """Where a config of speculators has the sizes of the head's layer."""
 _UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
@@ -80,10 +81,12 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     if any(_size(text, field) is None for field in _NEEDED):
         text = {**_of_its_class(path), **text}
 
-    def number(field: str) -> int:
-        value = _size(text, field)
+    def number(field: str, otherwise: int | None = None) -> int:
+        value = _size(text, field) or otherwise
         if value is None:
             raise ValueError(f"{path / 'config.json'} has no {field}: is it a causal LM's?")
+        if not 1 <= value <= _MOST:
+            raise ValueError(f"{path / 'config.json'}: {field} is {value}; fetch it again")
         return value
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
@@ -91,11 +94,11 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
         vocab_size=number("vocab_size"),
         max_position_embeddings=number("max_position_embeddings"),
         hidden_size=hidden,
-        intermediate_size=text.get("intermediate_size") or 4 * hidden,
+        intermediate_size=number("intermediate_size", 4 * hidden),
         num_hidden_layers=number("num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or hidden // heads,
+        num_key_value_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", hidden // heads),
     )
     return own if inflate_to is None else _inflated(own, inflate_to)
 
@@ -112,9 +115,11 @@ def _of_its_class(path: Path) -> Mapping[str, Any]:
 
     try:
         text: Mapping[str, Any] = (
-            AutoConfig.from_pretrained(path).get_text_config(decoder=True).to_dict()
+            AutoConfig.from_pretrained(path, trust_remote_code=False)
+            .get_text_config(decoder=True)
+            .to_dict()
         )
-    except ValueError:
+    except Exception:  # the config may hold anything, and its class check it or not
         return {}
     return text
 
@@ -195,10 +200,14 @@ def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
         if target_layers is None:
             raise ValueError(f"{path}: eagle_aux_hidden_state_layer_ids are missing")
         layers = (2, target_layers // 2, target_layers - 3)
+    own = architecture(path)
+    outputs = config.get("draft_vocab_size") or own.vocab_size
+    if outputs > own.vocab_size:
+        raise ValueError(f"{path}: draft_vocab_size is {outputs}, vocab_size {own.vocab_size}")
     return Eagle3Shape(
         tuple(layers),
-        config.get("draft_vocab_size") or layer["vocab_size"],
-        config.get("target_hidden_size") or layer["hidden_size"],
+        outputs,
+        config.get("target_hidden_size") or own.hidden_size,
         config.get("norm_before_residual", True),
     )
 
@@ -238,7 +247,7 @@ def _vocabulary(file: Path) -> dict[str, int]:
     try:
         return Tokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises nothing narrower
-        raise ValueError(f"{file} cannot be read ({error}); {_FETCH_AGAIN}") from error
+        raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
 
 
 def _inflated(small: Architecture, params: int) -> Architecture:
@@ -265,7 +274,7 @@ def _shapes(path: Path) -> dict[str, list[int]]:
                 names = list(weights.keys())
                 shapes |= {name: list(weights.get_slice(name).get_shape()) for name in names}
         except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read ({error}); {_FETCH_AGAIN}") from error
+            raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
     return shapes
 
 

@@ -24,6 +24,8 @@ from tokenizers import (
     processors,
 )
 
+from cluster.gguf_reader import UnsupportedGguf, naming, open_gguf
+
 Weight = NDArray[np.float32]
 
 _MODEL_TYPES = {
@@ -62,10 +64,6 @@ _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 embedding that no token uses."""
 
 
-class UnsupportedGguf(ValueError):
-    """The file's architecture or tokenizer is not supported."""
-
-
 def convert(file: Path, destination: Path) -> None:
     """Writes config.json, weights and tokenizer into the directory, which is created."""
     write_headers(file, destination)
@@ -74,23 +72,27 @@ def convert(file: Path, destination: Path) -> None:
 
 def parameters_in(file: Path) -> int:
     """The number of weights."""
-    return sum(int(tensor.n_elements) for tensor in _open(file).tensors)
+    with naming(file):
+        return sum(int(tensor.n_elements) for tensor in open_gguf(file).tensors)
 
 
 def write_headers(file: Path, destination: Path) -> None:
     """Writes config.json and tokenizer into the directory, which is created."""
-    metadata, config = _read(_open(file), file)
-    destination.mkdir(parents=True)
-    _write_tokenizer(metadata, config, destination)
-    tokens = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write(destination / "generation_config.json", tokens)
-    _write(destination / "config.json", config)
+    with naming(file):
+        metadata, config = _read(open_gguf(file), file)
+        destination.mkdir(parents=True)
+        _write_tokenizer(metadata, config, destination)
+        tokens = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        _write(destination / "generation_config.json", tokens)
+        _write(destination / "config.json", config)
 
 
 def write_weights(file: Path, destination: Path) -> None:
-    reader = _open(file)
-    _, config = _read(reader, file)
-    save_file(dict(_weights(reader, config)), destination, {"format": "pt"})
+    with naming(file):
+        reader = open_gguf(file)
+        _, config = _read(reader, file)
+        weights = dict(_weights(reader, config))
+    save_file(weights, destination, {"format": "pt"})
 
 
 def _read(reader: GGUFReader, file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -125,13 +127,6 @@ def _read(reader: GGUFReader, file: Path) -> tuple[dict[str, Any], dict[str, Any
         return metadata, _config(metadata, tied=tied)
     except KeyError as error:
         raise UnsupportedGguf(f"{file}: there is no field {error}") from error
-
-
-def _open(file: Path) -> GGUFReader:
-    try:
-        return GGUFReader(file)
-    except ValueError as error:
-        raise UnsupportedGguf(f"{file} is no GGUF file: {error}") from error
 
 
 def _config(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cluster.checkpoint_files import WEIGHTS, absent_files, has_tokenizer, weight_files
+from cluster.checkpoint_files import WEIGHTS, absent_files, first_line, has_tokenizer, weight_files
 from cluster.checkpoints import only_drafts
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -104,7 +104,7 @@ def _fetch(model: str, patterns: list[str]) -> Path:
             "a private one set HF_TOKEN"
         ) from error
     except Exception as error:  # of whichever HTTP client the hub's package uses
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(error)
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else first_line(error)
         raise ValueError(
             f"{model} is neither a directory here nor in the hub's cache {constants.HF_HUB_CACHE}, "
             f"and cannot be fetched ({reason}); {_way_out(model)}"
@@ -124,7 +124,3 @@ def _missing(folder: Path) -> Iterator[str]:
 
 def _lacks_tokenizer(folder: Path) -> bool:
     return not only_drafts(folder) and not has_tokenizer(folder)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -4,20 +4,19 @@ A config check needs a model's headers only (config.json, tokenizer), a host all
 Imports nothing heavy, so that a config check stays fast.
 """
 
-import hashlib
-import os
 import tempfile
 from pathlib import Path
 
 from cluster import hub
 from cluster.checkpoint_files import WEIGHTS
 from cluster.checkpoints import parameters
+from cluster.claims import check_weights
+from cluster.digests import digest
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.zoo.paths import HEADS, MODELS, cache_dir, model_path
 
 ZOO = "zoo/"
 GGUF = ".gguf"
-_DIGESTED = 1 << 20
 _CONVERSION = 2
 """Another number where a GGUF file is converted to something else than before."""
 
@@ -70,7 +69,8 @@ def checkpoint_folder(model: str) -> Path:
     if _is_gguf(model):
         _write_gguf_weights(Path(model), folder)
     elif is_on_hub(model):
-        return hub.checkpoint_folder(model)
+        folder = hub.checkpoint_folder(model)
+    check_weights(folder)
     return folder
 
 
@@ -105,13 +105,14 @@ def is_on_hub(model: str) -> bool:
 def _gguf_headers(file: Path) -> Path:
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file")
-    folder = cache_dir() / "gguf" / f"{file.stem}-{_digest(file)}"
+    folder = _conversion_of(file)
     if not folder.is_dir():
         from cluster.gguf_conversion import write_headers  # few configs need it
 
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             write_headers(file, Path(scratch) / "headers")
+            _check_unaltered(file, folder)
             try:
                 (Path(scratch) / "headers").rename(folder)
             except OSError:  # not empty: another process has written it meanwhile
@@ -120,15 +121,14 @@ def _gguf_headers(file: Path) -> Path:
     return folder
 
 
-def _digest(file: Path) -> str:
-    """Of the file's size and ends, which any other model's differ in; equal on all nodes."""
-    with file.open("rb") as content:
-        size = content.seek(0, os.SEEK_END)
-        parts = [f"{_CONVERSION} {size}".encode()]
-        for start in (0, max(0, size - _DIGESTED)):
-            content.seek(start)
-            parts.append(content.read(_DIGESTED))
-    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+def _conversion_of(file: Path) -> Path:
+    return cache_dir() / "gguf" / f"{file.stem}-{_CONVERSION}-{digest(file)}"
+
+
+def _check_unaltered(file: Path, conversion: Path) -> None:
+    """What was read of another file must not be kept as this one's conversion."""
+    if _conversion_of(file) != conversion:
+        raise ValueError(f"{file} was altered while it was read; start again")
 
 
 def _write_gguf_weights(file: Path, folder: Path) -> None:
@@ -137,4 +137,5 @@ def _write_gguf_weights(file: Path, folder: Path) -> None:
 
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             write_weights(file, Path(scratch) / WEIGHTS)
+            _check_unaltered(file, folder)
             (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)

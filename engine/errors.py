@@ -1,7 +1,11 @@
 """The errors of the engine's interface; each message names what to change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
+
+from cluster.checkpoint_files import first_line
 
 Error = TypeVar("Error", bound="SpindleError")
 _NAMED = 3
@@ -49,6 +53,13 @@ class IncompleteCheckpoint(SpindleError):
         )
 
 
+class UnreadableCheckpoint(SpindleError):
+    """A file of the checkpoint is broken, or needs code that the checkpoint brings along."""
+
+    def __init__(self, file: str, problem: str) -> None:
+        super().__init__(f"{file} cannot be read ({problem}); fetch it again, or choose another")
+
+
 class IncompatibleDrafter(SpindleError):
     """A drafter that cannot draft for this target; raised before anything starts."""
 
@@ -69,3 +80,16 @@ class OutOfBlocks(SpindleError):
         super().__init__(f"{needed} KV blocks needed, {available} available")
         self.needed = needed
         self.available = available
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Raises UnreadableCheckpoint, which names the file or folder, for whatever it makes a library
+    raise."""
+    try:
+        yield
+    except (SpindleError, MemoryError):
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise UnreadableCheckpoint(str(file), problem) from error

@@ -10,24 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checkpoint_files import stop_token_ids
 from engine.attention.choice import fastest_layout
 from engine.attention.context import AttentionBatch
 from engine.attention.hook import Handler, LayerCall, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutChoice, LayoutName
+from engine.checkpoint import load_config, load_whole
 from engine.cpu.decoder_loop import Forward, fused_forward
 from engine.cpu.prepack import prepack
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
 from engine.cpu.threads import use_free_processors
-from engine.errors import IncompleteCheckpoint, OutOfBlocks, UnsupportedModel
+from engine.errors import OutOfBlocks, UnsupportedModel
 from engine.families import check_config, prepare, stock_logits
 from engine.hidden_states import HiddenStates, taken_from_modules
 from engine.kv.cache import KVCache, KVShape
@@ -280,19 +281,10 @@ def check_logits(model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: st
 
 def load_stock(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a checkpoint with transformers into host memory."""
-    config = AutoConfig.from_pretrained(path)
+    config = load_config(path)
     check_config(config)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModel(config.model_type, "transformers has no causal LM of this type")
     model = load_whole(path, dtype=dtype)
     model.generation_config.eos_token_id = list(stop_token_ids(Path(path))) or None
-    return model
-
-
-def load_whole(path: str | Path, **options: Any) -> PreTrainedModel:
-    """With the options of transformers, which fills weights that the checkpoint lacks with random
-    numbers. Raises IncompleteCheckpoint instead."""
-    model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
-    if info["missing_keys"]:
-        raise IncompleteCheckpoint(str(path), sorted(info["missing_keys"]))
     return model

@@ -15,6 +15,7 @@ import pickle
 import secrets
 import socket
 import struct
+import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from engine.errors import RankLost, SpindleError
 _LENGTH = struct.Struct("!Q")
 _SECRET_BYTES = 32
 _GREETING_S = 10.0
-"""The limit for connecting, and then for sending the secret."""
+"""The limit for connecting, and then for sending the whole secret."""
 
 
 class WorkerFailed(SpindleError):
@@ -66,7 +67,6 @@ class Listener:
         with self._socket:
             while True:
                 connection, _ = self._socket.accept()
-                connection.settimeout(_GREETING_S)
                 if _sends(connection, self.address.secret):
                     connection.settimeout(None)
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -175,8 +175,14 @@ def _read(stream: BinaryIO) -> bytes | None:
 
 def _sends(connection: socket.socket, secret: bytes) -> bool:
     received = b""
+    deadline = time.monotonic() + _GREETING_S
     try:
         while len(received) < len(secret):
+            # For each piece what is left: one byte at a time must not hold the listener for longer.
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            connection.settimeout(left_s)
             piece = connection.recv(len(secret) - len(received))
             if not piece:
                 return False

@@ -8,6 +8,7 @@ with the process that created them.
 
 import asyncio
 import re
+import secrets
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,8 @@ class Actors:
 
         meeting_point = f"tcp://{self._node}:{await self.call('free_port')}"
         ranks = len(self._handles)
-        places = [Place(rank, ranks, meeting_point, timeout_s) for rank in range(ranks)]
+        secret = secrets.token_bytes()
+        places = [Place(rank, ranks, meeting_point, timeout_s, secret) for rank in range(ranks)]
         following = [
             channel.call("follow", place)
             for channel, place in zip(self._channels[1:], places[1:], strict=True)

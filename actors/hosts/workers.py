@@ -141,7 +141,7 @@ class FollowerWorker:
 
     def follow(self, place: Place) -> None:
         """Runs until the process is killed, or raises RankLost when the leader is lost."""
-        follow(load_follower(self._spec, place))
+        follow(load_follower(self._spec, place), place)
 
 
 def _starts() -> list[Start]:

@@ -94,7 +94,9 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+        self._model = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+        )
         self._options = options
 
     def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:

@@ -27,7 +27,7 @@ def real_prompts(
 ) -> list[Request]:
     """All prompts as the checkpoint's chat template writes them, categories in turns while they
     last; each category in an order that the seed decides."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     texts = _texts(data)
     ordered = []
     for category in categories:

@@ -5,7 +5,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from cluster.checkpoint_files import TOKENIZERS, absent_files, has_tokenizer, quantization
+from cluster.checkpoint_files import (
+    TOKENIZERS,
+    absent_files,
+    has_tokenizer,
+    quantization,
+    stop_token_ids,
+)
 from cluster.checkpoints import (
     architecture,
     differing_tokens,
@@ -14,6 +20,7 @@ from cluster.checkpoints import (
     is_head,
     reduced_vocabulary_problem,
 )
+from cluster.claims import check_weights
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
@@ -87,9 +94,13 @@ def check_formats(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> No
 
 
 def _check_files(field: str, model: str, folder: Path) -> None:
-    absent = [] if is_on_hub(model) else absent_files(folder)
-    if absent:
-        raise ValueError(f"{field}: {', '.join(absent)} is not in {folder}; fetch it again")
+    """Those of a model of the hub may not be here yet; the start checks them when they are."""
+    if not is_on_hub(model):
+        absent = absent_files(folder)
+        if absent:
+            raise ValueError(f"{field}: {', '.join(absent)} is not in {folder}; fetch it again")
+        check_weights(folder)
+    stop_token_ids(folder)
 
 
 def check_ranks(target: TargetConfig) -> None:

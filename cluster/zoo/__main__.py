@@ -129,7 +129,7 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
 
 def _make_head(arguments: argparse.Namespace, work: Path) -> None:
     path, kinds = arguments.target, list(dict.fromkeys(arguments.kinds))
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
     writer = PackedModel.load(path, dtype=dtype, device="cpu", kv_tokens=_WRITER_KV_TOKENS)
     for kind in kinds:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, LlamaConfig
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
+from engine.checkpoint import load_config
 from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
 from engine.cpu.prepack import PackedLinear, prepack
 from engine.drafters.reduced_checkpoint import (
@@ -31,6 +32,7 @@ from engine.drafters.reduced_checkpoint import (
     take_target_ids,
     weight_of,
 )
+from engine.errors import reading
 from engine.sampling.vocabulary import ReducedVocabulary
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -113,7 +115,9 @@ class Eagle3Head(nn.Module):
         then the output matrix, too. Raises ValueError naming a tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
-        head = cls(shape, LlamaConfig(**layer["transformer_layer_config"]))
+        with reading(path / "config.json"):
+            config = LlamaConfig(**layer["transformer_layer_config"])
+        head = cls(shape, config)
         weights = _weights(path)
         target_ids = take_target_ids(weights, shape.draft_vocab_size, head.vocab_size)
         if EMBEDDINGS not in weights and target is not None:
@@ -186,7 +190,7 @@ def fused_head(head: Eagle3Head) -> FusedHead | None:
 
 
 def _layers(target: Path) -> int:
-    config = AutoConfig.from_pretrained(target).get_text_config(decoder=True)
+    config = load_config(target).get_text_config(decoder=True)
     layers: int = config.num_hidden_layers
     return layers
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
+from engine.checkpoint import load_config, load_whole
 from engine.drafters.loading import LoadedDrafter, auto_dtype, loaded_drafter
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.families import check_config
 from engine.grammar.compiler import Grammars
-from engine.model import load_whole
 
 _PER_LAYER = ("layer_types", "no_rope_layers")
 """Fields of configs that list something for each layer."""
@@ -39,7 +39,7 @@ def load_early_exit(
         try:
             model = load_whole(
                 checkpoint,
-                config=_shortened(name, AutoConfig.from_pretrained(checkpoint), layers),
+                config=_shortened(name, load_config(checkpoint), layers),
                 dtype=dtype or auto_dtype(checkpoint, device),
             )
         except IncompleteCheckpoint as error:

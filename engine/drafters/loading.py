@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cluster.checkpoints import draft_vocab_size, parameters_of_a_step
+from engine.checkpoint import load_whole
 from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
@@ -16,7 +17,6 @@ from engine.drafters.reduced_checkpoint import load_reduced
 from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
-from engine.model import load_whole
 from engine.profiler import Grid, Measured, ProfileKey, cached_samples
 from engine.protocol import Drafter
 from engine.sampling.vocabulary import ReducedVocabulary

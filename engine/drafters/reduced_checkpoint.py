@@ -17,10 +17,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checkpoint_files import weight_files
-from engine.errors import IncompatibleDrafter
+from engine.checkpoint import load_config
+from engine.errors import IncompatibleDrafter, reading
 from engine.sampling.vocabulary import ReducedVocabulary
 
 EMBEDDINGS = "embed_tokens.weight"
@@ -34,7 +35,7 @@ def load_reduced(
 ) -> tuple[PreTrainedModel, ReducedVocabulary]:
     """A stock model but for its output matrix, which has `count` rows. `name`: of the lane. Raises
     IncompatibleDrafter."""
-    config = AutoConfig.from_pretrained(checkpoint)
+    config = load_config(checkpoint)
     tied = getattr(config, "tie_word_embeddings", False)
     config.tie_word_embeddings = False
     weights = read_weights(checkpoint)
@@ -44,7 +45,7 @@ def load_reduced(
         _complete(weights, target, target_ids, tied)
     except ValueError as error:
         raise IncompatibleDrafter(name, "model", str(error)) from error
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     width = weights[OUTPUT].shape[1]
     model.set_output_embeddings(nn.Linear(width, count, bias=False, dtype=dtype))
     own = {name: weight.to(dtype) for name, weight in weights.items()}
@@ -78,7 +79,11 @@ def _projected(rows: Tensor, projection: Tensor | None, *, left: bool) -> Tensor
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    return {name: weight for file in weight_files(path) for name, weight in load_file(file).items()}
+    weights: dict[str, Tensor] = {}
+    for file in weight_files(path):
+        with reading(file):
+            weights |= load_file(file)
+    return weights
 
 
 def take_target_ids(weights: MutableMapping[str, Tensor], count: int, vocab_size: int) -> Tensor:
@@ -109,7 +114,7 @@ def weight_of(target: Path | None, *names: str) -> Tensor:
     files = [] if target is None else weight_files(target)
     for name in names:
         for file in files:
-            with safe_open(file, framework="pt") as stored:
+            with reading(file), safe_open(file, framework="pt") as stored:
                 matching = [key for key in list(stored.keys()) if key.endswith(name)]
                 if matching:
                     found: Tensor = stored.get_tensor(matching[0])

@@ -5,7 +5,7 @@ the leader sends neither slots nor blocks: it sends the calls that changed its p
 forward, and the followers repeat them. Only the leader samples.
 
     target = LeadingModel(split(load_stock(path, dtype), place, device), place, kv_tokens=n)
-    follow(PackedModel(split(load_stock(path, dtype), place, device), kv_tokens=n))
+    follow(PackedModel(split(load_stock(path, dtype), place, device), kv_tokens=n), place)
 """
 
 import pickle
@@ -25,7 +25,7 @@ from engine.families import stock_logits
 from engine.hidden_states import HiddenStates
 from engine.kv.cache import KVCache, KVShape
 from engine.model import PackedModel, Segment, check_logits
-from engine.parallel.ranks import Place, broadcast, join_ranks, leave_ranks, receive
+from engine.parallel.ranks import Messages, Place, join_ranks, leave_ranks
 from engine.parallel.sharding import Share, check_ranks, shard
 
 HEARTBEATS_PER_TIMEOUT = 4
@@ -142,6 +142,7 @@ class LeadingModel(PackedModel):
     ) -> None:
         super().__init__(model, kv_tokens=kv_tokens, layout=layout, swap_tokens=swap_tokens)
         self.kv.journal.clear()  # drops the load probe, which every rank ran by itself
+        self._messages = Messages(place.secret)
         self._message_lock = Lock()
         """Held from a message to the end of its forward, as followers receive only in between."""
         self._closed = Event()
@@ -158,7 +159,7 @@ class LeadingModel(PackedModel):
             if self._closed.is_set():
                 raise RankLost("this target was closed or lost a rank before")
             try:
-                broadcast(Step(self.kv.journal, PoolState.of(self.kv), segments))
+                self._messages.broadcast(Step(self.kv.journal, PoolState.of(self.kv), segments))
                 return super().forward(segments, states)
             except OutOfBlocks:
                 raise  # on every rank, before any of them ran the model
@@ -174,8 +175,10 @@ class LeadingModel(PackedModel):
         with self._message_lock:
             if not self._closed.is_set():
                 with suppress(RankLost):
-                    broadcast(Step(self.kv.journal, PoolState.of(self.kv), segments=()))
-                    broadcast(Stop())
+                    self._messages.broadcast(
+                        Step(self.kv.journal, PoolState.of(self.kv), segments=())
+                    )
+                    self._messages.broadcast(Stop())
                 self._abort()
         self._heartbeats.join()
 
@@ -186,7 +189,7 @@ class LeadingModel(PackedModel):
                 if self._closed.is_set():
                     return
                 try:
-                    broadcast(Heartbeat())
+                    self._messages.broadcast(Heartbeat())
                 except RankLost:
                     self._abort()
 
@@ -195,10 +198,11 @@ class LeadingModel(PackedModel):
         leave_ranks()
 
 
-def follow(model: PackedModel) -> None:
+def follow(model: PackedModel, place: Place) -> None:
     """Repeats the leader's steps until it closes. Raises RankLost if it is gone or silent."""
+    messages = Messages(place.secret)
     try:
-        while not isinstance(message := receive(), Stop):
+        while not isinstance(message := messages.receive(), Stop):
             if isinstance(message, Step):
                 _apply(message, model)
     finally:

@@ -2,11 +2,17 @@
 
 Everything uses torch.distributed's default group: gloo between CPUs and for messages, NCCL between
 GPUs. So a process is a rank of one target only.
+
+torch.distributed asks nobody who he is. Messages, which are unpickled, are therefore signed with a
+secret that the ranks got through Ray.
 """
 
+import hashlib
+import hmac
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -17,6 +23,7 @@ from torch.nn import functional
 from engine.errors import RankLost
 
 LEADER = 0
+_DIGEST = "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,8 @@ class Place:
     timeout_s: float
     """A rank silent for longer is lost. It must exceed any forward, and the difference between the
     ranks' loading times."""
+    secret: bytes = field(repr=False)
+    """Signs the leader's messages; another one for each start."""
 
 
 def join_ranks(place: Place, device: torch.device) -> None:
@@ -50,18 +59,39 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def broadcast(message: object) -> None:
-    """Sends a message from the leader to all followers."""
-    with _raising_rank_lost():
-        dist.broadcast_object_list([message], src=LEADER, device=torch.device("cpu"))
+class Messages:
+    """The leader's messages to all followers. Each is signed with its number, so that none can be
+    forged or repeated."""
 
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._count = 0
 
-def receive() -> object:
-    """The leader's next message."""
-    received: list[object] = [None]
-    with _raising_rank_lost():
-        dist.broadcast_object_list(received, src=LEADER, device=torch.device("cpu"))
-    return received[0]
+    def broadcast(self, message: object) -> None:
+        """Sends one from the leader."""
+        packed = pickle.dumps(message)
+        signed = bytearray(self._signature(packed) + packed)
+        with _raising_rank_lost():
+            dist.broadcast(torch.tensor([len(signed)]), src=LEADER)
+            dist.broadcast(torch.frombuffer(signed, dtype=torch.uint8), src=LEADER)
+
+    def receive(self) -> object:
+        """The leader's next one. Raises RankLost for one that is not the leader's."""
+        size = torch.zeros(1, dtype=torch.int64)
+        with _raising_rank_lost():
+            dist.broadcast(size, src=LEADER)
+            received = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(received, src=LEADER)
+        signed = received.numpy().tobytes()
+        length = hashlib.new(_DIGEST).digest_size
+        signature, packed = signed[:length], signed[length:]
+        if not hmac.compare_digest(signature, self._signature(packed)):
+            raise RankLost("a message is not signed by the leader, and was not read")
+        return pickle.loads(packed)
+
+    def _signature(self, packed: bytes) -> bytes:
+        self._count += 1
+        return hmac.digest(self._secret, self._count.to_bytes(8) + packed, _DIGEST)
 
 
 def sum_over_ranks(partial: Tensor) -> Tensor:

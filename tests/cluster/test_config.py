@@ -336,7 +336,7 @@ def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
     }
-    other = write(tmp_path / "other", 100, vocab_size=2049, **sizes)
+    other = write(tmp_path / "other", 300_000, vocab_size=2049, **sizes)
     with pytest.raises(ValidationError, match=r"drafters.1.model: .* vocabulary of 2049 .* 2048"):
         AppConfig.model_validate({"drafters": [TINY, {"name": "a", "model": str(other)}]})
 

@@ -257,3 +257,20 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     )
     file.write_text("not a model")
     assert f"target.model: {file} is no GGUF file" in refusal({"target": {"model": str(file)}})
+
+
+def test_an_altered_gguf_file_is_not_taken_for_the_one_that_was_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path / "cache"))
+    tokens = tokenizer()
+    file = tmp_path / "mine.gguf"
+    ends = 1 << 20
+    monkeypatch.setattr("tests.cluster.gguf_files.TEMPLATE", f"{{#{' ' * ends}#}}")
+    write(file, model(tokens.get_vocab_size()), tokens)
+    content = bytearray(file.read_bytes() + bytes(ends))
+    file.write_bytes(content)
+    good = TargetConfig(model=str(file)).path()
+    content[-ends - 100] ^= 1  # in a weight; the first and last MiB stay what they were
+    file.write_bytes(content)
+    assert TargetConfig(model=str(file)).path() != good

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig
-
 from cluster.checkpoint_files import stop_token_ids
+from engine.checkpoint import load_config
 from engine.grammar.compiler import Grammars
 from engine.verifiers.vllm.errors import InvalidEngineArgs
 
@@ -24,6 +23,7 @@ RESERVED_ARGUMENTS = {
     "model": "set target.model instead",
     "tokenizer": "the target runs on token ids",
     "skip_tokenizer_init": "the target runs on token ids",
+    "trust_remote_code": "code that a checkpoint brings along never runs",
     "dtype": "set target.dtype instead",
     "tensor_parallel_size": "set target.tensor_parallel instead",
     "num_gpu_blocks_override": "set target.kv_tokens instead",
@@ -86,7 +86,7 @@ def engine_config(spec: VllmSpec) -> Any:
             raise InvalidEngineArgs(name, "vLLM has no such argument")
     block_size = given.setdefault("block_size", BLOCK_SIZE)
     blocks = -(-spec.kv_tokens // block_size)
-    text = AutoConfig.from_pretrained(spec.checkpoint).get_text_config(decoder=True)
+    text = load_config(spec.checkpoint).get_text_config(decoder=True)
     context = min(text.max_position_embeddings, blocks * block_size)
     given.setdefault("max_model_len", context)
     given.setdefault("distributed_executor_backend", "mp" if spec.tensor_parallel > 1 else "uni")
@@ -97,6 +97,7 @@ def engine_config(spec: VllmSpec) -> Any:
             dtype=spec.dtype,
             tensor_parallel_size=spec.tensor_parallel,
             skip_tokenizer_init=True,
+            trust_remote_code=False,
             num_gpu_blocks_override=blocks + 1,  # vLLM reserves one block
             kv_cache_memory_bytes=1 << 20,  # overridden by the line above; avoids a profiling run
             speculative_config={

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
+from engine.checkpoint import load_config
 from engine.committed import EMPTY_HASH, CommittedTokens
 from engine.cpu.row_counts import row_cost_step
 from engine.profiler import (
@@ -45,7 +45,7 @@ def profile_vllm(
     """As engine.profiler.profile: reads a cached profile of the same setup, or measures one, which
     requires that nothing else runs on the device."""
     device, dtype = torch.device(verifier.device), getattr(torch, spec.dtype)
-    config = AutoConfig.from_pretrained(spec.checkpoint)
+    config = load_config(spec.checkpoint)
     key = ProfileKey(
         model=f"{config.model_type}-{digest(config.to_json_string(use_diff=False))}",
         setup=f"vllm {verifier.version}, {spec.tensor_parallel} ranks, {dict(spec.engine_args)}",

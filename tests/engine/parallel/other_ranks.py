@@ -41,6 +41,12 @@ class Rank:
         self.process.join()
 
 
+def places_at(meeting_point: Path, ranks: int, timeout_s: float) -> list[Place]:
+    secret = b"of these ranks"
+    at = f"file://{meeting_point}"
+    return [Place(rank, ranks, at, timeout_s, secret) for rank in range(ranks)]
+
+
 def start_follower(build: Build, place: Place, kv_tokens: int, swap_tokens: int = 0) -> Rank:
     return _start(_follow, build, place, kv_tokens, swap_tokens)
 
@@ -61,7 +67,7 @@ def leading(
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[LeadingModel]:
     """Leads `ranks` - 1 followers; on exit checks that the KV pools of all ranks are equal."""
-    places = [Place(rank, ranks, f"file://{meeting_point}", timeout_s) for rank in range(ranks)]
+    places = places_at(meeting_point, ranks, timeout_s)
     followers = [start_follower(build, place, kv_tokens, swap_tokens) for place in places[1:]]
     try:
         model = LeadingModel(
@@ -103,7 +109,7 @@ def _follow(
         model = PackedModel(
             split(build(), place, "cpu"), kv_tokens=kv_tokens, swap_tokens=swap_tokens
         )
-        follow(model)
+        follow(model, place)
         model.kv.check()
         answers.send(PoolState.of(model.kv))
     except Exception as error:

@@ -25,7 +25,7 @@ from engine.hidden_states import HiddenStates
 from engine.kv.cache import KVCache
 from engine.model import PackedModel, Segment, load_stock
 from engine.parallel.lockstep import JournaledKV, LeadingModel, split
-from engine.parallel.ranks import Place
+from engine.parallel.ranks import Messages, Place
 from engine.parallel.sharding import InvalidTensorParallel, Share, check_ranks, shard
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
@@ -37,6 +37,7 @@ from tests.engine.parallel.other_ranks import (
     TIMEOUT_S,
     Build,
     leading,
+    places_at,
     start_follower,
     start_idle_leader,
 )
@@ -219,7 +220,7 @@ def test_families_without_a_plan_are_refused(family: str) -> None:
 
 @pytest.fixture
 def places(meeting_point: Path) -> list[Place]:
-    return [Place(rank, 2, f"file://{meeting_point}", SILENCE_S) for rank in range(2)]
+    return places_at(meeting_point, 2, SILENCE_S)
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
@@ -272,7 +273,7 @@ def test_ranks_whose_pools_differ_raise_rank_lost(places: list[Place]) -> None:
 
 def test_an_error_in_the_leaders_forward_ends_its_followers_at_once(meeting_point: Path) -> None:
     """Otherwise they would wait inside a layer until the timeout."""
-    places = [Place(rank, 2, f"file://{meeting_point}", 10 * TIMEOUT_S) for rank in range(2)]
+    places = places_at(meeting_point, 2, 10 * TIMEOUT_S)
     follower = start_follower(llama, places[1], kv_tokens=64)
     model = LeadingModel(split(llama(), places[0], "cpu"), places[0], kv_tokens=64)
 
@@ -286,3 +287,44 @@ def test_an_error_in_the_leaders_forward_ends_its_followers_at_once(meeting_poin
     assert str(follower.answer()).startswith("RankLost: ")
     model.close()
     follower.stop()
+
+
+class Touching:
+    """Creates a file wherever it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self._file,)
+
+
+@pytest.mark.parametrize("secret", [b"guessed", None])
+def test_a_message_without_the_ranks_secret_is_not_unpickled(
+    secret: bytes | None, meeting_point: Path, tmp_path: Path
+) -> None:
+    """None: no signature at all, as torch.distributed sends objects."""
+    places = places_at(meeting_point, 2, TIMEOUT_S)
+    follower = start_follower(llama, places[1], kv_tokens=64)
+    model = LeadingModel(split(llama(), places[0], "cpu"), places[0], kv_tokens=64)
+    message = Touching(tmp_path / "unpickled")
+    if secret is None:
+        dist.broadcast_object_list([message], src=0, device=torch.device("cpu"))
+    else:
+        Messages(secret).broadcast(message)
+    assert "is not signed by the leader" in str(follower.answer())
+    assert not (tmp_path / "unpickled").exists()
+    model.close()
+    follower.stop()
+
+
+def test_a_message_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
+    Messages(b"secret").broadcast("step")
+    replayed = iter(sent * 2)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: tensor.copy_(next(replayed)))
+    follower = Messages(b"secret")
+    assert follower.receive() == "step"
+    with pytest.raises(RankLost, match="is not signed by the leader"):
+        follower.receive()
