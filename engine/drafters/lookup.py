@@ -19,6 +19,9 @@ from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT
 
+MAX_TENANTS = 256
+"""Whose confidences are kept; those of the least recently used are learned again."""
+
 
 class LookupDrafter:
     """Soft state: an index per request over its committed tokens, and each scope's past outputs."""
@@ -38,7 +41,8 @@ class LookupDrafter:
         compile_kernels(settings)
         self._past = PastOutputs(max_past_tokens)
         self._own: dict[str, TextIndex] = {}
-        self._calibration = LookupCalibration()
+        self._calibrations: dict[str, LookupCalibration] = {}
+        """By tenant, as confidences tell how right drafts were; least recently used first."""
         self._state = SoftState(max_requests, on_drop=self._drop)
 
     def draft(
@@ -57,7 +61,15 @@ class LookupDrafter:
     def roll_back(self, requests: Iterable[str]) -> None:
         for request in requests:
             self._own.pop(request, None)
-            self._calibration.forget(request)
+            for calibration in self._calibrations.values():
+                calibration.forget(request)
+
+    def _calibration_of(self, tenant: str) -> LookupCalibration:
+        calibration = self._calibrations.pop(tenant, None) or LookupCalibration()
+        self._calibrations[tenant] = calibration
+        if len(self._calibrations) > MAX_TENANTS:
+            del self._calibrations[next(iter(self._calibrations))]
+        return calibration
 
     def _grow(self, order: DraftOrder, held: HeldRequest) -> LookupTree:
         request = order.prefix.request
@@ -65,15 +77,16 @@ class LookupDrafter:
             self._own[request] = TextIndex()
         own = self._own[request]
         own.follow(held.committed.ids, held.unchanged)
-        self._calibration.update(request, held.committed.ids, held.unchanged)
-        past = self._past.index(held.start.scope)
-        weights = self._calibration.weights
+        scope = held.start.scope
+        calibration, past = self._calibration_of(scope.tenant), self._past.index(scope)
+        calibration.update(request, held.committed.ids, held.unchanged)
+        weights = calibration.weights
         grown = grow(own, past, self._settings, weights, order.depth, order.width)
         if held.start.params.grammar is not None:
             grown = self._within_grammar(grown, request, held)
-        self._calibration.record(request, own.end, grown.tree, grown.kinds)
+        calibration.record(request, own.end, grown.tree, grown.kinds)
         if grown.past_position >= 0:
-            self._past.touch(held.start.scope, grown.past_position)
+            self._past.touch(scope, grown.past_position)
         return grown
 
     def _within_grammar(self, grown: LookupTree, request: str, held: HeldRequest) -> LookupTree:
@@ -90,5 +103,7 @@ class LookupDrafter:
     def _drop(self, request: str, held: HeldRequest) -> None:
         self._matchers.forget([request])
         self._own.pop(request, None)
-        self._calibration.forget(request)
-        self._past.add(held.start.scope, held.committed.ids[held.start.prompt_len :])
+        scope = held.start.scope
+        if scope.tenant in self._calibrations:
+            self._calibrations[scope.tenant].forget(request)
+        self._past.add(scope, held.committed.ids[held.start.prompt_len :])

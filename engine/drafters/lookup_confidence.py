@@ -10,6 +10,7 @@ right half the time, under another hardly ever.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import exp, log
 from typing import NamedTuple
 
@@ -47,6 +48,11 @@ _STEP_HALF_LIFE = 4.0
 
 
 def initial_weights() -> Weights:
+    return _initial_weights().copy()
+
+
+@cache
+def _initial_weights() -> Weights:
     weights = np.zeros((len(TEXTS), _KINDS, 2))
     for length in range(1, _MAX_LENGTH + 1):
         for total in (1, 2, 4, 8):
@@ -66,7 +72,7 @@ class _Proposal(NamedTuple):
 
 
 class LookupCalibration:
-    """The weights of one lookup drafter, updated by all of its requests."""
+    """The weights of one lookup drafter for one tenant, updated by all of its requests."""
 
     def __init__(self) -> None:
         self.weights = initial_weights()

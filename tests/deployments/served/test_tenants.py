@@ -47,7 +47,7 @@ def test_an_attack_finds_the_same_whatever_another_tenant_has_asked(
     after = attack(call, ATTACKER, answer, **salt)
     assert after == before
     own = attack(call, VICTIM, answer, **salt)
-    assert share_read(own, answer) > 0.9, "the attack works within a scope"
+    assert share_read(own, answer) > 0.6, "the attack works within a scope"
     assert own.counts != before.counts
     assert max(own.cached) > max(before.cached)
 

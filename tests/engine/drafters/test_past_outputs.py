@@ -32,6 +32,22 @@ def test_a_request_drafts_from_past_outputs_of_its_own_scope_alone() -> None:
         assert tree.tokens.tolist() == [50 + number]
 
 
+def test_a_tenant_learns_confidences_from_its_own_drafts_alone() -> None:
+    drafter = SuffixDrafter()
+
+    def confidence(name: str, tenant: str) -> float:
+        """The same draft each time, which the target then refuses."""
+        stream = Stream(name, [1, 2, 3, 1, 2], scope=Scope(tenant))
+        tree = stream.draft(drafter, depth=1)
+        stream.committed.extend([9])
+        stream.draft(drafter, depth=0)
+        return float(tree.confidence[0])
+
+    first = confidence("a", "one")
+    assert confidence("b", "one") < first
+    assert confidence("c", "two") == first
+
+
 def test_evicted_outputs_take_no_memory() -> None:
     """Also very short ones, and ones that drafts came from."""
     past = PastOutputs(max_tokens=100)
