@@ -3,7 +3,7 @@ typed. docs/api.md has the table."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -210,7 +210,7 @@ class CompletionRequest(PromptListing, SharedFields):
         # A list is of one kind, and may be long.
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]
-        return self.prompt
+        return cast("Sequence[str | list[int]]", self.prompt)
 
     @property
     def token_limit(self) -> int:
