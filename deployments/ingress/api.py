@@ -10,7 +10,6 @@ from contextlib import aclosing, closing, suppress
 from itertools import chain
 from typing import Any
 
-from pydantic import ValidationError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
@@ -35,13 +34,13 @@ from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.pages.live import LiveView, live
 from deployments.ingress.pages.metrics_text import families_of, prometheus_text
 from deployments.ingress.parsing.choose import OutputParsers
+from deployments.ingress.reading import Reader
 from deployments.ingress.replicas.departures import Departures
 from deployments.ingress.replicas.failover import FailoverStream
 from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
 from deployments.ingress.replicas.readiness import Readiness
 from deployments.ingress.request_log import RequestLog
-from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes, parse
-from deployments.ingress.requests.fields import Fields
+from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.problems import quoted
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
@@ -80,7 +79,8 @@ class Api:
         self.departures = Departures(self.metrics, self._heartbeats)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
-        self._ignored = IgnoredFields(config.strict_fields, self.tokens)
+        self.reader = Reader(self.tokens)
+        self.ignored_fields = IgnoredFields(config.strict_fields)
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -134,11 +134,6 @@ class Api:
         no operator, its own."""
         own = self._shares.held(client)
         return {"server_load": self._heartbeats.streams if client.sees_all else own}
-
-    def ignored(self, request: Fields, strict: bool = False) -> list[str]:
-        """The names of the request's fields that have no effect; raises ApiError if they are
-        refused."""
-        return self._ignored.check(request, strict)
 
     async def tokenize(self, request: TokenizeRequest, client: Client = ANY_CALLER) -> Body:
         self._check_model(request.model)
@@ -261,13 +256,13 @@ class Api:
     async def generate(self, fields: Mapping[str, Any], client: Client = ANY_CALLER) -> Body:
         """For callers by handle or gRPC: errors are returned as bodies, nothing is raised."""
         try:
-            request = parse(fields)
+            request, names = await self.reader.fields(fields, client.tenant)
             if request.stream:
                 raise InvalidRequest("stream", "is for the streaming method")
-            ignored = self._ignored_part(request)
+            ignored = self._ignored_part(names)
             with closing(await self.open(request, client)) as answer:
                 return {**await self.full_response(request, answer), **ignored}
-        except (ApiError, InvalidRequest, ValidationError) as error:
+        except (ApiError, InvalidRequest) as error:
             return self._refused(error, client)
         except Exception:
             _LOG.exception("a request fails")
@@ -278,16 +273,16 @@ class Api:
     ) -> AsyncGenerator[Body, None]:
         """Like `generate`, but yields chunks."""
         try:
-            request = parse(fields, stream=True)
+            request, names = await self.reader.fields(fields, client.tenant, stream=True)
             if not request.stream:
                 raise InvalidRequest("stream", "cannot be false for the streaming method")
-            ignored = self._ignored_part(request)
+            ignored = self._ignored_part(names)
             with closing(await self.open(request, client)) as answer:
                 async with aclosing(self.chunks(request, answer)) as chunks:
                     async for chunk in chunks:
                         yield {**chunk, **ignored}
                         ignored = {}
-        except (ApiError, InvalidRequest, ValidationError) as error:
+        except (ApiError, InvalidRequest) as error:
             yield self._refused(error, client)
         except Exception:
             _LOG.exception("a request fails")
@@ -298,9 +293,9 @@ class Api:
         self.log.refused(refusal, client.tenant)
         return refusal.body()
 
-    def _ignored_part(self, request: GenerationRequest) -> Body:
+    def _ignored_part(self, names: Sequence[str]) -> Body:
         """For callers without headers."""
-        names = self.ignored(request)
+        self.ignored_fields.check(names)
         return {HEADER: shown(names)} if names else {}
 
     def _check_model(self, name: str | None) -> None:

@@ -2,6 +2,7 @@
 lost."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ class Ingress:
         loop = asyncio.get_running_loop()
         self._starting = loop.create_task(self._start_grpc())
         self._exporting = loop.create_task(self._api.metrics.keep_exported())
+        # Or the garbage collector, which a large request sets going, would walk through all modules
+        # and the tokenizer, too: for half a second.
+        gc.freeze()
 
     async def _start_grpc(self) -> None:
         if self._config.grpc is None:

@@ -47,12 +47,6 @@ class ApiError(Exception):
                 return cls._of_validation(error.errors(), skip=1)  # `body` comes first
             case ValidationError():
                 return cls._of_validation(error.errors(include_url=False, include_input=False))
-            case HTTPException(status_code=400):  # FastAPI has not been able to read the body
-                return cls(
-                    400,
-                    "body: cannot be read as JSON; send UTF-8, nested less than a thousand levels, "
-                    "with numbers of at most 4,300 digits",
-                )
             case HTTPException():
                 return cls(error.status_code, str(error.detail))
         raise error

@@ -4,7 +4,6 @@ Serve's own gRPC proxy listens on every interface and has no TLS, so it is not u
 """
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -166,7 +165,7 @@ class GrpcServer:
         try:
             client = self._client(context)
             tenant = client.tenant
-            return await answer(self._fields(await self._message(messages)), client)
+            return await answer(await self._fields(await self._message(messages), client), client)
         except ApiError as error:
             self._api.log.refused(error, tenant)
             await _abort(context, error)
@@ -187,15 +186,14 @@ class GrpcServer:
         except StopAsyncIteration:
             raise ApiError(400, "the call has no message; send one") from None
 
-    def _fields(self, message: bytes) -> dict[str, Any]:
+    async def _fields(self, message: bytes, client: Client) -> dict[str, Any]:
         if len(message) > self._max_bytes:
             raise ApiError(413, f"the message is longer than {self._max_bytes} bytes")
         try:
-            fields = json.loads(StringValue.FromString(message).value)
+            text = StringValue.FromString(message).value
         except DecodeError:
             raise ApiError(400, "the message is no google.protobuf.StringValue") from None
-        except (ValueError, RecursionError):
-            raise ApiError(400, "the request is no JSON, or nested too deep") from None
+        fields = await self._api.reader.json(text.encode(), client.tenant)
         if not isinstance(fields, dict):
             raise ApiError(400, "the request is no JSON object")
         return fields

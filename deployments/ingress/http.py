@@ -32,13 +32,14 @@ from deployments.ingress.pages.live import LiveView, Seconds
 from deployments.ingress.pages.metrics_text import CONTENT_TYPE
 from deployments.ingress.pages.openapi import add_schema
 from deployments.ingress.pages.playground import RESPONSES, add_playground
+from deployments.ingress.reading import route_reading
 from deployments.ingress.request_log import RequestLog
 from deployments.ingress.requests.completions import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
 )
-from deployments.ingress.requests.fields import REQUEST_ID, Fields
+from deployments.ingress.requests.fields import REQUEST_ID
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.responses_api.service import ResponsesApi
@@ -57,6 +58,7 @@ def make_http(api: Api) -> FastAPI:
     responses = ResponsesApi(api)
     # FastAPI's own pages load their scripts from other hosts.
     http = FastAPI(title="Spindle", version=api.version, docs_url=None, redoc_url=None)
+    http.router.route_class = route_reading(api.reader, _is_json)
     add_docs_page(http)
     http.state.request_log = api.log
     open_paths = (*PATHS_WITHOUT_KEY, *RESPONSES)
@@ -125,13 +127,13 @@ def make_http(api: Api) -> FastAPI:
     @http.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Encodes a text or messages."""
-        headers = _ignored(api, body, request)
+        headers = _ignored(api, request)
         return await _json(await api.tokenize(body, request.state.client), headers)
 
     @http.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Decodes tokens."""
-        headers = _ignored(api, body, request)
+        headers = _ignored(api, request)
         return await _json(await api.detokenize(body, request.state.client), headers)
 
     @http.post("/v1/completions")
@@ -147,7 +149,7 @@ def make_http(api: Api) -> FastAPI:
     @http.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         """Answers a conversation, given and answered as items."""
-        headers = _ignored(api, body, request)
+        headers = _ignored(api, request)
         answer = await responses.open(body, request.state.client, _request_id(request))
         if body.stream:
             events = named_events(responses.events(body, answer))
@@ -162,7 +164,7 @@ def make_http(api: Api) -> FastAPI:
 
 
 async def _respond(api: Api, body: GenerationRequest, request: Request) -> Response:
-    headers = _ignored(api, body, request)
+    headers = _ignored(api, request)
     answer = await api.open(body, request.state.client, _request_id(request))
     if body.stream:
         events = data_events(api.chunks(body, answer))
@@ -187,10 +189,10 @@ async def _json(body: Body, headers: Mapping[str, str]) -> Response:
     return Response(await json_text.encode(body), headers=headers, media_type="application/json")
 
 
-def _ignored(api: Api, body: Fields, request: Request) -> dict[str, str]:
+def _ignored(api: Api, request: Request) -> dict[str, str]:
     """A header that names what has no effect; raises ApiError if the client refuses that."""
-    names = api.ignored(body, request.headers.get(STRICT_HEADER) == "1")
-    names = [*names, *request.scope.get(TAKEN_OUT, ())]
+    api.ignored_fields.check(request.state.ignored, request.headers.get(STRICT_HEADER) == "1")
+    names = [*request.state.ignored, *request.scope.get(TAKEN_OUT, ())]
     if _REQUEST_ID_HEADER in request.headers and _request_id(request) is None:
         names.append(_REQUEST_ID_HEADER)
     return {HEADER: shown(names)} if names else {}
@@ -202,13 +204,19 @@ def _request_id(request: Request) -> str | None:
     return given if re.fullmatch(REQUEST_ID, given) else None
 
 
+def _is_json(request: Request) -> bool:
+    return _JSON.match(request.headers.get("content-type", "")) is not None
+
+
 def respond_with_error(request: Request, error: Exception) -> JSONResponse:
     refusal = ApiError.of(error)
-    if isinstance(error, RequestValidationError) and request.method == "POST":
-        kind = request.headers.get("content-type", "")
-        if not _JSON.match(kind):
-            hint = "send it as JSON, with the header `content-type: application/json`"
-            refusal = ApiError(400, f"body: {hint}")
+    if (
+        isinstance(error, RequestValidationError)
+        and request.method == "POST"
+        and not _is_json(request)
+    ):
+        hint = "send it as JSON, with the header `content-type: application/json`"
+        refusal = ApiError(400, f"body: {hint}")
     _log_refusal(request, refusal)
     return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 

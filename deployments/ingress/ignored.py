@@ -57,16 +57,14 @@ def shown(names: Sequence[str]) -> str:
 class IgnoredFields:
     """What happens to requests that have fields without effect."""
 
-    def __init__(self, strict: bool, tokens: Tokens) -> None:
+    def __init__(self, strict: bool) -> None:
         """`strict`: refuse every such request."""
-        self._tokens = tokens
         self._strict = strict
         self._logged: set[str] = set()
 
-    def check(self, request: Fields, strict: bool = False) -> list[str]:
-        """The names of the request's fields without effect, each of which is logged once; raises
-        ApiError 400 instead if `strict`."""
-        names = ignored_fields(request, self._tokens)
+    def check(self, names: Sequence[str], strict: bool = False) -> None:
+        """`names`: of a request's fields without effect. Logs each once; raises ApiError 400
+        instead if `strict`."""
         if names and (strict or self._strict):
             name = shown(names[:1])
             problem = "has no effect here; leave it out, or switch strict fields off"
@@ -75,4 +73,3 @@ class IgnoredFields:
             if name not in self._logged and len(self._logged) < _MAX_LOGGED:
                 self._logged.add(name)
                 _LOG.warning("a field of requests has no effect: %s", name)
-        return names

@@ -3,7 +3,7 @@ tokens."""
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,11 @@ from engine.tokenizer import load_tokenizer
 REPLACEMENT = "\ufffd"
 """The replacement character, to which invalid or incomplete UTF-8 decodes."""
 
-_LONG_TEXT = 65536
+LONG_TEXT = 65536
 """Texts with more characters take longer than some 50 ms to encode."""
+MAX_CHARACTERS = 2**21
+"""Of a text that is encoded: to make, and to free, the list of a million tokens and more takes a
+tenth of a second, while no other thread runs."""
 
 T = TypeVar("T")
 _RESERVED = frozenset(
@@ -80,27 +83,44 @@ class Tokens:
         """Encodes the texts together in a thread, so that the event loop can go on serving
         streams. `client`: whose turn it takes."""
 
+        if max(map(len, texts)) > MAX_CHARACTERS:
+            raise _too_long("prompt")
+
         def encode() -> list[list[int]]:
-            encoded = self._tokenizer(list(texts), add_special_tokens=add_special_tokens)
-            return [list(ids) for ids in encoded["input_ids"]]
+            return [
+                ids
+                for group in _groups(texts)
+                for ids in self._encode_group(group, add_special_tokens)
+            ]
 
         return await self.in_turn(encode, sum(map(len, texts)), client)
 
+    def _encode_group(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        encoded: dict[str, list[list[int]]] = self._tokenizer(
+            texts,
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        return encoded["input_ids"]
+
     async def in_turn(self, work: Callable[[], T], size: int, client: str) -> T:
         """Does work on so many characters or tokens in a thread, when it is the client's turn."""
-        return await self._turns.run(work, client, size > _LONG_TEXT)
+        return await self._turns.run(work, client, size > LONG_TEXT)
 
     async def encode_chat(
         self,
-        messages: Sequence[TemplateMessage],
-        tools: Sequence[dict[str, Any]] = (),
+        messages: Iterable[TemplateMessage],
+        tools: Iterable[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         client: str = "",
+        size: int = 0,
     ) -> list[int]:
         """Renders the messages with the checkpoint's chat template; its errors are reported as the
-        client's."""
+        client's. `messages`, `tools`: made in the thread that renders them. `size`: about how many
+        characters they have."""
         options = {
             **self.used_variables(variables or {}),
             "add_generation_prompt": add_generation_prompt,
@@ -108,14 +128,16 @@ class Tokens:
         }
 
         def encode() -> list[int]:
-            return list(self._render(messages, tools, options)["input_ids"])
+            try:
+                text = self._render(list(messages), list(tools), options)
+            except Exception as error:  # templates may raise anything
+                problem = str(error)[:_MAX_ERROR]
+                raise InvalidRequest("messages", f"the chat template refused: {problem}") from error
+            if len(text) > MAX_CHARACTERS:
+                raise _too_long("messages")
+            return self._encode_group([text], add_special_tokens=False)[0]
 
-        try:
-            characters = sum(len(str(part)) for part in (messages, tools, options))
-            return await self.in_turn(encode, characters, client)
-        except Exception as error:  # templates may raise anything
-            problem = str(error)[:_MAX_ERROR]
-            raise InvalidRequest("messages", f"the chat template refused: {problem}") from error
+        return await self.in_turn(encode, size, client)
 
     def used_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the variables that the chat template uses; raises InvalidRequest for a name that
@@ -132,18 +154,18 @@ class Tokens:
 
     def _render(
         self,
-        messages: Sequence[TemplateMessage],
-        tools: Sequence[dict[str, Any]],
+        messages: list[TemplateMessage],
+        tools: list[dict[str, Any]],
         options: Mapping[str, Any],
-    ) -> Any:
-        given = list(tools) or None
+    ) -> str:
+        given = tools or None
         if "developer" not in self._tokenizer.get_chat_template(tools=given):
             # The role's older name, which all templates know.
             messages = [
                 {**one, "role": "system"} if one["role"] == "developer" else one for one in messages
             ]
-        return self._tokenizer.apply_chat_template(
-            list(messages), tools=given, return_dict=True, **options
+        return str(
+            self._tokenizer.apply_chat_template(messages, tools=given, tokenize=False, **options)
         )
 
     def vocabulary_entries(self, tokens: Sequence[int]) -> list[str]:
@@ -170,3 +192,18 @@ class Tokens:
         else:
             return text, None
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in their order, so many at once that it takes no longer than one of the longest."""
+    group: list[str] = []
+    for text in texts:
+        if group and sum(map(len, group)) + len(text) > MAX_CHARACTERS:
+            yield group
+            group = []
+        group.append(text)
+    yield group
+
+
+def _too_long(field: str) -> InvalidRequest:
+    return InvalidRequest(field, f"is longer than {MAX_CHARACTERS} characters; send less at once")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from cluster.checkpoint_files import has_tokenizer
-from engine.grammar.spec import OutputGrammar, check_grammar
+from engine.grammar.spec import OutputGrammar, check_grammar, check_length
 
 if TYPE_CHECKING:
     import xgrammar
@@ -32,8 +32,8 @@ class Grammars:
     """Grammars compiled for the tokenizer of a checkpoint."""
 
     def __init__(self, checkpoint: Path, vocab_size: int, compile_s: float | None = None) -> None:
-        """`compile_s`: processor time that compiling one grammar may take; None: any, for grammars
-        that another process has compiled before."""
+        """`compile_s`: processor time that checking and compiling one grammar may take; None: any,
+        for grammars that another process has compiled before."""
         self.vocab_size = vocab_size
         self._checkpoint = checkpoint
         self._compiler: xgrammar.GrammarCompiler | None = None
@@ -86,9 +86,11 @@ class Grammars:
     def _compile(self, grammar: OutputGrammar) -> "xgrammar.CompiledGrammar":
         from engine.grammar.compile_call import compile_with
 
-        check_grammar(grammar)
+        check_length(grammar)
         compiler = self._loaded()
-        if self._trial is not None:
+        if self._trial is None:
+            check_grammar(grammar)
+        else:
             self._trial.check(grammar)
         try:
             compiled = compile_with(compiler, grammar)

@@ -1,5 +1,6 @@
 """Whether the branches of a oneOf exclude each other, as the compiler takes each for an anyOf."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -8,8 +9,12 @@ from engine.grammar.schema_words import Schema, followed, types_of
 
 MAX_PAIRS = 2016
 """Of branches that are compared, in all of a schema: those of 64 branches of one oneOf."""
+MAX_LOOKUPS = 500_000
+"""Of listed values, in all pairs of a schema together: some tens of milliseconds."""
 
-Values = frozenset[Any]
+Values = frozenset[str]
+"""As canonical JSON. Python hashes texts with a secret; of numbers, a client could choose thousands
+with the same hash, and each comparison of two lists of them would take seconds."""
 
 
 class _Branch(NamedTuple):
@@ -27,6 +32,10 @@ def pairs_of_branches(schema: Any) -> int:
     return number * (number - 1) // 2
 
 
+class TooManyValues(Exception):
+    """Comparing the values that the branches of a schema list takes too long."""
+
+
 class Branches:
     """The branches within one schema. What is found of each is kept: many references may lead to
     one long list of values."""
@@ -37,6 +46,7 @@ class Branches:
         self._values: dict[int, Values | None] = {}
         self._branches: dict[int, _Branch] = {}
         self._exclusive: dict[tuple[int, int], bool] = {}
+        self._lookups = 0
 
     def exclude_each_other(self, schemas: Sequence[Any]) -> bool:
         branches = [followed(schema, self._root) for schema in schemas]
@@ -47,7 +57,7 @@ class Branches:
     def _are_exclusive(self, one: Schema, other: Schema) -> bool:
         key = (id(one), id(other))
         if key not in self._exclusive:
-            self._exclusive[key] = _exclusive(self._branch(one), self._branch(other))
+            self._exclusive[key] = self._differ(self._branch(one), self._branch(other))
         return self._exclusive[key]
 
     def _branch(self, schema: Schema) -> _Branch:
@@ -74,29 +84,45 @@ class Branches:
             self._values[id(one)] = _values(one)
         return self._values[id(one)]
 
+    def _differ(self, one: _Branch, other: _Branch) -> bool:
+        if one.values is not None and other.values is not None:
+            return self._are_disjoint(one.values, other.values)
+        if one.types and other.types and one.types.isdisjoint(other.types):
+            return True
+        shared = one.constants.keys() & other.constants.keys()
+        pairs = [(one.constants[name], other.constants[name]) for name in shared]
+        pairs.sort(key=lambda pair: min(map(len, pair)))
+        return any(self._are_disjoint(*pair) for pair in pairs)
 
-def _exclusive(one: _Branch, other: _Branch) -> bool:
-    if one.values is not None and other.values is not None:
-        return one.values.isdisjoint(other.values)
-    if one.types and other.types and one.types.isdisjoint(other.types):
-        return True
-    shared = one.constants.keys() & other.constants.keys()
-    return any(one.constants[name].isdisjoint(other.constants[name]) for name in shared)
+    def _are_disjoint(self, one: Values, other: Values) -> bool:
+        self._lookups += min(len(one), len(other))
+        if self._lookups > MAX_LOOKUPS:
+            raise TooManyValues
+        return one.isdisjoint(other)
 
 
 def _values(schema: Any) -> Values | None:
     if not isinstance(schema, dict):
         return None
     if "const" in schema:
-        return frozenset([_hashable(schema["const"])])
+        return frozenset([_canonical(schema["const"])])
     values = schema.get("enum")
-    return frozenset(map(_hashable, values)) if isinstance(values, list) else None
+    return frozenset(map(_canonical, values)) if isinstance(values, list) else None
 
 
-def _hashable(value: Any) -> Any:
-    """Equal for equal values, so that long lists need no comparison of each with each."""
-    if isinstance(value, list):
-        return (list, *map(_hashable, value))
-    if isinstance(value, dict):
-        return (dict, frozenset((name, _hashable(one)) for name, one in value.items()))
-    return value
+def _canonical(value: Any) -> str:
+    """The same text for equal values."""
+    return json.dumps(_with_whole_numbers(value), sort_keys=True)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """The value with 1 for 1.0."""
+    match value:
+        case list():
+            return [_with_whole_numbers(one) for one in value]
+        case dict():
+            return {name: _with_whole_numbers(one) for name, one in value.items()}
+        case float() if value.is_integer():
+            return int(value)
+        case _:
+            return value

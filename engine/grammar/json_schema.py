@@ -8,7 +8,7 @@ standard does not define are annotations, and are ignored as it says.
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.grammar.exclusive import MAX_PAIRS, Branches, pairs_of_branches
+from engine.grammar.exclusive import MAX_PAIRS, Branches, TooManyValues, pairs_of_branches
 from engine.grammar.schema_words import (
     ALONE,
     TYPE_OF_KEYWORD,
@@ -116,7 +116,17 @@ def _problem_of_combinations(schema: Schema, root: Any, found: Branches) -> str 
         return f"{alone[0]} must be a list of schemas"
     if alone[0] == "allOf" and len(branches) > 1:
         return "allOf of several schemas cannot be enforced; merge them into one"
-    if alone[0] == "oneOf" and not found.exclude_each_other(branches):
+    if alone[0] == "oneOf":
+        return _problem_of_exclusion(branches, found)
+    return None
+
+
+def _problem_of_exclusion(branches: list[Any], found: Branches) -> str | None:
+    try:
+        exclusive = found.exclude_each_other(branches)
+    except TooManyValues:
+        return "the branches of oneOf list too many values to be told apart; use anyOf"
+    if not exclusive:
         return (
             "the branches of oneOf must exclude each other by their types, or by a required "
             "property with different values (const or enum); use anyOf if several may match"

@@ -6,7 +6,6 @@ found by `engine.grammar.compiler.Grammars.check`.
 
 import json
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal
 
 from engine.errors import InvalidRequest
@@ -47,12 +46,16 @@ class OutputGrammar:
         return choices
 
 
-@lru_cache(maxsize=32)
-def check_grammar(grammar: OutputGrammar) -> None:
-    """Raises InvalidRequest naming the client's field. Takes some tens of milliseconds at most, and
-    not again for the next prompt of a request."""
-    if len(grammar.text.encode()) > MAX_BYTES:
+def check_length(grammar: OutputGrammar) -> None:
+    """The first of the checks, and the only one that an event loop has time for."""
+    if len(grammar.text) > MAX_BYTES or len(grammar.text.encode()) > MAX_BYTES:
         raise grammar.invalid(f"is larger than {MAX_BYTES} bytes; simplify it")
+
+
+def check_grammar(grammar: OutputGrammar) -> None:
+    """Raises InvalidRequest naming the client's field. May take long: a schema is a client's
+    program, so it is checked where the time to compile it is bounded (engine/grammar/trial.py)."""
+    check_length(grammar)
     match grammar.kind:
         case "json_schema":
             check_schema(_parsed(grammar), grammar.source)

@@ -2,7 +2,8 @@
 
 xgrammar's compiler cannot be interrupted, and what it takes cannot be read off a grammar's size:
 it grows with the states of the automaton and with the vocabulary. So each grammar is compiled by a
-fork of a small process first, whose processor time and memory the kernel bounds.
+fork of a small process first, whose processor time and memory the kernel bounds. The checks of it
+(engine/grammar/spec.py) run there as well.
 """
 
 import logging
@@ -16,7 +17,14 @@ from threading import Lock
 
 from engine.grammar.compile_call import Vocabulary
 from engine.grammar.spec import OutputGrammar
-from engine.grammar.trial_process import AMBIGUOUS, MOST_MEMORY, TOO_LARGE, TOO_SLOW
+from engine.grammar.trial_process import (
+    AMBIGUOUS,
+    MOST_ANSWER,
+    MOST_MEMORY,
+    REFUSED,
+    TOO_LARGE,
+    TOO_SLOW,
+)
 
 _LOG = logging.getLogger("spindle")
 _ROOT = Path(__file__).parents[2]
@@ -29,7 +37,8 @@ class Trial:
     """Starts its process at once, and again after it has been lost."""
 
     def __init__(self, vocabulary: Vocabulary, most_s: float) -> None:
-        """`most_s`: processor time that compiling one grammar may take."""
+        """`most_s`: processor time that one grammar may take, here and in the compilation after
+        it."""
         self._vocabulary = vocabulary
         self._most_s = most_s
         self._lock = Lock()
@@ -40,10 +49,12 @@ class Trial:
         return self._process.pid
 
     def check(self, grammar: OutputGrammar) -> None:
-        """Raises InvalidRequest if the grammar takes too long or too much memory to compile; other
-        errors are left to the compilation itself. Blocks."""
+        """Raises InvalidRequest if the grammar is wrong, or takes too long or too much memory to
+        compile; other errors are left to the compilation itself. Blocks."""
         with self._lock:
-            outcome = self._outcome(grammar)
+            outcome, problem = self._outcome(grammar)
+        if outcome == REFUSED:
+            raise grammar.invalid(problem)
         if outcome == TOO_SLOW:
             raise grammar.invalid(
                 f"takes more than {self._most_s:g} s of a processor to compile "
@@ -68,7 +79,7 @@ class Trial:
             if pipe is not None:
                 pipe.close()
 
-    def _outcome(self, grammar: OutputGrammar) -> int:
+    def _outcome(self, grammar: OutputGrammar) -> tuple[int, str]:
         if self._process.poll() is not None:
             _LOG.warning("the process that tries output grammars has ended; it is started again")
             self._process = self._start()
@@ -77,7 +88,7 @@ class Trial:
             self._send((grammar, self._most_s))
             assert self._process.stdout is not None
             ready, _, _ = select.select([self._process.stdout], [], [], wait_s)
-            answer = os.read(self._process.stdout.fileno(), 1) if ready else b""
+            answer = os.read(self._process.stdout.fileno(), MOST_ANSWER) if ready else b""
         except BrokenPipeError:
             answer = b""
         if not answer:
@@ -85,7 +96,7 @@ class Trial:
             raise RuntimeError(
                 "the process that tries output grammars was lost, or does not answer"
             )
-        return answer[0]
+        return answer[0], answer[1:].decode(errors="ignore")
 
     def _start(self) -> "subprocess.Popen[bytes]":
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,13 +1,15 @@
 """The process that compiles each grammar first, in a fork that the kernel ends if it takes too long
 (engine/grammar/trial.py).
 
-Reads a vocabulary, then pairs of a grammar and a number of seconds; answers each with one byte.
+Reads a vocabulary, then pairs of a grammar and a number of seconds; answers each with one byte, and
+what is wrong with the grammar.
 """
 
 import os
 import pickle
 import random
 import resource
+import select
 import signal
 import sys
 from collections import deque
@@ -15,13 +17,16 @@ from time import process_time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from engine.grammar.spec import OutputGrammar
+from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar, check_grammar
 
 if TYPE_CHECKING:
     import xgrammar
     from numpy.typing import NDArray
 
-COMPILED, FAILED, TOO_SLOW, TOO_LARGE, AMBIGUOUS = range(5)
+COMPILED, FAILED, TOO_SLOW, TOO_LARGE, AMBIGUOUS, REFUSED = range(6)
+MOST_ANSWER = select.PIPE_BUF
+"""Bytes of an answer: what a pipe takes, and gives, at once."""
 MOST_MEMORY = 2 * 2**30
 """Beyond what the process has before."""
 WALKS, STEPS, LAST = 4, 128, 16
@@ -42,7 +47,8 @@ def main() -> None:
             grammar, most_s = pickle.load(requests)
         except EOFError:  # the other side has ended
             return
-        answers.write(bytes([tried(compiler, grammar, most_s)]))
+        outcome, problem = tried(compiler, grammar, most_s)
+        answers.write(bytes([outcome]) + problem)
         answers.flush()
 
 
@@ -70,20 +76,28 @@ def import_without_models() -> None:
         sys.modules.update(present)
 
 
-def tried(compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar, most_s: float) -> int:
-    """What came of compiling the grammar in a fork. This process has one thread, so a fork of it is
-    complete."""
+def tried(
+    compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar, most_s: float
+) -> tuple[int, bytes]:
+    """What came of checking and compiling the grammar in a fork, and what is wrong with it. This
+    process has one thread, so a fork of it is complete."""
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         outcome = FAILED
         try:
             outcome = _compile(compiler, grammar, most_s)
+        except InvalidRequest as error:
+            os.write(writing, error.problem.encode(errors="backslashreplace")[: MOST_ANSWER - 1])
+            outcome = REFUSED
         finally:
             os._exit(outcome)
+    os.close(writing)
     _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        return os.WEXITSTATUS(status)
-    return TOO_SLOW if os.WTERMSIG(status) == signal.SIGPROF else TOO_LARGE
+    with os.fdopen(reading, "rb") as problem:
+        if os.WIFEXITED(status):
+            return os.WEXITSTATUS(status), problem.read()
+    return TOO_SLOW if os.WTERMSIG(status) == signal.SIGPROF else TOO_LARGE, b""
 
 
 def _compile(compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar, most_s: float) -> int:
@@ -94,9 +108,15 @@ def _compile(compiler: "xgrammar.GrammarCompiler", grammar: OutputGrammar, most_
     resource.setrlimit(resource.RLIMIT_AS, (present + MOST_MEMORY, resource.RLIM_INFINITY))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
     signal.setitimer(signal.ITIMER_PROF, most_s)
+    check_grammar(grammar)
     try:
+        begun = process_time()
         compiled = compile_with(compiler, grammar)
-        signal.setitimer(signal.ITIMER_PROF, most_s)
+        # What passes is compiled once more, in the process that uses it.
+        left = most_s - process_time() - (process_time() - begun)
+        if left <= 0:
+            return TOO_SLOW
+        signal.setitimer(signal.ITIMER_PROF, left)
         return AMBIGUOUS if is_ambiguous(compiled) else COMPILED
     except Exception as error:
         return TOO_LARGE if "bad_alloc" in str(error) or isinstance(error, MemoryError) else FAILED

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from engine.errors import InvalidRequest
-from engine.grammar.spec import OutputGrammar, check_grammar
+from engine.grammar.spec import OutputGrammar, check_length
 from policies.ranges import (
     BIAS,
     LOGPROBS,
@@ -86,7 +86,7 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
     _validate_tokens("logit_bias", params.logit_bias, MAX_BIASES, vocab_size)
     _validate_tokens("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     if params.grammar is not None:
-        check_grammar(params.grammar)
+        check_length(params.grammar)
         if params.forbids_tokens:
             field = "bad_words" if params.bad_words else "allowed_token_ids"
             raise InvalidRequest(

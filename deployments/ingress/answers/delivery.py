@@ -73,3 +73,4 @@ async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str
     """Events of a response, which have their types as names, as server-sent events."""
     async for event in events:
         yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        await asyncio.sleep(0)  # an event may repeat a large request, and comes after another one

@@ -12,7 +12,7 @@ Body = dict[str, Any]
 _ITEMS = 64
 """List items that are written at once."""
 _PAUSE_AFTER = 65536
-"""Characters between two pauses for the event loop."""
+"""Characters between two pauses for the event loop, and of a text that are written at once."""
 
 
 async def encode(body: Body) -> bytes:
@@ -46,15 +46,24 @@ def without_infinities(value: Any) -> Any:
 
 def _pieces(value: Any) -> Iterator[str]:
     match value:
-        case dict() if any(isinstance(inner, dict | list) for inner in value.values()):
+        case dict() if any(map(_takes_long, value.values())):
             for number, (name, inner) in enumerate(value.items()):
                 yield f"{',' if number else '{'}{_dumps(str(name))}:"
                 yield from _pieces(inner)
             yield "}"
+        case str() if len(value) > _PAUSE_AFTER:
+            yield '"'
+            for at in range(0, len(value), _PAUSE_AFTER):
+                yield _dumps(value[at : at + _PAUSE_AFTER])[1:-1]
+            yield '"'
         case list() if len(value) > _ITEMS or (value and isinstance(value[0], dict)):
             yield from _list_pieces(value)
         case _:
             yield _dumps(value)
+
+
+def _takes_long(value: Any) -> bool:
+    return isinstance(value, dict | list) or (isinstance(value, str) and len(value) > _PAUSE_AFTER)
 
 
 def _list_pieces(values: list[Any]) -> Iterator[str]:

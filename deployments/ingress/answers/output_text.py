@@ -7,6 +7,7 @@ tokens a verdict contains.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from deployments.ingress.requests.completions import GenerationRequest
@@ -87,18 +88,21 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
+        self._begun = [_BegunStop(stop) for stop in stops]
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that can be returned now, and the stop string behind it if one has been
         found."""
+        for begun in self._begun:
+            begun.push(text)
         text = self._held + text
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
             at, stop = min(found, key=lambda one: one[0])
             return text[:at], stop
-        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
+        kept = max((begun.length for begun in self._begun), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept], None
 
@@ -107,10 +111,33 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of the text that is a prefix of the stop string."""
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+class _BegunStop:
+    """How much of a stop string a text ends with, by Knuth, Morris and Pratt: in linear time."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._borders = _borders(stop)
+        self.length = 0
+
+    def push(self, text: str) -> None:
+        for character in text:
+            if self.length == len(self._stop):
+                self.length = self._borders[-1]
+            while self.length and self._stop[self.length] != character:
+                self.length = self._borders[self.length - 1]
+            self.length += self._stop[self.length] == character
+
+
+@lru_cache(maxsize=64)
+def _borders(stop: str) -> Sequence[int]:
+    """For each beginning of the string, how much of the string it ends with again."""
+    borders, length = [0], 0
+    for character in stop[1:]:
+        while length and stop[length] != character:
+            length = borders[length - 1]
+        length += stop[length] == character
+        borders.append(length)
+    return borders
 
 
 @dataclass(frozen=True, slots=True)

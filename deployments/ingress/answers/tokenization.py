@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from deployments.ingress.requests.chat_encoding import encode_chat
 from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
@@ -12,14 +13,7 @@ async def tokenize(
 ) -> dict[str, Any]:
     """The body of an answer to POST /tokenize, as vLLM's. `client`: whose turn it takes."""
     if request.messages is not None:
-        ids = await tokens.encode_chat(
-            [message.for_template for message in request.messages],
-            [tool.for_template for tool in request.tools],
-            request.generation_prompt,
-            request.continue_final_message,
-            request.chat_template_kwargs,
-            client,
-        )
+        ids = await encode_chat(tokens, request, request.messages, client)
     else:
         ids = await tokens.encode(request.prompt or "", request.add_special_tokens, client)
     body = {"count": len(ids), "max_model_len": max_context, "tokens": ids}
@@ -32,8 +26,8 @@ async def tokenize(
 
 async def detokenize(tokens: Tokens, request: DetokenizeRequest, client: str) -> dict[str, Any]:
     """The body of an answer to POST /detokenize."""
-    if max(request.tokens, default=0) >= len(tokens):
-        unknown = next(token for token in request.tokens if token >= len(tokens))
-        raise InvalidRequest("tokens", f"{unknown} is outside the vocabulary")
+    largest = max(request.tokens, default=0)
+    if largest >= len(tokens):
+        raise InvalidRequest("tokens", f"{largest} is outside the vocabulary")
     text = await tokens.in_turn(lambda: tokens.decode(request.tokens), len(request.tokens), client)
     return {"prompt": text}

@@ -1,12 +1,12 @@
 """The messages of a conversation, and what a chat template is given for them."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from deployments.ingress.requests.fields import MAX_MESSAGES, Fields, Text
+from deployments.ingress.requests.json_bounds import parsed
 from deployments.ingress.requests.nesting import shallow
 from deployments.ingress.requests.unsupported import MESSAGE, Unsupported
 
@@ -42,7 +42,7 @@ class CalledFunction(Fields):
     def for_template(self) -> dict[str, Any]:
         """Templates expect an object, as vLLM passes it on; a text that is none stays a text."""
         try:
-            arguments = shallow(json.loads(self.arguments or "{}"))
+            arguments = shallow(parsed((self.arguments or "{}").encode()))
         except (ValueError, RecursionError):
             arguments = self.arguments
         return {"name": self.name, "arguments": arguments}

@@ -1,9 +1,9 @@
 """The fields of a client's request: OpenAI's two completion APIs, vLLM's and Spindle's extensions,
 typed. docs/api.md has the table."""
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,7 @@ from deployments.ingress.requests.fields import (
     BadWord,
     Biases,
     Fields,
-    JsonObject,
+    Metadata,
     Penalty,
     Prompt,
     PromptListing,
@@ -34,13 +34,16 @@ from deployments.ingress.requests.fields import (
     TokenId,
 )
 from deployments.ingress.requests.structured_outputs import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
     ResponseFormat,
     StructuredOutputs,
     output_grammar,
 )
-from deployments.ingress.requests.tools import ToolChoice, Tools, ToolUse
+from deployments.ingress.requests.tools import ToolChoice, Tools, ToolUse, calls_grammar
 from deployments.ingress.requests.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
+from engine.grammar.spec import OutputGrammar
 from policies import ranges
 
 _SERVICE_TIERS = ("auto", "default")
@@ -76,7 +79,7 @@ class SharedFields(Fields):
     """What the events of a stream have."""
     user: Text | None = None
     """For your own records, as are `metadata`, `safety_identifier` and `prompt_cache_key`."""
-    metadata: JsonObject | None = None
+    metadata: Metadata | None = None
     """Without effect on the output."""
     safety_identifier: Text | None = None
     """Without effect."""
@@ -199,12 +202,19 @@ class CompletionRequest(PromptListing, SharedFields):
         return self
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def grammar(self) -> OutputGrammar | None:
+        """What the output keeps to."""
+        return output_grammar(self.response_format, self.structured_outputs)
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
         """The prompts; each gets `n` answers."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        tokens = [one for one in self.prompt if isinstance(one, int)]
-        return [tokens] if tokens else [one for one in self.prompt if not isinstance(one, int)]
+        # A list is of one kind, and may be long.
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast("Sequence[str | list[int]]", self.prompt)
 
     @property
     def token_limit(self) -> int:
@@ -251,6 +261,7 @@ class ChatRequest(PromptListing, TemplateFields, SharedFields):
             raise InvalidRequest(
                 "structured_outputs", "and tools exclude each other; use response_format"
             )
+        # Also that the forms do not exclude each other, and are not too large.
         output_grammar(self.response_format, self.structured_outputs)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
@@ -276,11 +287,23 @@ class ChatRequest(PromptListing, TemplateFields, SharedFields):
         unchecked = strict and not self.tool_use.is_enforced
         return (*super().without_effect, *(["tools.function.strict"] if unchecked else []))
 
-    @property
+    @cached_property
     def tool_use(self) -> ToolUse:
-        form = None if self.response_format is None else self.response_format.grammar
-        answer = None if form is None else json.loads(form.schema)
+        match self.response_format:
+            case JsonObjectFormat():
+                answer: Any = {"type": "object", "additionalProperties": True}
+            case JsonSchemaFormat(json_schema=named):
+                answer = named.schema_
+            case _:
+                answer = None
         return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, answer)
+
+    @cached_property
+    def grammar(self) -> OutputGrammar | None:
+        """What the output keeps to."""
+        if self.tool_use.is_enforced:
+            return calls_grammar(self.tool_use)
+        return output_grammar(self.response_format, self.structured_outputs)
 
 
 GenerationRequest = CompletionRequest | ChatRequest
@@ -293,9 +316,8 @@ def echoes(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and request.echo
 
 
-def parse(fields: Mapping[str, Any], **defaults: Any) -> GenerationRequest:
-    """A request with `messages` is a chat, any other a completion. `defaults`: of absent fields."""
+def kind_of(fields: Mapping[str, Any]) -> type[GenerationRequest]:
+    """A request with `messages` is a chat, any other a completion."""
     if not isinstance(fields, Mapping):
         raise ApiError(400, "the request must be a mapping of fields, such as model and prompt")
-    kind = ChatRequest if "messages" in fields else CompletionRequest
-    return kind.model_validate({**defaults, **fields})
+    return ChatRequest if "messages" in fields else CompletionRequest

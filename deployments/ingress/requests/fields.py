@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from cluster.config.section import within
+from deployments.ingress.requests.json_bounds import json_length
 from deployments.ingress.requests.nesting import shallow
 from deployments.ingress.requests.unsupported import UNSUPPORTED, Unsupported, check_supported
 from engine.errors import InvalidRequest
@@ -15,6 +16,10 @@ from policies import ranges
 MAX_STOPS = 4
 MAX_SALT = 256
 """Characters of a `cache_salt`."""
+MAX_STOP_CHARACTERS = 1024
+"""Of each: so much text may be held back, and is searched again with each token."""
+MAX_METADATA = 65_536
+"""Bytes as JSON: a response repeats it in several events."""
 MAX_PROMPTS = 2048
 """As in OpenAI's API; admission is usually narrower."""
 MAX_MESSAGES = 8192
@@ -37,8 +42,15 @@ def _few_biases(given: object) -> object:
     return given
 
 
+def _short(metadata: dict[str, Any]) -> dict[str, Any]:
+    if json_length(metadata, MAX_METADATA) > MAX_METADATA:
+        raise ValueError(f"is larger than {MAX_METADATA} bytes; shorten it")
+    return metadata
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(shallow)]
+Metadata = Annotated[JsonObject, AfterValidator(_short)]
 TokenId = Annotated[int, within(ranges.COUNT)]
 TokenKey = Annotated[TokenId, Field(strict=False)]
 Bias = Annotated[float, within(ranges.BIAS)]
@@ -49,7 +61,9 @@ Penalty = Annotated[float, within(ranges.PENALTY)]
 Milliseconds = Annotated[float, within(ranges.SLO_MS)]
 Alternatives = Annotated[int, within(ranges.LOGPROBS)]
 AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
-StopString = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
+StopString = Annotated[
+    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_encodable)
+]
 BadWord = Annotated[
     str,
     Field(min_length=1, max_length=ranges.MAX_BAD_WORD_CHARACTERS),
@@ -101,11 +115,12 @@ class Fields(BaseModel):
     @model_validator(mode="after")
     def _check_unknown(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            try:
-                shallow(value)
-            except ValueError as error:
-                problem = {"field": name, "problem": str(error)}
-                raise PydanticCustomError(UNSUPPORTED, "{problem}", problem) from None
+            if isinstance(value, dict | list):
+                try:
+                    shallow(value)
+                except ValueError as error:
+                    problem = {"field": name, "problem": str(error)}
+                    raise PydanticCustomError(UNSUPPORTED, "{problem}", problem) from None
         return self
 
     @property

@@ -43,7 +43,6 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "none_required": lambda _: "is not supported here; leave it out",
     "string_pattern_mismatch": lambda limits: f"must match {limits['pattern']}",
     "string_unicode": lambda _: "holds text that is no Unicode",
-    "json_invalid": lambda limits: f"the body is no JSON: {limits['error']}",
     "extra_forbidden": lambda _: "there is no such field; leave it out",
 }
 

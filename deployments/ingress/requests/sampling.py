@@ -1,14 +1,10 @@
 """A request's sampling parameters, for the engine."""
 
-import json
 from collections.abc import Sequence
 
-from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
-from deployments.ingress.requests.structured_outputs import output_grammar
-from deployments.ingress.requests.tools import call_schema
+from deployments.ingress.requests.completions import GenerationRequest, echoes
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
-from engine.grammar.spec import OutputGrammar
 from engine.sampling.params import SamplingParams
 
 
@@ -34,7 +30,7 @@ def sampling_params(
         bad_words=tuple(bad_words),
         logprobs=request.alternatives,
         prompt_logprobs=_listed_of_prompt(request),
-        grammar=_grammar(request),
+        grammar=request.grammar,
     )
 
 
@@ -42,12 +38,6 @@ def _listed_of_prompt(request: GenerationRequest) -> int | None:
     """Alternatives beside each token of the prompt, for `echo` and `prompt_logprobs`."""
     wanted = (request.prompt_logprobs, request.alternatives if echoes(request) else None)
     return max((most for most in wanted if most is not None), default=None)
-
-
-def _grammar(request: GenerationRequest) -> OutputGrammar | None:
-    if isinstance(request, ChatRequest) and request.tool_use.is_enforced:
-        return OutputGrammar("json_schema", json.dumps(call_schema(request.tool_use)), "tools")
-    return output_grammar(request.response_format, request.structured_outputs)
 
 
 def tokens_of_bad_words(tokens: Tokens, words: Sequence[str]) -> list[tuple[int, ...]]:

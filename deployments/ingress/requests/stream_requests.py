@@ -9,6 +9,7 @@ from typing import Any
 from cluster.config import AppConfig
 from deployments.ingress.admission.clients import Client
 from deployments.ingress.errors import ApiError
+from deployments.ingress.requests.chat_encoding import encode_chat
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.fields import SloTargets
 from deployments.ingress.requests.problems import quoted
@@ -110,17 +111,7 @@ class StreamRequestBuilder:
     async def _encoded(self, request: GenerationRequest, tenant: str) -> list[list[int]]:
         """The prompts as token ids."""
         if isinstance(request, ChatRequest):
-            messages = [message.for_template for message in request.messages]
-            tools = [tool.for_template for tool in request.tools]
-            encoded = await self._tokens.encode_chat(
-                messages,
-                tools,
-                request.generation_prompt,
-                request.continue_final_message,
-                request.chat_template_kwargs,
-                tenant,
-            )
-            return [encoded]
+            return [await encode_chat(self._tokens, request, request.messages, tenant)]
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if texts:
             return await self._tokens.encode_all(texts, request.add_special_tokens, tenant)

@@ -3,14 +3,23 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from deployments.ingress.requests.fields import Fields, JsonObject, Text
+from deployments.ingress.requests.json_bounds import json_length
 from deployments.ingress.requests.unsupported import STRUCTURED_OUTPUTS, Unsupported
 from engine.errors import InvalidRequest
-from engine.grammar.spec import MAX_CHOICES, OutputGrammar
+from engine.grammar.spec import MAX_BYTES, MAX_CHOICES, OutputGrammar
+
+
+def schema_grammar(schema: Any, source: str) -> OutputGrammar:
+    """Raises InvalidRequest for a schema that is too large, without writing it."""
+    if json_length(schema, MAX_BYTES) > MAX_BYTES:
+        raise InvalidRequest(source, f"is larger than {MAX_BYTES} bytes; simplify it")
+    return OutputGrammar("json_schema", json.dumps(schema), source)
 
 
 class TextFormat(Fields):
@@ -48,10 +57,9 @@ class JsonSchemaFormat(Fields):
     json_schema: NamedSchema
     """The schema and its name."""
 
-    @property
+    @cached_property
     def grammar(self) -> OutputGrammar | None:
-        schema = json.dumps(self.json_schema.schema_)
-        return OutputGrammar("json_schema", schema, "response_format")
+        return schema_grammar(self.json_schema.schema_, "response_format")
 
 
 ResponseFormat = Annotated[
@@ -85,7 +93,7 @@ class StructuredOutputs(Fields):
             )
         return self
 
-    @property
+    @cached_property
     def output_grammar(self) -> OutputGrammar:
         if self.json_object:
             return OutputGrammar("json_object")
@@ -95,10 +103,9 @@ class StructuredOutputs(Fields):
             return OutputGrammar("choice", json.dumps(self.choice))
         if self.grammar is not None:
             return OutputGrammar("grammar", self.grammar)
-        schema = self.json_schema
-        return OutputGrammar(
-            "json_schema", schema if isinstance(schema, str) else json.dumps(schema)
-        )
+        if isinstance(self.json_schema, str):
+            return OutputGrammar("json_schema", self.json_schema)
+        return schema_grammar(self.json_schema, "structured_outputs")
 
 
 def output_grammar(

@@ -1,15 +1,18 @@
 """The requests that encode and decode text without generating any."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from deployments.ingress.requests.chat_messages import Messages
-from deployments.ingress.requests.fields import Fields, TemplateFields, Text, TokenIds
+from deployments.ingress.requests.fields import Fields, TemplateFields, Text, TokenId
 from deployments.ingress.requests.tools import Tools
 from deployments.ingress.requests.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
+
+MAX_DECODED = 2**18
+"""Tokens; decoding them takes up to 50 ms, while no other thread runs."""
 
 
 class TokenizeRequest(TemplateFields):
@@ -42,5 +45,5 @@ class DetokenizeRequest(Fields):
 
     model: str | None = None
     """The served model's name."""
-    tokens: TokenIds
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_DECODED, fail_fast=True)]
     """The tokens to decode."""

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from deployments.ingress.requests.fields import Fields, JsonObject, Text
+from deployments.ingress.requests.json_bounds import json_length
+from deployments.ingress.requests.structured_outputs import schema_grammar
 from engine.errors import InvalidRequest
+from engine.grammar.spec import MAX_BYTES, OutputGrammar
 
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -105,6 +108,15 @@ class ToolUse:
     def is_enforced(self) -> bool:
         """Whether the output keeps to `call_schema`."""
         return self.must_call or (self.may_call and self.answer is not None)
+
+
+def calls_grammar(use: ToolUse) -> OutputGrammar:
+    """The grammar of an enforced use's output. Raises InvalidRequest for schemas that are too
+    large, before they are put together."""
+    schemas = [use.answer, *(tool.function.parameters for tool in use.tools)]
+    if json_length(schemas, MAX_BYTES) > MAX_BYTES:
+        raise InvalidRequest("tools", f"is larger than {MAX_BYTES} bytes; simplify it")
+    return schema_grammar(call_schema(use), "tools")
 
 
 def call_schema(use: ToolUse) -> Schema:

@@ -4,11 +4,14 @@ Nothing is stored: the whole conversation comes with each request.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from cluster.config.section import within
+from deployments.ingress.answers.json_text import without_infinities
+from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest, SharedFields
 from deployments.ingress.requests.fields import Alternatives, AtLeastOne, Fields, Text
 from deployments.ingress.requests.tools import (
@@ -163,7 +166,7 @@ class ResponsesRequest(SharedFields):
             *(["tools.strict"] if strict else []),
         )
 
-    @property
+    @cached_property
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequest if the fields contradict each other."""
         form = self.text.format
@@ -182,8 +185,17 @@ class ResponsesRequest(SharedFields):
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include or self.top_logprobs is not None
 
+    def prepare(self) -> None:
+        """Makes what takes long, in a thread. Raises ApiError."""
+        try:
+            self.chat  # noqa: B018
+        except (InvalidRequest, ValidationError) as error:
+            raise renamed(ApiError.of(error)) from None
+        self.echoed  # noqa: B018
+
+    @cached_property
     def chat(self) -> ChatRequest:
-        """The same request as a chat. Errors name the chat's fields (RENAMED)."""
+        """The same request as a chat. Errors name the chat's fields."""
         given = {
             name: getattr(self, name)
             for name in SharedFields.model_fields
@@ -203,11 +215,11 @@ class ResponsesRequest(SharedFields):
             }
         )
 
-    @property
+    @cached_property
     def echoed(self) -> dict[str, Any]:
         """What the response repeats of the request."""
         choice = self.tool_choice or ("auto" if self.tools else "none")
-        return {
+        echoed = {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
@@ -227,12 +239,22 @@ class ResponsesRequest(SharedFields):
             "truncation": "disabled",
             "user": self.user,
         }
+        return without_infinities(echoed)  # type: ignore[no-any-return]
 
 
-RENAMED = {
+_RENAMED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
 }
 """A chat's fields by their names in this API."""
+
+
+def renamed(error: ApiError) -> ApiError:
+    """A chat's error with the field's name in this API."""
+    name = _RENAMED.get(error.param or "")
+    if name is None:
+        return error
+    message = f"{name}{error.message.removeprefix(error.param or '')}"
+    return ApiError(error.status, message, name, error.code)

@@ -5,10 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from pydantic import ValidationError
-
 from deployments.ingress.admission.clients import Client
-from deployments.ingress.answers import json_text
 from deployments.ingress.answers.choices import Answer, Choice, Piece
 from deployments.ingress.answers.completion_bodies import CollectedChoice
 from deployments.ingress.answers.json_text import Body
@@ -18,7 +15,7 @@ from deployments.ingress.errors import ApiError
 from deployments.ingress.parsing.parser import Content, Delta
 from deployments.ingress.responses_api.content_tokens import ContentTokens
 from deployments.ingress.responses_api.events import Event, ResponseEvents
-from deployments.ingress.responses_api.request import RENAMED, ResponsesRequest
+from deployments.ingress.responses_api.request import ResponsesRequest, renamed
 from engine.errors import InvalidRequest
 from engine.protocol import Finish
 
@@ -36,9 +33,9 @@ class ResponsesApi:
         """Raises ApiError. The caller must close the answer. `request_id`: the client's name for
         the request."""
         try:
-            return await self._api.open(request.chat(), client, request_id)
-        except (ApiError, InvalidRequest, ValidationError) as error:
-            raise _renamed(ApiError.of(error)) from None
+            return await self._api.open(request.chat, client, request_id)
+        except (ApiError, InvalidRequest) as error:
+            raise renamed(ApiError.of(error)) from None
 
     async def full_response(self, request: ResponsesRequest, answer: Answer) -> Body:
         (choice,) = answer.choices
@@ -88,7 +85,7 @@ class ResponsesApi:
                 "object": "response",
                 "created_at": int(time.time()),
                 "model": self._api.config.served_name,
-                **json_text.without_infinities(request.echoed),
+                **request.echoed,
             }
         )
 
@@ -133,12 +130,3 @@ def _deltas(choice: Choice, piece: Piece) -> list[Delta]:
         return [Content(piece.text)] if piece.text else []
     deltas = choice.parser.push(piece.text, piece.token_ids)
     return deltas if piece.finish is None else [*deltas, *choice.parser.finish()]
-
-
-def _renamed(error: ApiError) -> ApiError:
-    """A chat's error with the field's name in this API."""
-    name = RENAMED.get(error.param or "")
-    if name is None:
-        return error
-    message = f"{name}{error.message.removeprefix(error.param or '')}"
-    return ApiError(error.status, message, name, error.code)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from deployments.ingress.http import make_http
 from deployments.ingress.requests.chat_messages import CalledFunction
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
+from deployments.ingress.requests.json_bounds import parsed
 from deployments.ingress.requests.nesting import MAX_NESTING, shallow
 from deployments.ingress.responses_api.request import ResponsesRequest
 from engine.verifiers.native import NativeVerifier
@@ -172,6 +173,11 @@ def test_variables_of_the_template_are_found_by_name_however_many() -> None:
     assert TOKENS.used_variables({**given, "messages and": 1, "{": 1, ".*": 1}) == {}
 
 
+@pytest.mark.parametrize("text", ["[{:," * 200_000, '\\",[' * 200_000, "\\" * 800_000, "9" * 5000])
+def test_what_a_text_holds_is_not_counted(text: str) -> None:
+    assert parsed(json.dumps({"a": text, "b": 1.5}).encode()) == {"a": text, "b": 1.5}
+
+
 def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
     """Of one client; another one's are read meanwhile."""
 
@@ -236,12 +242,25 @@ def test_a_body_that_is_not_called_json_is_told_how_to_be(kind: str | None) -> N
     run(test)
 
 
-@pytest.mark.parametrize("body", [b"\xff", b'{"a": ' + b"9" * 5000 + b"}", b"[" * 8000])
-def test_a_body_that_no_parser_reads_is_told_why(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\xff", "cannot be read as JSON; send"),
+        (b"[" * 8000, "cannot be read as JSON; send"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),
+        (
+            b'{"a":[' + b"0," * (2**18 + 1) + b"0]}",
+            "has more than 262144 values; send less at once",
+        ),
+        (b'{"a":[' + b"[]," * 2**16 + b"0]}", "has more than 65536 lists, objects and members"),
+        (b"[" + b'"",' * 2**18 + b'"",0]', "has more than 262144 texts; send less at once"),
+    ],
+)
+def test_a_body_that_is_not_parsed_is_told_why(body: bytes, message: str) -> None:
     async def test(app: App) -> None:
         answer = await app.client.post(COMPLETIONS, content=body, headers=JSON)
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"].startswith("body: cannot be read as JSON; send")
+        assert answer.json()["error"]["message"].startswith(f"body: {message}")
 
     run(test)
 

@@ -1,6 +1,7 @@
 """How many grammars may wait to be compiled."""
 
 import asyncio
+import json
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,6 +24,18 @@ class SlowGrammars(Grammars):
 
     def compile(self, grammar: OutputGrammar) -> Future[Any]:
         return self.futures.setdefault(grammar, Future())
+
+
+class OneByOne(SlowGrammars):
+    """Begins to compile as it is told to."""
+
+    @property
+    def words(self) -> list[str]:
+        return [json.loads(grammar.text)[0] for grammar in self.futures]
+
+    async def finish_last(self) -> None:
+        list(self.futures.values())[-1].set_result(None)
+        await asyncio.sleep(0.01)
 
 
 def choice(word: str) -> OutputGrammar:
@@ -52,5 +65,25 @@ def test_one_client_cannot_fill_the_queue_and_all_together_are_bounded() -> None
             await enter("the last", "last")
         grammars.futures[choice("hostile 0")].set_result(None)
         await enter("one more", "hostile")
+
+    asyncio.run(run())
+
+
+def test_clients_take_turns() -> None:
+    """One client's four schemas delayed the next client's by four times the time of one."""
+
+    async def run() -> None:
+        grammars = OneByOne()
+        queue = CompileQueue(grammars)
+        entered = [("a", word) for word in ("a1", "a2", "a3")]
+        entered += [("b", "b1"), ("b", "b2"), ("c", "c1"), ("c", "a2")]
+        waiting = [asyncio.create_task(queue.compile(choice(word), name)) for name, word in entered]
+        await asyncio.sleep(0.01)
+        assert grammars.words == ["a1"], "one at a time"
+        for number in range(1, 7):
+            await grammars.finish_last()
+            assert sum(one.done() for one in waiting) == number + (number >= 3), "a2 is two's"
+        assert grammars.words == ["a1", "b1", "a2", "c1", "b2", "a3"]
+        await asyncio.gather(*waiting)
 
     asyncio.run(run())

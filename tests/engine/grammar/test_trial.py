@@ -13,6 +13,7 @@ import pytest
 
 from cluster.zoo import TARGET, model_path
 from engine.errors import InvalidRequest
+from engine.grammar.compile_call import compile_with, make_compiler
 from engine.grammar.compiler import Grammars
 from engine.grammar.spec import OutputGrammar
 from engine.grammar.trial import Trial
@@ -82,6 +83,33 @@ def test_the_process_is_small(trial: Trial) -> None:
     trial.check(PLAIN)
     assert not has_loaded(trial.pid, "libtorch")
     assert psutil.Process(trial.pid).num_threads() == 1, "or a fork of it would not be complete"
+
+
+def test_what_the_checks_find_is_named() -> None:
+    """They run in the process, too, as they may take long."""
+    grammars = Grammars(model_path(TARGET), VOCAB, compile_s=ENOUGH_S)
+    wrong = OutputGrammar("json_schema", '{"oneOf": [{"const": 1}, {"const": 1}]}', "tools")
+    try:
+        with pytest.raises(InvalidRequest, match=r"tools: the schema: the branches of oneOf must"):
+            grammars.compile(wrong).result()
+    finally:
+        grammars.close()
+
+
+def test_all_phases_of_one_grammar_have_the_time_together() -> None:
+    """It is compiled again where it is used, so less than twice its time is too little."""
+    vocabulary = token_texts(model_path(TARGET), VOCAB)
+    pattern = "".join(f"[^{chr(97 + number % 26)}]" for number in range(600))
+    grammar = OutputGrammar("regex", pattern)
+    compiler = make_compiler(vocabulary)
+    begun = time.process_time()
+    compile_with(compiler, grammar)
+    trial = Trial(vocabulary, 1.5 * (time.process_time() - begun))
+    try:
+        with pytest.raises(InvalidRequest, match=r"limits\.compile_s"):
+            trial.check(grammar)
+    finally:
+        trial.close()
 
 
 def test_what_is_wrong_is_left_to_the_compiler(trial: Trial) -> None:

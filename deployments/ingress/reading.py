@@ -1,0 +1,110 @@
+"""Reads clients' requests: what is large in a thread, so that the event loop goes on serving
+streams. Validation alone takes up to a second."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from json import JSONDecodeError
+from typing import Any, NamedTuple, TypeVar
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+
+from deployments.ingress.errors import ApiError
+from deployments.ingress.ignored import ignored_fields
+from deployments.ingress.requests.completions import kind_of
+from deployments.ingress.requests.fields import Fields
+from deployments.ingress.requests.json_bounds import TooManyValues, json_length, parsed
+from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.turns import Turns
+
+_LARGE = 8192
+"""Bytes of a body, or parts of given fields, from which on reading may take more than some
+milliseconds."""
+
+T = TypeVar("T")
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class Read(NamedTuple):
+    request: Any
+    ignored: list[str]
+    """The names of its fields without effect."""
+
+
+class Reader:
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._turns = Turns()
+
+    async def json(self, text: bytes, client: str) -> Any:
+        """`client`: whose turn it takes. Raises ApiError, as do the other methods."""
+        return await self._aside(lambda: _parsed(text), len(text), client)
+
+    async def body(self, kind: type[Fields], body: bytes, client: str) -> Read:
+        return await self._aside(lambda: self._read(kind, _parsed(body)), len(body), client)
+
+    async def fields(self, fields: Mapping[str, Any], client: str, **defaults: Any) -> Read:
+        """`fields`: what a caller by handle gives, or gRPC. `defaults`: of absent ones."""
+        kind, size = kind_of(fields), json_length(fields, _LARGE)
+        return await self._aside(lambda: self._read(kind, {**defaults, **fields}), size, client)
+
+    def _read(self, kind: type[Fields], fields: Any) -> Read:
+        try:
+            request = kind.model_validate(fields)
+        except ValidationError as error:
+            raise ApiError.of(error) from None
+        if isinstance(request, ResponsesRequest):
+            request.prepare()
+        return Read(request, ignored_fields(request, self._tokens))
+
+    async def _aside(self, work: Callable[[], T], size: int, client: str) -> T:
+        if size < _LARGE:
+            return work()
+        # One piece after the other: several threads would take turns with the event loop.
+        return await self._turns.run(work, client, is_long=True)
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return parsed(text)
+    except TooManyValues as error:
+        raise ApiError(400, f"body: {error}") from None
+    except JSONDecodeError as error:
+        raise ApiError(400, f"body: the body is no JSON: {error.msg}") from None
+    except (ValueError, RecursionError):
+        raise ApiError(
+            400,
+            "body: cannot be read as JSON; send UTF-8, nested less than a thousand levels",
+        ) from None
+
+
+def route_reading(reader: Reader, is_json: Callable[[Request], bool]) -> type[APIRoute]:
+    """FastAPI's route, but bodies are read by the reader. FastAPI lets a value pass that is of the
+    endpoint's type already. `request.state.ignored` has the names of fields without effect."""
+
+    class _ReadRequest(Request):
+        value: Any = None
+
+        async def json(self) -> Any:
+            return self.value
+
+    class _Route(APIRoute):
+        def get_route_handler(self) -> Handler:
+            handle = super().get_route_handler()
+            if self.body_field is None:
+                return handle
+            kind = self.body_field.field_info.annotation
+            assert kind is not None
+            assert issubclass(kind, Fields)
+
+            async def read_and_handle(given: Request) -> Response:
+                request = _ReadRequest(given.scope, given.receive)
+                if is_json(request) and (body := await request.body()):
+                    tenant = request.state.client.tenant
+                    request.value, request.state.ignored = await reader.body(kind, body, tenant)
+                return await handle(request)
+
+            return read_and_handle
+
+    return _Route
