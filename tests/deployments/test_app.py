@@ -284,7 +284,7 @@ def test_slow_connections_are_closed(app: str) -> None:
     """By the proxy; and others are served meanwhile."""
     slow = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(40)]
     for connection in slow:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
     assert ask(app, temperature=0, max_tokens=2).ok
     for connection in slow:
         connection.settimeout(10 * CONNECTION_TIMEOUT_S)
