@@ -155,7 +155,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[PEER] = self._address  # type: ignore[typeddict-unknown-key]
+        self.scope[PEER] = self._address  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= _MOST_PIPELINED:
