@@ -1,27 +1,35 @@
 """Bounds on the HTTP connections of Serve's proxies, which deployments/proxy.py installs.
 
 uvicorn, which Serve runs, waits for ever for the rest of a request, for any size of head, and for
-clients that do not read. It takes its protocol's class from a table, so the bounds need no change
-of Serve; all are read from the environment (cluster/serve.env).
+clients that do not read; it reads any number of requests ahead, and believes what 127.0.0.1 says
+about who the client is. It takes its protocol's class from a table, so the bounds need no change of
+Serve; all are read from the environment (cluster/serve.env).
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from deployments.addresses import TRUSTED, Networks, Places, trusted_proxies
+
 TIMEOUT = "SPINDLE_HTTP_TIMEOUT_S"
 HEAD_BYTES = "SPINDLE_HTTP_HEAD_BYTES"
 CONNECTIONS = "SPINDLE_HTTP_CONNECTIONS"
+ADDRESS_SHARE = "SPINDLE_HTTP_ADDRESS_SHARE"
+PEER = "spindle.peer"
+"""Key in a request's scope for the address that its connection comes from."""
 
 _REFUSAL = (
     b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 )
 _TOO_MANY = b"503 Service Unavailable\r\nretry-after: 1"
+_MOST_PIPELINED = 64
+"""Requests of one connection that wait for the one before them; then it is closed."""
 _EXCESS_S = 1.0
 """The longest that a connection beyond the bound stays open: a client reads why it is closed only
 after it has sent something."""
@@ -36,15 +44,28 @@ class Bounds:
     """The most bytes of a request's first line and headers."""
     connections: int = 4096
     """The most open connections of one proxy; others are answered with 503."""
+    address_share: float = 0.25
+    """The part of them that one address may have, for IPv6 a /64 network."""
+    trusted: Networks = ()
+    """Proxies that name the client in `X-Forwarded-For`, and may have all connections."""
+
+    def places(self, what: str, most: int) -> Places:
+        return Places(what, most, self.address_share, self.trusted)
 
 
 def bounds(environment: Mapping[str, str]) -> Bounds:
-    """Raises ValueError naming the variable that is no positive number."""
+    """Raises ValueError naming the variable that is no positive number, no share, or no list of
+    addresses."""
     default = Bounds()
+    share = _positive(environment, ADDRESS_SHARE, default.address_share)
+    if share > 1:
+        raise ValueError(f"{ADDRESS_SHARE}: {share:g} is more than 1, which is all connections")
     return Bounds(
         _positive(environment, TIMEOUT, default.timeout_s),
         int(_positive(environment, HEAD_BYTES, default.head_bytes)),
         int(_positive(environment, CONNECTIONS, default.connections)),
+        share,
+        trusted_proxies(environment),
     )
 
 
@@ -60,15 +81,23 @@ def _positive(environment: Mapping[str, str], name: str, default: float) -> floa
 
 
 def install() -> None:
-    """Has the servers that this process starts from now on bound their connections."""
-    bounds(os.environ)
+    """Has the servers that this process starts from now on bound their connections. They take no
+    WebSockets, whose connections none of this would bound."""
+    given = BoundedConnection.bounds = bounds(os.environ)
+    BoundedConnection.places = given.places("connections", given.connections)
+    os.environ.setdefault(TRUSTED, "")  # else uvicorn trusts 127.0.0.1
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:BoundedConnection"
+    uvicorn.config.WS_PROTOCOLS["auto"] = None
 
 
 class BoundedConnection(HttpToolsProtocol):
+    bounds: ClassVar[Bounds]
+    places: ClassVar[Places]
+    """Of the connections of this process."""
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._bounds = bounds(os.environ)
+        self._bounds = self.bounds
         self._reading = _Timer(self.loop, self._bounds.timeout_s, self._too_slow)
         """Runs while a request is arriving."""
         self._writing = _Timer(self.loop, self._bounds.timeout_s, self._unread)
@@ -81,25 +110,34 @@ class BoundedConnection(HttpToolsProtocol):
         self._body_pieces = 0
         self._beside_body = 0
         """Bytes since the last piece of the body that is arriving: extensions and trailers."""
-        self._excess = False
-        """There are too many connections with this one."""
+        self._answered: Any = None
+        """The request that is being answered: with pipelining not the last one."""
+        self._address = ""
+        self._excess: str | None = None
+        """Why there are too many connections with this one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reading.start()
-        self._excess = len(self.connections) > self._bounds.connections
-        if self._excess:
+        self._address = "" if self.client is None else self.client[0]
+        self._excess = self.places.take(self._address)
+        if self._excess is not None:
             self.loop.call_later(_EXCESS_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._excess is None:
+            self.places.give_back(self._address)
         self._reading.stop()
         self._writing.stop()
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._excess:
+        if self._excess is not None:
             self._head_bytes = len(data)
-            self._refuse(_TOO_MANY, f"more than {self._bounds.connections} connections are open")
+            self._refuse(_TOO_MANY, self._excess)
             return
         heads, in_body, pieces = self._heads, self._in_body, self._body_pieces
         if not in_body:
@@ -115,17 +153,40 @@ class BoundedConnection(HttpToolsProtocol):
             at_most = f"the first line and headers have more than {self._bounds.head_bytes} bytes"
             self._refuse(b"431 Request Header Fields Too Large", at_most)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[PEER] = self._address  # type: ignore[literal-required]
+
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self.transport.close()
+        if self.transport.is_closing():  # what else has been read is left
+            return
         self._heads += 1
         self._in_body = True
+        if self.parser.should_upgrade() and self._announces_body():
+            # The parser skips the body, which would then be read as the next request.
+            self._refuse(b"400 Bad Request", "send requests with a body without `Upgrade`")
+            return
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _announces_body(self) -> bool:
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
     def on_body(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
         self._body_pieces += 1
         self._beside_body = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.transport.is_closing():
+            return
         self._in_body = False
         self._beside_body = 0
         self._reading.stop()

@@ -1,6 +1,6 @@
 """Middlewares for Serve's HTTP proxies, installed by cluster/serve.env: bodies sent ahead,
-backpressure, and headers that only Serve's own parts may set; and the bounds of their connections
-(deployments/connections.py).
+backpressure, headers that only Serve's own parts may set, and who the client is; and the bounds of
+their connections (deployments/connections.py).
 
 Body ahead: by default a proxy passes only the head of a request to the ingress, which then calls
 the proxy back for the body, and again to learn whether the client has disconnected: two calls
@@ -14,6 +14,9 @@ read, the proxy holds the rest of the answer in memory.
 
 Headers: some make Serve route a request, limit its time, or no longer notice that its client has
 left, and it fails where they are no UTF-8. `HeadersOfServe` takes them out.
+
+Clients: uvicorn takes the client from `X-Forwarded-For` of trusted proxies, whatever is written
+there. `ValidClient` lets it be an address only.
 """
 
 import asyncio
@@ -25,6 +28,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments import connections
+from deployments.addresses import parsed
 
 BODY = "spindle.body"
 """Key in a request's ASGI scope for its body, set if the body arrived in one piece."""
@@ -54,7 +58,26 @@ _RECEIVE_DELAY_S = 0.2
 def middlewares() -> list[Middleware]:
     """Called by Serve when a proxy starts, before its server."""
     connections.install()
-    return [Middleware(WrittenReports), Middleware(BodyAhead), Middleware(HeadersOfServe)]
+    return [
+        Middleware(WrittenReports),
+        Middleware(BodyAhead),
+        Middleware(HeadersOfServe),
+        Middleware(ValidClient),
+    ]
+
+
+class ValidClient:
+    """Where the client is named by something else than an address, it is the connection's peer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        peer = scope.pop(connections.PEER, None)
+        client = scope.get("client")
+        if peer is not None and client is not None and parsed(client[0]) is None:
+            scope["client"] = (peer, 0)
+        await self._app(scope, receive, send)
 
 
 class WrittenReports:

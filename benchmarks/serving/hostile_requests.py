@@ -108,7 +108,9 @@ _LINES = st.sampled_from(
         ),
     ]
 )
-_HOSTS = st.sampled_from([b"x", b"x", b"x", b"[", b"x/health?", b"", b"\xff", b"x:99999999"])
+_HOSTS = st.sampled_from(
+    [*[b"localhost"] * 3, b"[", b"x/health?", b"", b"\xff", b"localhost:99999999"]
+)
 _HEADERS = st.sampled_from(
     [
         *(b"Content-Length: -1", b"Content-Length: 99999999999999999999", b"Content-Length: 1e3"),
@@ -149,7 +151,7 @@ def _posted(kind: Kind) -> Any:
     def posted(request: tuple[str, bytes]) -> HostileRequest:
         path, body = request
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         return HostileRequest(kind, path, head.encode() + body)

@@ -21,7 +21,7 @@ from cluster.config.crosschecks import (
     check_vocabulary,
     check_whole_context,
 )
-from cluster.config.keys import check_reference, check_tenants, differ
+from cluster.config.keys import check_host, check_reference, check_tenants, differ
 from cluster.config.models import DrafterConfig, TargetConfig, Threads
 from cluster.config.section import Section, problems
 from cluster.config.serving import (
@@ -56,6 +56,7 @@ __all__ = [
 
 Name = Annotated[str, Field(min_length=1)]
 Key = Annotated[Name, AfterValidator(check_reference)]
+Host = Annotated[Name, AfterValidator(check_host)]
 
 
 class AppConfig(Section):
@@ -102,6 +103,10 @@ class AppConfig(Section):
     cors_origins: tuple[Name, ...] = ()
     """The origins whose pages may call the API from a browser, such as `https://app.example`; `*`:
     every one. Empty: none."""
+    allowed_hosts: tuple[Host, ...] = ()
+    """Names that requests may give as their `Host`, besides `localhost` and all addresses, such as
+    `spindle.example`; `"*"`: every one. Empty: without keys no other, with keys every one
+    (docs/security.md)."""
     threads: Threads = 1
     """Threads of the replica's process, in which inline models run."""
     growing_cluster: bool = False

@@ -1,5 +1,5 @@
-"""API keys, which a config holds or refers to by environment variables: Serve logs an application's
-config, and config files are stored."""
+"""API keys, which a config holds or refers to by environment variables, because Serve logs an
+application's config, and config files are stored; and what else says who may ask."""
 
 import re
 from collections import Counter
@@ -16,6 +16,15 @@ def check_reference(key: str) -> str:
     if variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ValueError(f"behind {_REFERENCE} there is no name of an environment variable")
     return key
+
+
+def check_host(name: str) -> str:
+    """The name in lower case; raises ValueError if it is a URL, or has a port."""
+    if name != EVERYONE and not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        raise ValueError(
+            f'{name!r} is no name of a host; leave out scheme, port and path, or give "{EVERYONE}"'
+        )
+    return name.lower()
 
 
 def differ(field: str, keys: Mapping[str, str]) -> None:

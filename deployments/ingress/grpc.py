@@ -10,14 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import StringValue
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from cluster.config import GrpcConfig
 from deployments import connections
@@ -26,18 +24,11 @@ from deployments.ingress.answers import json_text
 from deployments.ingress.answers.json_text import Body
 from deployments.ingress.api import Api
 from deployments.ingress.errors import ApiError
+from deployments.ingress.grpc_calls import Arrivals, abort
+from deployments.ingress.grpc_connections import GrpcConnections, peer_of
+from deployments.ingress.grpc_health import Health
 
 SERVICE = "spindle.Spindle"
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    413: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-}
 _RECEIVED = 4
 """Messages above this multiple of `limits.max_body_bytes` are refused by the gRPC library while
 they arrive (RESOURCE_EXHAUSTED); those between are refused here, with a message that says why."""
@@ -58,6 +49,7 @@ class GrpcServer:
         self._api = api
         self._config = config
         self._max_bytes = api.config.limits.max_body_bytes
+        self._bounds = connections.bounds(os.environ)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _RECEIVED * self._max_bytes),
@@ -65,24 +57,26 @@ class GrpcServer:
                 ("grpc.max_metadata_size", _HEADER_BYTES),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.max_concurrent_streams", _CALLS_OF_A_CONNECTION),
+                ("grpc.max_allowed_incoming_connections", self._bounds.connections),
+                ("grpc.server_handshake_timeout_ms", int(1000 * self._bounds.timeout_s)),
                 # Another process on this port would get a part of the calls.
                 ("grpc.so_reuseport", 0),
             ]
         )
-        self._arrival_s = connections.bounds(os.environ).timeout_s
-        # A call has one message. It is read as a stream of messages, so that the key is checked
-        # before it arrives, and it cannot take for ever.
+        self._connections = GrpcConnections(config.port, self._bounds)
+        self._arrivals = Arrivals(self._bounds)
         types = (None, StringValue.SerializeToString)
         methods = {
-            "Generate": grpc.stream_unary_rpc_method_handler(self._generate, *types),
+            # One message, written as those of a stream are: in time.
+            "Generate": grpc.stream_stream_rpc_method_handler(self._generate, *types),
             "Stream": grpc.stream_stream_rpc_method_handler(self._stream, *types),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods),)
         )
-        self._health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._reporting: asyncio.Task[None] | None = None
+        self._health = Health(SERVICE, self._arrivals, self._connections, self._bounds)
+        self._server.add_generic_rpc_handlers((self._health.handler(),))
+        self._running: list[asyncio.Task[None]] = []
 
     async def start(self, http_host: str) -> None:
         """Listens, as soon as the port is free: before a redeployment has drained, the ingress
@@ -99,15 +93,15 @@ class GrpcServer:
                     _LOG.warning("gRPC waits for its address %s: %s", address, error)
                 warned = True
                 await asyncio.sleep(_BIND_AGAIN_S)
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
-        self._reporting = asyncio.create_task(self._report_health())
+        for task in (self._report_health(), self._connections.keep_bounded()):
+            self._running.append(asyncio.create_task(task))
         _LOG.info("gRPC listens on %s", address)
 
     async def stop(self, drain_s: float) -> None:
         """Takes no further calls, and ends those that have not ended by themselves in time."""
-        if self._reporting is not None:
-            self._reporting.cancel()
+        for task in self._running:
+            task.cancel()
         await self._server.stop(drain_s)
 
     def _bind(self, address: str) -> None:
@@ -122,37 +116,33 @@ class GrpcServer:
         while True:
             try:
                 await self._api.ready()
-                status = health_pb2.HealthCheckResponse.SERVING
+                self._health.set(HealthCheckResponse.SERVING)
             except ApiError:
-                status = health_pb2.HealthCheckResponse.NOT_SERVING
-            await self._set_health(status)
+                self._health.set(HealthCheckResponse.NOT_SERVING)
             await asyncio.sleep(_HEALTH_PERIOD_S)
-
-    async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
 
     async def _generate(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> StringValue:
+    ) -> None:
         async def answer(fields: Body, client: Client) -> StringValue:
             body = await self._api.generate(fields, client)
             return StringValue(value=await _text(body))
 
-        return await self._answered(messages, context, answer)
+        await self._connections.write(context, await self._answered(messages, context, answer))
 
     async def _stream(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[StringValue, None]:
+    ) -> None:
         async def answer(fields: Body, client: Client) -> AsyncGenerator[Body, None]:
             return self._api.stream(fields, client)
 
         async with aclosing(await self._answered(messages, context, answer)) as chunks:
             async for chunk in chunks:
                 try:
-                    yield StringValue(value=await _text(chunk))
+                    text = await _text(chunk)
                 except ApiError as error:
-                    await _abort(context, error)
+                    await abort(context, error)
+                await self._connections.write(context, StringValue(value=text))
 
     async def _answered(
         self,
@@ -165,26 +155,16 @@ class GrpcServer:
         try:
             client = self._client(context)
             tenant = client.tenant
-            return await answer(await self._fields(await self._message(messages), client), client)
+            message = await self._arrivals.message(messages, context, tenant)
+            return await answer(await self._fields(message, client), client)
         except ApiError as error:
             self._api.log.refused(error, tenant)
-            await _abort(context, error)
+            await abort(context, error)
 
     def _client(self, context: grpc.aio.ServicerContext) -> Client:
         metadata = dict(context.invocation_metadata() or ())
         authorization = str(metadata.get("authorization", ""))
-        return self._api.keys.client(authorization, _address(context.peer()))
-
-    async def _message(self, messages: AsyncIterator[bytes]) -> bytes:
-        try:
-            async with asyncio.timeout(self._arrival_s):
-                return await anext(messages)
-        except TimeoutError:
-            raise ApiError(
-                408, f"the request was not complete within {self._arrival_s:g} s"
-            ) from None
-        except StopAsyncIteration:
-            raise ApiError(400, "the call has no message; send one") from None
+        return self._api.keys.client(authorization, peer_of(context)[0])
 
     async def _fields(self, message: bytes, client: Client) -> dict[str, Any]:
         if len(message) > self._max_bytes:
@@ -206,16 +186,3 @@ async def _text(body: Body) -> str:
         failure.logged = True
         raise failure
     return (await json_text.encode(body)).decode()
-
-
-async def _abort(context: grpc.aio.ServicerContext, error: ApiError) -> None:
-    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    await context.abort(code, error.body()["error"]["message"])
-
-
-def _address(peer: str) -> str:
-    """The address in `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
-    kind, _, rest = unquote(peer).partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    return rest.rpartition(":")[0].strip("[]")

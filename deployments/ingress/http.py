@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.ingress.admission.clients import Client
 from deployments.ingress.admission.gate import Gate, route_path
+from deployments.ingress.admission.hosts import Hosts
 from deployments.ingress.answers import json_text
 from deployments.ingress.answers.backpressure import BackpressureWindow
 from deployments.ingress.answers.choices import Answer
@@ -68,6 +69,7 @@ def make_http(api: Api) -> FastAPI:
     http.add_middleware(
         Gate,
         keys=api.keys,
+        hosts=Hosts(api.config.allowed_hosts, bool(api.config.api_keys)),
         max_body_bytes=limit,
         open_paths=open_paths,
         refuse=respond_with_error,

@@ -258,16 +258,11 @@ def test_what_serve_itself_reads_of_a_request_harms_nothing(app: str) -> None:
         *(
             b"x-request-disconnect-disabled: ?1",
             b"traceparent: \xff",
-            b"Host: [",
-            b"Host: x/health?",
         ),
     ):
         body = json.dumps({"model": "target", "prompt": "x", "max_tokens": 2}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        if header.startswith(b"Host"):
-            head = head.replace(b"Host: x", header)
-        else:
-            head += header + b"\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        head += b"Host: localhost\r\n" + header + b"\r\n"
         with socket.create_connection(("127.0.0.1", PORT), timeout=60) as connection:
             connection.sendall(
                 head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -275,7 +270,7 @@ def test_what_serve_itself_reads_of_a_request_harms_nothing(app: str) -> None:
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 200"), (header[:40], answer[:500])
         named = b"x-spindle-ignored: " in answer.lower()
-        assert named is (not header.startswith((b"Host", b"traceparent: x"))), header[:40]
+        assert named is (not header.startswith(b"traceparent: x")), header[:40]
 
 
 def test_a_response_larger_than_serves_default_limit_arrives(app: str) -> None:
@@ -289,7 +284,7 @@ def test_slow_connections_are_closed(app: str) -> None:
     """By the proxy; and others are served meanwhile."""
     slow = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(40)]
     for connection in slow:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
     assert ask(app, temperature=0, max_tokens=2).ok
     for connection in slow:
         connection.settimeout(10 * CONNECTION_TIMEOUT_S)

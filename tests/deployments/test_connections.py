@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments import connections
+from deployments.addresses import TRUSTED
+from deployments.proxy import middlewares
 
 TIMEOUT_S = 0.5
 HEAD_BYTES = 4096
 CONNECTIONS = 64
+OF_ONE_ADDRESS = 48
 COMPLETE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -25,12 +28,16 @@ ENDED = asyncio.Event()
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers behind the whole body: a megabyte, or endlessly."""
+    """Answers behind the whole body: a megabyte, endlessly, or who the client is."""
     while (message := await receive()).get("more_body"):
         pass
     if message["type"] == "http.disconnect":
         return
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/client":
+        client = scope["client"][0].encode()
+        await send({"type": "http.response.body", "body": client})
+        return
     part = {"type": "http.response.body", "body": b"x" * 16384, "more_body": True}
     if scope["path"] == "/endless":
         leaving = asyncio.ensure_future(receive())
@@ -45,15 +52,23 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+async def server(monkeypatch: pytest.MonkeyPatch, trusted: str = "") -> AsyncIterator[int]:
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "restored behind the test")
     monkeypatch.setenv(connections.TIMEOUT, str(TIMEOUT_S))
     monkeypatch.setenv(connections.HEAD_BYTES, str(HEAD_BYTES))
+    monkeypatch.setattr(f"{__name__}.ENDED", asyncio.Event())
+    monkeypatch.setitem(uvicorn.config.WS_PROTOCOLS, "auto", None)
     monkeypatch.setenv(connections.CONNECTIONS, str(CONNECTIONS))
-    connections.install()
+    monkeypatch.setenv(connections.ADDRESS_SHARE, str(OF_ONE_ADDRESS / CONNECTIONS))
+    monkeypatch.setenv(TRUSTED, trusted)
+    if not trusted:
+        monkeypatch.delenv(TRUSTED)
+    served: ASGIApp = app
+    for layer in reversed(middlewares()):
+        served = layer.cls(served, *layer.args, **layer.kwargs)
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        running = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+        bound.bind(("0.0.0.0", 0))
+        running = uvicorn.Server(uvicorn.Config(served, lifespan="off", log_config=None))
         running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # as Serve
         serving = asyncio.create_task(running.serve(sockets=[bound]))
         while not running.started:
@@ -63,9 +78,15 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
         await serving
 
 
-async def answer_to(port: int, *parts: bytes, every_s: float = 0.0) -> bytes:
+async def connect(port: int, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+
+
+async def answer_to(
+    port: int, *parts: bytes, every_s: float = 0.0, source: str = "127.0.0.1"
+) -> bytes:
     """What the server sends until it closes the connection; the parts are sent in turn."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await connect(port, source)
     answer = asyncio.create_task(reader.read())
     try:
         for part in parts:
@@ -119,24 +140,152 @@ def test_requests_behind_each_other_on_one_connection_are_served(
     assert asyncio.run(ask()).count(b"200 OK") == 4
 
 
-def test_connections_beyond_the_bound_are_refused_with_retry_after(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("holders", "asker", "trusted", "refused"),
+    [
+        (["127.0.0.1"] * CONNECTIONS, "127.0.0.1", "127.0.0.1", True),
+        ([f"127.0.1.{n}" for n in range(1, CONNECTIONS + 1)], "127.0.0.1", "", True),
+        (["127.0.0.1"] * OF_ONE_ADDRESS, "127.0.0.1", "", True),
+        (["127.0.0.1"] * 2 * CONNECTIONS, "127.0.0.2", "", False),
+        (["127.0.0.1"] * (CONNECTIONS - 1), "127.0.0.1", "127.0.0.0/28", False),
+    ],
+    ids=["all", "all, of many addresses", "one address", "another address", "a trusted proxy"],
+)
+def test_connections_beyond_the_bounds_are_refused_with_retry_after(
+    monkeypatch: pytest.MonkeyPatch, holders: list[str], asker: str, trusted: str, refused: bool
 ) -> None:
+    """Those of one address leave room for others, however many it opens."""
+    request = COMPLETE.replace(b"host", b"connection: close\r\nhost")
+
     async def ask() -> tuple[bytes, bytes]:
-        async with server(monkeypatch) as port:
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]
-            refused = await answer_to(port, COMPLETE)
-            held.pop()[1].close()
+        async with server(monkeypatch, trusted) as port:
+            held = [await connect(port, holder) for holder in holders]
+            first = await answer_to(port, request, source=asker)
+            held.pop(0)[1].close()
             await asyncio.sleep(TIMEOUT_S / 4)
-            served = await answer_to(port, COMPLETE.replace(b"host", b"connection: close\r\nhost"))
+            second = await answer_to(port, request, source=asker)
             for _, writer in held:
                 writer.close()
-            return refused, served
+            return first, second
 
-    refused, served = asyncio.run(ask())
-    assert refused.startswith(b"HTTP/1.1 503")
-    assert b"retry-after:" in refused
-    assert served.startswith(b"HTTP/1.1 200")
+    first, second = asyncio.run(ask())
+    assert first.startswith(b"HTTP/1.1 503" if refused else b"HTTP/1.1 200")
+    assert (b"retry-after:" in first) is refused
+    assert second.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "client"),
+    [
+        ("", [b"192.0.2.7"], b"127.0.0.1"),
+        ("", [b"team-a"], b"127.0.0.1"),
+        ("127.0.0.2", [b"192.0.2.7"], b"127.0.0.1"),
+        ("127.0.0.1", [b"192.0.2.7"], b"192.0.2.7"),
+        ("127.0.0.0/8", [b"192.0.2.1, 192.0.2.7, 127.0.0.9"], b"192.0.2.7"),
+        ("127.0.0.1, 192.0.2.0/24", [b"x, 2001:db8::1", b"192.0.2.1"], b"2001:db8::1"),
+        ("127.0.0.1", [b"team-a"], b"127.0.0.1"),
+        ("127.0.0.1", [b"x" * 3000], b"127.0.0.1"),
+        ("127.0.0.1", [b"192.0.2.7, \xff"], b"127.0.0.1"),
+        ("127.0.0.1", [b""], b"127.0.0.1"),
+        ("127.0.0.1", [], b"127.0.0.1"),
+    ],
+)
+def test_only_trusted_proxies_name_the_client_and_only_by_an_address(
+    monkeypatch: pytest.MonkeyPatch, trusted: str, forwarded: list[bytes], client: bytes
+) -> None:
+    headers = b"".join(b"x-forwarded-for: " + value + b"\r\n" for value in forwarded)
+    request = COMPLETE.replace(b"/", b"/client", 1).replace(b"host", headers + b"host")
+
+    async def ask() -> bytes:
+        async with server(monkeypatch, trusted) as port:
+            return await answer_to(port, request.replace(b"host", b"connection: close\r\nhost"))
+
+    answer = asyncio.run(ask())
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"\r\n" + client + b"\r\n" in answer
+
+
+def test_requests_sent_ahead_of_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each answer let tens of thousands more be read, which memory holds."""
+    request = COMPLETE.replace(b"/", b"/client", 1)
+
+    async def ask(count: int) -> bytes:
+        async with server(monkeypatch) as port:
+            last = request.replace(b"host", b"connection: close\r\nhost")
+            return await answer_to(port, request * count + last)
+
+    assert asyncio.run(ask(32)).count(b"200 OK") == 33
+    assert asyncio.run(ask(1000)).count(b"200 OK") <= 65
+
+
+def test_a_client_that_leaves_is_noticed_with_requests_sent_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ended() -> None:
+        async with server(monkeypatch) as port, asyncio.timeout(10 * TIMEOUT_S):
+            reader, writer = await connect(port, "127.0.0.1")
+            writer.write(COMPLETE.replace(b"/", b"/endless", 1) + COMPLETE)
+            await reader.read(1)
+            writer.transport.abort()
+            await ENDED.wait()
+
+    asyncio.run(ended())
+
+
+@pytest.mark.parametrize(
+    ("head", "begins"),
+    [
+        (b"GET /client HTTP/1.1\r\nhost: x\r\n", b"HTTP/1.1 200"),
+        (b"POST /client HTTP/1.1\r\nhost: x\r\ncontent-length: 90\r\n", b"HTTP/1.1 400"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n", b"HTTP/1.1 400"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+def test_a_request_to_upgrade_is_an_ordinary_one_whose_body_is_never_read_as_a_request(
+    monkeypatch: pytest.MonkeyPatch, head: bytes, begins: bytes, protocol: bytes
+) -> None:
+    upgrade = b"connection: upgrade\r\nupgrade: " + protocol + b"\r\n\r\n"
+    smuggled = COMPLETE.replace(b"/", b"/client", 1).replace(b"host", b"connection: close\r\nhost")
+
+    async def ask() -> bytes:
+        async with server(monkeypatch) as port:
+            return await answer_to(port, head + upgrade, smuggled, every_s=TIMEOUT_S / 4)
+
+    answer = asyncio.run(ask())
+    assert answer.startswith(begins)
+    assert answer.count(b"HTTP/1.1 ") == (2 if head.startswith(b"GET") else 1)
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        POST[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST[:-2] + b"content-length: 5\r\n\r\nhello",
+        CHUNKED[:-2] + b"transfer-encoding: identity\r\n\r\n0\r\n\r\n",
+        CHUNKED.replace(b"chunked", b"xchunked") + b"0\r\n\r\n",
+        CHUNKED.replace(b": chunked", b" : chunked") + b"0\r\n\r\n",
+        CHUNKED + b"0x1\r\na\r\n0\r\n\r\n",
+        CHUNKED + b"1\na\n0\n\n",
+        COMPLETE.replace(b"\r\n", b"\n"),
+        COMPLETE.replace(b"x", b"x\ry: z"),
+    ],
+    ids=[
+        *("both lengths", "two lengths", "two encodings", "unknown encoding", "space"),
+        *("hexadecimal", "bare line feeds in a chunk", "bare line feeds", "carriage return"),
+    ],
+)
+def test_a_request_whose_end_is_doubtful_is_refused(
+    monkeypatch: pytest.MonkeyPatch, request_text: bytes
+) -> None:
+    """Where a reverse proxy sees another end, one client's bytes begin another one's request."""
+
+    async def ask() -> bytes:
+        async with server(monkeypatch) as port:
+            return await answer_to(port, request_text + COMPLETE)
+
+    answer = asyncio.run(ask())
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,3 +303,17 @@ def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.M
 def test_a_bound_that_is_no_positive_number_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=connections.TIMEOUT):
         connections.bounds({connections.TIMEOUT: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (connections.ADDRESS_SHARE, "1.5"),
+        (TRUSTED, "*"),
+        (TRUSTED, "127.0.0.1, a proxy"),
+        (TRUSTED, "10.0.0.1/8"),
+    ],
+)
+def test_a_share_above_one_and_proxies_without_address_are_refused(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        connections.bounds({name: value})

@@ -3,13 +3,10 @@
 import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address, ip_network
 
 from cluster.config.keys import EVERYONE
+from deployments.addresses import network_of
 from deployments.ingress.errors import ApiError
-
-_IPV6_NETWORK_BITS = 64
-"""Addresses of one network of this size belong to one client: each has 2⁶⁴ of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Keys:
     def client(self, authorization: str, address: str) -> Client:
         """The client that sends this `Authorization` header from this address; raises ApiError 401
         without a valid key."""
-        tenant = self._tenant(authorization) if self._tenants else _network(address)
+        tenant = self._tenant(authorization) if self._tenants else network_of(address)
         named = (tenant, EVERYONE)
         is_operator = not self._operators.isdisjoint(named)
         return Client(
@@ -68,16 +65,3 @@ class Keys:
                 if hmac.compare_digest(key, given.strip().encode()):
                     return tenant
         raise ApiError(401, "no valid API key in `Authorization: Bearer`", None, "invalid_api_key")
-
-
-def _network(address: str) -> str:
-    """The address, or for IPv6 the network of the client."""
-    try:
-        found = ip_address(address)
-    except ValueError:
-        return address
-    if not isinstance(found, IPv6Address):
-        return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ip_network((found, _IPV6_NETWORK_BITS), strict=False))

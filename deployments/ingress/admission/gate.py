@@ -1,4 +1,4 @@
-"""Checks a request's key, query and body size over HTTP, before anything of it is parsed."""
+"""Checks a request's host, key, query and body size over HTTP, before anything of it is parsed."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.ingress.admission.clients import Client, Keys
+from deployments.ingress.admission.hosts import Hosts
 from deployments.ingress.errors import ApiError
 from deployments.proxy import BODY, delay_receive, replay
 
@@ -30,15 +31,17 @@ class Gate:
         self,
         app: ASGIApp,
         keys: Keys,
+        hosts: Hosts,
         max_body_bytes: int,
         open_paths: Collection[str],
         refuse: Callable[[Request, Exception], Response],
     ) -> None:
-        """`open_paths`: those that need no key, and get no body. `refuse`: the response to an
-        error."""
+        """`open_paths`: those that need no key, whatever the host, and get no body. `refuse`: the
+        response to an error."""
         self._app = app
         self._open_paths = open_paths
         self._keys = keys
+        self._hosts = hosts
         self._max_body_bytes = max_body_bytes
         self._refuse = refuse
         self._arriving: Counter[str] = Counter()
@@ -55,6 +58,7 @@ class Gate:
                 raise ApiError(400, "the query of the URL is not ASCII; percent-encode it")
             body = b""
             if route_path(scope) not in self._open_paths:
+                self._hosts.check(request.headers.getlist("host"))
                 request.state.client = client = self._client(request)
                 body = await self._body(request, client)
         except ApiError as error:

@@ -436,7 +436,7 @@ def test_a_stalled_reader_delays_only_itself() -> None:
         client.connect((app.client.base_url.host, app.client.base_url.port))
         client.setblocking(False)
         head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             "Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )

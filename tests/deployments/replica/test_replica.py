@@ -173,7 +173,7 @@ def test_a_client_that_reads_nothing_through_serves_proxy_is_given_up() -> None:
     wordy = {"ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
     body = json.dumps({"model": "target", **asked, **wordy})
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.socket() as client:

@@ -21,7 +21,8 @@ CLIENT = Client("a", "a", may_prioritize=False)
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
         ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
-        ("unix:", "unix:"),
+        ("unix:", ""),
+        ("another client, or a name of 64 KiB", ""),
         ("", ""),
     ],
 )

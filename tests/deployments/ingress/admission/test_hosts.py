@@ -1,0 +1,92 @@
+"""Which hosts requests may name, over HTTP: DNS rebinding, probes, and the config's own names."""
+
+import pytest
+from pydantic import ValidationError
+
+from tests.deployments.ingress.test_attacks import raw
+from tests.deployments.ingress.test_ingress import App, run
+from tests.deployments.local import make_config
+
+KEYS = {"tenant": "key"}
+
+
+async def status(app: App, path: str, *hosts: str) -> int:
+    lines = [f"GET {path} HTTP/1.1", *(f"Host: {host}" for host in hosts)]
+    sent = "\r\n".join([*lines, "Authorization: Bearer key", "Connection: close", "", ""])
+    return int((await raw(app, sent.encode())).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("LocalHost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("127.9.9.9", True),
+        ("[::1]:8000", True),
+        ("192.0.2.7:8000", True),
+        ("[2001:db8::7]", True),
+        ("spindle.example:443", True),
+        ("rebound.example:8000", False),
+        ("localhost.rebound.example", False),
+        ("127.0.0.1.rebound.example", False),
+        ("rebound.example#localhost", False),
+        ("localhost@rebound.example", False),
+        ("x" * 5000, False),
+        ("[", False),
+    ],
+)
+def test_without_keys_only_addresses_and_known_names_are_served(host: str, allowed: bool) -> None:
+    async def test(app: App) -> None:
+        for path in ("/v1/models", "/metrics", "/spindle/live", "/docs", "/load", "/openapi.json"):
+            assert await status(app, path, host) == (200 if allowed else 403), path
+        assert await status(app, "/v1/models", "localhost", host) == (200 if allowed else 403)
+        for path in ("/health", "/ping", "/version", "/"):
+            assert await status(app, path, host) == 200, path
+
+    run(test, allowed_hosts=["Spindle.example"])
+
+
+def test_the_refusal_names_the_field_and_is_short() -> None:
+    async def test(app: App) -> None:
+        answer = await app.client.get("/v1/models", headers={"Host": "rebound.example" + "x" * 999})
+        error = answer.json()["error"]
+        assert "rebound.example" in error["message"]
+        assert "allowed_hosts" in error["message"]
+        assert len(error["message"]) < 300
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("keys", "allowed", "expected"),
+    [
+        (KEYS, [], 200),
+        (KEYS, ["spindle.example"], 403),
+        ({}, ["*"], 200),
+        (KEYS, ["*"], 200),
+        ({}, [], 403),
+    ],
+)
+def test_keys_or_a_star_allow_all_hosts(
+    keys: dict[str, str], allowed: list[str], expected: int
+) -> None:
+    async def test(app: App) -> None:
+        assert await status(app, "/v1/models", "other.example") == expected
+
+    run(test, api_keys=keys, allowed_hosts=allowed)
+
+
+def test_a_request_without_a_host_is_served() -> None:
+    """Of HTTP/1.0; no browser sends one."""
+
+    async def test(app: App) -> None:
+        assert await status(app, "/v1/models") == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["http://spindle.example", "spindle.example:8000", "a/b", "[::1]"])
+def test_a_name_in_the_config_has_no_scheme_and_no_port(name: str) -> None:
+    with pytest.raises(ValidationError, match="allowed_hosts"):
+        make_config(allowed_hosts=[name])
