@@ -98,7 +98,7 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.micro.attention
 	$(RUN)/python -m benchmarks.micro.draft_step
 	$(RUN)/python -m benchmarks.micro.step_time
-	$(RUN)/python -m benchmarks.zoo
+	$(RUN)/python -m lab.zoo.quality
 	$(RUN)/python -m benchmarks.serving.local
 	$(RUN)/python -m benchmarks.micro.coordinator
 	$(RUN)/python -m benchmarks.micro.policy_cost

@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.report import Record, paired_ratio, parser, publish, seconds
-from cluster.zoo import model_path
+from cluster.built_in_models import model_path
 from engine.committed import CommittedTokens
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import DraftRunner, PackedRunner

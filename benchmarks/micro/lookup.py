@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.requests import mixed_requests
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.drafters.lookup_confidence import initial_weights, update_weights
 from engine.drafters.lookup_tree import SearchSettings, grow
 from engine.drafters.ngram import NgramDrafter

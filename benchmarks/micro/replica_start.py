@@ -57,9 +57,9 @@ def main() -> None:
 async def start(path: Path, end_phase: Callable[[str], None]) -> None:
     """What deployments/replica/deployment.py does, with hosts in this process."""
     from actors.hosts.fleet import start_fleet
+    from cluster.cache import cache_dir
     from cluster.config import AppConfig
     from cluster.placement import plan
-    from cluster.zoo.paths import cache_dir
     from deployments.replica.host_specs import MEASURE_S, drafter_specs, limits_of, target_spec
     from deployments.replica.service import Service
 

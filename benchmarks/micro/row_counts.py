@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.report import Record, parser, publish
-from cluster.zoo.paths import inflated_target
+from cluster.built_in_models import inflated_target
 from engine.cpu.prepack import PackedLinear
 from engine.cpu.row_counts import avoid_slow_row_count
 from engine.model import PackedModel

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.processes import environment
 from benchmarks.report import Record, paired_ratio, parser, publish, seconds
-from cluster.zoo import inflated_target
+from cluster.built_in_models import inflated_target
 from engine.cpu.environment import openmp_environment
 from engine.verifiers.vllm.environment import patch_llvmlite
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from benchmarks.report import Ratio, Record, paired_ratio, parser, publish, seconds
-from cluster.zoo import inflated_target
+from cluster.built_in_models import inflated_target
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from engine.sampling.params import SamplingParams

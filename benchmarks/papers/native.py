@@ -17,7 +17,7 @@ import torch
 from benchmarks.papers.arrivals import arrivals
 from benchmarks.papers.cells import Cell, settings
 from benchmarks.report import seconds
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.model import PackedModel, Segment
 
 MODEL = TARGET

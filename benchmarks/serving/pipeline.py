@@ -34,7 +34,8 @@ from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.local import KV_TOKENS, serve
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.speculation_choice import SpeculationChoice, add_choices
-from cluster.zoo.paths import DRAFTERS, TARGET, cache_dir, inflated_target, model_path
+from cluster.built_in_models import DRAFTERS, TARGET, inflated_target, model_path
+from cluster.cache import cache_dir
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
 

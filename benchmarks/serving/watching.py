@@ -39,8 +39,9 @@ from benchmarks.report import Ratio, Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.local import KV_TOKENS, drafter_spec, reset_lookups, serve
 from benchmarks.serving.requests import Request, mixed_requests
+from cluster.built_in_models import inflated_target
+from cluster.cache import cache_dir
 from cluster.config.serving import TracingConfig
-from cluster.zoo.paths import cache_dir, inflated_target
 from deployments.ingress.pages.metrics_text import prometheus_text
 from deployments.replica.live import LONGEST_S, LiveNumbers
 from deployments.replica.metrics import Metrics

@@ -46,7 +46,8 @@ from benchmarks.simulator.run import (
 from benchmarks.simulator.run_report import Report, Tally
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
-from cluster.zoo.paths import TARGET, cache_dir, inflated_target, model_path
+from cluster.built_in_models import TARGET, inflated_target, model_path
+from cluster.cache import cache_dir
 from policies.cost import CostModel
 
 MAX_ERROR = 0.10

@@ -20,7 +20,7 @@ from benchmarks.simulator.reality import (
     run_for_real,
     simulated,
 )
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 
 MAX_ERROR = 0.25
 CLIENTS = 4
