@@ -104,7 +104,7 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.micro.policy_cost
 	$(RUN)/python -m benchmarks.simulator.comparison
 	$(RUN)/python -m benchmarks.micro.regret --smoke
-	$(RUN)/python -m benchmarks.papers --smoke
+	$(RUN)/python -m lab.papers --smoke
 	$(RUN)/python -m benchmarks.micro.vllm_step
 	$(RUN)/python -m benchmarks.serving.peers --smoke
 	$(RUN)/python -m benchmarks.serving.overhead

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.papers.cells import cell
-from benchmarks.papers.experiment import build_experiment
-from benchmarks.papers.run_observer import RunObserver
 from benchmarks.simulator.mixed_load import DEFAULT, KV_TOKENS, cluster, workload
 from benchmarks.simulator.run import simulate
+from lab.papers.cells import cell
+from lab.papers.experiment import build_experiment
+from lab.papers.run_observer import RunObserver
 from policies.catalogue import Calibrations
 from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
 

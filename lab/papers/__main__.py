@@ -1,6 +1,6 @@
 """Measures the rows of the papers' figures and tables in the simulator, over the printed numbers.
 
-`python -m benchmarks.papers [PAPER ...] [--smoke] [--json FILE]`, or `--cause NAME`, `--range NAME`
+`python -m lab.papers [PAPER ...] [--smoke] [--json FILE]`, or `--cause NAME`, `--range NAME`
 or `--count FILE`.
 
 A PAPER may also be a prefix of row names, as `spin/fig13`. Every row is printed with its value, the
@@ -19,17 +19,17 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from benchmarks.papers.bounds import bounds
-from benchmarks.papers.causes import CAUSES
-from benchmarks.papers.cells import Cell, settings
-from benchmarks.papers.counting import STATUSES, count_claims, count_recorded
-from benchmarks.papers.measuring import measure_all, processes
-from benchmarks.papers.native import measure_native
-from benchmarks.papers.ranges import RANGES
-from benchmarks.papers.row import Row
-from benchmarks.papers.settings import PAPERS, rows
-from benchmarks.papers.verdicts import Verdict, cells_of, evaluate
 from benchmarks.report import parser
+from lab.papers.bounds import bounds
+from lab.papers.causes import CAUSES
+from lab.papers.cells import Cell, settings
+from lab.papers.counting import STATUSES, count_claims, count_recorded
+from lab.papers.measuring import measure_all, processes
+from lab.papers.native import measure_native
+from lab.papers.ranges import RANGES
+from lab.papers.row import Row
+from lab.papers.settings import PAPERS, rows
+from lab.papers.verdicts import Verdict, cells_of, evaluate
 
 SMOKE = (
     "laps_sd/fig2/",

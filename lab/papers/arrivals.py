@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from benchmarks.papers.blocks import Dataset, Workload
-from benchmarks.papers.row import Scalar
-from benchmarks.papers.settings import Paper
 from benchmarks.simulator import workload as synthetic
 from benchmarks.simulator.randomness import generator
 from benchmarks.simulator.workload import Arrival
+from lab.papers.blocks import Dataset, Workload
+from lab.papers.row import Scalar
+from lab.papers.settings import Paper
 from policies.request import Slo
 
 Floats = NDArray[np.float64]

@@ -1,13 +1,13 @@
 """Settings that the papers leave open, as ranges: what becomes of a result over each.
 
-`python -m benchmarks.papers --range NAME` runs the rows once for each value. With `--first-seed`
+`python -m lab.papers --range NAME` runs the rows once for each value. With `--first-seed`
 beyond the seeds that are reported, it is also the search by which a setting is tuned.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.papers.settings import Changes
+from lab.papers.settings import Changes
 
 SSM_LAYERS = {
     "llama_68m": 2,

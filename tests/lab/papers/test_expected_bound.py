@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.cells import cell
-from benchmarks.papers.expected_bound import expected_bound
-from benchmarks.papers.experiment import build_experiment
-from benchmarks.papers.measuring import measure
-from benchmarks.papers.row import Scalar
 from benchmarks.simulator.acceptance import Acceptance, synthetic
 from benchmarks.simulator.run import Cluster, DrafterSpec
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
+from lab.papers.cells import cell
+from lab.papers.expected_bound import expected_bound
+from lab.papers.experiment import build_experiment
+from lab.papers.measuring import measure
+from lab.papers.row import Scalar
 from policies.cost import LinearCost
 from policies.request import Slo
 

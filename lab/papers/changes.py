@@ -1,8 +1,8 @@
 """Settings changed by name: what a cause blames, or the values that a silent paper leaves open."""
 
-from benchmarks.papers.causes import CAUSES
-from benchmarks.papers.ranges import RANGES
-from benchmarks.papers.settings import Changes
+from lab.papers.causes import CAUSES
+from lab.papers.ranges import RANGES
+from lab.papers.settings import Changes
 
 
 def changes_of(name: str) -> Changes:

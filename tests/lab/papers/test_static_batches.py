@@ -4,12 +4,12 @@ from pathlib import Path
 
 from actors.coordinator.events import Left
 from actors.coordinator.stream import Statistics
-from benchmarks.papers.cells import cell
-from benchmarks.papers.measuring import measure
-from benchmarks.papers.rank_prompts import PREFIX
-from benchmarks.papers.row import Scalar
-from benchmarks.papers.run_observer import RunObserver
-from benchmarks.papers.static_batches import StaticBatches
+from lab.papers.cells import cell
+from lab.papers.measuring import measure
+from lab.papers.rank_prompts import PREFIX
+from lab.papers.row import Scalar
+from lab.papers.run_observer import RunObserver
+from lab.papers.static_batches import StaticBatches
 from policies.request import RequestView
 from policies.scheduling.baselines import fcfs
 

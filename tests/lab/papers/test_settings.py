@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.row import RowTemplate
-from benchmarks.papers.settings import PAPERS, BadSettings, Paper, load, rows
+from lab.papers.row import RowTemplate
+from lab.papers.settings import PAPERS, BadSettings, Paper, load, rows
 
 FIGURES = {
     "spin": {"fig4", "fig10", "fig11", "fig12", "fig13"},

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.papers.queue_model import by_rank, compare, compare_static, queue
+from lab.papers.queue_model import by_rank, compare, compare_static, queue
 
 
 def test_ranks_of_different_batches_are_compared_and_arrival_decides_between_equals() -> None:

@@ -1,6 +1,6 @@
 """Computes what self-scheduling's Table 1 is by a queue alone: ten servers, all requests waiting.
 
-`python -m benchmarks.papers.queue_model [--datasets numinamath] [--spreads 0.7 1.1 1.6] [--draws
+`python -m lab.papers.queue_model [--datasets numinamath] [--spreads 0.7 1.1 1.6] [--draws
 50] [--static] [--json FILE]`.
 
 Lengths are log-normal with several spreads, their mean such that FCFS answers the printed number in
@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from benchmarks.papers.cells import settings
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator import hardware
+from lab.papers.cells import settings
 
 Floats = NDArray[np.float64]
 

@@ -8,15 +8,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.papers.arrivals import arrivals, with_priorities
-from benchmarks.papers.blocks import Arm, Drafter, Machine
-from benchmarks.papers.cells import ORACLES, Cell, settings
-from benchmarks.papers.rank_prompts import PredictedLengths, RankPrompting, with_prompts
-from benchmarks.papers.row import Scalar
-from benchmarks.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculation
-from benchmarks.papers.settings import Paper
-from benchmarks.papers.srpt import srpt
-from benchmarks.papers.static_batches import StaticBatches
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
@@ -24,6 +15,15 @@ from benchmarks.simulator.run import Cluster, DrafterSpec
 from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, predict_lengths, predict_with_error
+from lab.papers.arrivals import arrivals, with_priorities
+from lab.papers.blocks import Arm, Drafter, Machine
+from lab.papers.cells import ORACLES, Cell, settings
+from lab.papers.rank_prompts import PredictedLengths, RankPrompting, with_prompts
+from lab.papers.row import Scalar
+from lab.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculation
+from lab.papers.settings import Paper
+from lab.papers.srpt import srpt
+from lab.papers.static_batches import StaticBatches
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
 from policies.cost import RooflineCost, SwitchCost, token_budget
 from policies.microbatch import MicroBatchParams

@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers.__main__ import SMOKE, _obstacle, _write, count_lines
-from benchmarks.papers.arrivals import arrivals
-from benchmarks.papers.bounds import bounds
-from benchmarks.papers.causes import CAUSES, cause_of
-from benchmarks.papers.cells import Cell, cell, settings
-from benchmarks.papers.counting import count_claims, count_recorded
-from benchmarks.papers.experiment import build_experiment
-from benchmarks.papers.measuring import measure
-from benchmarks.papers.native import measure_native
-from benchmarks.papers.ranges import RANGES
-from benchmarks.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
-from benchmarks.papers.row import Row, Scalar
-from benchmarks.papers.settings import PAPERS, rows
-from benchmarks.papers.verdicts import Verdict, cells_of, evaluate
 from benchmarks.simulator.workload import Arrival
+from lab.papers.__main__ import SMOKE, _obstacle, _write, count_lines
+from lab.papers.arrivals import arrivals
+from lab.papers.bounds import bounds
+from lab.papers.causes import CAUSES, cause_of
+from lab.papers.cells import Cell, cell, settings
+from lab.papers.counting import count_claims, count_recorded
+from lab.papers.experiment import build_experiment
+from lab.papers.measuring import measure
+from lab.papers.native import measure_native
+from lab.papers.ranges import RANGES
+from lab.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
+from lab.papers.row import Row, Scalar
+from lab.papers.settings import PAPERS, rows
+from lab.papers.verdicts import Verdict, cells_of, evaluate
 from policies.catalogue import make_schedule
 from policies.request import RequestView
 from policies.scheduling.laps_sd import LapsSdParams
@@ -412,7 +412,7 @@ def test_the_machines_max_batch_limits_the_arms() -> None:
 
 def test_a_run_ends_when_its_metrics_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of 3,000 requests ends after its ten minutes, here after two seconds."""
-    monkeypatch.setattr("benchmarks.papers.measuring.ENDS", {"flood": (2.0, 1)})
+    monkeypatch.setattr("lab.papers.measuring.ENDS", {"flood": (2.0, 1)})
     case: dict[str, Scalar] = {"machine": "a100", "dataset": "sharegpt", "workload": "flood"}
     answered = run("self_scheduling", "fcfs", case)
     assert 1 <= answered["answered_10_min"] < 100

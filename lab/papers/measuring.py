@@ -6,12 +6,12 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.papers.cells import Cell
-from benchmarks.papers.experiment import build_experiment
-from benchmarks.papers.metrics import ENDS, METRICS, Run
-from benchmarks.papers.run_observer import RunObserver
 from benchmarks.simulator.run import simulate
 from engine.errors import SpindleError
+from lab.papers.cells import Cell
+from lab.papers.experiment import build_experiment
+from lab.papers.metrics import ENDS, METRICS, Run
+from lab.papers.run_observer import RunObserver
 
 Measured = Mapping[Cell, Mapping[str, float]]
 """By metric."""

@@ -1,6 +1,6 @@
 """Why rows are missed: the setting that each group of rows blames, and a run with it changed.
 
-`python -m benchmarks.papers --cause NAME` runs the group's rows with both settings, side by side. A
+`python -m lab.papers --cause NAME` runs the group's rows with both settings, side by side. A
 missed row without such a run is unexplained.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from benchmarks.papers.ranges import PER_TOKEN, SSM_LAYERS, STATIC_BATCHES, static_lengths
-from benchmarks.papers.row import Interval
-from benchmarks.papers.settings import Changes
+from lab.papers.ranges import PER_TOKEN, SSM_LAYERS, STATIC_BATCHES, static_lengths
+from lab.papers.row import Interval
+from lab.papers.settings import Changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic import model_validator as checked
 
-from benchmarks.papers.blocks import Arm, Block, Dataset, Machine, Metric, Model, Workload
-from benchmarks.papers.row import Row, RowTemplate, Scalar, Source, written_out
+from lab.papers.blocks import Arm, Block, Dataset, Machine, Metric, Model, Workload
+from lab.papers.row import Row, RowTemplate, Scalar, Source, written_out
 
 PAPERS = ("spin", "specserve", "adaserve", "laps_sd", "self_scheduling")
 

@@ -7,9 +7,9 @@ which the paper says nothing, and bounds of our own stand apart.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from benchmarks.papers.bounds import is_bound
-from benchmarks.papers.row import Row
-from benchmarks.papers.verdicts import Verdict
+from lab.papers.bounds import is_bound
+from lab.papers.row import Row
+from lab.papers.verdicts import Verdict
 
 NOT_RUNNABLE = "not runnable here"
 NOT_RUN = "not run"

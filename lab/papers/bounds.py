@@ -9,8 +9,8 @@ latency under shortest remaining time first, as a share of theirs.
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
-from benchmarks.papers.cells import settings
-from benchmarks.papers.row import Interval, Row, RowTemplate, Scalar, written_out
+from lab.papers.cells import settings
+from lab.papers.row import Interval, Row, RowTemplate, Scalar, written_out
 
 _OURS = ("planner", "product")
 """Our planner under the schedule that all others have, and under our own."""

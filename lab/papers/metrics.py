@@ -7,13 +7,13 @@ from math import inf
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.papers.cells import settings
-from benchmarks.papers.expected_bound import expected_bound
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.goodput_bound import goodput_bound
-from benchmarks.papers.rank_prompts import PREFIX
-from benchmarks.papers.run_observer import Forward, RunObserver
 from benchmarks.simulator.run_report import FinishedRequest, Report
+from lab.papers.cells import settings
+from lab.papers.expected_bound import expected_bound
+from lab.papers.experiment import Experiment
+from lab.papers.goodput_bound import goodput_bound
+from lab.papers.rank_prompts import PREFIX
+from lab.papers.run_observer import Forward, RunObserver
 
 _SAMPLE_S = 5.0
 _IDLE_S = 0.5

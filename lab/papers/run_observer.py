@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from actors.coordinator.events import Event, Left, Verified
-from benchmarks.papers.rank_prompts import PREFIX
+from lab.papers.rank_prompts import PREFIX
 from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext, Speculation
 from policies.request import RoundOutcome
 from policies.scheduling.laps_sd import LapsSd

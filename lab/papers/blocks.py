@@ -7,10 +7,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic import model_validator as checked
 
 from actors.coordinator.settings import Limits
-from benchmarks.papers.row import Source
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import DrafterModel, synthetic
 from benchmarks.simulator.workload import Lengths
+from lab.papers.row import Source
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
 

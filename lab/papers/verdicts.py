@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, geometric_mean
 
-from benchmarks.papers.bounds import is_bound
-from benchmarks.papers.causes import cause_of
-from benchmarks.papers.cells import READ_BY_METRIC, Cell, cell, settings
-from benchmarks.papers.row import BEST, Row, Scalar
 from benchmarks.report import Record
+from lab.papers.bounds import is_bound
+from lab.papers.causes import cause_of
+from lab.papers.cells import READ_BY_METRIC, Cell, cell, settings
+from lab.papers.row import BEST, Row, Scalar
 
 Case = Mapping[str, Scalar]
 ReadMetric = Callable[[str, Case], float]

@@ -14,11 +14,11 @@ from statistics import fmean, median
 import numpy as np
 import torch
 
-from benchmarks.papers.arrivals import arrivals
-from benchmarks.papers.cells import Cell, settings
 from benchmarks.report import seconds
 from cluster.built_in_models import TARGET, model_path
 from engine.model import PackedModel, Segment
+from lab.papers.arrivals import arrivals
+from lab.papers.cells import Cell, settings
 
 MODEL = TARGET
 METRICS = ("verify_latency", "peak_memory")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.papers.changes import changes_of
-from benchmarks.papers.row import Scalar
-from benchmarks.papers.settings import Paper, load
+from lab.papers.changes import changes_of
+from lab.papers.row import Scalar
+from lab.papers.settings import Paper, load
 from policies.scheduling.laps_sd import LapsSdParams
 
 READ_BY_METRIC = ("window",)
