@@ -102,7 +102,7 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.serving.local
 	$(RUN)/python -m benchmarks.micro.coordinator
 	$(RUN)/python -m benchmarks.micro.policy_cost
-	$(RUN)/python -m benchmarks.simulator.comparison
+	$(RUN)/python -m lab.studies.comparison
 	$(RUN)/python -m benchmarks.micro.regret --smoke
 	$(RUN)/python -m lab.papers --smoke
 	$(RUN)/python -m benchmarks.micro.vllm_step

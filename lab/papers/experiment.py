@@ -10,9 +10,7 @@ from pydantic import TypeAdapter
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import Acceptance
-from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
 from benchmarks.simulator.run import Cluster, DrafterSpec
-from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, predict_lengths, predict_with_error
 from lab.papers.arrivals import arrivals, with_priorities
@@ -24,6 +22,8 @@ from lab.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculatio
 from lab.papers.settings import Paper
 from lab.papers.srpt import srpt
 from lab.papers.static_batches import StaticBatches
+from lab.studies.oracle import Clairvoyant, Foresight, true_goodput
+from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
 from policies.cost import RooflineCost, SwitchCost, token_budget
 from policies.microbatch import MicroBatchParams

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.simulator.oracle import Foresight
+from lab.studies.oracle import Foresight
 from policies.request import RequestView
 from policies.scheduling.baselines import SortedSchedule
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.serving.local import RequestTiming
 from benchmarks.serving.requests import mixed_requests
-from benchmarks.simulator.reality_load import Load, real_outcome, slowed
+from lab.studies.reality_load import Load, real_outcome, slowed
 from policies.request import Slo
 
 OFFERED = Load(mixed_requests(3), (1.0, 2.0, 3.0), Slo(ttft_s=0.5, tpot_s=0.1))

@@ -1,6 +1,6 @@
 """OracleSelection finds the best matching of the true goodputs."""
 
-from benchmarks.simulator.selection_oracle import OracleParams, OracleSelection
+from lab.studies.selection_oracle import OracleParams, OracleSelection
 from tests.policies.selection.play import CONTEXT, lane, request, requests, slot
 
 TRUTH = {

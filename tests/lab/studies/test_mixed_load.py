@@ -3,7 +3,7 @@
 from dataclasses import replace
 from statistics import mean
 
-from benchmarks.simulator.mixed_load import DEFAULT, cluster, compare, serve, workload
+from lab.studies.mixed_load import DEFAULT, cluster, compare, serve, workload
 
 
 def test_at_one_client_every_domain_gains_and_runs_repeat_exactly() -> None:

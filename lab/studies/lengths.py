@@ -1,6 +1,6 @@
 """Measures what predicted output lengths are worth: learned ones, the ranker's, true ones, none.
 
-`python -m benchmarks.simulator.lengths [--trace FILE] [--requests N] [--json FILE]`.
+`python -m lab.studies.lengths [--trace FILE] [--requests N] [--json FILE]`.
 
 Requests of a trace of lengths (column names as in benchmarks/simulator/workload.py) on a simulated
 A100, at 100% and 130% of what it serves. Names: lengths/LOAD/SCHEDULE/SOURCE/mean_latency, over

@@ -1,6 +1,6 @@
 """Measures how well the simulator predicts goodput and latency of real runs.
 
-`python -m benchmarks.simulator.reality [--clients 4] [--repeats 5] [--json FILE]`.
+`python -m lab.studies.reality [--clients 4] [--repeats 5] [--json FILE]`.
 
 It profiles the zoo, records its drafters on some held-out requests (which refines the profiled
 costs, as in service), serves other requests for real, and simulates the same ones from what was
@@ -33,8 +33,6 @@ from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, RequestTiming, drafter_spec, serve
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.simulator.acceptance import Acceptance
-from benchmarks.simulator.fit import fit_acceptance
-from benchmarks.simulator.recorder import Recorder, Trace
 from benchmarks.simulator.run import (
     Cluster,
     CoordinatorTime,
@@ -48,6 +46,8 @@ from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from cluster.built_in_models import TARGET, inflated_target, model_path
 from cluster.cache import cache_dir
+from lab.studies.fit import fit_acceptance
+from lab.studies.recorder import Recorder, Trace
 from policies.cost import CostModel
 
 MAX_ERROR = 0.10

@@ -1,8 +1,8 @@
 """What Spin's fast switching is worth: idle drafters read ahead for requests that may come to them.
 
-`python -m benchmarks.simulator.switching [--requests N] [--json FILE]`.
+`python -m lab.studies.switching [--requests N] [--json FILE]`.
 
-The mixed load of benchmarks/simulator/mixed_load.py at 8 clients with short and with long prompts,
+The mixed load of lab/studies/mixed_load.py at 8 clients with short and with long prompts,
 in virtual time. Arms: drafters that never read ahead, that share the verifier's processors (0.5% of
 the time is theirs to read ahead), and that have their own; never reading is measured on the same
 processors as the arm. Names: switching/SELECTION/PROMPTS/ARM/throughput (`reference`: never reading
@@ -16,10 +16,10 @@ from dataclasses import replace
 
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.report import Record, parser, publish
-from benchmarks.simulator.mixed_load import DEFAULT, KV_TOKENS, cluster, workload
 from benchmarks.simulator.run import MakePolicies, named_policies, simulate
 from benchmarks.simulator.run_report import Report
 from benchmarks.simulator.workload import Arrival
+from lab.studies.mixed_load import DEFAULT, KV_TOKENS, cluster, workload
 from policies.catalogue import Calibrations
 
 CLIENTS = 8

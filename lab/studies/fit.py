@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from benchmarks.simulator.acceptance import QUANTILES, Acceptance, DrafterModel
-from benchmarks.simulator.recorder import Trace
+from lab.studies.recorder import Trace
 
 Floats = NDArray[np.float64]
 DomainDrafter = tuple[str, str]

@@ -1,8 +1,8 @@
 """Measures how well the simulator predicts real runs under an open load with SLOs.
 
-`python -m benchmarks.simulator.reality_load [--loads 0.8 1.2] [--repeats 3] [--json FILE]`.
+`python -m lab.studies.reality_load [--loads 0.8 1.2] [--repeats 3] [--json FILE]`.
 
-As benchmarks.simulator.reality, but requests arrive by a Poisson process, at a share of the rate
+As lab.studies.reality, but requests arrive by a Poisson process, at a share of the rate
 that the same policies reach in a closed loop. All have an SLO: TPOT is `--slack` times the mean
 time per token of plain decoding in that closed loop, TTFT twice its mean latency. Names:
 reality_load/LOAD/{plain,drafted}/...: goodput is of the requests that meet their SLO, attainment
@@ -22,7 +22,10 @@ from actors.hosts.fleet import Fleet
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, RequestTiming
 from benchmarks.serving.requests import Request, mixed_requests
-from benchmarks.simulator.reality import (
+from benchmarks.simulator.run import simulate
+from benchmarks.simulator.workload import Arrival, poisson
+from engine.sampling.params import SamplingParams
+from lab.studies.reality import (
     MAX_ERROR,
     RealRun,
     Serving,
@@ -34,9 +37,6 @@ from benchmarks.simulator.reality import (
     run_for_real,
     simulated,
 )
-from benchmarks.simulator.run import simulate
-from benchmarks.simulator.workload import Arrival, poisson
-from engine.sampling.params import SamplingParams
 from policies.request import Slo
 
 MODES = {"plain": "off", "drafted": "planner"}

@@ -10,7 +10,8 @@ from actors.hosts.fleet import Fleet, load
 from actors.hosts.specs import TargetSpec
 from benchmarks.serving.local import KV_TOKENS, drafter_spec
 from benchmarks.serving.requests import mixed_requests
-from benchmarks.simulator.reality import (
+from cluster.built_in_models import TARGET, model_path
+from lab.studies.reality import (
     RealRun,
     Serving,
     compare_repeatedly,
@@ -20,7 +21,6 @@ from benchmarks.simulator.reality import (
     run_for_real,
     simulated,
 )
-from cluster.built_in_models import TARGET, model_path
 
 MAX_ERROR = 0.25
 CLIENTS = 4

@@ -1,6 +1,6 @@
 """Measures the speed of the simulator.
 
-`python -m benchmarks.simulator [--requests 2000] [--json FILE]`.
+`python -m lab.studies.simulator_speed [--requests 2000] [--json FILE]`.
 
 Chains, batches of 32 requests, some 200 output tokens each. Names: simulator/SPECULATION/...;
 `reference` is the bound of a minute of CPU time for 10,000 requests.

@@ -1,6 +1,6 @@
-"""Compares speculation policies on the load of benchmarks/simulator/mixed_load.py, in virtual time.
+"""Compares speculation policies on the load of lab/studies/mixed_load.py, in virtual time.
 
-`python -m benchmarks.simulator.comparison [--clients 1 4 16] [--seeds 3] [--apart]
+`python -m lab.studies.comparison [--clients 1 4 16] [--seeds 3] [--apart]
 [--policies planner fixed:length=4 ...] [--json FILE]`.
 
 All of them run with hedge's choice of lanes. Names:
@@ -12,9 +12,9 @@ policy over that of the best other one.
 from statistics import mean
 
 from benchmarks.report import Record, parser, publish
-from benchmarks.simulator.mixed_load import cluster, compare
 from benchmarks.simulator.run import named_policies
 from benchmarks.speculation_choice import add_choices
+from lab.studies.mixed_load import cluster, compare
 
 POLICIES = (
     "planner",

@@ -6,10 +6,10 @@ import pytest
 from benchmarks.simulator import clock
 from benchmarks.simulator.acceptance import WRONG, Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.fit import fit_acceptance, fit_drafter
 from benchmarks.simulator.outputs import Target
-from benchmarks.simulator.recorder import Recorder, Trace
 from engine.protocol import Draft
+from lab.studies.fit import fit_acceptance, fit_drafter
+from lab.studies.recorder import Recorder, Trace
 from tests.engine.drafters.orders import Stream
 
 TARGET = Target({})

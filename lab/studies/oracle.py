@@ -1,6 +1,6 @@
 """Policies that know the simulated target's output, as upper bounds of the others.
 
-`true_goodput` is for benchmarks/simulator/selection_oracle.py. `Clairvoyant` drafts as far as it
+`true_goodput` is for lab/studies/selection_oracle.py. `Clairvoyant` drafts as far as it
 pays in the present round and verifies only right tokens. It looks at one round alone, so a policy
 that looks further can exceed it a little.
 """
@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.simulator.outputs import DrafterOutput, Target
 from benchmarks.simulator.run import Cluster, request_seed
-from benchmarks.simulator.selection_oracle import Goodput
 from benchmarks.simulator.workload import Arrival
+from lab.studies.selection_oracle import Goodput
 from policies.flat_trees import split
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView

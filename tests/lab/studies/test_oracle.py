@@ -6,12 +6,12 @@ import pytest
 
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.oracle import Clairvoyant, Foresight, true_goodput
 from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
 from benchmarks.simulator.run_report import Report
-from benchmarks.simulator.selection_oracle import OracleSelection
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Lengths, draw
+from lab.studies.oracle import Clairvoyant, Foresight, true_goodput
+from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 from policies.cost import LinearCost, RooflineCost
 from policies.microbatch import MicroBatchParams

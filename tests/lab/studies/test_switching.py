@@ -1,7 +1,7 @@
 """What reading ahead is compared with, and what it counts."""
 
-from benchmarks.simulator.mixed_load import workload
-from benchmarks.simulator.switching import SELECTIONS, compare
+from lab.studies.mixed_load import workload
+from lab.studies.switching import SELECTIONS, compare
 
 
 def test_drafters_with_processors_of_their_own_read_ahead_more_than_those_without() -> None:
