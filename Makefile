@@ -95,17 +95,17 @@ lint: $(WITH_TESTS)
 	$(BIN)/lint-imports
 
 bench: $(WITH_TESTS)
-	$(RUN)/python -m benchmarks.micro.attention
-	$(RUN)/python -m benchmarks.micro.draft_step
-	$(RUN)/python -m benchmarks.micro.step_time
+	$(RUN)/python -m lab.micro.attention
+	$(RUN)/python -m lab.micro.draft_step
+	$(RUN)/python -m benchmarks.step_time
 	$(RUN)/python -m lab.zoo.quality
 	$(RUN)/python -m benchmarks.serving.local
-	$(RUN)/python -m benchmarks.micro.coordinator
-	$(RUN)/python -m benchmarks.micro.policy_cost
+	$(RUN)/python -m benchmarks.coordinator
+	$(RUN)/python -m lab.micro.policy_cost
 	$(RUN)/python -m lab.studies.comparison
-	$(RUN)/python -m benchmarks.micro.regret --smoke
+	$(RUN)/python -m lab.micro.regret --smoke
 	$(RUN)/python -m lab.papers --smoke
-	$(RUN)/python -m benchmarks.micro.vllm_step
+	$(RUN)/python -m lab.micro.vllm_step
 	$(RUN)/python -m benchmarks.serving.peers --smoke
 	$(RUN)/python -m benchmarks.serving.overhead
 	$(RUN)/python -m benchmarks.serving.chaos --rounds 1
@@ -114,11 +114,11 @@ bench: $(WITH_TESTS)
 # Every picture and chart of the README and docs, in docs/images/: of a running application, in
 # Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
 screenshots: $(WITH_TESTS) model
-	$(RUN)/python -m benchmarks.screenshots
-	$(RUN)/python -m benchmarks.serving.drills --json docs/experiments/drills.json
+	$(RUN)/python -m lab.pictures.screenshots
+	$(RUN)/python -m lab.pictures.drills --json docs/experiments/drills.json
 
 plots: $(WITH_TESTS)
-	$(BIN)/python -m benchmarks.plots
+	$(BIN)/python -m lab.pictures.plots
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

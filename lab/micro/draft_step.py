@@ -1,6 +1,6 @@
 """Measures the time of a draft token, in the compiled and in the packed runner.
 
-`python -m benchmarks.micro.draft_step [--json FILE]`.
+`python -m lab.micro.draft_step [--json FILE]`.
 
 Whole calls of `ModelDrafter.draft` on one thread: orders with deltas in, chains out. Both runners
 draft the same rounds in turn with the zoo's two general drafters; `reference` is the packed runner.

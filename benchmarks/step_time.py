@@ -1,6 +1,6 @@
 """Measures the time of a forward on a CPU, ours over vLLM's.
 
-`python -m benchmarks.micro.step_time [--threads 2] [--json FILE]`.
+`python -m benchmarks.step_time [--threads 2] [--json FILE]`.
 
 The zoo's target inflated to 90M in bf16, 1 to 16 requests with 1 or 5 new tokens each. Ours is
 `PackedModel.forward`; the reference is vLLM's `execute_model`, so neither side's scheduler and

@@ -1,6 +1,6 @@
 """Measures what threads that spin gain on free processors, and what they cost on shared ones.
 
-`python -m benchmarks.micro.threads [--model DIR] [--seconds 6] [--json FILE]`.
+`python -m lab.micro.threads [--model DIR] [--seconds 6] [--json FILE]`.
 
 Forwards of 1, 4 and 16 requests with one new token each, in float32, on all threads of a process
 that sleep or spin between parallel regions, on those that have a processor (as Spindle's processes

@@ -1,6 +1,6 @@
 """Measures the regret of LBSS, and the time of a matching.
 
-`python -m benchmarks.micro.regret [--smoke] [--json FILE]`.
+`python -m lab.micro.regret [--smoke] [--json FILE]`.
 
 Regret is that of Spin's eq. 6, switching included, of four requests on three lanes with two
 places each, in slots of equal time, with stationary rewards. Theorem 1 bounds it by log T: then

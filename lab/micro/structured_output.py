@@ -1,6 +1,6 @@
 """Measures what structured output costs: compiling a grammar, masks per token, and nothing without.
 
-`python -m benchmarks.micro.structured_output [--json FILE]`.
+`python -m lab.micro.structured_output [--json FILE]`.
 
 Names: structured_output/compile/GRAMMAR/VOCABULARY (CPU time, once per grammar and process),
 structured_output/mask/VOCABULARY (a row's mask), .../apply/VOCABULARY (into a row of logits),

@@ -1,6 +1,6 @@
 """Measures what each phase of a replica's start takes of the processor.
 
-`python -m benchmarks.micro.replica_start [--config cluster.yaml] [--json FILE]`; the second run is
+`python -m lab.micro.replica_start [--config cluster.yaml] [--json FILE]`; the second run is
 that of a machine which has served before. All models are loaded in this process. CPU seconds, which
 hardly depend on what else the machine does. Names: replica_start/PHASE.
 """

@@ -1,6 +1,6 @@
 """Measures how the time of all matrix products of a forward depends on the number of rows.
 
-`python -m benchmarks.micro.row_counts [--threads 2] [--json FILE]`.
+`python -m lab.micro.row_counts [--threads 2] [--json FILE]`.
 
 The linear layers of the zoo's target inflated to 90M in bf16, one after the other; row counts are
 shuffled in every round. Names: row_counts/ROWS/products; `reference` is the count to which

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.report import Ratio
-from benchmarks.serving.watching import PARTS, Segment, judged, report, within
+from lab.studies.watching import PARTS, Segment, judged, report, within
 
 
 def segments(seconds: float, share: float, rounds: int = 50) -> list[Segment]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.charts import COLOURS, INK, figure, legend, save
+from lab.pictures.charts import COLOURS, INK, figure, legend, save
 
-EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
 IMAGES = EXPERIMENTS.parent / "images"
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 Table = Mapping[str, Sequence[str]]

@@ -1,6 +1,6 @@
 """Measures the time of a step of our vLLM adapter over that of bare vLLM.
 
-`python -m benchmarks.micro.vllm_step [--threads 2] [--json FILE]`.
+`python -m lab.micro.vllm_step [--threads 2] [--json FILE]`.
 
 The zoo's target inflated to 90M in bf16, 8 requests with 1 or 5 new tokens each. Ours is
 `VllmVerifier.verify`, from orders to verdicts; the reference is a step of vLLM's engine core with
@@ -55,7 +55,7 @@ def main() -> None:
     if CHILD not in os.environ:  # run again: libraries are preloaded only in a new process
         threads = {"OMP_NUM_THREADS": str(options.threads), CHILD: "1"}
         environment = os.environ | process_environment() | threads
-        command = [sys.executable, "-m", "benchmarks.micro.vllm_step", *sys.argv[1:]]
+        command = [sys.executable, "-m", "lab.micro.vllm_step", *sys.argv[1:]]
         sys.exit(subprocess.run(command, env=environment, check=False).returncode)
     checkpoint = inflated_target(PARAMS)
     kv_tokens = 2 * REQUESTS * (PREFIX + MAX_TOKENS)

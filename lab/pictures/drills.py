@@ -1,6 +1,6 @@
 """What metrics and alerts show when a drafter dies, when one stalls, and under overload.
 
-`python -m benchmarks.serving.drills [--json FILE] [--images FOLDER]` runs cluster/test.yaml with a
+`python -m lab.pictures.drills [--json FILE] [--images FOLDER]` runs cluster/test.yaml with a
 Prometheus beside it, whose rules are the project's with all times divided by ten, as is the time
 after which Ray publishes its series: a kill -9 and a SIGSTOP of a drafter under 4 clients, and 200
 clients. It exits with status 1 where an alert that docs/operating.md promises does not fire, or a
@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.board_picture import Span, draw_board
 from benchmarks.processes import end_after_ray, environment
-from benchmarks.prometheus import ALERTS, Prometheus, prometheus
 from benchmarks.serving.app import App, running, small_args
-from benchmarks.serving.load import Load
+from lab.pictures.board_picture import Span, draw_board
+from lab.pictures.load import Load
+from lab.pictures.prometheus import ALERTS, Prometheus, prometheus
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 FASTER = 10

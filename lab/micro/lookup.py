@@ -1,6 +1,6 @@
 """Measures the lookup drafters' tokens per round by shortest match, and the gain of calibration.
 
-`python -m benchmarks.micro.lookup [--requests 132] [--json FILE]`.
+`python -m lab.micro.lookup [--requests 132] [--json FILE]`.
 
 The zoo's target, not inflated, serves the same held-out requests, half of them sampled, with each
 lookup drafter and drafts of three tokens, by the fewest tokens that must match. No time is

@@ -23,7 +23,7 @@ import yaml
 from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
-ALERTS = Path(__file__).parents[1] / "dashboards" / "alerts.yaml"
+ALERTS = Path(__file__).parents[2] / "dashboards" / "alerts.yaml"
 MISSING = "no Prometheus is installed: apt-get install prometheus, or name its binary in PROMETHEUS"
 _START_S = 30.0
 _EVERY_S = 1.0

@@ -1,6 +1,6 @@
 """Measures the coordinator's own CPU time per round.
 
-`python -m benchmarks.micro.coordinator [--json FILE]`.
+`python -m benchmarks.coordinator [--json FILE]`.
 
 Hosts answer from tables in virtual time. Their CPU time is subtracted, and so is what the event
 loop takes for each of their timers, which stand for transport. What remains is the round loop,

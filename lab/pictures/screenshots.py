@@ -1,6 +1,6 @@
 """Makes the pictures of the README and docs in docs/images/: `make screenshots`.
 
-    python -m benchmarks.screenshots [--only playground zoo board]
+    python -m lab.pictures.screenshots [--only playground zoo board]
 
 `playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters, and the
 terminal of `deployments.top`; `board` is a stand-in for Grafana's boards: both of the zoo under
@@ -21,15 +21,15 @@ import yaml
 from playwright.sync_api import Browser, Page, ViewportSize
 from rich.console import Console
 
-from benchmarks.board_picture import draw_board
 from benchmarks.browser import chromium
 from benchmarks.processes import end_after_ray
-from benchmarks.prometheus import prometheus
 from benchmarks.serving.app import running
-from benchmarks.serving.load import Load
 from deployments.top.__main__ import Top
+from lab.pictures.board_picture import draw_board
+from lab.pictures.load import Load
+from lab.pictures.prometheus import prometheus
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 _PORT = 8147
 _DESKTOP: ViewportSize = {"width": 1280, "height": 960}

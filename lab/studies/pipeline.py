@@ -1,6 +1,6 @@
 """Measures what micro-batches gain where drafter and verifier have a core each.
 
-`python -m benchmarks.serving.pipeline [--clients N] [--drafter NAME] [--speculation POLICY ...]`.
+`python -m lab.studies.pipeline [--clients N] [--drafter NAME] [--speculation POLICY ...]`.
 
 Verifier and drafter are actors with one thread, pinned to a core each (`taskset`'s call); the
 coordinator shares the drafter's. Closed-loop clients send the same held-out requests by turns: with

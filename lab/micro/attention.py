@@ -1,6 +1,6 @@
 """Measures the time of a forward under each attention layout.
 
-`python -m benchmarks.micro.attention [--json FILE]`.
+`python -m lab.micro.attention [--json FILE]`.
 
 Whole forwards of a 768×12 Llama in bf16 over requests with prefixes of 30 to 600 tokens, the
 layouts interleaved in one run; `reference` is the padded layout (Spin's baseline in Fig. 12).

@@ -1,6 +1,6 @@
 """Measures the CPU time of each policy per round.
 
-`python -m benchmarks.micro.policy_cost [--json FILE]`.
+`python -m lab.micro.policy_cost [--json FILE]`.
 
 Rounds of 8, 64 and 256 running requests, each with a draft tree of 16 nodes; the policies' inputs
 are made beforehand. The defaults together should stay below 1 ms at 64 requests and grow linearly.

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.charts import save
-from benchmarks.plots import CHARTS, EXPERIMENTS, number, table
-from benchmarks.prometheus import ALERTS
-from benchmarks.serving.drills import DRILLS, faster
 from deployments.boards.grafana import BOARDS
+from lab.pictures.charts import save
+from lab.pictures.drills import DRILLS, faster
+from lab.pictures.plots import CHARTS, EXPERIMENTS, number, table
+from lab.pictures.prometheus import ALERTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "docs" / "images"
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 MOST_BYTES = 200_000

@@ -1,6 +1,6 @@
 """What metrics, traces and the playground's strip cost, in turns with none of them, in one process.
 
-`python -m benchmarks.serving.watching [--modes off traces] [--seconds 300] [--json FILE]`.
+`python -m lab.studies.watching [--modes off traces] [--seconds 300] [--json FILE]`.
 
 Each segment serves the same requests: observed by nothing (`off`), by a replica's metrics, exported
 to Ray once a second and rendered for a scrape every five (`metrics`), by these and the strip, with

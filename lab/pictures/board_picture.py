@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import Patch
 
-from benchmarks.charts import COLOURS, INK, figure, legend, save
-from benchmarks.prometheus import Prometheus, Series
 from deployments.boards.grafana import BOARDS
 from deployments.boards.queries import Panel
+from lab.pictures.charts import COLOURS, INK, figure, legend, save
+from lab.pictures.prometheus import Prometheus, Series
 
 Span = tuple[float, float]
 """From when to when, in seconds of Unix time."""

@@ -1,6 +1,6 @@
 """What the playground's strip costs all processes of an application while a page has it open.
 
-`python -m benchmarks.serving.strip [--seconds 240] [--json FILE]`.
+`python -m lab.studies.strip [--seconds 240] [--json FILE]`.
 
 cluster/test.yaml under 4 clients. Turns without requests for the strip's numbers alternate with
 turns that have TIMES as many as one page sends, over HTTP. Compared is the CPU time of all actors
@@ -19,8 +19,8 @@ import psutil
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.app import running, small_args
-from benchmarks.serving.load import Load
 from deployments.top.scrapes import Change, Scrape, fetch, parse
+from lab.pictures.load import Load
 
 TIMES = 10
 BOUND = 0.01
