@@ -115,7 +115,7 @@ bench: $(WITH_TESTS)
 # Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
 screenshots: $(WITH_TESTS) model
 	$(RUN)/python -m lab.pictures.screenshots
-	$(RUN)/python -m lab.pictures.drills --json docs/experiments/drills.json
+	$(RUN)/python -m lab.pictures.drills --json lab/docs/drills.json
 
 plots: $(WITH_TESTS)
 	$(BIN)/python -m lab.pictures.plots

@@ -135,12 +135,10 @@ def test_no_page_cites_texts_that_are_not_here(page: Path) -> None:
 
 
 def test_every_page_of_the_docs_is_in_its_index() -> None:
-    for folder in (ROOT / "docs", ROOT / "docs" / "experiments"):
+    for folder in (ROOT / "docs", ROOT / "lab" / "docs"):
         index = text(folder / "README.md")
         linked = {(folder / link.partition("#")[0]).resolve() for link in LINK.findall(index)}
         pages = {page for page in PAGES if folder in page.parents and page.name != "README.md"}
-        if folder.name == "docs":
-            pages = {page for page in pages if page.parent.name != "experiments"}
         assert pages <= linked, sorted(str(page.relative_to(ROOT)) for page in pages - linked)
 
 

@@ -1,8 +1,8 @@
 """Generates wordings of requests with a stated length, a new one for each sample.
 
 The model memorises a few dozen fixed wordings, and takes an unknown one for the kind that it
-resembles most (docs/zoo.md). In a generated wording only the deciding parts can be learned: the
-parts of its kind stand in any order among words that decide nothing.
+resembles most (lab/docs/training.md). In a generated wording only the deciding parts can be
+learned: the parts of its kind stand in any order among words that decide nothing.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Draws the measured tables of docs/experiments/ as SVG into docs/images/: `make plots`.
+"""Draws the measured tables of lab/docs/ as SVG into lab/docs/images/: `make plots`.
 
 Each chart reads the table that stands beside it, so it shows what the page says and nothing else.
 Run it again when a table has changed.
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from lab.pictures.charts import COLOURS, INK, figure, legend, save
 
-EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
-IMAGES = EXPERIMENTS.parent / "images"
+DOCS = Path(__file__).parents[1] / "docs"
+IMAGES = DOCS / "images"
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 Table = Mapping[str, Sequence[str]]
 """The cells behind the first one of each row, by the first."""
@@ -23,9 +23,9 @@ Table = Mapping[str, Sequence[str]]
 
 def table(page: str, header: str) -> Table:
     """The table of the page whose header begins so; raises ValueError where there is none."""
-    lines = iter((EXPERIMENTS / page).read_text().splitlines())
+    lines = iter((DOCS / page).read_text().splitlines())
     if not any(line.startswith(header) for line in lines):
-        raise ValueError(f"docs/experiments/{page} has no table whose header begins {header!r}")
+        raise ValueError(f"lab/docs/{page} has no table whose header begins {header!r}")
     next(lines)  # | --- |
     rows: dict[str, Sequence[str]] = {}
     for line in lines:

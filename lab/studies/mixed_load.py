@@ -2,7 +2,7 @@
 
 Versions of a policy are compared on the same run, whatever else the machine does. Costs,
 acceptances and the additional time of rounds with drafts were chosen so that results at 4 and 16
-clients are about those measured on a quiet machine (docs/experiments/mixed_load.md). Drafters share
+clients are about those measured on a quiet machine (lab/docs/mixed_load.md). Drafters share
 the verifier's processors, so they hardly catch up in idle time, unless they are `apart`.
 """
 

@@ -57,7 +57,7 @@ def test_the_clairvoyant_never_verifies_a_wrong_token(foresight: Foresight) -> N
 
 
 def test_the_clairvoyant_beats_every_fixed_draft_length(foresight: Foresight) -> None:
-    """Not under every pipeline, for it looks at one round alone (docs/simulator.md)."""
+    """Not under every pipeline, for it looks at one round alone (lab/docs/simulator.md)."""
     clairvoyant = served(
         make_selection("fixed"), Clairvoyant(foresight, CLUSTER), FASTER
     ).throughput
