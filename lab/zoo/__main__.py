@@ -1,11 +1,10 @@
 """`python -m lab.zoo train` trains the models; `train-head` makes an EAGLE-3 head for a chat
-model from nothing else than it, `train-drafter` a small Llama; `inflate` writes a larger target."""
+model from nothing else than it; `inflate` writes a larger target."""
 
 import argparse
 import json
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,8 +24,6 @@ from lab.zoo.head_training import DEPTH, acceptance, train_head
 from lab.zoo.muon import multiplies_bf16
 from lab.zoo.own_text import GENERAL, KINDS, write_shards
 from lab.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
-from lab.zoo.small_training import SMALL, held_out_conversations, train_small
-from lab.zoo.small_training import acceptance as acceptance_of_small
 from lab.zoo.target_states import observed_shards
 from lab.zoo.training import keep_freed_memory, save_model, train_target, trainable
 
@@ -73,14 +70,6 @@ def main() -> None:
         help="leave out the output matrix, the target's own rows: half the size, for Spindle alone",
     )
     head.add_argument("--threads", type=int, help="of the processor; by default all")
-    small = commands.add_parser(
-        "train-drafter", help="distil a small Llama from a target, on what train-head let it write"
-    )
-    small.add_argument("--target", type=_llama, default=str(smollm2_path()))
-    small.add_argument("--work", type=Path, help="where the text lies, and the drafter will")
-    small.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
-    small.add_argument("--epochs", type=int, default=3)
-    small.add_argument("--threads", type=int, help="of the processor; by default all")
     inflate = commands.add_parser("inflate", help="write a larger target that computes the same")
     inflate.add_argument("--params", type=_parameters, required=True, help="for example 90M")
     arguments = parser.parse_args()
@@ -88,14 +77,10 @@ def main() -> None:
         print(inflated_target(arguments.params))
         return
     keep_freed_memory()
-    if arguments.command in ("train-head", "train-drafter"):
+    if arguments.command == "train-head":
         if arguments.threads is not None:
             torch.set_num_threads(arguments.threads)
-        work = arguments.work or cache_dir() / "heads" / arguments.target.name
-        if arguments.command == "train-drafter":
-            _make_small(arguments.target, work, arguments.kinds, arguments.epochs)
-        else:
-            _make_head(arguments, work)
+        _make_head(arguments, arguments.work or cache_dir() / "heads" / arguments.target.name)
         return
     corpus = load_corpus()
     if arguments.only is None:
@@ -148,21 +133,6 @@ def _make_head(arguments: argparse.Namespace, work: Path) -> None:
     folder = work / name
     head.save(folder, DEPTH, path.name, output_matrix=not arguments.compact)
     print(f"{folder} is an EAGLE-3 head for {path.name}")
-
-
-def _make_small(path: Path, work: Path, kinds: Sequence[str], epochs: int) -> None:
-    dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
-    target = LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    texts = [text for kind in kinds for text in observed_shards(target, work, kind, held_out=False)]
-    if not texts:
-        raise SystemExit(f"{work} has no text to train on; let train-head write some")
-    held_out = {kind: held_out_conversations(work, kind) for kind in kinds}
-    together = [conversation for of_kind in held_out.values() for conversation in of_kind]
-    drafter = train_small(target, texts, together, epochs, work, SMALL)
-    for kind, conversations in held_out.items():
-        print(f"{SMALL} on {kind}: {acceptance_of_small(drafter, conversations)}")
-    drafter.save(work / SMALL)
-    print(f"{work / SMALL} is a drafter for {path.name}")
 
 
 def _llama(text: str) -> Path:
