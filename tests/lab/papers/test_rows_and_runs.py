@@ -250,7 +250,7 @@ def test_claims_are_counted_by_recorded_statuses_and_one_without_all_its_rows_is
 
 
 def test_the_table_of_claims_in_the_docs_is_what_the_command_prints() -> None:
-    docs = Path("docs")
+    docs = Path("lab/docs")
     table = count_lines(docs / "papers" / "verdicts.json")
     assert len(table) == 1 + len(PAPERS)
     page = (docs / "papers.md").read_text()
