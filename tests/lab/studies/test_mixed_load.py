@@ -6,12 +6,10 @@ from statistics import mean
 from lab.studies.mixed_load import DEFAULT, cluster, compare, serve, workload
 
 
-def test_at_one_client_every_domain_gains_and_runs_repeat_exactly() -> None:
+def test_at_one_client_every_domain_gains() -> None:
     ratios = compare(cluster(), seed=0, clients=1, requests=36, policies={"default": DEFAULT})
     assert min(ratios.values()) > 1.0
     assert ratios["default/tasks"] > ratios["default/code"] > ratios["default/prose"]
-    again = compare(cluster(), seed=0, clients=1, requests=36, policies={"default": DEFAULT})
-    assert again == ratios
 
 
 def test_requests_after_a_high_load_are_served_as_fast_as_after_a_low_one() -> None:
