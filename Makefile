@@ -42,7 +42,7 @@ define install
 @touch $@
 endef
 
-.PHONY: model serve test test-fast lint bench screenshots plots clean
+.PHONY: model serve test test-fast test-lab lint bench bench-lab screenshots plots clean
 
 $(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -76,7 +76,10 @@ serve: $(SERVED) model
 SHARED := -n 2 --dist loadscope --no-loadscope-reorder
 
 test: $(WITH_TESTS) model
-	$(RUN)/python -m pytest $(SHARED)
+	$(RUN)/python -m pytest $(SHARED) --ignore=tests/lab
+
+test-lab: $(WITH_TESTS) model
+	$(RUN)/python -m pytest $(SHARED) tests/lab
 
 # A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.
 FAST := test_docs.py test_dependencies.py policies/test_recorded.py policies/scheduling \
@@ -95,30 +98,32 @@ lint: $(WITH_TESTS)
 	$(BIN)/lint-imports
 
 bench: $(WITH_TESTS)
-	$(RUN)/python -m benchmarks.micro.attention
-	$(RUN)/python -m benchmarks.micro.draft_step
-	$(RUN)/python -m benchmarks.micro.step_time
-	$(RUN)/python -m benchmarks.zoo
+	$(RUN)/python -m benchmarks.step_time
 	$(RUN)/python -m benchmarks.serving.local
-	$(RUN)/python -m benchmarks.micro.coordinator
-	$(RUN)/python -m benchmarks.micro.policy_cost
-	$(RUN)/python -m benchmarks.simulator.comparison
-	$(RUN)/python -m benchmarks.micro.regret --smoke
-	$(RUN)/python -m benchmarks.papers --smoke
-	$(RUN)/python -m benchmarks.micro.vllm_step
+	$(RUN)/python -m benchmarks.coordinator
 	$(RUN)/python -m benchmarks.serving.peers --smoke
 	$(RUN)/python -m benchmarks.serving.overhead
 	$(RUN)/python -m benchmarks.serving.chaos --rounds 1
 	$(RUN)/python -m benchmarks.serving.soak --seconds 60
 
-# Every picture and chart of the README and docs, in docs/images/: of a running application, in
+bench-lab: $(WITH_TESTS)
+	$(RUN)/python -m lab.micro.attention
+	$(RUN)/python -m lab.micro.draft_step
+	$(RUN)/python -m lab.zoo.quality
+	$(RUN)/python -m lab.micro.policy_cost
+	$(RUN)/python -m lab.studies.comparison
+	$(RUN)/python -m lab.micro.regret --smoke
+	$(RUN)/python -m lab.papers --smoke
+	$(RUN)/python -m lab.micro.vllm_step
+
+# Every picture and chart of the README and docs, in docs/images/ and lab/docs/images/: of a running application, in
 # Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
 screenshots: $(WITH_TESTS) model
-	$(RUN)/python -m benchmarks.screenshots
-	$(RUN)/python -m benchmarks.serving.drills --json docs/experiments/drills.json
+	$(RUN)/python -m lab.pictures.screenshots
+	$(RUN)/python -m lab.pictures.drills --json lab/docs/drills.json
 
 plots: $(WITH_TESTS)
-	$(BIN)/python -m benchmarks.plots
+	$(BIN)/python -m lab.pictures.plots
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

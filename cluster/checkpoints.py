@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from cluster.checkpoint_files import read_json, weight_files
-from cluster.zoo.shapes import choose_shape
+from cluster.inflated_shapes import choose_shape
 
 _OTHER_NAMES = {
     "max_position_embeddings": "n_positions",

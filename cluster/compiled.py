@@ -25,7 +25,7 @@ import llvmlite
 import numba
 from numba.core.caching import CacheImpl, IndexDataCacheFile, InTreeCacheLocator
 
-from cluster.zoo.paths import cache_dir
+from cluster.cache import cache_dir
 
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSIONS = 8

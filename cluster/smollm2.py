@@ -3,7 +3,7 @@ heavy, so that a config check stays fast."""
 
 from pathlib import Path
 
-from cluster.zoo.paths import cache_dir
+from cluster.cache import cache_dir
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 

@@ -8,12 +8,13 @@ import tempfile
 from pathlib import Path
 
 from cluster import hub
+from cluster.built_in_models import HEADS, MODELS, model_path
+from cluster.cache import cache_dir
 from cluster.checkpoint_files import WEIGHTS
 from cluster.checkpoints import parameters
 from cluster.claims import check_weights
 from cluster.digests import digest
 from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
-from cluster.zoo.paths import HEADS, MODELS, cache_dir, model_path
 
 ZOO = "zoo/"
 GGUF = ".gguf"

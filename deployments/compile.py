@@ -13,9 +13,10 @@ import torch
 
 from actors.hosts.fleet import start_fleet
 from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.built_in_models import TARGET, model_path
+from cluster.cache import cache_dir
 from cluster.config import AppConfig
 from cluster.config.drafter_kinds import LOOKUPS
-from cluster.zoo.paths import TARGET, cache_dir, model_path
 from deployments.replica.service import Service
 from engine.cpu.prepack import fast_dtype
 

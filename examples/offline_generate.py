@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.drafters.ngram import NgramDrafter
 from engine.generate import Rejected, generate
 from engine.model import PackedModel

@@ -13,6 +13,8 @@ TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
 """Folders whose modules share one Ray cluster."""
 APART = "tests/deployments/ingress/"
 """Needs none."""
+PAPERS = "tests/lab/papers/"
+"""One module takes most of its time, and its tests share nothing."""
 FRESH, OWN = "tests/deployments/test_metrics.py", "tests/deployments/test_faults.py"
 """Of the deployments, the first and the last: one needs a fresh cluster, one brings its own."""
 _STATUS = pytest.StashKey[int]()
@@ -20,9 +22,12 @@ _STATUS = pytest.StashKey[int]()
 
 class ClustersTogether(LoadScopeScheduling):
     """Each folder of TOGETHER runs in one process, one module after another: they share a cluster,
-    and no two applications want the same port. Everything else is spread module by module."""
+    and no two applications want the same port. Everything else is spread module by module, the
+    papers' tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(PAPERS):
+            return nodeid
         return _folder(nodeid) or nodeid.partition("::")[0]
 
 

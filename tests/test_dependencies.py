@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PRODUCT = ("policies", "cluster", "engine", "actors", "deployments")
-FOLDERS = (*PRODUCT, "benchmarks", "examples", "tests")
+FOLDERS = (*PRODUCT, "benchmarks", "lab", "examples", "tests")
 OF_NAMESPACES = {
     "google.protobuf": "protobuf",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",

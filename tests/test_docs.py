@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("docs", "benchmarks", "examples")
+FOLDERS = ("docs", "benchmarks", "lab", "examples")
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 )
@@ -42,7 +42,16 @@ def text(page: Path) -> str:
 @cache
 def source_names() -> set[str]:
     """Of all Python files, without their folders."""
-    folders = ("actors", "benchmarks", "cluster", "deployments", "engine", "policies", "tests")
+    folders = (
+        "actors",
+        "benchmarks",
+        "cluster",
+        "deployments",
+        "engine",
+        "lab",
+        "policies",
+        "tests",
+    )
     return {file.name for folder in folders for file in (ROOT / folder).rglob("*.py")}
 
 
@@ -116,7 +125,7 @@ def test_options_of_commands_are_the_modules(page: Path) -> None:
 
 
 def test_an_unknown_option_would_be_found() -> None:
-    (found,) = COMMAND.findall("`python -m benchmarks.zoo --per-kind 2\n--jsn x` --later")
+    (found,) = COMMAND.findall("`python -m lab.zoo.quality --per-kind 2\n--jsn x` --later")
     assert {*OPTION.findall(found[1])} - defined_options(found[0]) == {"--jsn"}
 
 
@@ -126,12 +135,10 @@ def test_no_page_cites_texts_that_are_not_here(page: Path) -> None:
 
 
 def test_every_page_of_the_docs_is_in_its_index() -> None:
-    for folder in (ROOT / "docs", ROOT / "docs" / "experiments"):
+    for folder in (ROOT / "docs", ROOT / "lab" / "docs"):
         index = text(folder / "README.md")
         linked = {(folder / link.partition("#")[0]).resolve() for link in LINK.findall(index)}
         pages = {page for page in PAGES if folder in page.parents and page.name != "README.md"}
-        if folder.name == "docs":
-            pages = {page for page in pages if page.parent.name != "experiments"}
         assert pages <= linked, sorted(str(page.relative_to(ROOT)) for page in pages - linked)
 
 

@@ -35,7 +35,7 @@ from benchmarks.serving.poison import RAISING, VERIFIER_PROCESS, build_poisoned,
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
-from cluster.zoo import TARGET
+from cluster.built_in_models import TARGET
 
 PORT = 8171
 STREAMS = 24

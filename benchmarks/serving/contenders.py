@@ -96,8 +96,8 @@ class Spindle:
 
         from actors.hosts.fleet import start_fleet
         from actors.hosts.spawn import Group
+        from cluster.cache import cache_dir
         from cluster.placement import plan
-        from cluster.zoo.paths import cache_dir
         from deployments.replica.host_specs import (
             MEASURE_S,
             drafter_specs,

@@ -32,7 +32,7 @@ from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import App, running, small_args
 from benchmarks.serving.hostile_requests import HostileRequest, hostile_requests
 from benchmarks.serving.soak import process_memory
-from cluster.zoo import TARGET
+from cluster.built_in_models import TARGET
 
 PORT = 8173
 CONNECTIONS = 4

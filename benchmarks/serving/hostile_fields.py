@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cluster.zoo import TARGET
+from cluster.built_in_models import TARGET
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, TOKENIZE, DETOKENIZE = "/v1/responses", "/tokenize", "/detokenize"

@@ -28,8 +28,9 @@ from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.speculation_choice import SpeculationChoice, add_choices
+from cluster.built_in_models import DRAFTERS, inflated_target, model_path
+from cluster.cache import cache_dir
 from cluster.config.drafter_kinds import LOOKUPS
-from cluster.zoo.paths import DRAFTERS, cache_dir, inflated_target, model_path
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams

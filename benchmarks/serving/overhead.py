@@ -35,8 +35,8 @@ from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import APP, App, running, wait_until
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.serving.streams import ReceivedStream, read, session
-from cluster.zoo import TARGET, model_path
-from cluster.zoo.paths import cache_dir
+from cluster.built_in_models import TARGET, model_path
+from cluster.cache import cache_dir
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
 

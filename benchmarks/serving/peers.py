@@ -52,7 +52,7 @@ from benchmarks.serving.contest import (
 )
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.vllm_contenders import ServedVllm, VllmLoop
-from cluster.zoo import inflated_target, model_path
+from cluster.built_in_models import inflated_target, model_path
 
 MAX_TOKENS = 128
 DRAFTER = "tiny"

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from transformers import AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
-from cluster.zoo.batches import chat_text, user_message
-from cluster.zoo.corpus import load_corpus
-from cluster.zoo.tasks import STATED_LENGTH_KINDS, Source, make_task
+from benchmarks.prompts.corpus import load_corpus
+from benchmarks.prompts.messages import chat_text, user_message
+from benchmarks.prompts.tasks import STATED_LENGTH_KINDS, Source, make_task
+from cluster.built_in_models import TARGET, model_path
 
 DOMAIN_KINDS: Mapping[str, Sequence[str]] = {
     "code": ("code", "function"),
     "prose": ("docs",),
     "tasks": (*STATED_LENGTH_KINDS, "arithmetic", "copy", "edit"),
 }
-"""By domain, the kinds of task of cluster/zoo/tasks.py."""
+"""By domain, the kinds of task of benchmarks/prompts/tasks.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import APP, Actor, App, running, small_args
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.streams import ReceivedStream, read, session
-from cluster.zoo import TARGET
+from cluster.built_in_models import TARGET
 
 PORT = 8172
 CLIENTS = 12

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.serving.streams import ReceivedStream
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.sampling.noise import gumbel
 
 NEAR_TIE = 1e-4

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cluster.built_in_models import inflated_target
 from cluster.checkpoints import Architecture, architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
 from cluster.config.section import Section, within
 from cluster.sources import check_source, checkpoint_folder, header_folder
-from cluster.zoo.paths import inflated_target
 from policies import ranges
 
 RESERVED_NAMES = ("off", "verifier")

@@ -12,11 +12,11 @@ from actors.hosts.facts import Facts
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.cache import cache_dir
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
 from cluster.sources import is_on_hub
-from cluster.zoo.paths import cache_dir
 
 if TYPE_CHECKING:  # a replica whose models are actors does not import it
     import torch

@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     "cluster/__init__.py",
     "cluster/compiled.py",
-    "cluster/zoo/__init__.py",
-    "cluster/zoo/paths.py",
+    "cluster/cache.py",
 )
 LOOPS = """
 from numba import njit

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from cluster.built_in_models import model_path
 from cluster.checkpoints import architecture, parameters
 from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.keys import resolved
 from cluster.footprint import footprints
 from cluster.placement import plan
-from cluster.zoo import model_path
 from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from cluster.built_in_models import model_path
 from cluster.checkpoints import parameters
 from cluster.config import AppConfig, DrafterConfig, TargetConfig, ValidationError, problems
 from cluster.fetch import main as fetch
 from cluster.footprint import footprints
 from cluster.placement import plan
 from cluster.sources import parameters_of
-from cluster.zoo import model_path
 from tests.cluster.gguf_files import model, tokenizer, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -193,7 +193,7 @@ def test_small_models_are_actors_and_lookups_are_inline(name: str, models: Path)
 
 
 def test_the_fleet_is_the_whole_zoo(models: Path) -> None:
-    from cluster.zoo import DRAFTERS
+    from cluster.built_in_models import DRAFTERS
 
     fleet = load("cluster/fleet.yaml", models)
     assert {d.name for d in fleet.drafters if d.kind == "model"} == set(DRAFTERS)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.processes import environment
 from benchmarks.serving.app import ray_environment
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from deployments.messages import Heartbeat, StreamRequest
 from engine.sampling.params import SamplingParams
 from tests import reference

@@ -343,7 +343,7 @@ def test_grpc_is_served_beside_http(app: str) -> None:
     assert answer["choices"][0]["text"] == expected_text(0.0, 0, 8)
 
 
-def test_the_upload_is_small_and_has_neither_environment_nor_caches(tmp_path: Path) -> None:
+def test_the_upload_is_small_and_has_no_laboratory_environment_or_caches(tmp_path: Path) -> None:
     package = tmp_path / "working_dir.zip"
     create_package(
         str(ROOT),
@@ -355,7 +355,7 @@ def test_the_upload_is_small_and_has_neither_environment_nor_caches(tmp_path: Pa
     with ZipFile(package) as content:
         top = {name.split("/")[0] for name in content.namelist()}
     assert {"deployments", "cluster", "cluster.yaml", "pyproject.toml"} <= top
-    assert not {".venv", ".git", ".cache", ".mypy_cache", ".hypothesis"} & top
+    assert not {"lab", ".venv", ".git", ".cache", ".mypy_cache", ".hypothesis"} & top
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
-from cluster.zoo import TARGET, model_path
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.drafters.tiny import TinyRunner

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.attention.layouts import LayoutName
 from engine.generate import generate
 from engine.hidden_states import HiddenStates

@@ -7,7 +7,7 @@ PROGRAM = """
 import sys
 import actors.hosts.workers
 import torch
-from cluster.zoo.paths import model_path
+from cluster.built_in_models import model_path
 from engine.model import load_stock
 
 model = load_stock(model_path("tiny"), torch.float32)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cluster.built_in_models import HEADS, model_path
 from cluster.smollm2 import smollm2_path
-from cluster.zoo import model_path
-from cluster.zoo.paths import HEADS
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate

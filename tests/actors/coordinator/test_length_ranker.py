@@ -14,7 +14,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.clock import run
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit

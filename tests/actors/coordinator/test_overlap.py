@@ -20,7 +20,7 @@ from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.inline import ThreadDrafter, ThreadVerifier
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.workers import DrafterWorker, VerifierWorker
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.sampling.params import SamplingParams
 from policies.cost import LinearCost
 from policies.microbatch import MicroBatchParams, Mode

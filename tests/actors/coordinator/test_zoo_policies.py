@@ -22,7 +22,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.draft_profile import DraftCosts
 from engine.model import Segment
 from engine.sampling.params import SamplingParams

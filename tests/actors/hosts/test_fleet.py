@@ -35,8 +35,8 @@ from actors.hosts.fleet import Fleet, load, start_fleet
 from actors.hosts.rpc_channel import WorkerFailed
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.built_in_models import TARGET, model_path
 from cluster.checkpoints import architecture, eagle3_shape
-from cluster.zoo.paths import TARGET, model_path
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
 from engine.generate import generate

@@ -21,7 +21,7 @@ from actors.hosts.fleet import Fleet, load
 from actors.hosts.isolation import isolated
 from actors.hosts.protocol import HostLost, VerifierHost
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.committed import EMPTY_HASH
 from engine.drafters.model import ModelDrafter
 from engine.drafters.ngram import NgramDrafter

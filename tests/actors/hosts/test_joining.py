@@ -15,7 +15,7 @@ from actors.hosts.facts import Facts, drafter_key, target_key
 from actors.hosts.fleet import Fleet
 from actors.hosts.spawn import Actors, Group
 from actors.hosts.specs import DrafterSpec
-from cluster.zoo.paths import model_path
+from cluster.built_in_models import model_path
 from policies.request import LaneView
 from tests.actors.hosts.cluster import processes, until
 from tests.actors.hosts.test_fleet import LOOKUP, TARGET_SPEC, Reading, Served, plain, quick_fleet

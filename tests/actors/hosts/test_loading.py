@@ -7,7 +7,7 @@ import torch
 
 from actors.hosts.loading import load_verifier, target_dtype
 from actors.hosts.specs import TargetSpec
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
 from benchmarks.serving.contenders import PeerRequest, TurnResult
 from benchmarks.serving.contest import Contender, MakeServer, heats
-from cluster.zoo import TARGET, model_path
-from cluster.zoo.head_model import TrainedHead
+from cluster.built_in_models import TARGET, model_path
+from lab.zoo.head_model import TrainedHead
 
 MODEL = f"zoo/{TARGET}"
 MAX_TOKENS = 12

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.real.whole_head import whole_head
-from cluster.zoo import TARGET, model_path
-from cluster.zoo.head_model import TrainedHead
+from cluster.built_in_models import TARGET, model_path
 from engine.drafters.eagle3_head import Eagle3Head
+from lab.zoo.head_model import TrainedHead
 
 
 def test_the_copy_has_the_targets_rows_and_computes_what_the_head_computes(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from benchmarks.serving.vllm_contenders import (
     VllmLoop,
     mend_temperatures,
 )
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 
 MAX_TOKENS = 12
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.sampling.params import SamplingParams
 from tests import reference
 

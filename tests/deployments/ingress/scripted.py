@@ -14,7 +14,7 @@ from typing import Any
 from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.api import Api
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import NO_STATISTICS, Committed, Heartbeat, Message, StreamRequest

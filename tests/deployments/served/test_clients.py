@@ -22,7 +22,7 @@ from schemathesis import Case
 from schemathesis.core.result import Ok
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from tests.deployments.served.application import KEYS
 
 KEY = KEYS["beta"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster.built_in_models import model_path
 from cluster.config import DrafterConfig
 from cluster.config.drafter_kinds import DRAFTER_KINDS, drafter_kind
-from cluster.zoo.paths import model_path
 from engine.drafters.loading import auto_dtype, load_model_drafter
 
 

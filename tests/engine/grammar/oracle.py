@@ -7,7 +7,7 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.grammar.compiler import Grammars
 from engine.grammar.spec import OutputGrammar
 from engine.sampling.params import SamplingParams

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.generate import generate
 from engine.grammar.spec import OutputGrammar

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.errors import InvalidRequest
 from engine.grammar.compiler import Grammars
 from engine.grammar.json_rewrite import followable

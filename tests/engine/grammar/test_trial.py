@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.errors import InvalidRequest
 from engine.grammar.compile_call import compile_with, make_compiler
 from engine.grammar.compiler import Grammars

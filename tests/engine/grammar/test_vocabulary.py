@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.grammar import vocabulary
 from engine.grammar.vocabulary import token_texts
 

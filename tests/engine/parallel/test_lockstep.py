@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import RankLost, UnsupportedModel

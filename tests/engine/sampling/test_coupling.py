@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
-from cluster.zoo.corpus import load_corpus
+from benchmarks.prompts.corpus import load_corpus
+from cluster.built_in_models import TARGET, model_path
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
 

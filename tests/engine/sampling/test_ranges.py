@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import CompletionRequest
 from deployments.ingress.requests.sampling import sampling_params

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.model import PackedModel
 from engine.protocol import Verifier
 from engine.verifiers.native import NativeVerifier

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.errors import RankLost
 from engine.protocol import Verdict
 from engine.sampling.params import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2_contingency
 from transformers import AutoTokenizer
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.committed import CommittedTokens
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams

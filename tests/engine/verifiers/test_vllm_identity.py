@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.drafters.ngram import NgramDrafter
 from engine.errors import RankLost
 from engine.generate import generate

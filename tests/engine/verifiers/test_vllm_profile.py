@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine import profiler
 from engine.profiler import Grid
 from engine.protocol import VerifyOrder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator.selection_oracle import OracleSelection
+from lab.studies.selection_oracle import OracleSelection
 from policies.protocols import Selection
 from policies.request import LaneView
 from policies.selection.baselines import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.answers.output_text import AnswerText, Detokenizer, StopRule, TextPiece
 from deployments.ingress.tokenizer import Tokens
 from engine.protocol import Finish

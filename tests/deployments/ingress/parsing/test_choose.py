@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 from pydantic import TypeAdapter
 
+from cluster.built_in_models import TARGET, model_path
 from cluster.config import TargetConfig
-from cluster.zoo import TARGET, model_path
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.requests.tools import Tool, ToolChoice, ToolUse

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.admission.clients import Client
 from deployments.ingress.admission.shares import Shares
 from deployments.ingress.errors import ApiError

@@ -12,7 +12,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from cluster.zoo import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
 from deployments.ingress.answers.completion_bodies import ChatFormat, CollectedChoice
 from deployments.ingress.parsing.json_formats import call_list, hermes, named_call, thinking

@@ -1,0 +1,99 @@
+"""Generated tasks: deterministic, solvable, and apart from the held-out ones."""
+
+import random
+import re
+
+import pytest
+
+from benchmarks.prompts import topics
+from benchmarks.prompts.corpus import Corpus, load_corpus
+from benchmarks.prompts.tasks import (
+    HELD_OUT_LENGTHS,
+    KINDS,
+    STATED_LENGTH_KINDS,
+    TRAIN_LENGTHS,
+    Source,
+    Task,
+    ends_at_stated_length,
+    make_task,
+)
+
+PER_KIND = 60
+
+
+@pytest.fixture(scope="module")
+def train_corpus() -> Corpus:
+    return load_corpus()
+
+
+@pytest.fixture(scope="module")
+def held_out_corpus() -> Corpus:
+    return load_corpus(held_out=True)
+
+
+def tasks_of(source: Source, kind: str, seed: int = 0) -> list[Task]:
+    rng = random.Random(seed)
+    return [make_task(source, rng, kind) for _ in range(PER_KIND)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tasks_depend_on_the_seed_alone(kind: str, train_corpus: Corpus) -> None:
+    source = Source(train_corpus)
+    assert tasks_of(source, kind, seed=3) == tasks_of(Source(train_corpus), kind, seed=3)
+    assert tasks_of(source, kind, seed=3) != tasks_of(source, kind, seed=4)
+
+
+@pytest.mark.parametrize("kind", STATED_LENGTH_KINDS)
+def test_only_an_answer_of_the_stated_length_counts(kind: str, train_corpus: Corpus) -> None:
+    for task in tasks_of(Source(train_corpus), kind):
+        assert ends_at_stated_length(task, task.answer)
+        lines = task.answer.split("\n")
+        for wrong in ("\n".join(lines[:-1]), f"{task.answer}\n{lines[-1]}", ""):
+            assert not ends_at_stated_length(task, wrong)
+        without_third = "\n".join(lines[:2] + lines[3:])
+        if len(lines) > 3:
+            assert not ends_at_stated_length(task, without_third)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("code", "docs")])
+def test_no_number_of_a_training_prompt_is_a_held_out_length(
+    kind: str, train_corpus: Corpus
+) -> None:
+    """A number that only ever meant something else would be known as one that is no length."""
+    prompts = [task.prompt for task in tasks_of(Source(train_corpus), kind)]
+    numbers = {int(digits) for prompt in prompts for digits in re.findall(r"\d+", prompt)}
+    assert not numbers.intersection(HELD_OUT_LENGTHS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_held_out_tasks_share_nothing_with_training(
+    kind: str, train_corpus: Corpus, held_out_corpus: Corpus
+) -> None:
+    seen = {task.prompt for task in tasks_of(Source(train_corpus), kind)}
+    held_out = tasks_of(Source(held_out_corpus, held_out=True), kind)
+    assert seen.isdisjoint(task.prompt for task in held_out)
+    if kind in STATED_LENGTH_KINDS:
+        assert {task.stated_length for task in held_out} <= set(HELD_OUT_LENGTHS)
+
+
+def test_held_out_lengths_topics_and_library_are_apart(
+    train_corpus: Corpus, held_out_corpus: Corpus
+) -> None:
+    assert set(HELD_OUT_LENGTHS).isdisjoint(TRAIN_LENGTHS)
+    assert set(topics.HELD_OUT).isdisjoint(topics.TRAIN)
+    assert set(topics.HELD_OUT_COLUMNS).isdisjoint(topics.TRAIN_COLUMNS)
+    held_out_code = set(held_out_corpus.code)
+    assert held_out_code
+    assert held_out_code.isdisjoint(train_corpus.code)
+    names = {function.qualified_name for function in held_out_corpus.functions}
+    assert names
+    assert names.isdisjoint(function.qualified_name for function in train_corpus.functions)
+
+
+def test_arithmetic_is_right(train_corpus: Corpus) -> None:
+    operations = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    for task in tasks_of(Source(train_corpus), "arithmetic"):
+        found = re.fullmatch(r"(\d+) ([+*-]) (\d+) = (\d+)", task.answer)
+        assert found is not None
+        left, operator, right, result = found.groups()
+        assert operations[operator](int(left), int(right)) == int(result)

@@ -1,0 +1,419 @@
+"""From a paper's settings to its verdicts: arrivals, rank prompts, runs, and values of rows."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.workload import Arrival
+from lab.papers.__main__ import SMOKE, _obstacle, _write, count_lines
+from lab.papers.arrivals import arrivals
+from lab.papers.bounds import bounds
+from lab.papers.causes import CAUSES, cause_of
+from lab.papers.cells import Cell, cell, settings
+from lab.papers.counting import count_claims, count_recorded
+from lab.papers.experiment import build_experiment
+from lab.papers.measuring import measure
+from lab.papers.native import measure_native
+from lab.papers.ranges import RANGES
+from lab.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
+from lab.papers.row import Row, Scalar
+from lab.papers.settings import PAPERS, rows
+from lab.papers.verdicts import Verdict, cells_of, evaluate
+from policies.catalogue import make_schedule
+from policies.request import RequestView
+from policies.scheduling.laps_sd import LapsSdParams
+from policies.scheduling.self_ranked import SelfRanked
+
+NO_TRACES = Path()
+BURST: dict[str, Scalar] = {"machine": "l20", "dataset": "mbpp", "workload": "burst"}
+
+
+def all_rows(paper: str) -> list[Row]:
+    return [*rows(paper, settings(paper)), *bounds(paper)]
+
+
+def row(name: str) -> Row:
+    paper = name.partition("/")[0]
+    return next(row for row in all_rows(paper) if row.name == name)
+
+
+def value(name: str, of_arm: Mapping[str, Mapping[str, float]]) -> float:
+    """Of a row whose cells have the metrics of their arm, the same in all cases."""
+    paper = name.partition("/")[0]
+    cells = cells_of(paper, row(name))
+    return evaluate(paper, row(name), {one: of_arm[one.arm] for one in cells}).value
+
+
+def queues(one: Cell) -> int:
+    return int(one.at.get("queues", LapsSdParams().queues))
+
+
+# Values of rows
+
+
+def test_the_best_of_several_arms_is_the_lowest_where_lower_is_better() -> None:
+    latency = {"laps_sd": 6.0, "lp_sjf": 10.0, "las": 8.0}
+    measured = {arm: {"mean_latency": seconds} for arm, seconds in latency.items()}
+    best = value("laps_sd/fig5/overall/latency_vs_best_baseline", measured)
+    assert best == pytest.approx(6.0 / 8.0)
+
+
+def test_seeds_are_averaged_before_ratios_and_ratios_geometrically() -> None:
+    name = "laps_sd/fig5/overall/latency_vs_las"
+    measured = {}
+    for one in cells_of("laps_sd", row(name)):
+        ours = one.arm == "laps_sd"
+        doubled = one.at["dataset"] == "mbpp"
+        # Seed 2 has more weight, for latencies are averaged before the ratio.
+        latency = (2.0 if doubled else 0.5) if ours else 1.0
+        measured[one] = {"mean_latency": latency * (6.0 if one.seed == 2 else 1.0)}
+    verdict = evaluate("laps_sd", row(name), measured)
+    assert verdict.value == pytest.approx((2.0 * 0.5 * 0.5) ** (1 / 3))
+
+
+def test_argmin_is_the_value_of_the_axis_with_the_lowest_metric() -> None:
+    name = "laps_sd/fig6/chatbot/10/best_queues"
+    measured = {
+        one: {"mean_latency": abs(queues(one) - 5.5) + one.seed}
+        for one in cells_of("laps_sd", row(name))
+    }
+    verdict = evaluate("laps_sd", row(name), measured)
+    assert verdict.value == 5.0
+    assert verdict.status == "reproduced"
+    assert verdict.record.reference == 6
+    assert verdict.record.ratio == pytest.approx(5 / 6)
+
+
+def test_the_compared_case_may_be_the_best_value_of_an_axis() -> None:
+    name = "laps_sd/fig6/chatbot/10/2_queues_vs_best"
+    measured = {
+        one: {"mean_latency": {2: 3.0, 7: 1.5}.get(queues(one), 4.0)}
+        for one in cells_of("laps_sd", row(name))
+    }
+    assert evaluate("laps_sd", row(name), measured).value == pytest.approx(2.0)
+
+
+def test_shares_count_cases() -> None:
+    name = "specserve/fig9/fixed_5_share_below_plain"
+    measured = {
+        one: {"speed": 0.5 if one.arm == "fixed_5" and one.at["workload"] == "trace_1" else 1.0}
+        for one in cells_of("specserve", row(name))
+    }
+    assert evaluate("specserve", row(name), measured).value == pytest.approx(1 / 3)
+
+
+def test_windows_share_one_run() -> None:
+    name = "laps_sd/fig3/mbpp/range_late_vs_early"
+    cells = cells_of("laps_sd", row(name))
+    assert len(cells) == 1
+    measured = {one: {"rate_range/early": 0.4, "rate_range/late": 0.1} for one in cells}
+    assert evaluate("laps_sd", row(name), measured).value == pytest.approx(0.25)
+
+
+def test_a_ratio_of_zeros_is_1_and_a_ratio_to_zero_is_infinite() -> None:
+    name = "adaserve/fig8/llama/4.8/violations_vs_best_fixed_length"
+    fixed = {f"spec_{length}": {"violations": 0.0} for length in (4, 6, 8)}
+    assert value(name, {"adaserve": {"violations": 0.0}, **fixed}) == 1.0
+    assert value(name, {"adaserve": {"violations": 0.1}, **fixed}) == np.inf
+
+
+def test_parts_are_an_axis_of_the_arm_without_a_stopping_rule_only() -> None:
+    name = "spin/fig13/alpaca/heuristic_vs_best"
+    runs = Counter(one.arm for one in cells_of("spin", row(name)))
+    assert runs == {"parts": 10, "spin": 1}
+
+
+def test_rows_share_runs_that_are_equal() -> None:
+    case = row("laps_sd/fig6/chatbot/10/2_queues_vs_best").case
+    assert cell("laps_sd", "laps_sd", {**case, "queues": 6}) == cell(
+        "laps_sd", "laps_sd", row("laps_sd/fig5/chatbot/10/latency_vs_las").case
+    )
+    assert cell("laps_sd", "laps_sd", {**case, "queues": 5}).at["queues"] == 5
+    fig10 = row("spin/fig10/alpaca/7b/spin_vs_unpiped").case
+    assert cell("spin", "spin_unpiped", fig10) != cell("spin", "lbss", fig10)
+
+
+def test_a_row_that_is_not_reproduced_has_its_cause_and_one_without_claim_has_none() -> None:
+    missed = {"laps_sd": {"mean_latency": 2.0}, "lp_sjf": {"mean_latency": 1.0}}
+    name = "laps_sd/fig5/overall/latency_vs_lp_sjf"
+    cells = cells_of("laps_sd", row(name))
+    verdict = evaluate("laps_sd", row(name), {one: missed[one.arm] for one in cells})
+    assert verdict.status == f"missed: {cause_of(name)}"
+    name = "laps_sd/fig5/mbpp/10/default_vs_laps_sd"
+    cells = cells_of("laps_sd", row(name))
+    verdict = evaluate("laps_sd", row(name), {one: {"mean_latency": 1.0} for one in cells})
+    assert verdict.status == "not specified by the paper"
+
+
+def test_our_own_bounds_are_kept_or_missed() -> None:
+    name = "adaserve/load/bound/llama/1.2/product/goodput_vs_best"
+    cells = cells_of("adaserve", row(name))
+    assert {"product", "fixed_1", "fixed_5", "adaserve", "specserve"} < {one.arm for one in cells}
+    assert "planner" not in {one.arm for one in cells}
+    for ours, status in ((0.98, "kept"), (0.96, "missed")):
+        measured = {one: {"goodput": ours if one.arm == "product" else 1.0} for one in cells}
+        assert evaluate("adaserve", row(name), measured).status.partition(":")[0] == status
+
+
+def test_no_run_exceeds_the_bound_on_goodput() -> None:
+    for arm in ("clairvoyant", "product"):
+        for rate in (1.0, 40.0):
+            assert (
+                0.0 < run("adaserve", arm, {**QWEN, "requests": 24, "rate": rate})["of_bound"] < 1.0
+            )
+
+
+def test_load_is_a_multiple_of_the_machines_capacity(tmp_path: Path) -> None:
+    lines = [f'{{"arrival_s": {120 + second}}}' for second in range(60)]
+    (tmp_path / "adaserve_rps4.0.jsonl").write_text("\n".join(lines))
+    case: dict[str, Scalar] = {"machine": "qwen", "dataset": "peak", "workload": "trace"}
+    requests = arrivals(settings("adaserve"), {**case, "load": 0.5}, 0, 0.02, tmp_path)
+    capacity = settings("adaserve").machines["qwen"].capacity
+    assert capacity is not None
+    assert requests[-1].at_s == pytest.approx(59 / (0.5 * capacity))
+    without = {**case, "machine": "llama_without_graphs", "load": 0.5}
+    with pytest.raises(ValueError, match="llama_without_graphs has no capacity"):
+        arrivals(settings("adaserve"), without, 0, 0.02, tmp_path)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_simulated_row_has_cells(paper: str) -> None:
+    for one in all_rows(paper):
+        if settings(paper).figures[one.figure].run == "simulator":
+            assert cells_of(paper, one), one.name
+
+
+def test_every_cause_and_range_and_smoke_prefix_matches_a_row() -> None:
+    names = [one.name for paper in PAPERS for one in all_rows(paper)]
+    of_causes = [pattern for cause in CAUSES.values() for pattern in cause.rows]
+    of_ranges = [pattern for one in RANGES.values() for pattern in one.rows]
+    for pattern in (*of_causes, *of_ranges):
+        assert any(fnmatchcase(name, pattern) for name in names), pattern
+    assert all(any(name.startswith(prefix) for name in names) for prefix in SMOKE)
+    assert {prefix.partition("/")[0] for prefix in SMOKE} == set(PAPERS)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_causes_experiment_shows_what_it_says(name: str) -> None:
+    """The row is missed as it is, and takes the stated value once the blamed setting is changed."""
+    cause = CAUSES[name]
+    shown = row(cause.shows)
+    assert any(fnmatchcase(shown.name, pattern) for pattern in cause.rows)
+
+    def measured(paper: str) -> Verdict:
+        cells = {one: measure(one, NO_TRACES) for one in cells_of(paper, shown)}
+        return evaluate(paper, shown, cells)
+
+    assert measured(f"{cause.paper}@{name}:small, as it is").status.startswith("missed")
+    low, high = cause.becomes
+    assert low <= measured(f"{cause.paper}@{name}:small").value <= high
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_every_value_of_a_range_is_valid(name: str) -> None:
+    chosen = RANGES[name]
+    changed = [settings(f"{chosen.paper}@{name}:{value}") for value in chosen.values]
+    assert any(one != settings(chosen.paper) for one in changed)
+
+
+def test_a_claim_counts_once_and_only_if_all_its_rows_hold() -> None:
+    name = "laps_sd/fig5/{dataset}/{requests}/latency_vs_las"
+    rows_of = [one for one in all_rows("laps_sd") if one.template.row == name.split("/", 2)[2]]
+    assert len(rows_of) == 15
+    below = [Verdict(one, 0.7) for one in rows_of]
+    assert count_claims(below, []) == {"reproduced": 1}
+    assert count_claims([*below[1:], Verdict(rows_of[0], 1.3)], []) == {"missed": 1}
+
+
+def test_what_calibrates_repeats_or_cannot_run_here_is_not_counted_as_evidence() -> None:
+    padded = row("spin/fig12/alpaca/16/padded")
+    plotted = row("spin/fig12/alpaca/8/latency_vs_padded")
+    assert count_claims([], [padded, plotted]) == {"calibrated": 1, "not runnable here": 1}
+    repeated = Verdict(row("spin/fig10/alpaca/7b/selection"), 62.0)
+    assert count_claims([repeated], []) == {"repeats": 1}
+
+
+def test_claims_are_counted_by_recorded_statuses_and_one_without_all_its_rows_is_not_run() -> None:
+    rows_of = [one for one in all_rows("laps_sd") if one.figure in ("fig2", "fig7")]
+    names = [one.name for one in rows_of if one.figure == "fig7"]
+    reproduced = dict.fromkeys(names, "reproduced")
+    assert count_recorded(rows_of, [], reproduced)["reproduced"] == 1
+    missed = {**reproduced, names[1]: "missed: unexplained"}
+    assert count_recorded(rows_of, [], missed)["missed"] == 1
+    assert count_recorded(rows_of, [], {names[0]: "reproduced"})["reproduced"] == 0
+    assert count_recorded(rows_of, names, reproduced)["not runnable here"] == 1
+
+
+def test_the_table_of_claims_in_the_docs_is_what_the_command_prints() -> None:
+    docs = Path("lab/docs")
+    table = count_lines(docs / "papers" / "verdicts.json")
+    assert len(table) == 1 + len(PAPERS)
+    page = (docs / "papers.md").read_text()
+    for line in table:
+        assert line in page, line
+
+
+def test_records_of_other_rows_stay_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.json"
+    name, other = "laps_sd/fig5/mbpp/10/latency_vs_las", "laps_sd/fig5/mbpp/30/latency_vs_las"
+    _write(file, [Verdict(row(name), 0.5), Verdict(row(other), 0.7)])
+    _write(file, [Verdict(row(name), 0.6)])
+    values = {record["name"]: record["value"] for record in json.loads(file.read_text())}
+    assert values == {name: 0.6, other: 0.7}
+
+
+def test_fig_12_runs_on_the_real_engine_whose_decomposed_layout_takes_less_memory() -> None:
+    """Memory, because it is the same in every run. The paper's own milliseconds are not ours."""
+    rows_of = {one.name: one for one in all_rows("spin") if one.figure == "fig12"}
+    not_run = [name for name, one in rows_of.items() if _obstacle("spin", one, NO_TRACES)]
+    assert sorted(not_run) == ["spin/fig12/alpaca/16/decomposed", "spin/fig12/alpaca/16/padded"]
+    of_memory = rows_of["spin/fig12/alpaca/32/memory_vs_padded"]
+    measured = measure_native(cells_of("spin", of_memory))
+    assert 0.3 < evaluate("spin", of_memory, measured).value < 0.7
+    assert all(metrics["verify_latency"] > 0 for metrics in measured.values())
+
+
+# Arrivals
+
+
+def drawn(paper: str, case: Mapping[str, Scalar], seed: int = 0) -> list[Arrival]:
+    return arrivals(settings(paper), case, seed, idle_tpot_s=0.02, traces=NO_TRACES)
+
+
+QWEN: dict[str, Scalar] = {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}
+FLUCTUATING: dict[str, Scalar] = {"dataset": "equal", "workload": "fluctuating"}
+
+
+def test_each_category_peaks_at_its_time() -> None:
+    requests = [one for seed in range(4) for one in drawn("adaserve", FLUCTUATING, seed)]
+    middle = {
+        domain: np.median([one.at_s for one in requests if one.domain == domain])
+        for domain in ("coding", "chat", "summarising")
+    }
+    assert middle["chat"] < 25 < middle["coding"] < 35 < middle["summarising"]
+
+
+def test_urgent_requests_have_their_share_and_other_categories_equal_parts() -> None:
+    case = {**FLUCTUATING, "urgent": 0.7}
+    requests = [one for seed in range(10) for one in drawn("adaserve", case, seed)]
+    shares = Counter(one.domain for one in requests)
+    assert shares["coding"] / len(requests) == pytest.approx(0.7, abs=0.03)
+    assert shares["chat"] / len(requests) == pytest.approx(0.15, abs=0.03)
+
+
+def test_slo_scale_applies_to_the_slos_that_the_paper_scales() -> None:
+    requests = drawn("adaserve", {**FLUCTUATING, "slo_scale": 0.6})
+    strict = {one.domain: one.slo.tpot_s for one in requests}
+    assert strict["coding"] == pytest.approx(0.6 * 0.02)
+    assert strict["chat"] == 0.05
+    case: dict[str, Scalar] = {"dataset": "mixed", "workload": "trace_3", "slo_scale": 1.4}
+    loose = drawn("specserve", case)[0].slo
+    assert loose.ttft_s == pytest.approx(0.28)
+    assert loose.tpot_s == pytest.approx(0.042)
+
+
+def test_all_arms_get_the_same_requests(tmp_path: Path) -> None:
+    ours, theirs = (
+        build_experiment(cell("laps_sd", arm, {**BURST, "requests": 10}), tmp_path).requests
+        for arm in ("laps_sd", "las")
+    )
+    assert ours == theirs
+
+
+def test_a_trace_is_replayed_at_the_rate_of_the_case(tmp_path: Path) -> None:
+    lines = [f'{{"arrival_s": {120 + second}}}' for second in range(60)]
+    (tmp_path / "adaserve_rps4.0.jsonl").write_text("\n".join(lines))
+    case: dict[str, Scalar] = {"dataset": "peak", "workload": "trace", "rate": 4.0}
+    requests = arrivals(settings("adaserve"), case, 0, 0.02, tmp_path)
+    assert len(requests) == 60
+    assert requests[-1].at_s == pytest.approx(59 / 4)
+
+
+# Rank prompts
+
+
+def request(number: int, at_s: float) -> Arrival:
+    return Arrival(f"r{number}", at_s, 50, 20, 40)
+
+
+def view(name: str, at_s: float) -> RequestView:
+    return RequestView(name, at_s, 50, 40)
+
+
+def test_prompts_follow_full_batches_and_timeouts() -> None:
+    requests = [request(number, 0.01 * number) for number in range(12)]
+    requests += [request(12, 5.0)]
+    prompted = with_prompts(requests, "length_only", batch=10, timeout_s=0.5, least=2)
+    prompts = [one for one in prompted if one.name.startswith(PREFIX)]
+    assert [one.at_s for one in prompts] == [0.09, pytest.approx(0.10 + 0.5, abs=1e-5)]
+    assert prompts[0].prompt_tokens == 100 + 10 * 50
+    assert len(with_prompts(requests, "length_only", 10, 0.5, least=1)) == len(prompted) + 1
+
+
+def test_answers_order_requests_once_their_prompt_has_finished() -> None:
+    schedule = RankPrompting(SelfRanked(), {"r0": 300.0, "r1": 20.0})
+    views = [view("r0", 0.0), view("r1", 0.1)]
+    for one in views:
+        schedule.arrive(one, one.arrival_s)
+    assert schedule.pick(views, [], 2, 0.2) == ["r0", "r1"]
+    prompt = view(f"{PREFIX}0", 0.6)
+    schedule.arrive(prompt, 0.6)
+    assert schedule.pick([*views, prompt], [], 2, 0.6) == [prompt.name, "r0"]
+    schedule.forget(prompt.name)
+    assert schedule.pick(views, [], 2, 0.8) == ["r1", "r0"]
+
+
+def test_a_schedule_that_reads_predicted_lengths_gets_them_with_the_answer() -> None:
+    schedule = RankPrompting(PredictedLengths(make_schedule("lp_sjf")), {"r0": 300.0, "r1": 20.0})
+    views = [view("r0", 0.0), view("r1", 0.1)]
+    for one in views:
+        schedule.arrive(one, one.arrival_s)
+    schedule.arrive(view(f"{PREFIX}0", 0.6), 0.6)
+    assert [one.predicted_len for one in views] == [None, None]
+    schedule.forget(f"{PREFIX}0")
+    assert [one.predicted_len for one in views] == [300.0, 20.0]
+
+
+# Runs
+
+
+def run(paper: str, arm: str, case: Mapping[str, Scalar], seed: int = 0) -> dict[str, float]:
+    return measure(cell(paper, arm, case, seed), NO_TRACES)
+
+
+def test_the_same_cell_gives_the_same_numbers_and_seeds_differ() -> None:
+    case = {**BURST, "requests": 10}
+    assert run("laps_sd", "laps_sd", case) == run("laps_sd", "laps_sd", case)
+    other = run("laps_sd", "laps_sd", case, seed=1)
+    assert other["mean_latency"] != run("laps_sd", "laps_sd", case)["mean_latency"]
+
+
+def test_srpt_with_true_lengths_beats_every_schedule() -> None:
+    case = {**BURST, "requests": 20}
+    srpt = run("laps_sd", "srpt", case)["mean_latency"]
+    for arm in ("laps_sd", "lp_sjf", "las", "fcfs", "default"):
+        assert srpt <= run("laps_sd", arm, case)["mean_latency"], arm
+
+
+def test_the_machines_max_batch_limits_the_arms() -> None:
+    case: dict[str, Scalar] = {
+        "machine": "one_at_a_time",
+        "dataset": "numinamath",
+        "workload": "twenty",
+    }
+    ready = build_experiment(Cell("self_scheduling", "fcfs", tuple(case.items())), NO_TRACES)
+    assert ready.limits.max_batch == 1
+
+
+def test_a_run_ends_when_its_metrics_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of 3,000 requests ends after its ten minutes, here after two seconds."""
+    monkeypatch.setattr("lab.papers.measuring.ENDS", {"flood": (2.0, 1)})
+    case: dict[str, Scalar] = {"machine": "a100", "dataset": "sharegpt", "workload": "flood"}
+    answered = run("self_scheduling", "fcfs", case)
+    assert 1 <= answered["answered_10_min"] < 100
+    assert np.isnan(answered["minutes_to_500"])
