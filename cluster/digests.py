@@ -8,8 +8,8 @@ import hashlib
 import time
 from pathlib import Path
 
+from cluster.cache import cache_dir
 from cluster.files import written_whole
-from cluster.zoo.paths import cache_dir
 
 _BYTES = 20
 _SETTLED_NS = 2_000_000_000

@@ -95,7 +95,7 @@ def route_reading(reader: Reader, is_json: Callable[[Request], bool]) -> type[AP
             if self.body_field is None:
                 return handle
             kind = self.body_field.field_info.annotation
-            assert kind is not None
+            assert isinstance(kind, type)
             assert issubclass(kind, Fields)
 
             async def read_and_handle(given: Request) -> Response:

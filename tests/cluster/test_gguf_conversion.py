@@ -8,7 +8,8 @@ from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.checkpoint_files import stop_token_ids
-from cluster.gguf_conversion import UnsupportedGguf, convert
+from cluster.gguf_conversion import convert
+from cluster.gguf_reader import UnsupportedGguf
 from cluster.smollm2 import smollm2_path
 from engine.tokenizer import load_tokenizer
 from tests.cluster.gguf_files import TEXTS, model, tokenizer, write

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from cluster.built_in_models import model_path
 from cluster.check import main as check
 from cluster.checkpoints import parameters
 from cluster.config import TargetConfig
-from cluster.zoo import model_path
 
 DEEP = "[" * 100_000
 INDEX = "model.safetensors.index.json"

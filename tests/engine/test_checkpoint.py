@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from cluster.zoo.paths import TARGET, model_path
+from cluster.built_in_models import TARGET, model_path
 from engine.checkpoint import load_config, load_whole
 from engine.errors import SpindleError, UnreadableCheckpoint
 from engine.model import load_stock

@@ -239,7 +239,7 @@ class ResponsesRequest(SharedFields):
             "truncation": "disabled",
             "user": self.user,
         }
-        return without_infinities(echoed)  # type: ignore[no-any-return]
+        return without_infinities(echoed)
 
 
 _RENAMED = {

@@ -63,7 +63,9 @@ def test_a_salt_is_a_scope_of_its_own(call: Call, salt: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_every_api_takes_a_salt(path: str) -> None:
     text = f"Say {secrets.token_hex(40)} again."
-    prompt = {"input": text} if path.endswith("responses") else {"messages": chat(text)}
+    prompt: dict[str, Any] = (
+        {"input": text} if path.endswith("responses") else {"messages": chat(text)}
+    )
 
     def cached(salt: str) -> int:
         fields = {"model": "target", **prompt, "cache_salt": salt}
