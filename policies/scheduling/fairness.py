@@ -70,6 +70,7 @@ class FairSchedule:
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
         self._update_waiting_and_turns(requests, set(running), now)
+        self._bound_claims(requests, set(running), slots)
         self._start_turns(requests, slots, now)
         preferred = self._inner.pick(requests, running, len(requests), now)
         placed = Counter(self._tenants[name] for name in self._turns)
@@ -83,7 +84,7 @@ class FairSchedule:
         for priority in sorted(classes, reverse=True):
             order += self._interleave_tenants(classes[priority], placed, held)
         views = [by_name[name] for name in order]
-        return self._triage.admitted(views, set(running), self._turns, now)[:slots]
+        return self._triage.admitted(views, set(running), self._turns, now, slots)[:slots]
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
         tenants, served = self._tenants, self._served
@@ -116,6 +117,19 @@ class FairSchedule:
             if name in self._waiting_since and (end is None or now < end):
                 turns[name] = end
         self._turns = turns
+
+    def _bound_claims(self, requests: Sequence[RequestView], running: set[str], slots: int) -> None:
+        """A tenant of which no request waits lacks nothing, so it earns no claim to catch up with
+        those that use what it leaves: with it, it could stop them later for as long as they have.
+        It keeps the claim that alternating between tenants leaves, `tenant_slack_s` in each slot.
+        """
+        served = self._served
+        if len(served) < 2:
+            return
+        waiting = {view.tenant for view in requests if view.name not in running}
+        level = min((served[tenant] for tenant in waiting), default=max(served.values()))
+        for tenant in served.keys() - waiting:
+            served[tenant] = max(served[tenant], level - self._params.tenant_slack_s * slots)
 
     def _start_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
         """Starts turns at the rate at which they use up `turn_share`."""
