@@ -224,6 +224,31 @@ def test_a_tenant_that_lacked_nothing_cannot_stop_one_that_used_the_rest() -> No
     assert serve_for(60)["busy"] > 0.4 * 16 * 60
 
 
+def test_requests_that_are_cancelled_before_their_first_token_cost_their_tenant_slot_time() -> None:
+    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=math.inf))
+    honest = [request(f"a{i}", tenant="a") for i in range(2)]
+    others = [request(f"b{i}", tenant="b") for i in range(4)]
+    for each in (*honest, *others):
+        schedule.arrive(each, 0.0)
+    running, ran = list[str](), Counter[str]()
+    for second in range(200):
+        now = float(second)
+        running = schedule.pick([*honest, *others], running, 2, now)
+        ran.update(name[0] for name in running)
+        now += 1.0
+        mine = [name for name in running if name[0] == "a"]
+        outcomes = [RoundOutcome(name, None, 0, 0, 0, 1, seconds=1.0) for name in mine]
+        schedule.observe(outcomes, now)
+        if second % 3 == 2:  # all that run are cancelled, and others come in their place
+            for each in [one for one in others if one.name in running]:
+                schedule.forget(each.name)
+                others.remove(each)
+                running.remove(each.name)
+                others.append(request(f"b{second}{each.name}", now, tenant="b"))
+                schedule.arrive(others[-1], now)
+    assert ran["a"] > 0.4 * ran.total()
+
+
 def test_no_tenant_stops_others_by_an_slo_out_of_reach() -> None:
     schedule = FairSchedule(fcfs())
     late = request("late", tenant="a", slo=Slo(tpot_s=1e-6))
