@@ -224,6 +224,20 @@ def test_forwards_stay_within_forward_tokens_and_prompts_are_chunked() -> None:
     run(main())
 
 
+def test_a_short_prompt_does_not_wait_until_another_tenants_long_ones_are_read() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=4, kv_tokens=1024, forward_tokens=24))
+        submit, once = service.coordinator.submit, replace(GREEDY, max_tokens=1)
+        streams = [submit(f"long{n}", [7 + n] * 180, once, tenant="b") for n in range(3)]
+        streams.append(submit("short", [5] * 20, once, tenant="a"))
+        await asyncio.gather(*map(read, streams))
+        left = [event.view.name for event in service.seen(Left)]
+        assert left == ["short", "long0", "long1", "long2"]
+        await service.end()
+
+    run(main())
+
+
 def test_a_cancelled_request_frees_its_kv_and_the_others_continue() -> None:
     async def main() -> None:
         service = Service()
