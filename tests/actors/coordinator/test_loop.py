@@ -43,6 +43,7 @@ from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
 from policies.request import LaneView, Slo
 from policies.scheduling.baselines import Las, LasParams, fcfs
+from policies.scheduling.fairness import FairSchedule
 from policies.speculation.baselines import Fixed
 from tests import prompt_logprobs
 from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
@@ -220,6 +221,22 @@ def test_forwards_stay_within_forward_tokens_and_prompts_are_chunked() -> None:
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         sizes = [event.tokens for event in service.seen(Verified)]
         assert max(sizes) <= 24 + 4, "only roots may exceed it"
+
+    run(main())
+
+
+def test_a_tenants_long_requests_beyond_its_part_of_the_kv_leave_others_their_slots() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=8, kv_tokens=400)
+        service = Service(limits=limits, schedule=FairSchedule(fcfs()))
+        submit = service.coordinator.submit
+        streams = [submit(f"long{n}", [7 + n] * 200, GREEDY, tenant="b") for n in range(3)]
+        streams += [submit(f"short{n}", [5, 6, n], GREEDY, tenant="a") for n in range(3)]
+        await asyncio.gather(*map(read, streams))
+        waited_s = [stream.statistics.queue_s for stream in streams]
+        assert waited_s[0] == 0.0
+        assert waited_s[3:] == [0.0] * 3
+        await service.end()
 
     run(main())
 
