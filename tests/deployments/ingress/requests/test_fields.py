@@ -168,7 +168,7 @@ def ask(path: str, fields: dict[str, Any], strict: str = "0", **sections: Any) -
     async def inside() -> httpx.Response:
         async with local_api(make_config(**sections)) as (api, _):
             transport = httpx.ASGITransport(make_http(api))
-            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 headers = {STRICT_HEADER: strict, "Content-Type": "application/json"}
                 return await client.post(path, content=json.dumps(fields), headers=headers)
 
