@@ -107,14 +107,9 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.serving.soak --seconds 60
 
 bench-lab: $(WITH_TESTS)
-	$(RUN)/python -m lab.micro.attention
-	$(RUN)/python -m lab.micro.draft_step
 	$(RUN)/python -m lab.zoo.quality
-	$(RUN)/python -m lab.micro.policy_cost
 	$(RUN)/python -m lab.studies.comparison
-	$(RUN)/python -m lab.micro.regret --smoke
 	$(RUN)/python -m lab.papers --smoke
-	$(RUN)/python -m lab.micro.vllm_step
 
 # Every picture and chart of the README and docs, in docs/images/ and lab/docs/images/: of a running application, in
 # Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
