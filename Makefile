@@ -42,7 +42,7 @@ define install
 @touch $@
 endef
 
-.PHONY: model serve test test-fast test-lab lint bench bench-lab screenshots plots clean
+.PHONY: model serve test test-fast test-lab lint bench bench-lab screenshots clean
 
 $(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -111,14 +111,9 @@ bench-lab: $(WITH_TESTS)
 	$(RUN)/python -m lab.studies.comparison
 	$(RUN)/python -m lab.papers --smoke
 
-# Every picture and chart of the README and docs, in docs/images/ and lab/docs/images/: of a running application, in
-# Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
+# Pictures of a running application for the README and docs, in docs/images/, in Chromium (apt-get install chromium).
 screenshots: $(WITH_TESTS) model
-	$(RUN)/python -m lab.pictures.screenshots
-	$(RUN)/python -m lab.pictures.drills --json lab/docs/drills.json
-
-plots: $(WITH_TESTS)
-	$(BIN)/python -m lab.pictures.plots
+	$(RUN)/python -m lab.pictures
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
