@@ -63,8 +63,6 @@ class Drafter(Block):
     """B_j: concurrent requests on one lane."""
     step_s: float | None = None
     """Of one draft step, where the paper prints it; else by the roofline."""
-    row_s: float | None = None
-    """Of each token of a draft step, likewise; the step then has no knee."""
 
 
 class Verification(Block):
@@ -95,9 +93,6 @@ class Machine(Block):
     """Of copying KV to host memory or back, where the paper prints it; else by the host link."""
     rereads_context: bool = False
     """Whether each draft token that is verified reads its request's context once more."""
-    static_batches: bool = False
-    """Whether the next requests are served only when the last of those before has ended, and
-    answers return together."""
     keeps_idle_kv: bool = True
     """Whether a preempted request's KV stays until its memory is needed; otherwise every switch
     copies it."""
@@ -166,10 +161,6 @@ class Workload(Block):
     """By dataset of a mix: when its rate peaks, as a share of the run."""
     slo: Mapping[str, Slo] = {}
     """By dataset."""
-    judged: float = Field(1.0, gt=0.0)
-    """Multiple of its TPOT up to which a request is on time; policies aim at the TPOT itself."""
-    latency_per_token: bool = False
-    """Whether a request's latency is divided by the tokens of its answer."""
     source: Source
 
     @property
