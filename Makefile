@@ -107,7 +107,6 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.serving.soak --seconds 60
 
 bench-lab: $(WITH_TESTS)
-	$(RUN)/python -m lab.zoo.quality
 	$(RUN)/python -m lab.studies.comparison
 	$(RUN)/python -m lab.papers --smoke
 
