@@ -101,7 +101,6 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.step_time
 	$(RUN)/python -m benchmarks.serving.local
 	$(RUN)/python -m benchmarks.coordinator
-	$(RUN)/python -m benchmarks.serving.peers --smoke
 	$(RUN)/python -m benchmarks.serving.overhead
 	$(RUN)/python -m benchmarks.serving.chaos --rounds 1
 	$(RUN)/python -m benchmarks.serving.soak --seconds 60
