@@ -44,7 +44,7 @@ class PairedTurn(NamedTuple):
     ours: TurnResult
     plain: TurnResult
     domains: Sequence[str]
-    """Of each request."""
+    """The domain of each request."""
 
 
 Results = Mapping[tuple[str, int], Sequence[PairedTurn]]

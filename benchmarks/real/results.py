@@ -16,7 +16,7 @@ _DEEPEST = 8
 
 
 def real_records(results: Results, prefix: str) -> list[Record]:
-    """Of all contenders in the results, and of plain vLLM in their turns."""
+    """The records of all contenders, and of plain vLLM in their turns."""
     records = report(results, prefix)
     for (name, clients), turns in results.items():
         records += _of_rounds(f"{prefix}/{name}/c{clients}", turns)

@@ -46,13 +46,13 @@ class TurnResult:
     lengths: tuple[int, ...]
     """Output tokens of each request."""
     latencies_s: tuple[float, ...]
-    """Of each request, from when it arrives or is sent to its last token."""
+    """Time of each request, from when it arrives or is sent to its last token."""
     seconds: float
-    """Of all requests together."""
+    """Time of all requests together."""
     forwards: int
-    """Of the target."""
+    """Forwards of the target."""
     rounds: tuple[tuple[int, ...], ...] = ()
-    """Of each request, how many tokens came at a time, one forward's each; empty from a contender
+    """How many tokens of each request came at a time, one forward's each; empty from a contender
     that does not say."""
     drafted: int = 0
     """Draft tokens that were verified."""

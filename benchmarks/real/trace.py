@@ -24,7 +24,7 @@ from benchmarks.report import Record
 from benchmarks.simulator.workload import Arrival, replay_csv
 
 CLIENTS = 16
-"""Of the closed loop in which plain vLLM says how fast it serves a round's requests."""
+"""Clients of the closed loop in which plain vLLM says how fast it serves a round's requests."""
 
 
 def windows_of(trace: Path, count: int, requests: int) -> Sequence[Sequence[Arrival]]:

@@ -34,11 +34,11 @@ PORT = 8172
 CLIENTS = 12
 SAMPLE_S = 2.0
 DISCONNECT_SHARE = 0.2
-"""Of requests whose client disconnects after the first event."""
+"""Share of the valid requests whose client disconnects after the first event."""
 HOSTILE_SHARE = 0.4
-"""Of requests with a malformed body."""
+"""Share of requests with a malformed body."""
 MOST_TOKENS = 8
-"""Of an output whose body happens to be valid."""
+"""The longest output if a malformed body happens to be valid."""
 VALUES: Sequence[Any] = (
     *(None, True, -1, 0, 0.5, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf")),
     *("", "x" * 20_000, "\ud800", "\x00", [], [[]], [None], [5] * 3000, {}, {"": None}),

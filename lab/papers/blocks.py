@@ -62,7 +62,7 @@ class Drafter(Block):
     capacity: int = Field(ge=1)
     """B_j: concurrent requests on one lane."""
     step_s: float | None = None
-    """Of one draft step, where the paper prints it; else by the roofline."""
+    """The time of one draft step, where the paper prints it; else by the roofline."""
 
 
 class Verification(Block):
@@ -79,7 +79,7 @@ class Machine(Block):
     target: str
     gpu: Annotated[hardware.Gpu, _constant(hardware.Gpu)]
     gpus: int = Field(1, ge=1)
-    """Of the target, tensor-parallel; each lane of a drafter has one."""
+    """GPUs of the target, tensor-parallel; each lane of a drafter has one."""
     drafters: tuple[Drafter, ...] = ()
     max_batch: int = Field(ge=1)
     verify: Verification | None = None
@@ -90,7 +90,7 @@ class Machine(Block):
     kv_share: float = Field(1.0, gt=0.0, le=1.0)
     """The target's share of the memory that is left for KV."""
     swap_s_per_token: float | None = None
-    """Of copying KV to host memory or back, where the paper prints it; else by the host link."""
+    """The time to copy KV to host memory or back, where the paper prints it; else by the link."""
     rereads_context: bool = False
     """Whether each draft token that is verified reads its request's context once more."""
     keeps_idle_kv: bool = True
@@ -156,7 +156,7 @@ class Workload(Block):
     """In the trace's own time, like `end_s`."""
     end_s: float | None = None
     clients: int | None = None
-    """Of a closed loop."""
+    """Clients of a closed loop."""
     peaks: Mapping[str, float] = {}
     """By dataset of a mix: when its rate peaks, as a share of the run."""
     slo: Mapping[str, Slo] = {}

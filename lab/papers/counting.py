@@ -21,7 +21,7 @@ STATUSES = (
     "circular",
     "repeats",
 )
-"""Of a paper's claims, in the order of the table in lab/docs/papers.md."""
+"""Statuses of a paper's claims, in the order of the table in lab/docs/papers.md."""
 _NO_CLAIM = "not specified by the paper"
 _OURS = "bounds of our own"
 

@@ -43,7 +43,7 @@ class Experiment:
     requests: Sequence[Arrival]
     """Rank prompts included."""
     answers: Mapping[str, float]
-    """Of the rank prompts: predicted length by request."""
+    """The rank prompts' answers: predicted length by request."""
     cluster: Cluster
     limits: Limits
     clients: int | None
@@ -155,12 +155,12 @@ def _slower(cost: RooflineCost, factor: float) -> RooflineCost:
 
 
 def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
-    """Of a single request with plain decoding, in the middle of its output."""
+    """TPOT of a single request with plain decoding, in the middle of its output."""
     return verify.predict(_middle_context(paper, case), 1)
 
 
 def _middle_context(paper: Paper, case: Mapping[str, Scalar]) -> float:
-    """Of a request in the middle of its output."""
+    """Context of a request in the middle of its output."""
     dataset = paper.datasets[str(case["dataset"])]
     parts = [paper.datasets[part] for part in dataset.mix_of] or [dataset]
     lengths = [part.lengths for part in parts if part.lengths is not None]

@@ -17,7 +17,7 @@ _SAMPLE_S = 5.0
 _IDLE_S = 0.5
 """Longer than any draft or forward here: without one for so long, nothing runs."""
 _WINDOWS = {"early": (1, 50), "late": (151, 200)}
-"""Of output tokens, for LAPS-SD's Fig. 3."""
+"""Windows of output tokens, for LAPS-SD's Fig. 3."""
 _RATE_EVERY = 10
 ENDS: Mapping[str, tuple[float, int]] = {"flood": (600.0, 500), "thinking_flood": (1200.0, 100)}
 """By workload, the seconds and finished requests after which no metric needs the run."""

@@ -40,7 +40,7 @@ class RunObserver:
     returned_s: dict[str, float] = field(default_factory=dict)
     """When each answer ended, without rank prompts'."""
     decoding_rounds: int = 0
-    """Of all requests; a request's first round is its prefill."""
+    """Rounds of all requests; a request's first round is its prefill."""
     drafted_rounds: int = 0
     acceptance_sum: float = 0.0
     """Sum over rounds with drafts of accepted ÷ verified draft tokens."""

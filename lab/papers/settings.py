@@ -37,7 +37,7 @@ class Figure(Block):
     rows: tuple[RowTemplate, ...]
 
     def values(self, name: str) -> tuple[Scalar, ...]:
-        """Of an axis, or the one value in `case`."""
+        """The values of an axis, or the one value in `case`."""
         return (self.case[name],) if name in self.case else self.over.get(name, ())
 
     @checked(mode="after")

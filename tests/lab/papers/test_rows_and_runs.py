@@ -40,7 +40,7 @@ def row(name: str) -> Row:
 
 
 def value(name: str, of_arm: Mapping[str, Mapping[str, float]]) -> float:
-    """Of a row whose cells have the metrics of their arm, the same in all cases."""
+    """The value of a row whose cells have the metrics of their arm, the same in all cases."""
     paper = name.partition("/")[0]
     cells = cells_of(paper, row(name))
     return evaluate(paper, row(name), {one: of_arm[one.arm] for one in cells}).value
