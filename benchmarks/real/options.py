@@ -9,8 +9,8 @@ from actors.coordinator.settings import Limits
 from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT
 from benchmarks.real.engine import DRAFTERS, MODEL
 from benchmarks.real.prompts import CATEGORIES
+from benchmarks.real.spindle import Dtype
 from benchmarks.report import parser
-from benchmarks.serving.contenders import Dtype
 from cluster.smollm2 import SMOLLM2
 
 SMOKE = ("vllm_ngram_k3", "spindle_native")

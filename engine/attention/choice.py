@@ -21,7 +21,7 @@ SECONDS = 1.0
 _BATCHES = ((1, 1), (8, 1), (8, 5))
 """(requests, new rows of each): plain decoding of one and of many, drafts of many."""
 _CONTEXTS = (30, 600)
-"""The shortest and the longest request, as in `lab.micro.attention`."""
+"""The shortest and the longest request."""
 _LEAST_ROUNDS = 3
 _DEFAULT: LayoutName = "packed"
 

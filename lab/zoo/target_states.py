@@ -28,7 +28,7 @@ class ObservedText:
     last: Tensor
     """By index: what the target's output matrix is multiplied with, in bf16."""
     choices: Tensor
-    """By index: the target's first choice of the token behind it."""
+    """By index: the target's first choice of the token after it."""
 
     def __len__(self) -> int:
         return len(self.conversation.tokens)

@@ -1,6 +1,5 @@
 """The application as `make serve` runs it, over real HTTP, on the uninflated target in fp32."""
 
-import asyncio
 import json
 import os
 import re
@@ -25,8 +24,6 @@ from ray._private.ray_constants import get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import create_package
 
 from benchmarks.serving.app import ray_environment
-from benchmarks.serving.hostile import ordinary_answer, send_all
-from benchmarks.serving.hostile_requests import hostile_requests
 from deployments.app import build
 from deployments.connections import TIMEOUT
 from tests.deployments.serving import ARGS, PROMPT, eventually, expected_text
@@ -186,17 +183,6 @@ def test_hostile_requests_are_refused_and_harm_nothing(app: str) -> None:
         assert str(ROOT) not in answer.text
     assert requests.get(f"{app}/health", timeout=5).ok
     assert serving_replica() == before
-
-
-def test_generated_hostile_requests_harm_nothing(app: str) -> None:
-    """Some of those that benchmarks/serving/hostile.py sends by the thousand."""
-    before = asyncio.run(ordinary_answer(app))
-    hostile = hostile_requests(200, random_seed=1)
-    responses = asyncio.run(send_all(app, hostile))
-    for request, response in zip(hostile, responses, strict=True):
-        assert response.problem is None, (response.problem, request.sent[:2000])
-    assert {"200", "400"} <= {response.status for response in responses}
-    assert asyncio.run(ordinary_answer(app)) == before
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,9 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.processes import environment
-from benchmarks.serving.contenders import THREADS, PeerRequest, Server, TurnResult
+from benchmarks.real.spindle import THREADS, PeerRequest, Server, TurnResult
 from engine.verifiers.vllm.environment import process_environment
 
-REQUESTS_PER_CLIENT = 6
-"""In each round."""
-FEWEST_CLIENTS = 4
-"""A round has at least so many clients' requests, so that turns are not too short to measure."""
 LOAD_S, SERVE_S = 600.0, 600.0
 """A contender that takes longer counts as failed."""
 ENVIRONMENT = {
@@ -33,11 +29,6 @@ ENVIRONMENT = {
 }
 
 MakeServer = Callable[[], Server]
-
-
-def usual_requests(clients: int) -> int:
-    """In a round of so many clients."""
-    return REQUESTS_PER_CLIENT * max(clients, FEWEST_CLIENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ class PairedTurn(NamedTuple):
     ours: TurnResult
     plain: TurnResult
     domains: Sequence[str]
-    """Of each request."""
+    """The domain of each request."""
 
 
 Results = Mapping[tuple[str, int], Sequence[PairedTurn]]
@@ -138,7 +129,7 @@ def heats(
     stream: Iterator[PeerRequest],
     loads: Sequence[int],
     rounds: int,
-    count: Callable[[int], int] = usual_requests,
+    count: Callable[[int], int],
 ) -> Results:
     """Each of the others in turns with plain vLLM, loaded one after the other. `count`: of requests
     in a round of so many clients."""
@@ -166,7 +157,7 @@ def final(
     stream: Iterator[PeerRequest],
     load: int,
     rounds: int,
-    count: Callable[[int], int] = usual_requests,
+    count: Callable[[int], int],
 ) -> Results:
     """All in turns in the same rounds, loaded together."""
     results: dict[tuple[str, int], list[PairedTurn]] = {}

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from benchmarks.serving.closed_loop import closed_loop
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["bfloat16", "float32"]
 
-PARAMS = 90_000_000
 THREADS = 2
-KV_TOKENS = 8192
-CONFIG = Path("cluster/vllm.yaml")
 _RAY_CPUS = 16
 """Enough for all actors; Ray does not compare it with the machine's."""
 _SETTLED_S = 0.5
@@ -50,13 +46,13 @@ class TurnResult:
     lengths: tuple[int, ...]
     """Output tokens of each request."""
     latencies_s: tuple[float, ...]
-    """Of each request, from when it arrives or is sent to its last token."""
+    """Time of each request, from when it arrives or is sent to its last token."""
     seconds: float
-    """Of all requests together."""
+    """Time of all requests together."""
     forwards: int
-    """Of the target."""
+    """Forwards of the target."""
     rounds: tuple[tuple[int, ...], ...] = ()
-    """Of each request, how many tokens came at a time, one forward's each; empty from a contender
+    """How many tokens of each request came at a time, one forward's each; empty from a contender
     that does not say."""
     drafted: int = 0
     """Draft tokens that were verified."""
@@ -115,7 +111,7 @@ class Spindle:
             target_spec(config, placement),
             drafter_specs(config, placement),
             cache_dir() / "profiles",
-            None if in_process else Group("peers"),
+            None if in_process else Group("contest"),
             limits_of(config),
             measure_s=MEASURE_S,
         )
@@ -153,21 +149,6 @@ class Spindle:
         drafted = sum(outcome.drafted for forward in forwards for outcome in forward.outcomes)
         draft_s = sum(event.seconds for event in self._events if isinstance(event, Drafted))
         return replace(timed, forwards=len(forwards), drafted=drafted, draft_s=draft_s)
-
-
-def peer_args(dtype: Dtype, in_process: bool) -> dict[str, Any]:
-    """Those of cluster/vllm.yaml; with `in_process` all models are inline."""
-    from cluster.check import read
-
-    (application,) = read(CONFIG)
-    args: dict[str, Any] = {**application.args}
-    args["target"] = {**args["target"], "dtype": dtype, "kv_tokens": KV_TOKENS}
-    if in_process:
-        args["threads"] = args["target"].pop("threads")
-        for model in (args["target"], *args["drafters"]):
-            if "model" in model:
-                model["placement"] = "inline"
-    return args
 
 
 async def serve_timed(

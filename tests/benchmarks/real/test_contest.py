@@ -9,18 +9,17 @@ from itertools import islice
 import psutil
 import pytest
 
-from benchmarks.serving.contest import (
-    FEWEST_CLIENTS,
-    REQUESTS_PER_CLIENT,
+from benchmarks.real.contenders import PLAIN
+from benchmarks.real.contest import (
     Contender,
     MakeServer,
     final,
     heats,
 )
-from benchmarks.serving.peers import PLAIN
-from tests.benchmarks.serving.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
+from tests.benchmarks.real.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
 
 LOADS = (1, 2)
+IN_A_ROUND = 24
 
 
 def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
@@ -32,7 +31,7 @@ def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
         "missing": partial(ScriptedServer, error="/no/such/checkpoint"),
     }
     with closing(Contender(PLAIN, ScriptedServer)) as plain:
-        results = heats(plain, others, scripted_requests(), LOADS, rounds=1)
+        results = heats(plain, others, scripted_requests(), LOADS, 1, lambda _: IN_A_ROUND)
     printed = capsys.readouterr().out
     assert "dying: not run: its process ended with 3" in printed
     assert "missing: not run:" in printed
@@ -42,7 +41,7 @@ def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
     for load in LOADS:
         (turn,) = results["drafting", load]
         assert turn.ours.lengths == turn.plain.lengths
-        assert len(turn.ours.lengths) == REQUESTS_PER_CLIENT * FEWEST_CLIENTS
+        assert len(turn.ours.lengths) == IN_A_ROUND
         assert turn.ours.forwards < turn.plain.forwards
         lengths += turn.plain.lengths
     assert min(lengths) < max(lengths) == MAX_TOKENS, "outputs end where the target ends them"
@@ -57,7 +56,7 @@ def test_all_contenders_of_a_final_serve_the_requests_of_each_round(
         "dying": partial(ScriptedServer, batches=2),
     }
     with closing(Contender(PLAIN, ScriptedServer)) as plain:
-        results = final(plain, others, scripted_requests(), load=2, rounds=2)
+        results = final(plain, others, scripted_requests(), 2, 2, lambda _: IN_A_ROUND)
     assert {name: len(turns) for name, turns in results.items()} == {
         ("drafting", 2): 2,
         ("plain_too", 2): 2,

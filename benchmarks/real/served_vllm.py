@@ -1,26 +1,22 @@
-"""vLLM with its own scheduler and sampler, behind AsyncLLM or as a bare engine loop.
+"""vLLM with its own scheduler and sampler, as it is served.
 
 Two defects of vLLM on a CPU are fixed. vLLM's processes import this module too, and the benchmark's
 main module, which imports it.
 """
 
 import asyncio
-import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.serving.contenders import KV_TOKENS, Dtype, PeerRequest, TurnResult, serve_timed
+from benchmarks.real.spindle import Dtype, PeerRequest, TurnResult, serve_timed
 from engine.verifiers.vllm.environment import patch_llvmlite
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
-
-Number = TypeVar("Number", int, float)
 
 VLLM_BLOCK = 128
 """Tokens in a KV block of vLLM on a CPU."""
@@ -37,7 +33,7 @@ class ServedVllm:
         checkpoint: str,
         speculation: Mapping[str, Any] | None,
         dtype: Dtype,
-        kv_tokens: int = KV_TOKENS,
+        kv_tokens: int,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._names = map(str, count())
@@ -87,47 +83,6 @@ class ServedVllm:
         return replace(timed, forwards=self._forwards, drafted=self._drafted, draft_s=draft_s)
 
 
-class VllmLoop:
-    """vLLM's engine stepped in this thread: the fastest that vLLM gets here, but not a server, for
-    no other code can run between steps."""
-
-    def __init__(
-        self, checkpoint: str, speculation: Mapping[str, Any] | None, dtype: Dtype
-    ) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from vllm import EngineArgs, LLMEngine
-
-        arguments = EngineArgs(**_arguments(checkpoint, speculation, dtype, KV_TOKENS))
-        self._engine = LLMEngine.from_engine_args(arguments)
-        self._engine.collective_rpc("mend_temperatures")
-        self._names = map(str, count())
-
-    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        waiting = deque(enumerate(requests))
-        numbers: dict[str, int] = {}
-        lengths: dict[int, int] = {}
-        sent_s: dict[int, float] = {}
-        latencies_s: dict[int, float] = {}
-        forwards = 0
-        started = time.perf_counter()
-        while waiting or numbers:
-            while waiting and len(numbers) < clients:
-                number, request = waiting.popleft()
-                name = next(self._names)
-                self._engine.add_request(name, _prompt(request), _params(request))
-                numbers[name] = number
-                sent_s[number] = time.perf_counter()
-            forwards += 1
-            for output in self._engine.step():
-                number = numbers[output.request_id]
-                lengths[number] = lengths.get(number, 0) + len(output.outputs[0].token_ids)
-                if output.finished:
-                    latencies_s[number] = time.perf_counter() - sent_s[number]
-                    del numbers[output.request_id]
-        seconds = time.perf_counter() - started
-        return TurnResult(_in_order(lengths), _in_order(latencies_s), seconds, forwards)
-
-
 class FixedWorker:
     """Mixed into vLLM's worker, so that `collective_rpc` finds the methods."""
 
@@ -173,10 +128,6 @@ def mend_temperatures() -> None:
         return values.repeat_interleave(counts, output_size=num_tokens)
 
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-
-
-def _in_order(by_number: Mapping[int, Number]) -> tuple[Number, ...]:
-    return tuple(by_number[number] for number in range(len(by_number)))
 
 
 def _arguments(

@@ -1,17 +1,17 @@
 """Makes the pictures of the README and docs in docs/images/: `make screenshots`.
 
-    python -m lab.pictures.screenshots [--only playground zoo board]
+    python -m lab.pictures [--only playground zoo]
 
 `playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters, and the
-terminal of `deployments.top`; `board` is a stand-in for Grafana's boards: both of the zoo under
-load. It drives an application that it starts as `make serve` does, or the one at `--url`, in the
-machine's own Chromium.
+terminal of `deployments.top` under load. It drives an application that it starts as `make serve`
+does, or the one at `--url`, in the machine's own Chromium.
 """
 
 import argparse
+import asyncio
 import io
 import re
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +24,12 @@ from rich.console import Console
 from benchmarks.browser import chromium
 from benchmarks.processes import end_after_ray
 from benchmarks.serving.app import running
+from benchmarks.serving.requests import mixed_requests
+from benchmarks.serving.streams import ReceivedStream, read, session
+from cluster.built_in_models import TARGET
 from deployments.top.__main__ import Top
-from lab.pictures.board_picture import draw_board
-from lab.pictures.load import Load
-from lab.pictures.prometheus import prometheus
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 _PORT = 8147
 _DESKTOP: ViewportSize = {"width": 1280, "height": 960}
@@ -39,8 +39,8 @@ _NEXT_NUMBERS_MS = 1200
 """Until the strip has drawn the end of the answer."""
 _MOST_BYTES = 200_000
 _TOP_WIDTH = 100
-_BOARD_S = 75.0
 _SLO = {"ttft_ms": 1500, "tpot_ms": 60}
+_CLIENTS = 4
 _CODE = "Write a Python class of a shopping cart with add, remove and total."
 # Another one: lookups find past answers, so the same would look too good.
 _SONG = "Write a song whose refrain comes back after every verse."
@@ -120,13 +120,46 @@ def zoo(url: str, folder: Path) -> Iterator[Path]:
         yield _picture(page, folder / "playground-zoo.png")
         page.emulate_media(color_scheme="light")
         yield _picture(page.locator("#round .scrolls"), folder / "tree.png")
-        with Load(url, clients=4, slo=_SLO):
+        with _load(url):
             top = Top(f"{url}/metrics", 2.0)
             for _ in range(6):
                 top.scrape()
                 page.wait_for_timeout(2000)
             yield _picture(page.locator("footer"), folder / "strip.png")
             yield _terminal(top, folder / "top.svg")
+
+
+@contextmanager
+def _load(url: str) -> Iterator[None]:
+    """Closed-loop clients, in a thread, until the block ends."""
+    requests = mixed_requests(96)
+    ended = threading.Event()
+
+    async def ask(first: int) -> None:
+        async with session(_ANSWER_MS / 1000) as client:
+            for number in range(first, len(requests), _CLIENTS):
+                if ended.is_set():
+                    return
+                body = {
+                    "model": TARGET,
+                    "prompt": list(requests[number].prompt),
+                    "max_tokens": 96,
+                    "temperature": float(number // _CLIENTS % 2),
+                    "ignore_eos": True,
+                    "slo": _SLO,
+                }
+                await read(client, url, body, ReceivedStream())
+
+    async def run() -> None:
+        await asyncio.gather(*map(ask, range(_CLIENTS)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _choose_widest(page: Page) -> None:
@@ -157,24 +190,9 @@ def _terminal(top: Top, path: Path) -> Path:
     return path
 
 
-def board(url: str, folder: Path) -> Iterator[Path]:
-    """Panels of two boards after a minute of changing load."""
-    with prometheus(f"{url}/metrics") as server:
-        started = time.time()
-        for clients, share in ((1, 0.3), (8, 0.4), (3, 0.3)):
-            with Load(url, clients=clients, slo=_SLO, seed=clients):
-                time.sleep(share * _BOARD_S)
-        span = (started, time.time())
-        for name in ("overview", "drafters"):
-            path = folder / f"board-{name}.png"
-            draw_board(server, name, span, path)
-            yield path
-
-
 _PARTS: Mapping[str, tuple[str, Callable[[str, Path], Iterator[Path]]]] = {
     "playground": ("cluster.yaml", playground),
     "zoo": ("cluster/zoo.yaml", zoo),
-    "board": ("cluster/zoo.yaml", board),
 }
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from benchmarks.serving.contenders import PeerRequest, TurnResult
+from benchmarks.real.spindle import PeerRequest, TurnResult
 
 MAX_TOKENS = 12
 """Output tokens of a request."""

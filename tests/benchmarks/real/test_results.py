@@ -1,11 +1,8 @@
-"""vLLM's contenders, the requests they get, and how Spindle is compared with them."""
+"""vLLM as a contender, and how Spindle is compared with it."""
 
 import multiprocessing
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -14,70 +11,55 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.serving import vllm_contenders
-from benchmarks.serving.contenders import Server, TurnResult
-from benchmarks.serving.contest import REQUESTS_PER_CLIENT, Contender, PairedTurn
-from benchmarks.serving.peers import (
+from benchmarks.real import served_vllm
+from benchmarks.real.contest import Contender, PairedTurn
+from benchmarks.real.results import (
     PLAIN,
     SPINDLE,
     compared_with_best,
     finalists_of,
-    peer_requests,
     report,
 )
-from benchmarks.serving.vllm_contenders import (
+from benchmarks.real.served_vllm import (
     FixedWorker,
     ServedVllm,
-    VllmLoop,
     mend_temperatures,
 )
-from cluster.built_in_models import TARGET, model_path
+from benchmarks.real.spindle import PeerRequest, TurnResult
+from cluster.built_in_models import model_path
 
 MAX_TOKENS = 12
+KV_TOKENS = 8192
 
 
 def uncompiled(checkpoint: str) -> ServedVllm:
     """Called in the contender's process; loads in a third of the time."""
-    arguments = vllm_contenders._arguments
+    arguments = served_vllm._arguments
 
     def eager(*given: Any) -> dict[str, Any]:
         return {**arguments(*given), "enforce_eager": True}
 
-    with patch.object(vllm_contenders, "_arguments", eager):
-        return ServedVllm(checkpoint, None, "float32")
+    with patch.object(served_vllm, "_arguments", eager):
+        return ServedVllm(checkpoint, None, "float32", KV_TOKENS)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [partial(VllmLoop, speculation=None, dtype="float32"), uncompiled],
-    ids=["loop", "served"],
-)
-def test_vllm_serves_and_its_processes_end_with_the_contender(
-    make: Callable[[str], Server],
-) -> None:
-    """Slow, for vLLM compiles the model: so it is the smallest. Numba among our packages once kept
-    vLLM from starting."""
-    with closing(Contender(PLAIN, partial(make, str(model_path("tiny"))))) as plain:
+def test_vllm_serves_and_its_processes_end_with_the_contender() -> None:
+    """Numba among our packages once kept vLLM from starting."""
+    with closing(Contender(PLAIN, partial(uncompiled, str(model_path("tiny"))))) as plain:
         assert plain.failure is None
         (process,) = multiprocessing.active_children()
         children = psutil.Process(process.pid).children(recursive=True)
-        requests = list(islice(peer_requests(str(model_path(TARGET))), 2))
-        short = [replace(request, max_tokens=MAX_TOKENS, stop=()) for request in requests]
-        served = plain.serve(short, clients=2)
+        requests = [
+            PeerRequest((5, 6, number), temperature, MAX_TOKENS)
+            for number, temperature in ((7, 0.0), (8, 1.0))
+        ]
+        served = plain.serve(requests, clients=2)
     assert served is not None
     assert served.lengths == (MAX_TOKENS, MAX_TOKENS)
-    if make is uncompiled:
-        assert tuple(map(sum, served.rounds)) == served.lengths
+    assert tuple(map(sum, served.rounds)) == served.lengths
     assert 0 < served.forwards <= MAX_TOKENS + 2
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-
-
-def test_requests_are_greedy_and_sampled_in_every_domain_and_differ() -> None:
-    requests = list(islice(peer_requests(str(model_path(TARGET))), 60))
-    temperatures = [request.temperature for request in requests[:REQUESTS_PER_CLIENT]]
-    assert temperatures == [0, 0, 0, 1, 1, 1]
-    assert len({request.prompt for request in requests}) > 50
 
 
 def turn(ours_s: float, plain_s: float) -> PairedTurn:
