@@ -11,8 +11,8 @@ if TYPE_CHECKING:  # takes a second to import, which a replica whose models are 
     import torch
 
 Backend = Literal["native", "vllm"]
-Attention = Literal["packed", "decomposed", "padded", "auto"]
-"""LayoutChoice of engine/attention/layouts.py, which imports torch."""
+Attention = Literal["packed", "decomposed", "padded"]
+"""LayoutName of engine/attention/layouts.py, which imports torch."""
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 

@@ -50,7 +50,7 @@ Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
-Attention = Literal["packed", "decomposed", "padded", "auto"]
+Attention = Literal["packed", "decomposed", "padded"]
 
 
 class TargetConfig(Section):
@@ -73,8 +73,7 @@ class TargetConfig(Section):
     (docs/config.md has the table)."""
     attention: Attention = "packed"
     """How the native backend attends to requests of different lengths, with the same output:
-    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest;
-    `auto` takes what a second of measuring at each start finds fastest, and logs it
+    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest
     (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
     """Number of ranks that share the model. Each needs whole attention heads."""
