@@ -2,7 +2,7 @@
 config and the checkpoints' headers. Nothing is loaded."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.checkpoints import (
     architecture,
@@ -126,12 +126,6 @@ def _target_parameters(target: TargetConfig) -> int:
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:
     width, path = _width(drafter), drafter.header_path()
     kv_tokens = drafter.kv_capacity(target)
-    if drafter.layers is not None:
-        whole = target.architecture()
-        left_out = whole.num_hidden_layers - drafter.layers
-        weights = max(0, _target_parameters(target) - left_out * whole.layer_parameters())
-        own = replace(whole, num_hidden_layers=drafter.layers)
-        return weights * width, kv_tokens * own.kv_values() * width
     if drafter.model is None or path is None:
         return 0, 0
     kv = kv_tokens * architecture(path).kv_values()

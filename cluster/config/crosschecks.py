@@ -129,18 +129,6 @@ def check_whole_context(target: TargetConfig) -> None:
         )
 
 
-def check_layers(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that drafters which exit the target early leave out some of its layers."""
-    all_layers = target.architecture().num_hidden_layers
-    for number, drafter in enumerate(drafters):
-        if drafter.layers is not None and drafter.layers >= all_layers:
-            possible = f"at most {all_layers - 1}" if all_layers > 1 else "another kind of drafter"
-            raise ValueError(
-                f"drafters.{number}.layers: {drafter.layers} are not fewer than the {all_layers} "
-                f"of {target.model}; set {possible}"
-            )
-
-
 def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
     """Checks that heads get the target's hidden states, that they were made for such ones, and
     that none stands where a whole model is needed."""

@@ -18,10 +18,7 @@ class DrafterKind:
     """Drafts in far less than a millisecond without a model, so that it runs in the coordinator's
     event loop, for every request besides the selected lane, at a cost that counts as nothing."""
     options: tuple[str, ...] = ()
-    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one. One
-    without a default must be given."""
-    of_target: bool = False
-    """Computes with weights of the target: it has no `model`, its checkpoint is the target's."""
+    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
     reads_features: bool = False
     """Reads the target's hidden states, and so needs a verifier that hands them out."""
     takes_of_target: bool = False
@@ -39,13 +36,6 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         made_by="engine.drafters.loading:load_model_drafter",
         lookup=False,
         takes_of_target=True,
-    ),
-    "early_exit": DrafterKind(
-        "the first `layers` layers of the target, with the target's own norm and output matrix",
-        made_by="engine.drafters.early_exit:load_early_exit",
-        lookup=False,
-        options=("layers",),
-        of_target=True,
     ),
     "eagle3": DrafterKind(
         "an EAGLE-3 head in the format of speculators, which reads the target's hidden states",

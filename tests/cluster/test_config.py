@@ -22,7 +22,6 @@ from cluster.placement import plan
 from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
-EXIT = {"name": "exit", "kind": "early_exit", "layers": 2}
 NGRAM = {"name": "ngram", "kind": "ngram"}
 SUFFIX = {"name": "suffix", "kind": "suffix"}
 VLLM = {"backend": "vllm"}
@@ -90,11 +89,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
-        ("drafters.0: layers: .* needs it", {"drafters": [{"name": "a", "kind": "early_exit"}]}),
-        ("drafters.0: layers: .* not model", {"drafters": [TINY | {"layers": 1}]}),
-        ("drafters.0.layers: 4 .* at most 3", {"drafters": [EXIT | {"layers": 4}]}),
-        ("drafters.0.layers: ", {"drafters": [EXIT | {"layers": 0}]}),
-        ("drafters.0: model: early_exit runs the target's", {"drafters": [TINY | EXIT]}),
         ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
         (
             "placement: ngram .* set inline",

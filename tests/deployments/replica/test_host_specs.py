@@ -54,15 +54,6 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
-def test_an_early_exit_reads_the_checkpoint_of_the_target() -> None:
-    target = {"model": "zoo/target"}
-    one = {"name": "exit", "kind": "early_exit", "layers": 2}
-    config = AppConfig.model_validate({"target": target, "drafters": [one]})
-    (spec,) = drafter_specs(config, plan(config))
-    assert spec.checkpoint == target_spec(config, plan(config)).checkpoint
-    assert spec.options == {"layers": 2}
-
-
 def test_models_and_heads_are_given_the_target_whose_weights_they_may_take() -> None:
     target = {"model": "zoo/target"}
     drafters = [{"name": "a", "model": "zoo/tiny"}, {"name": "b", "kind": "ngram"}]
