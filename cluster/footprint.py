@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from cluster.checkpoints import (
     architecture,
-    draft_vocab_size,
     eagle3_shape,
     weights_of_target,
 )
@@ -133,8 +132,6 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
     if drafter_kind(drafter.kind).reads_features:
         shape = eagle3_shape(path, target.architecture().num_hidden_layers)
         weights += weights_of_target(path, shape.draft_vocab_size)
-    elif (outputs := draft_vocab_size(path)) is not None:
-        weights += weights_of_target(path, outputs)
     return weights * width, kv * width
 
 

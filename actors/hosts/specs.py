@@ -74,7 +74,7 @@ class DrafterSpec(PlacementSpec):
     options: Mapping[str, Any] = field(default_factory=dict)
     """Those of its kind."""
     target: Path | None = None
-    """The target's checkpoint, for kinds that may take weights from there."""
+    """The target's checkpoint, for heads, which may take weights from there."""
     instances: int = 1
     """The number of its lanes."""
 

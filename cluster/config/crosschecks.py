@@ -18,7 +18,6 @@ from cluster.checkpoints import (
     draft_vocab_size,
     eagle3_shape,
     is_head,
-    reduced_vocabulary_problem,
 )
 from cluster.claims import check_weights
 from cluster.config.backends import BACKENDS, able
@@ -170,25 +169,21 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
 
 
 def check_reduced_vocabularies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that the target has no reduced vocabulary, and that a drafter which has one names its
-    tokens and finds in the target what its own checkpoint leaves out."""
-    own = target.header_path()
-    reduced = draft_vocab_size(own)
-    if reduced is not None:
-        raise ValueError(
-            f"target.model: {target.model} has a reduced vocabulary of {reduced} tokens, as only "
-            "drafters may; choose a whole model"
-        )
+    """Checks that only heads have a reduced vocabulary."""
+    _refuse_reduced_vocabulary("target.model", target.model, target.header_path())
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
-        if path is None or drafter_kind(drafter.kind).reads_features:
-            continue
-        problem = reduced_vocabulary_problem(path, target.architecture().hidden_size)
-        if problem is not None:
-            raise ValueError(
-                f"drafters.{number}.model: {drafter.model} {problem}; choose a drafter that was "
-                "made for this target"
-            )
+        if path is not None and not drafter_kind(drafter.kind).reads_features:
+            _refuse_reduced_vocabulary(f"drafters.{number}.model", drafter.model, path)
+
+
+def _refuse_reduced_vocabulary(field: str, model: str | None, path: Path) -> None:
+    reduced = draft_vocab_size(path)
+    if reduced is not None:
+        raise ValueError(
+            f"{field}: {model} has a reduced vocabulary of {reduced} tokens, as only heads may; "
+            "choose a whole model"
+        )
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

@@ -20,10 +20,9 @@ class DrafterKind:
     options: tuple[str, ...] = ()
     """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
     reads_features: bool = False
-    """Reads the target's hidden states, and so needs a verifier that hands them out."""
-    takes_of_target: bool = False
-    """Its checkpoint may leave out weights that the target's has: what makes it is also given that
-    checkpoint, as `target`."""
+    """Reads the target's hidden states, and so needs a verifier that hands them out. Its checkpoint
+    may leave out weights that the target's has: what makes it is also given that checkpoint, as
+    `target`."""
 
     def maker(self) -> Callable[..., Any]:
         make: Callable[..., Any] = resolve_name(self.made_by)
@@ -35,14 +34,12 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         "a small language model",
         made_by="engine.drafters.loading:load_model_drafter",
         lookup=False,
-        takes_of_target=True,
     ),
     "eagle3": DrafterKind(
         "an EAGLE-3 head in the format of speculators, which reads the target's hidden states",
         made_by="engine.drafters.eagle3:load_eagle3",
         lookup=False,
         reads_features=True,
-        takes_of_target=True,
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",

@@ -91,7 +91,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_capacity(config.target),
             options=drafter.options,
-            target=config.target.path() if drafter_kind(drafter.kind).takes_of_target else None,
+            target=config.target.path() if drafter_kind(drafter.kind).reads_features else None,
             instances=drafter.instances,
             placement=drafter.placement,
             gpus=drafter.gpus,

@@ -25,7 +25,7 @@ from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.checkpoint import load_config
 from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
 from engine.cpu.prepack import PackedLinear, prepack
-from engine.drafters.reduced_checkpoint import (
+from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
     read_weights,

@@ -76,8 +76,7 @@ def frontier_rows(
 @njit(cache=True, nogil=True)
 def _grow(
     logits: Floats,
-    outputs: int,
-    names: NDArray[np.int32],
+    vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     trees: TreeArrays,
@@ -86,6 +85,7 @@ def _grow(
     width = 0
     for job in drafting:
         width = max(width, trees.width[job])
+    all_tokens = np.empty(0, np.int32)
     rows = logits.shape[0]
     tokens = np.empty((rows, width), np.int32)
     confidence = np.empty((rows, width), np.float32)
@@ -95,8 +95,8 @@ def _grow(
             top_k, seed_low, seed_high, position = integers[:, job]
             temperature, top_p, min_p = reals[:, job]
             perturbed_top(
-                logits[row, :outputs],
-                names,
+                logits[row, :vocab_size],
+                all_tokens,
                 np.float32(temperature),
                 top_k,
                 top_p,
@@ -114,8 +114,7 @@ def _grow(
 @njit(cache=True, nogil=True)
 def grow(
     logits: Floats,
-    outputs: int,
-    names: NDArray[np.int32],
+    vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     nodes: NDArray[np.int32],
@@ -125,7 +124,7 @@ def grow(
 ) -> None:
     """Adds a level from the logits of the jobs' frontier rows, in the order of `drafting`."""
     trees = tree_views(nodes, confidences, counts)
-    _grow(logits, outputs, names, integers, reals, trees, drafting)
+    _grow(logits, vocab_size, integers, reals, trees, drafting)
 
 
 @njit(cache=True, nogil=True)
@@ -177,8 +176,7 @@ def step_and_grow(
     confidences: Floats,
     counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
-    outputs: int,
-    names: NDArray[np.int32],
+    vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
 ) -> None:
@@ -187,4 +185,4 @@ def step_and_grow(
         numbers, layout, kv, tables, table_rows, lengths, nodes, confidences, counts, drafting
     )
     trees = tree_views(nodes, confidences, counts)
-    _grow(logits, outputs, names, integers, reals, trees, drafting)
+    _grow(logits, vocab_size, integers, reals, trees, drafting)

@@ -54,13 +54,13 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
-def test_models_and_heads_are_given_the_target_whose_weights_they_may_take() -> None:
+def test_heads_are_given_the_target_whose_weights_they_may_take(tmp_path: Path) -> None:
     target = {"model": "zoo/target"}
-    drafters = [{"name": "a", "model": "zoo/tiny"}, {"name": "b", "kind": "ngram"}]
+    drafters = [write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}]
     config = AppConfig.model_validate({"target": target, "drafters": drafters})
-    model, lookup = drafter_specs(config, plan(config))
-    assert model.target == target_spec(config, plan(config)).checkpoint
-    assert lookup.target is None
+    head, model = drafter_specs(config, plan(config))
+    assert head.target == target_spec(config, plan(config)).checkpoint
+    assert model.target is None
 
 
 def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
