@@ -14,10 +14,10 @@ from time import perf_counter
 
 import numpy as np
 
-from engine.committed import CommittedTokens
 from engine.feature_buffer import lacks_from
 from engine.protocol import Drafter, DraftOrder, Features, Prefix, Start
 from engine.sampling.params import SamplingParams
+from engine.soft_state import CommittedTokens
 from policies.cost import (
     CostModel,
     ForwardSample,

@@ -1,5 +1,5 @@
-"""Imports transformers' models without what only parts of them need that nothing here uses: a second
-and a half of a core in every process that loads a model. Import it before they are imported
+"""Imports transformers' models without what only parts of them need that nothing here uses: a
+second and a half of a core in every process that loads a model. Import it before they are imported
 otherwise. Read in transformers 5.
 
 - scikit-learn, for assisted decoding, and scipy, for the losses of object detection.

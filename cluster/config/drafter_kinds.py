@@ -43,12 +43,12 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",
-        made_by="engine.drafters.ngram:NgramDrafter",
+        made_by="engine.drafters.lookup:NgramDrafter",
         lookup=True,
     ),
     "suffix": DrafterKind(
         "the same in past outputs as well",
-        made_by="engine.drafters.suffix:SuffixDrafter",
+        made_by="engine.drafters.lookup:SuffixDrafter",
         lookup=True,
         options=("past_tokens",),
     ),

@@ -17,7 +17,7 @@ from engine.drafters.tiny import TinyRunner
 from engine.drafters.tiny_weights import is_tiny
 from engine.errors import IncompatibleDrafter, OutOfBlocks
 from engine.grammar.compiler import Grammars
-from engine.grammar.states import Matchers
+from engine.grammar.gate import Matchers
 from engine.model import PackedModel
 from engine.protocol import (
     ContinueDrafting,

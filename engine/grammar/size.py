@@ -27,7 +27,7 @@ def repetitions(pattern: str) -> int:
 
 def can_be_shared(path: str, schema: Schema) -> bool:
     """Whether a reference can stand in the place of this schema of texts, so that equal ones are
-    compiled once (engine/grammar/json_rewrite.py)."""
+    compiled once (engine/grammar/compile_call.py)."""
     return (
         bool(path) and not path.endswith("/propertyNames") and asserted(schema).keys() <= _OF_TEXTS
     )

@@ -19,13 +19,13 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.report import Record, paired_ratio, parser, publish, seconds
 from cluster.built_in_models import model_path
-from engine.committed import CommittedTokens
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import DraftRunner, PackedRunner
 from engine.drafters.tiny import TinyRunner
 from engine.model import PackedModel
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Prefix, Start
 from engine.sampling.params import SamplingParams
+from engine.soft_state import CommittedTokens
 
 NATIVE_LOOP_US = 31.0
 """A token of a 64×2 model in a native loop, measured once on two cores of this kind."""

@@ -21,10 +21,9 @@ import torch
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.requests import mixed_requests
 from cluster.built_in_models import TARGET, model_path
+from engine.drafters.lookup import SUFFIX_POSITIONS, NgramDrafter, SuffixDrafter
 from engine.drafters.lookup_confidence import initial_weights, update_weights
 from engine.drafters.lookup_tree import SearchSettings, grow
-from engine.drafters.ngram import NgramDrafter
-from engine.drafters.suffix import MAX_POSITIONS, SuffixDrafter
 from engine.drafters.text_index import NONE, TextIndex
 from engine.generate import DraftPlan, Generation
 from engine.model import PackedModel
@@ -108,7 +107,7 @@ def tokens_at_threshold(
     texts: Sequence[Text], cost: float, learns: bool, threshold: float
 ) -> float:
     """Tokens per time of a plain round, where nodes of this path confidence are verified."""
-    weights, past, reading = initial_weights(), TextIndex(), SearchSettings(1, 10, MAX_POSITIONS)
+    weights, past, reading = initial_weights(), TextIndex(), SearchSettings(1, 10, SUFFIX_POSITIONS)
     tokens, time = 0, 0.0
     for prompt, output in texts:
         own, at = TextIndex(), 1

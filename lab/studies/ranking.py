@@ -22,7 +22,7 @@ from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, parser, publish
 from cluster.smollm2 import SMOLLM2
 from cluster.sources import checkpoint_folder
-from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.lookup import SuffixDrafter
 from engine.generate import Rejected, generate
 from engine.model import PackedModel
 from engine.protocol import Verifier

@@ -8,7 +8,7 @@ from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.placement import plan
 from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
-from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.lookup import SuffixDrafter
 from tests.cluster.test_config import write_zoo_head
 from tests.engine.drafters.orders import Stream
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.lookup_confidence import (
     NO_EVIDENCE,
     OWN,
@@ -15,8 +16,6 @@ from engine.drafters.lookup_confidence import (
     initial_weights,
     update_weights,
 )
-from engine.drafters.ngram import NgramDrafter
-from engine.drafters.suffix import SuffixDrafter
 from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream
 

@@ -1,6 +1,8 @@
 """Checks that this vLLM has what the adapter relies on, and undoes side effects on the process."""
 
 import atexit
+from importlib import import_module
+from typing import Any
 
 import vllm
 from vllm.config import VllmConfig
@@ -12,8 +14,25 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.verifiers.vllm.environment import patch_llvmlite
-from engine.verifiers.vllm.errors import SUPPORTED, UnsupportedVLLM
+from engine.errors import SUPPORTED_VLLM, UnsupportedVLLM
+
+
+def patch_llvmlite() -> None:
+    """Makes llvmlite's library handle refuse dunder names.
+
+    On a CPU vLLM reads vars() of every object in every module. The handle, loaded with numba, would
+    look up any name, `__dict__` included, as a C function.
+    """
+    handle = type(import_module("llvmlite.binding").ffi.lib)
+    c_function = handle.__getattr__
+
+    def without_dunders(library: object, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return c_function(library, name)
+
+    handle.__getattr__ = without_dunders
+
 
 patch_llvmlite()
 
@@ -30,7 +49,7 @@ def _leave_groups() -> None:
 
 def check(config: VllmConfig) -> None:
     """Raises UnsupportedVLLM if the version or the configuration is not supported."""
-    if not vllm.__version__.startswith(f"{SUPPORTED}."):
+    if not vllm.__version__.startswith(f"{SUPPORTED_VLLM}."):
         raise unsupported("another version")
     require_attributes(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
     require_attributes(Scheduler, "_free_request_blocks")
