@@ -211,6 +211,6 @@ def _check_room(prompt: Sequence[int], max_tokens: int, target: TargetLimits) ->
     if max_tokens > room:
         raise InvalidRequest(
             "max_tokens",
-            f"{max_tokens} tokens behind a prompt of {len(prompt)} exceed the "
+            f"{max_tokens} tokens after a prompt of {len(prompt)} exceed the "
             f"{target.max_context} that a request may have here; ask for at most {room}",
         )

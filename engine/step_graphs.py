@@ -28,7 +28,7 @@ class StaticPlan:
     for each of its new rows, which few rows of small models bear.
 
     At most `rows` new rows over at most `context` KV rows each. The tensors stay where they are;
-    `load` fills them for the next forward. Rows behind the batch's repeat its last one."""
+    `load` fills them for the next forward. Rows after the batch's repeat its last one."""
 
     def __init__(self, rows: int, context: int, device: torch.device) -> None:
         self._shape = rows, context
@@ -73,10 +73,10 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (256, 512, 1024, 2048, 4096)
 MOST_KV_ROWS = 2**15
-"""Rows × context: so many keys and values of a layer are copied in each forward."""
+"""Rows × context: the keys and values of a layer that each forward copies."""
 _WARM_UP_RUNS = 3
 _MOST_ERROR = 0.02
-"""Of the range of the logits; in a graph other kernels may be chosen, which round otherwise."""
+"""As a share of the logits' range: in a graph other kernels may run, which round differently."""
 
 
 class StepShape(NamedTuple):
@@ -85,7 +85,7 @@ class StepShape(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, context: int) -> "StepShape | None":
-        """The smallest that holds so many new rows and KV rows."""
+        """The smallest shape that holds these numbers of new rows and KV rows."""
         if rows > ROWS[-1] or context > CONTEXTS[-1]:
             return None
         shape = cls(ROWS[bisect_left(ROWS, rows)], CONTEXTS[bisect_left(CONTEXTS, context)])

@@ -48,7 +48,7 @@ class PiecesPlan:
         self._rows = self._tensor(np.where(in_request, rows, 0))
 
         # [rows, pieces of a request]: where the parts of each row's result are, as indices into
-        # [pieces · most_rows]; the index behind the last one stands for no piece.
+        # [pieces · most_rows]; the index after the last one stands for no piece.
         nowhere = len(self._request) * self._most_rows
         row_request = np.repeat(np.arange(len(batch)), batch.row_counts())
         place = np.arange(len(row_request)) - batch.row_offsets[row_request]
@@ -115,8 +115,9 @@ def decomposed(batch: AttentionBatch) -> PiecesPlan:
 def least_padded_length(lengths: NDArray[np.int64], width: int) -> int:
     """The piece length L with the fewest padded KV tokens that needs at most `width` rows.
 
-    Of equals the longest, which copies fewest queries. For given numbers of pieces the shortest
-    possible L pads least, and it is ⌈length / pieces⌉ of some request: only these are candidates.
+    Among equals it is the longest, which copies fewest queries. For given numbers of pieces the
+    shortest possible L pads least, and it is ⌈length / pieces⌉ of some request: only these are
+    candidates.
     """
     if width < len(lengths):
         raise ValueError(f"{len(lengths)} requests need as many rows, not {width}")

@@ -26,7 +26,7 @@ class LoadedDrafter:
     size: float
     """The number of parameters."""
     measure: Callable[[Path, float], DraftCosts]
-    """Profiles draft steps for so many seconds at most, while nothing else runs on the device;
+    """Profiles draft steps for at most the given seconds, while nothing else runs on the device;
     caches the results in the directory."""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states it reads."""

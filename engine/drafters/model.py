@@ -248,7 +248,7 @@ class ModelDrafter:
 
 
 def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:
-    """Whether each choice, made behind committed token first, first + 1, ..., was committed next.
+    """Whether each choice, made after committed token first, first + 1, ..., was committed next.
 
     Only for output tokens, and as far as they are committed.
     """

@@ -58,7 +58,7 @@ class DraftRunner(Protocol):
     def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
         """Adds committed rows, and level 1 to the trees of chunks that grow.
 
-        Returns for each chunk of a scored job the token that the model would have chosen behind
+        Returns for each chunk of a scored job the token that the model would have chosen after
         each of its tokens. OutOfBlocks leaves everything as it was.
         """
         ...
@@ -81,7 +81,7 @@ def chosen_tokens(
     logits: Tensor,
     reduced: ReducedVocabulary | None = None,
 ) -> list[list[int]]:
-    """The token chosen behind each row of scored chunks, given all chunks' logits."""
+    """The token chosen after each row of scored chunks, given all chunks' logits."""
     chosen: list[list[int]] = []
     end = 0
     for chunk in chunks:

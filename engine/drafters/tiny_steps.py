@@ -22,7 +22,7 @@ def committed_rows(
     table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> NewRows:
-    """counts[i] new rows behind the lengths[i] rows of the i-th request, with causal masks."""
+    """counts[i] new rows after the lengths[i] rows of the i-th request, with causal masks."""
     count = len(tokens)
     table_row = np.empty(count, np.int64)
     slot = np.empty(count, np.int64)
@@ -43,7 +43,7 @@ def frontier_rows(
     table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> NewRows:
-    """The nodes of the deepest levels; node j of a tree is row j behind the committed rows."""
+    """The nodes of the deepest levels; node j of a tree is row j after the committed rows."""
     count, tail = 0, 0
     for job in drafting:
         count += trees.size[job] - trees.level[job]

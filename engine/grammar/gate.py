@@ -20,14 +20,14 @@ COMPILE_S = 10.0
 
 
 class Matchers:
-    """Of the requests that have a grammar, by request."""
+    """The matchers of a host's requests: soft state beside the committed tokens."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._matchers: dict[str, OutputMatcher] = {}
 
     def follow(self, request: str, held: HeldRequest) -> "OutputMatcher | None":
-        """The request's matcher behind its committed output; None while its grammar compiles, or
+        """The request's matcher after its committed output; None while its grammar compiles, or
         without grammars.
 
         Raises InvalidRequest if the grammar cannot be compiled, and GrammarViolated.
@@ -74,15 +74,15 @@ class Ready(NamedTuple):
 
     held: HeldRequest
     matcher: "OutputMatcher | None"
-    """Of a request with a grammar."""
+    """None for a request without a grammar."""
 
 
 def forced_tokens(ready: Ready, tokens: Sequence[int], behind: int = 0) -> list[int]:
-    """What the request's output must continue with behind its committed tokens and `tokens`, within
+    """What the request's output must continue with after its committed tokens and `tokens`, within
     its length: the grammar allows nothing else, so no drafter has to propose it.
 
     None where log-probabilities are requested: only a forward over these tokens has them.
-    `behind`: so many tokens still have room behind them.
+    `behind`: so many more tokens need room after these.
     """
     params, committed = ready.held.start.params, len(ready.held.committed)
     if ready.matcher is None or params.logprobs is not None:

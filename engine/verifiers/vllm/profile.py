@@ -99,7 +99,7 @@ def _time_step(verifier: "VllmVerifier", shape: Shape, rng: np.random.Generator)
 def _prefill(
     verifier: "VllmVerifier", prompts: Mapping[str, list[int]]
 ) -> dict[str, Sequence[int]]:
-    """Runs the prompts; returns the tokens chosen behind them."""
+    """Runs the prompts; returns the tokens chosen after them."""
     first: dict[str, Sequence[int]] = {}
     while len(first) < len(prompts):
         orders = [

@@ -27,7 +27,7 @@ WEIGHT, UPDATES = 0, 1
 def propose_and_commit(
     calibration: LookupCalibration, tree: DraftTree, kinds: list[int], following: list[int]
 ) -> None:
-    """A tree behind two tokens, on evidence of the own text alone, then what was committed."""
+    """A tree after two tokens, on evidence of the own text alone, then what was committed."""
     evidence = np.array([(kind, NO_EVIDENCE) for kind in kinds], np.int16)
     calibration.record("a", 2, tree, evidence)
     calibration.update("a", [1, 2, *following], unchanged=2)

@@ -189,7 +189,7 @@ def test_special_tokens_of_drafts_are_refused_in_silence(
 def test_an_output_that_takes_ever_longer_to_follow_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a trial of its grammar has not found it: behind a long beginning, say."""
+    """Where a trial of its grammar has not found it: after a long beginning, say."""
     monkeypatch.setattr(matcher_module, "MOST_S", 0.05)
     monkeypatch.setattr(matcher_module, "MOST_PER_TOKEN_S", 1e-4)
     ambiguous = OutputGrammar("grammar", 'root ::= root root | "a" | "b"')

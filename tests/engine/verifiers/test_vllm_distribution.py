@@ -20,7 +20,7 @@ PARAMS = SamplingParams(temperature=0.9, top_k=40, top_p=0.95)
 DRAWS = 1200
 BATCH = 60
 Pair = tuple[int, ...]
-"""Two tokens behind the prompt."""
+"""Two tokens after the prompt."""
 
 
 @pytest.fixture(scope="module")
