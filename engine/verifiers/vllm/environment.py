@@ -1,8 +1,10 @@
-"""The environment variables of a process that loads a vLLM target."""
+"""Prepares a process for vLLM: environment variables, and a patch for numba's llvmlite."""
 
 import importlib.metadata
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def process_environment() -> dict[str, str]:
@@ -25,3 +27,20 @@ def process_environment() -> dict[str, str]:
         "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0",
     }
+
+
+def patch_llvmlite() -> None:
+    """Makes llvmlite's library handle refuse dunder names.
+
+    On a CPU vLLM reads vars() of every object in every module. The handle, loaded with numba, would
+    look up any name, `__dict__` included, as a C function.
+    """
+    handle = type(import_module("llvmlite.binding").ffi.lib)
+    c_function = handle.__getattr__
+
+    def without_dunders(library: object, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return c_function(library, name)
+
+    handle.__getattr__ = without_dunders

@@ -1,8 +1,6 @@
 """Checks that this vLLM has what the adapter relies on, and undoes side effects on the process."""
 
 import atexit
-from importlib import import_module
-from typing import Any
 
 import vllm
 from vllm.config import VllmConfig
@@ -15,24 +13,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine.errors import SUPPORTED_VLLM, UnsupportedVLLM
-
-
-def patch_llvmlite() -> None:
-    """Makes llvmlite's library handle refuse dunder names.
-
-    On a CPU vLLM reads vars() of every object in every module. The handle, loaded with numba, would
-    look up any name, `__dict__` included, as a C function.
-    """
-    handle = type(import_module("llvmlite.binding").ffi.lib)
-    c_function = handle.__getattr__
-
-    def without_dunders(library: object, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return c_function(library, name)
-
-    handle.__getattr__ = without_dunders
-
+from engine.verifiers.vllm.environment import patch_llvmlite
 
 patch_llvmlite()
 
