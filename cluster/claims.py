@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cluster.checkpoint_files import pickled_files
-from cluster.checkpoints import FETCH_AGAIN, architecture, only_drafts, parameters
+from cluster.checkpoints import FETCH_AGAIN, architecture, is_head, parameters
 
 _PACKING = 32
 """Quantized weights are up to eight to a stored number, and other families' layers smaller than a
@@ -21,7 +21,7 @@ def check_weights(path: Path) -> None:
         )
     own = architecture(path)
     claimed = own.num_hidden_layers * own.layer_parameters()
-    if not only_drafts(path):
+    if not is_head(path):
         claimed += own.vocab_size * own.hidden_size
     if stored is not None and claimed > _PACKING * stored:
         raise ValueError(

@@ -15,7 +15,6 @@ from cluster.config.crosschecks import (
     check_formats,
     check_heads,
     check_inline_gpus,
-    check_layers,
     check_ranks,
     check_reduced_vocabularies,
     check_vocabulary,
@@ -124,7 +123,6 @@ class AppConfig(Section):
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
-        check_layers(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)

@@ -50,7 +50,7 @@ Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
-Attention = Literal["packed", "decomposed", "padded", "auto"]
+Attention = Literal["packed", "decomposed", "padded"]
 
 
 class TargetConfig(Section):
@@ -73,8 +73,7 @@ class TargetConfig(Section):
     (docs/config.md has the table)."""
     attention: Attention = "packed"
     """How the native backend attends to requests of different lengths, with the same output:
-    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest;
-    `auto` takes what a second of measuring at each start finds fastest, and logs it
+    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest
     (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
     """Number of ranks that share the model. Each needs whole attention heads."""
@@ -164,8 +163,6 @@ class DrafterConfig(Section):
     dtype: Dtype = "auto"
     """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
     compiled loops run them (docs/drafters.md)."""
-    layers: AtLeastOne | None = None
-    """For kind `early_exit`: how many of the target's layers it runs, fewer than all."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None
@@ -198,14 +195,9 @@ class DrafterConfig(Section):
             raise ValueError(
                 f"{option}: only kind {with_option(option)} has it, not {self.kind}; leave it out"
             )
-        for option in kind.options:
-            if getattr(self, option) is None:
-                raise ValueError(f"{option}: a drafter of kind {self.kind} needs it")
         if kind.lookup:
             return self._is_a_lookup()
-        if kind.of_target and self.model is not None:
-            raise ValueError(f"model: {self.kind} runs the target's weights; leave it out")
-        if self.model is None and not kind.of_target:
+        if self.model is None:
             raise ValueError(f"model: a drafter of kind {self.kind} needs one")
         if self.placement == "inline" and self.instances > 1:
             raise ValueError("instances: several in one process gain nothing; set placement: actor")

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
@@ -13,7 +12,7 @@ from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.cache import cache_dir
-from cluster.config import AppConfig, DrafterConfig, TargetConfig
+from cluster.config import AppConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
 from cluster.sources import is_on_hub
@@ -87,12 +86,12 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         DrafterSpec(
             name=drafter.name,
             kind=drafter.kind,
-            checkpoint=_checkpoint(drafter, config.target),
+            checkpoint=drafter.path(),
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_capacity(config.target),
             options=drafter.options,
-            target=config.target.path() if drafter_kind(drafter.kind).takes_of_target else None,
+            target=config.target.path() if drafter_kind(drafter.kind).reads_features else None,
             instances=drafter.instances,
             placement=drafter.placement,
             gpus=drafter.gpus,
@@ -104,11 +103,6 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         )
         for drafter in config.drafters
     ]
-
-
-def _checkpoint(drafter: DrafterConfig, target: TargetConfig) -> Path | None:
-    """What the drafter's weights are read from; None for lookups."""
-    return target.path() if drafter_kind(drafter.kind).of_target else drafter.path()
 
 
 def _dtype(name: str) -> "torch.dtype | None":

@@ -18,8 +18,7 @@ from deployments.ingress.tokenizer import Tokens
 from deployments.messages import SloFields, SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
-from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import choice_seed
+from engine.sampling.params import SamplingParams, choice_seed
 from policies.ranges import DRAWN_SEED_BITS
 
 

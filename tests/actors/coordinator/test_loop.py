@@ -28,8 +28,8 @@ from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from actors.hosts.direct import DirectDrafter
 from actors.hosts.protocol import HostLost
 from benchmarks.simulator.clock import run
+from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter
-from engine.drafters.ngram import NgramDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import InvalidRequest, SpindleError
 from engine.generate import generate

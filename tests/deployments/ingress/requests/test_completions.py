@@ -21,8 +21,7 @@ from deployments.ingress.tokenizer import Tokens
 from deployments.messages import StreamRequest, sampling_params, slo
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
-from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import choice_seed
+from engine.sampling.params import SamplingParams, choice_seed
 from tests.deployments.local import make_config
 
 Kind = type[CompletionRequest] | type[ChatRequest]
