@@ -28,7 +28,7 @@ class VerifierSuspects:
 
     def next_batch(self, running: Sequence[RequestState]) -> list[RequestState]:
         """What is verified next where some are suspects: one of them, or all others that are ready,
-        in turn. Without the micro-batches' barrier, which would make them wait for each other."""
+        in turn, of whatever micro-batches: these would make them wait for each other."""
         ready = [request for request in running if request.stage is DRAFTED]
         suspects = [request for request in ready if request.suspect]
         others = [request for request in ready if not request.suspect]

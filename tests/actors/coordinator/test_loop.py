@@ -171,10 +171,10 @@ async def serve_all(service: Service, params: Sequence[SamplingParams] = PARAMS)
     return list(streams)
 
 
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous", "faster"])
-def test_streams_equal_plain_decoding_while_requests_switch_lanes(mode: Any) -> None:
+@pytest.mark.parametrize("parts", [None, 1, 3])
+def test_streams_equal_plain_decoding_while_requests_switch_lanes(parts: int | None) -> None:
     async def main() -> None:
-        service = Service(pipeline=MicroBatchParams(mode))
+        service = Service(pipeline=MicroBatchParams(parts=parts))
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         accepted = sum(o.accepted for e in service.seen(Verified) for o in e.outcomes)
         assert accepted > 20, "too few draft tokens were accepted for a test"
@@ -593,7 +593,7 @@ def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptureFixtu
 
 def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
     async def main() -> None:
-        service = Service(pipeline=MicroBatchParams("barrier", max_parts=1), stay=1000)
+        service = Service(pipeline=MicroBatchParams(max_parts=1), stay=1000)
         long = replace(GREEDY, max_tokens=100)
         reading = [
             asyncio.create_task(read(service.coordinator.submit(str(number), [number] * 3, long)))
@@ -603,7 +603,7 @@ def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
         assert len(service.seen(Verified)[-1].outcomes) == 4
         service.coordinator.use(
             Policies(service.schedule, service.selection, Fixed()),
-            MicroBatchParams("barrier", parts=2),
+            MicroBatchParams(parts=2),
         )
         await asyncio.sleep(0.1)
         assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
