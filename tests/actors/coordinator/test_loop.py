@@ -550,7 +550,9 @@ def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
 
 def test_a_request_whose_drafter_is_down_or_full_decodes_plainly() -> None:
     async def main() -> None:
-        service = Service(drafter_lost=lambda call: call == 1, limits=Limits(16, kv_tokens=2048))
+        service = Service(
+            drafter_lost=lambda call: call == 1, limits=Limits(max_batch=16, kv_tokens=2048)
+        )
 
         async def never_back() -> None:
             await asyncio.Event().wait()
