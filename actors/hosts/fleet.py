@@ -163,7 +163,7 @@ def _verifier(
 
         return ThreadVerifier(spec)
     launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
-    closers.append(launcher.close)
+    closers.append(launcher.discard)
     return RemoteVerifier(
         Supervised(
             "the verifier",

@@ -50,8 +50,6 @@ class TargetSpec(PlacementSpec):
     """vLLM's own arguments."""
     tensor_parallel: int = 1
     """Native: the number of rank actors. vLLM starts its ranks itself, in one actor."""
-    standby: bool = False
-    """Whether processes are kept ready that replace lost ones."""
 
     @property
     def actors(self) -> int:

@@ -73,7 +73,6 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         attention=target.attention,
         engine_args=target.engine_args,
         tensor_parallel=target.tensor_parallel,
-        standby=target.standby,
         placement=target.placement,
         gpus=target.gpus,
         cpus=target.cpus,

@@ -101,8 +101,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             {"drafters": [NGRAM | {"placement": "actor"}]},
         ),
         ("instances: ", {"drafters": [TINY | {"placement": "inline", "instances": 2}]}),
-        ("target: standby: .* false", {"target": {"placement": "inline", "standby": True}}),
-        ("target: standby: .* gpus: 0", {"target": {"gpus": 1, "standby": True}}),
         ("drafters: two of them are named 'ngram'", {"drafters": [NGRAM] * 2}),
         (
             "drafters.gpus: .* 1.1 GPUs together",
