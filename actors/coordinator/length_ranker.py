@@ -1,4 +1,4 @@
-"""Self-scheduling: the target itself predicts how long its answers will be.
+"""Self-scheduling: the target itself ranks requests by how long its answers will be.
 
 Ranking prompts (policies/scheduling/rank_prompts.py) run as internal requests through the same
 rounds as users' requests. They contain users' text, which can affect nothing but the order in which
@@ -6,49 +6,58 @@ requests run.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from actors.coordinator.events import Arrived, Event, Left
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.ranker_text import RankerText
 from actors.hosts.protocol import VerifierHost
 from engine.errors import SpindleError
 from engine.sampling.params import SamplingParams
+from engine.tokenizer import load_tokenizer
 from policies.scheduling.rank_answers import Values, ranks_from_logits, read_lengths, read_ranks
-from policies.scheduling.rank_prompts import FORMS
-from policies.scheduling.rank_queue import RankBatch, RankQueue
+from policies.scheduling.rank_prompts import FORMS, Message
+from policies.scheduling.self_ranked import RankBatch, SelfRanked
 
 TOKENS_PER_REQUEST = 12
 """Answer tokens for each ranked request: `[7]`, three digits, a comma, and one to spare."""
 _PROMPTS_AT_ONCE = 4
 _LABELS = "0123456789"
+_MESSAGE = "[the only message of a user]"
 
 
-class RankConsumer(Protocol):
-    """What uses ranks or lengths: the self-ranked schedule, or LengthPredictor below."""
+class RankerText:
+    """The target's tokenizer, for ranking prompts."""
 
-    def due(self, now: float) -> RankBatch | None: ...
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
 
-    def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None: ...
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """Loaded at first use, which takes a second: few configs have any."""
+        return load_tokenizer(self._checkpoint)
 
-    def forget(self, request: str) -> None: ...
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        encoded = self._tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, return_dict=True
+        )
+        return list(encoded["input_ids"])
 
+    def requests_of(self, prompts: Iterable[Sequence[int]]) -> list[str]:
+        """The prompts' texts without what the chat template writes around a user's only message: of
+        many models that is a system prompt, the same in all requests."""
+        # Rendered each time: some templates have today's date.
+        framed = self.decode(self.encode_chat([{"role": "user", "content": _MESSAGE}]))
+        before, _, behind = framed.partition(_MESSAGE)
+        return [self.decode(one).removeprefix(before).removesuffix(behind) for one in prompts]
 
-class LengthPredictor:
-    """Predicted output lengths for the schedules that use them."""
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def __init__(self, queue: RankQueue, predict: Callable[[str, float], None]) -> None:
-        self._queue = queue
-        self._predict = predict
-        self.due = queue.due
-        self.forget = queue.forget
-        self.arrive = queue.arrive
-
-    def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None:
-        for request, value in zip(batch.requests, values, strict=True):
-            if value is not None:
-                self._predict(request, value)
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
 class Ranker:
@@ -56,15 +65,13 @@ class Ranker:
 
     def __init__(
         self,
-        consumer: RankConsumer | None,
+        schedule: SelfRanked | None,
         verifier: VerifierHost,
         text: RankerText,
-        timeout_s: float,
     ) -> None:
-        self._consumer = consumer
+        self._schedule = schedule
         self._verifier = verifier
         self._text = text
-        self._timeout_s = timeout_s
         self._labels = [text.encode(label)[0] for label in _LABELS]
         self._prompts: dict[str, tuple[int, ...]] = {}
         """The prompts of the users' requests that are being served."""
@@ -75,21 +82,18 @@ class Ranker:
         self.requested = 0
         """Requests for which a value was requested."""
 
-    def use(self, consumer: RankConsumer | None, timeout_s: float) -> None:
-        """Replaces the consumer, also for all present requests; None: nothing is ranked."""
-        self._consumer = consumer
-        self._timeout_s = timeout_s
-        for name in self._prompts:
-            self._announce(name, asyncio.get_running_loop().time())
+    def use(self, schedule: SelfRanked | None) -> None:
+        """Ranks for this schedule, which has been passed all present requests; None: nothing is
+        ranked."""
+        self._schedule = schedule
+        self._announce()
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Arrived):
             self._prompts[event.view.name] = event.prompt
-            self._announce(event.view.name, event.at_s)
+            self._announce()
         elif isinstance(event, Left) and not event.internal:
             self._prompts.pop(event.view.name, None)
-            if self._consumer is not None:
-                self._consumer.forget(event.view.name)
 
     async def run(self, coordinator: Coordinator) -> None:
         async with asyncio.TaskGroup() as ranking:
@@ -97,20 +101,16 @@ class Ranker:
                 await self._wake.wait()
                 self._wake.clear()
                 now = asyncio.get_running_loop().time()
-                while (consumer := self._consumer) and (batch := consumer.due(now)) is not None:
+                while (schedule := self._schedule) and (batch := schedule.due(now)) is not None:
                     await self._prompt_slots.acquire()
-                    ranking.create_task(self._rank(batch, consumer, coordinator))
+                    ranking.create_task(self._rank(batch, schedule, coordinator))
 
-    def _announce(self, name: str, now: float) -> None:
-        if isinstance(self._consumer, LengthPredictor):
-            self._consumer.arrive(name, now)
-        if self._consumer is not None:
+    def _announce(self) -> None:
+        if self._schedule is not None:
             self._wake.set()
-            asyncio.get_running_loop().call_later(self._timeout_s, self._wake.set)
+            asyncio.get_running_loop().call_later(self._schedule.timeout_s, self._wake.set)
 
-    async def _rank(
-        self, batch: RankBatch, consumer: RankConsumer, coordinator: Coordinator
-    ) -> None:
+    async def _rank(self, batch: RankBatch, schedule: SelfRanked, coordinator: Coordinator) -> None:
         try:
             # A request that has left meanwhile keeps its position, since the answer refers to
             # positions.
@@ -124,7 +124,7 @@ class Ranker:
             self._prompt_slots.release()
         self.requested += len(values)
         self.unplaced += values.count(None)
-        consumer.answer(batch, values)
+        schedule.answer(batch, values)
 
     async def _values(
         self, batch: RankBatch, prompt: Sequence[int], coordinator: Coordinator

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from actors.coordinator.length_ranker import TOKENS_PER_REQUEST
-from actors.coordinator.ranker_text import RankerText
+from actors.coordinator.length_ranker import TOKENS_PER_REQUEST, RankerText
 from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, parser, publish
 from cluster.smollm2 import SMOLLM2

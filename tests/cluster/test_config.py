@@ -64,7 +64,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("policies.seed", {"policies": {"seed": 2**64}}),
         ("target.attention", {"target": {"attention": "flash"}}),
         ("attention: .* or set backend: native", {"target": VLLM | {"attention": "auto"}}),
-        ("policies.lengths: batch: of ranking prompts", {"policies": {"lengths": {"batch": 4}}}),
         ("engine_args: backend native", {"target": {"engine_args": {"a": 1}}}),
         ("swap_tokens: .* or backend: native", {"target": VLLM | {"swap_tokens": 64}}),
         ("accelerator: L4 without a GPU", {"target": {"accelerator": "L4"}}),
