@@ -8,13 +8,10 @@ import tempfile
 from pathlib import Path
 
 from cluster import hub
-from cluster.built_in_models import HEADS, MODELS, model_path
-from cluster.cache import cache_dir
-from cluster.checkpoint_files import WEIGHTS
-from cluster.checkpoints import parameters
-from cluster.claims import check_weights
-from cluster.digests import digest
-from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
+from cluster.built_in_models import HEADS, MODELS, SMOLLM2, has_smollm2, model_path, smollm2_path
+from cluster.cache import cache_dir, digest
+from cluster.checkpoint_files import WEIGHTS, pickled_files
+from cluster.checkpoints import FETCH_AGAIN, architecture, only_drafts, parameters
 
 ZOO = "zoo/"
 GGUF = ".gguf"
@@ -140,3 +137,28 @@ def _write_gguf_weights(file: Path, folder: Path) -> None:
             write_weights(file, Path(scratch) / WEIGHTS)
             _check_unaltered(file, folder)
             (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)
+
+
+_PACKING = 32
+"""Quantized weights are up to eight to a stored number, and other families' layers smaller than a
+Llama's."""
+
+
+def check_weights(path: Path) -> None:
+    """Raises ValueError for weights that only unpickling could read, and for a config of a far
+    larger model than the weights are of, which would be built before they are compared."""
+    stored, pickled = parameters(path), pickled_files(path)
+    if stored is None and pickled:
+        raise ValueError(
+            f"{path} has no safetensors; {', '.join(pickled)} is not read, because a pickle may "
+            "run any code: choose a model with safetensors, or convert it where you trust it"
+        )
+    own = architecture(path)
+    claimed = own.num_hidden_layers * own.layer_parameters()
+    if not only_drafts(path):
+        claimed += own.vocab_size * own.hidden_size
+    if stored is not None and claimed > _PACKING * stored:
+        raise ValueError(
+            f"{path / 'config.json'} is of a model of some {claimed:,} weights, and its files have "
+            f"{stored:,}; {FETCH_AGAIN}"
+        )

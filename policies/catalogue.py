@@ -27,9 +27,8 @@ from policies.selection.hedge import Hedge, HedgeParams
 from policies.selection.lbss import Lbss, LbssParams
 from policies.speculation import baselines
 from policies.speculation.adaserve import AdaServe, AdaServeParams
-from policies.speculation.equal import Equal, EqualParams
+from policies.speculation.baselines import Equal, EqualParams, SpecInfer, SpecInferParams
 from policies.speculation.planner.policy import Planner, PlannerParams
-from policies.speculation.specinfer import SpecInfer, SpecInferParams
 from policies.speculation.specserve import SpecServe, SpecServeParams
 
 Options = Mapping[str, Any]

@@ -12,9 +12,9 @@ from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.forward import Forward, Item, next_forward
 from actors.coordinator.microbatches import ready_together
 from actors.coordinator.request_state import READY, VERIFYING, RequestState
-from actors.coordinator.round_trace import round_trace
+from actors.coordinator.round_draft import round_trace
 from actors.coordinator.settings import Limits, Policies
-from actors.coordinator.verifier_suspects import VerifierSuspects
+from actors.coordinator.suspects import VerifierSuspects
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict
 from engine.request import VERIFIER

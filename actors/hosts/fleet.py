@@ -29,9 +29,8 @@ from actors.hosts.protocol import VerifierHost
 from actors.hosts.remote import RemoteDrafter, RemoteVerifier
 from actors.hosts.spawn import Group, VerifierLauncher
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.starting import LOG_PROGRESS, Progress, Start, start_all
+from actors.hosts.starting import LOG_PROGRESS, Progress, Start, check_tokenizers, start_all
 from actors.hosts.supervision import Supervised
-from actors.hosts.tokenizer_check import check_tokenizers
 from cluster.checkpoints import architecture
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView

@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
-from actors.coordinator.length_learner import LengthLearner
-from actors.coordinator.length_ranker import Ranker, RankerText
+from actors.coordinator.lengths import LengthLearner, Ranker, RankerText
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet

@@ -21,8 +21,7 @@ from time import perf_counter, process_time
 import torch
 
 from benchmarks.report import Record, paired_ratio, parser, publish, seconds
-from cluster.built_in_models import TARGET, model_path
-from cluster.smollm2 import has_smollm2, smollm2_path
+from cluster.built_in_models import TARGET, has_smollm2, model_path, smollm2_path
 from engine.generate import generate
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate

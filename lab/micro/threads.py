@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.processes import environment
 from benchmarks.report import Record, parser, publish
+from cluster.built_in_models import SMOLLM2
 from cluster.cache import cache_dir
-from cluster.smollm2 import SMOLLM2
 from engine.cpu.environment import openmp_environment
 
 REQUESTS = (1, 4, 16)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from actors.coordinator.events import Arrived, Event
-from actors.coordinator.length_learner import LengthLearner
+from actors.coordinator.lengths import LengthLearner
 from actors.coordinator.settings import Limits
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.acceptance import Acceptance, synthetic

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from actors.coordinator.length_ranker import TOKENS_PER_REQUEST, RankerText
+from actors.coordinator.lengths import TOKENS_PER_REQUEST, RankerText
 from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, parser, publish
-from cluster.smollm2 import SMOLLM2
+from cluster.built_in_models import SMOLLM2
 from cluster.sources import checkpoint_folder
 from engine.drafters.suffix import SuffixDrafter
 from engine.generate import Rejected, generate

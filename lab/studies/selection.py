@@ -39,10 +39,9 @@ from benchmarks.serving.local import (
     serve,
 )
 from benchmarks.serving.requests import Request
-from cluster.built_in_models import HEADS, model_path
+from cluster.built_in_models import HEADS, SMOLLM2, model_path
 from cluster.cache import cache_dir
 from cluster.config.drafter_kinds import LOOKUPS
-from cluster.smollm2 import SMOLLM2
 from cluster.sources import checkpoint_folder
 from policies.catalogue import SELECTIONS, make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival, expected_len
+from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
 
 Key = Callable[[RequestView, bool], float]
 """The sort key of a request, given whether it is running; the smallest comes first."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival
+from policies.request import RequestView, RoundOutcome, by_arrival
 from policies.scheduling.rank_answers import competition_ranks
 from policies.scheduling.rank_prompts import MAX_BATCH
 

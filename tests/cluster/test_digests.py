@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster import digests
-from cluster.digests import digest
+from cluster.cache import digest
 
 SIZE = 4 << 20
 

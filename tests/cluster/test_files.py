@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 
 
 def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:

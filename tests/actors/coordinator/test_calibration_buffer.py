@@ -2,7 +2,7 @@
 
 import random
 
-from actors.coordinator.calibration_buffer import CalibrationBuffer
+from actors.coordinator.estimates import CalibrationBuffer
 from actors.coordinator.round_draft import Proposal
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import flatten

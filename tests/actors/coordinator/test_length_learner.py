@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from actors.coordinator.events import Arrived, Event, Left
-from actors.coordinator.length_learner import LengthLearner
+from actors.coordinator.lengths import LengthLearner
 from benchmarks.simulator.clock import run
 from policies.estimates.output_lengths import LearnedLengths
 from policies.request import RequestView

@@ -5,8 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from actors.coordinator.round_draft import MergedTree, RoundDraft
-from actors.coordinator.round_trace import MOST_NODES, round_trace
+from actors.coordinator.round_draft import MOST_NODES, MergedTree, RoundDraft, round_trace
 from benchmarks.simulator.clock import run
 from engine.protocol import Commit, RoundTrace
 from policies.flat_trees import flatten

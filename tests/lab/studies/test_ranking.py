@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from actors.coordinator.length_ranker import RankerText
+from actors.coordinator.lengths import RankerText
 from cluster.built_in_models import TARGET, model_path
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier

@@ -2,9 +2,8 @@
 
 import pytest
 
-from policies.request import RequestView, RoundOutcome
+from policies.request import RequestView, RoundOutcome, expected_len
 from policies.scheduling.baselines import Las, LasParams, fcfs, lp_sjf
-from policies.scheduling.expected_length import expected_len
 from tests.policies.scheduling.server import Job, serve
 
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from policies.protocols import Speculation
 from policies.speculation.adaserve import TreeShape
-from policies.speculation.equal import Equal, EqualParams
-from policies.speculation.specinfer import SpecInfer, SpecInferParams
+from policies.speculation.baselines import Equal, EqualParams, SpecInfer, SpecInferParams
 from policies.tree import ROOT, DraftTree
 from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import (

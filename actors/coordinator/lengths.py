@@ -1,4 +1,6 @@
-"""Self-scheduling: the target itself ranks requests by how long its answers will be.
+"""How long outputs will be: as the target itself ranks them, or as finished requests show.
+
+Self-scheduling: the target itself ranks requests by how long its answers will be.
 
 Ranking prompts (policies/scheduling/rank_prompts.py) run as internal requests through the same
 rounds as users' requests. They contain users' text, which can affect nothing but the order in which
@@ -6,17 +8,19 @@ requests run.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from actors.coordinator.events import Arrived, Event, Left
+from actors.coordinator.events import Arrived, Event, Left, Verified
 from actors.coordinator.loop import Coordinator
 from actors.hosts.protocol import VerifierHost
 from engine.errors import SpindleError
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
+from policies.estimates.output_lengths import LearnedLengths
+from policies.request import RequestView
 from policies.scheduling.rank_answers import Values, ranks_from_logits, read_lengths, read_ranks
 from policies.scheduling.rank_prompts import FORMS, Message
 from policies.scheduling.self_ranked import RankBatch, SelfRanked
@@ -141,3 +145,49 @@ class Ranker:
             cut = commit.finish == "length"
         read = read_lengths if batch.form == "length_only" else read_ranks
         return read(self._text.decode(tokens), size, cut)
+
+
+_FIRST_REVISION = 16
+"""Output tokens after which a prediction is made again, with those that became longer; then after
+twice as many, and again."""
+
+
+class LengthLearner:
+    """Pass the coordinator's events to `observe`."""
+
+    def __init__(self, lengths: LearnedLengths, predict: Callable[[str, float], None]) -> None:
+        self._predicts = True
+        self._lengths = lengths
+        self._predict = predict
+        self._served: dict[str, RequestView] = {}
+        self._revise_at: dict[str, int] = {}
+
+    def use(self, predicts: bool) -> None:
+        """Whether predictions are made, for all present requests as well. Lengths are learned
+        always, so that a schedule which is set later has them at once."""
+        self._predicts = predicts
+        for view in self._served.values():
+            self._make(view)
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            self._served[event.view.name] = event.view
+            self._revise_at[event.view.name] = _FIRST_REVISION
+            self._make(event.view)
+        elif isinstance(event, Verified):
+            for outcome in event.outcomes:
+                view = self._served.get(outcome.request)
+                if view is not None and view.generated >= self._revise_at[view.name]:
+                    self._revise_at[view.name] = 2 * view.generated
+                    self._make(view)
+        elif isinstance(event, Left) and not event.internal:
+            self._served.pop(event.view.name, None)
+            self._revise_at.pop(event.view.name, None)
+            # What was cancelled or failed would have become longer.
+            if event.finish is not None:
+                self._lengths.finished(event.view)
+
+    def _make(self, view: RequestView) -> None:
+        predicted = self._lengths.predict(view) if self._predicts else None
+        if predicted is not None:
+            self._predict(view.name, predicted)

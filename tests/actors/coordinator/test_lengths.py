@@ -9,7 +9,7 @@ import torch
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Left
-from actors.coordinator.length_ranker import Ranker, RankerText
+from actors.coordinator.lengths import Ranker, RankerText
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.simulator.clock import run
