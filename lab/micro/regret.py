@@ -1,4 +1,4 @@
-"""Measures the regret of LBSS, and the time of a matching.
+"""Measures the regret of LBSS.
 
 `python -m lab.micro.regret [--smoke] [--json FILE]`.
 
@@ -7,31 +7,24 @@ places each, in slots of equal time, with stationary rewards. Theorem 1 bounds i
 each doubling of T adds the same. Exits with 1 unless
 - LBSS adds no more from doubling to doubling, within two standard errors, and log T fits its
   regret better than √T and T do;
-- a constant ε, and LBSS with an α too small for the gap, both fail the same test;
-- 1,024 requests are matched to 16 lanes within 50 ms of CPU time, whatever their goodputs.
+- a constant ε, and LBSS with an α too small for the gap, both fail the same test.
 """
 
-import functools
 import itertools
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from benchmarks.report import Record, parser, publish
 from policies.cost import LinearCost
 from policies.estimates.acceptance import AcceptanceEstimates
-from policies.matching import match
 from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.baselines import EpsilonGreedy, EpsilonGreedyParams
-from policies.selection.lane_capacity import unmatched_values
 from policies.selection.lbss import Lbss, LbssParams
 
 Floats = NDArray[np.float64]
@@ -50,7 +43,6 @@ SWITCH_COST = SWITCH_WEIGHT * CATCH_UP_S * CONTEXT
 """λ·c of eq. 6, in the slot's tokens: half of what the smallest gap loses in a slot."""
 
 FIRST_POWER = 10
-MATCHING_MS = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,71 +147,20 @@ def regret_records(name: str, scale: Scale) -> tuple[list[Record], bool]:
     return records, mean <= 2 * error and min(misfits, key=misfits.__getitem__) == "log T"
 
 
-def goodputs(rng: np.random.Generator) -> dict[str, Floats]:
-    """Goodputs of 1,024 requests on 16 lanes, by the name of their structure."""
-    requests, lanes = 1024, 16
-    speed = rng.uniform(20, 80, lanes)
-    acceptance = rng.uniform(0.2, 1, requests)
-    domains = (speed * rng.uniform(0.5, 1.5, (6, lanes)))[rng.integers(6, size=requests)]
-    noise = rng.normal(0.0, 1.0, (requests, lanes))
-    return {
-        "unrelated": rng.uniform(20, 80, (requests, lanes)),
-        "lanes differ": speed + 5 * noise,
-        "all equal": np.tile(speed, (requests, 1)),
-        "acceptance times speed": acceptance[:, None] * speed,
-        "six domains": domains,
-        "six domains, noisy": domains + 2 * noise,
-    }
-
-
-def cpu_ms(work: Callable[[], object], repeats: int) -> float:
-    """Median of the CPU time, in which other processes do not count."""
-    spent = []
-    for _ in range(repeats):
-        started = time.process_time()
-        work()
-        spent.append(1e3 * (time.process_time() - started))
-    return statistics.median(spent)
-
-
-def matching_records(repeats: int) -> tuple[list[Record], bool]:
-    """Times of a matching with half as many places as requests, just as many, a quarter more, and
-    uneven lanes; and, where there are just as many, of KM alone on the expanded matrix. The bool:
-    whether all of ours keep the bound."""
-    rng = np.random.default_rng(0)
-    capacities = {
-        "half": np.full(16, 32),
-        "just enough": np.full(16, 64),
-        "a quarter more": np.full(16, 80),
-        "uneven": rng.multinomial(1280, rng.dirichlet(np.ones(16))),
-    }
-    ours, km_alone = [], []
-    for structure, values in goodputs(rng).items():
-        unmatched = unmatched_values(values, np.zeros(len(values)))
-        for places, capacity in capacities.items():
-            spent_ms = cpu_ms(functools.partial(match, values, capacity, unmatched), repeats)
-            name = f"matching/1024 x 16/{structure}/{places}"
-            ours.append(Record(name, spent_ms, "ms of CPU", MATCHING_MS))
-        expanded = np.repeat(values, capacities["just enough"], axis=1)
-        spent_ms = cpu_ms(functools.partial(linear_sum_assignment, expanded, maximize=True), 1)
-        km_alone.append(Record(f"matching/KM alone/{structure}/just enough", spent_ms, "ms of CPU"))
-    return ours + km_alone, all(record.value <= MATCHING_MS for record in ours)
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--smoke", action="store_true", help="shorter and fewer runs")
     options = arguments.parse_args()
     scale = SMOKE if options.smoke else FULL
 
-    records, fast = matching_records(repeats=3 if options.smoke else 9)
+    records: list[Record] = []
     logarithmic: dict[str, bool] = {}
     for name in POLICIES:
         of_policy, logarithmic[name] = regret_records(name, scale)
         records += of_policy
     publish(records, options.json)
 
-    missed = [] if fast else [f"a matching takes more than {MATCHING_MS:g} ms"]
+    missed = []
     for name, is_logarithmic in logarithmic.items():
         if is_logarithmic != (name == "lbss"):
             missed.append(f"regret of {name} looks{'' if is_logarithmic else ' not'} logarithmic")
