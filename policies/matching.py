@@ -1,8 +1,7 @@
 """Maximum-weight matching of requests to lanes, where lane j has B_j places (Spin, eq. 10-12).
 
 As in the paper the KM algorithm runs on the matrix with B_j copies of lane j. It walks these
-copies, which are ties, one by one: 1,024 requests with the same preferences take
-half a second.
+copies, which are ties, one by one: 1,024 requests with the same preferences take half a second.
 """
 
 import numpy as np
