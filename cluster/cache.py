@@ -44,8 +44,8 @@ tick of the clock have the same time."""
 
 
 def digest(file: Path) -> str:
-    """Of the file's whole content; equal on all nodes. Takes a second for each gigabyte the first
-    time. Raises ValueError for a file that is altered meanwhile."""
+    """The digest of the file's whole content; equal on all nodes. Takes a second for each gigabyte
+    the first time. Raises ValueError for a file that is altered meanwhile."""
     state = _state(file)
     remembered = cache_dir() / "digests" / _hex(repr(state).encode())
     if remembered.is_file():

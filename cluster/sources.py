@@ -32,8 +32,8 @@ def check_source(model: str) -> str:
 
 
 def header_folder(model: str) -> Path:
-    """A folder with config.json and tokenizer. Of a GGUF file they are written into the cache, of a
-    model of the hub they are fetched into its cache, if they are not there yet."""
+    """A folder with config.json and tokenizer. Those of a GGUF file are written into the cache,
+    those of a model of the hub are fetched into its cache, if they are not there yet."""
     if model.startswith(ZOO):
         names = (*MODELS, *HEADS)
         if model.removeprefix(ZOO) not in names:

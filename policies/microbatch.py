@@ -47,7 +47,7 @@ class LaneLoad:
     gain: float
     """Tokens that each request is expected to gain, the target's own included."""
     draft: CostModel | None = None
-    """Of one draft step. None: drafting costs nothing."""
+    """The cost of one draft step. None: drafting costs nothing."""
     call_s: float = 0.0
     """What a draft call takes besides its steps."""
 
@@ -66,8 +66,8 @@ def split(
     loads: Sequence[LaneLoad], verify: CostModel, params: MicroBatchParams = MicroBatchParams()
 ) -> int:
     """The number of micro-batches of all lanes: Spin's heuristic, which ends where throughput
-    falls. Of the numbers tried the best, if its gain is more than the error that predictions are
-    allowed."""
+    falls. The best of the numbers tried is taken, if it gains more than the error that predictions
+    are allowed."""
     if params.parts is not None:
         return params.parts
     predictions = [throughput(loads, 1, verify)]

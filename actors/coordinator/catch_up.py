@@ -24,7 +24,7 @@ would be spent in the rounds of the next ones."""
 
 
 class CatchUp:
-    """An order has at most `limits.catch_up_tokens`, so that no micro-batch waits long behind it;
+    """An order has at most `limits.catch_up_tokens`, so that no micro-batch waits for it long;
     of a prompt as many as come with one verdict. `limits.catch_up_share`: of the time, in which
     lanes that share processors with the verifier may read. Reading slows the forward down there, so
     by default it only serves to learn about the drafters."""

@@ -97,7 +97,7 @@ class Costs:
 
     verify: CostModel
     draft: Mapping[str, CostModel]
-    """Of one draft step, by lane; lanes that are missing here draft at no cost."""
+    """The cost of one draft step, by lane; lanes that are missing here draft at no cost."""
     verify_budget: int
     draft_budgets: Mapping[str, int]
     """These two are AdaServe's B_1 and, by lane, B_2 (policies/protocols.py, RoundContext)."""
@@ -106,7 +106,7 @@ class Costs:
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
     switch: SwitchCost = NO_SWITCH
-    """Of preempting a request and resuming it."""
+    """The cost of preempting a request and resuming it."""
 
 
 _NO_SOURCES = np.zeros(0, np.int64)

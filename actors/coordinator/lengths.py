@@ -54,8 +54,8 @@ class RankerText:
         many models that is a system prompt, the same in all requests."""
         # Rendered each time: some templates have today's date.
         framed = self.decode(self.encode_chat([{"role": "user", "content": _MESSAGE}]))
-        before, _, behind = framed.partition(_MESSAGE)
-        return [self.decode(one).removeprefix(before).removesuffix(behind) for one in prompts]
+        before, _, after = framed.partition(_MESSAGE)
+        return [self.decode(one).removeprefix(before).removesuffix(after) for one in prompts]
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

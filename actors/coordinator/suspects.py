@@ -21,7 +21,8 @@ from engine.protocol import Draft
 _LOG = logging.getLogger("spindle")
 _BARRED = 3
 _TURNS = 4
-"""Of so many micro-batches of a lane with suspects, the last two are of one half of them each."""
+"""A lane with suspects takes turns of so many micro-batches, of which the last two have one half of
+the suspects each."""
 
 
 class DrafterSuspects:

@@ -57,7 +57,7 @@ class Fleet:
     load_vocabulary: Callable[[], Awaitable[None]]
     """Begins to load, in the verifier, what its first output grammar needs."""
     facts: Facts
-    """Of the target, and of all drafters but lookups."""
+    """About the target, and all drafters but lookups."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""

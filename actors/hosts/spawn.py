@@ -215,7 +215,7 @@ class VerifierLauncher:
         self._spec = spec
         self._timeout_s = timeout_s
         self._starts = 0
-        """Of processes, those that were not needed included."""
+        """How often processes were started, including those that were not needed."""
         self._standby: asyncio.Task[Actors] | None = None
 
     async def launch(self, _number: int) -> Actors:

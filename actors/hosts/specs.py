@@ -45,7 +45,7 @@ class TargetSpec(PlacementSpec):
     swap_tokens: int = 0
     backend: Backend = "native"
     attention: Attention = "packed"
-    """Of the native backend."""
+    """The layout of the native backend."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's own arguments."""
     tensor_parallel: int = 1

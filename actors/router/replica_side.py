@@ -26,7 +26,7 @@ class PoolingParams:
     interval_s: float = 5.0
     """The pause between two reports, and the time limit of an answer."""
     half_life_s: float = 600.0
-    """Of the other replicas' statistics while no router answers."""
+    """The half-life of the other replicas' statistics while no router answers."""
 
 
 class Pooling:

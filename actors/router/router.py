@@ -73,7 +73,7 @@ class RouterParams:
     departed_after_s: float = 30.0
     """A replica that has not reported for so long has departed: its statistics begin to fade."""
     half_life_s: float = 600.0
-    """Of the statistics of departed replicas."""
+    """The half-life of the statistics of departed replicas."""
     least_weight: float = 0.01
     """Statistics that have faded to less are dropped."""
     max_replicas: int = 256
@@ -96,7 +96,7 @@ class Router:
         self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
         self._facts: dict[str, Sequence[float]] = {}
-        """Of the model that was reported first comes first."""
+        """The model that was reported first comes first."""
         self._started_s: float | None = None
         """The time of the first call."""
 

@@ -28,7 +28,7 @@ _NAME = "spindle:rank/"
 @dataclass(frozen=True, slots=True)
 class RankBatch:
     name: str
-    """Of the internal request."""
+    """The name of the internal request."""
     requests: tuple[str, ...]
     """By position in the prompt, in the order of arrival."""
     form: Form

@@ -48,7 +48,7 @@ class Hedge:
         self._params = params
         self._membership = Membership()
         self._context: RoundContext | None = None
-        """Of the last call of `assign`."""
+        """The context of the last call of `assign`."""
         self._mapping: dict[str, str | None] = {}
         self._load: Counter[str | None] = Counter()
         self._slots = 0
@@ -79,7 +79,7 @@ class Hedge:
 
     def likely_next(self, request: str) -> str | None:
         """The drafter with the largest estimate over the root of its evidence on the request, so
-        that each is tried; not the one that drafts now, whose drafts are evidence anyway. Of its
+        that each is tried; not the one that drafts now, whose drafts are evidence anyway. Among its
         lanes the one that has read most, then the one with the most free places."""
         if self._likely is None:
             self._likely = self._likely_lanes()

@@ -39,7 +39,7 @@ class MeanGoodput:
         self._pairs: dict[str, dict[str, _Mean]] = {}
         self._drafters: dict[str, _Mean] = {}
         self._others: dict[str, _Mean] = {}
-        """Of each drafter on other replicas."""
+        """The statistics of each drafter on other replicas."""
 
     def observe(self, request: str, drafter: str, goodput: float) -> None:
         pair = self._pairs.setdefault(request, {}).setdefault(drafter, _Mean())

@@ -148,7 +148,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("limits.recovery_s", {"limits": {"recovery_s": 0}}),
         ("scaling: max_replicas", {"scaling": {"min_replicas": 2}}),
         ("api_keys.a", {"api_keys": {"a": ""}}),
-        ("api_keys.a: behind env:", {"api_keys": {"a": "env:MY KEY"}}),
+        ("api_keys.a: after env:", {"api_keys": {"a": "env:MY KEY"}}),
         (
             "api_keys: a and b",
             {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}},
@@ -339,7 +339,7 @@ def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def write_zoo_head(path: Path, **changes: Any) -> dict[str, Any]:
-    """Of an EAGLE-3 head for zoo/target, as far as a config check reads it."""
+    """An EAGLE-3 head for zoo/target, as far as a config check reads it."""
     sizes = AppConfig().target.architecture()
     layer = {
         "vocab_size": sizes.vocab_size,
@@ -416,7 +416,7 @@ def test_a_head_has_room_for_all_that_the_target_keeps_unless_the_config_says_ot
 
 
 def write_reduced(path: Path, weights: Mapping[str, tuple[int, ...]], **changes: Any) -> Path:
-    """Of a drafter for zoo/target that says 500 tokens, as far as a config check reads it."""
+    """A drafter for zoo/target that says 500 tokens, as far as a config check reads it."""
     sizes = {
         "vocab_size": 2048,
         "draft_vocab_size": 500,

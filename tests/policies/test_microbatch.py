@@ -102,7 +102,7 @@ def test_a_batch_is_not_split_if_more_parts_lose_less_than_epsilon() -> None:
 
 
 def test_a_batch_is_split_where_drafting_takes_as_long_as_verifying() -> None:
-    """Halves hide one behind the other; more parts than that gain nothing."""
+    """Halves overlap; more parts than that gain nothing."""
     assert split([lane(8, 0.005)], per_row(0.001)) == 2
     assert split([lane(8, 0.005)], per_row(0.001), MicroBatchParams(max_parts=1)) == 1
 

@@ -34,7 +34,7 @@ def round_seconds(costs: RoundCosts, nodes: float, drafting_s: float) -> float:
 
 
 FIRST, NEXT, ADDED = range(3)
-"""Of a lane and a request: the probability that the first level is accepted; that a later level is
+"""For a lane and a request: the probability that the first level is accepted; that a later level is
 accepted, given that the one before it is; and the tokens that the lane adds per accepted token,
 since lookups may propose the same ones. 0 for requests that the lane may not draft for."""
 

@@ -31,7 +31,8 @@ from policies.speculation.baselines import Fixed
 
 KV_TOKENS = 2048
 SLOW_S = 0.01
-"""Of each request in a draft call or a forward, asleep: two threads need no processor for it."""
+"""How long each request in a draft call or a forward takes, asleep: two threads need no processor
+for it."""
 LENGTH = 4
 PROMPTS = [[5, 6, 7]] * 4
 """Equal, so that all requests end in the same round."""
@@ -53,7 +54,7 @@ class Served:
 
     @property
     def overlap(self) -> float:
-        """Of the time in which the verifier worked, the share in which the drafter did as well;
+        """The share of the verifier's time in which the drafter worked as well;
         later than the passes after which lanes are known and the batch is cut again."""
         verifying = self.verifying[len(self.verifying) // 2 :]
         pairs = product(self.drafting, verifying)
