@@ -113,7 +113,7 @@ def test_the_share_of_prompts_is_the_cost_of_their_tokens() -> None:
     assert free.share_of_prompts(0, 10, 5) == 0.0
 
 
-Verified = list[tuple[Proposal, tuple[int, ...]]]
+Learned = list[tuple[Proposal, tuple[int, ...]]]
 
 
 def trees(count: int, seed: int) -> list[DraftTree]:
@@ -124,7 +124,7 @@ def trees(count: int, seed: int) -> list[DraftTree]:
     ]
 
 
-def verified(lane: str, drafted: list[DraftTree], seed: int) -> Verified:
+def verified(lane: str, drafted: list[DraftTree], seed: int) -> Learned:
     """Verdicts on the trees of one call."""
     rng, call = random.Random(seed), flatten(drafted)
     committed = [tuple(rng.randrange(3) for _ in range(rng.randrange(1, 4))) for _ in drafted]
