@@ -116,11 +116,6 @@ class LimitsConfig(Section):
     forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
     """The most new tokens in one forward of the target: last committed tokens, draft tokens and
     prompt chunks."""
-    catch_up_share: Annotated[float, Field(ge=0, le=1)] = 0.005
-    """Fast switching (Spin): the share of the time in which an idle drafter without a GPU may read,
-    while the target verifies, what requests that will probably move to it have committed. Such
-    reading slows the target down, unless the drafter's cores are its own; 0: never. Drafters on
-    GPUs of their own have no such bound."""
     feature_tokens: AtLeastOne = 4096
     """For how many committed tokens of a request the target's features are kept until the drafters
     that read them have done so; a drafter that lacks more does not draft for the request. A token

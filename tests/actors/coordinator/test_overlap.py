@@ -54,8 +54,8 @@ class Served:
 
     @property
     def overlap(self) -> float:
-        """The share of the verifier's time in which the drafter worked as well;
-        later than the passes after which lanes are known and the batch is cut again."""
+        """The share of the verifier's time in which the drafter worked as well,
+        after the passes after which lanes are known and the batch is cut again."""
         verifying = self.verifying[len(self.verifying) // 2 :]
         pairs = product(self.drafting, verifying)
         both_s = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
