@@ -228,7 +228,7 @@ def _inflated(small: Architecture, params: int) -> Architecture:
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
-    """Of all weights in the checkpoint's safetensors, by name."""
+    """The shapes of all weights in the checkpoint's safetensors, by name."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(path):
         try:

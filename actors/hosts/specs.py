@@ -45,13 +45,11 @@ class TargetSpec(PlacementSpec):
     swap_tokens: int = 0
     backend: Backend = "native"
     attention: Attention = "packed"
-    """Of the native backend."""
+    """The layout of the native backend."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's own arguments."""
     tensor_parallel: int = 1
     """Native: the number of rank actors. vLLM starts its ranks itself, in one actor."""
-    standby: bool = False
-    """Whether processes are kept ready that replace lost ones."""
 
     @property
     def actors(self) -> int:

@@ -1,4 +1,4 @@
-"""The workers behind hosts: a drafter, the target, or one of the target's further ranks.
+"""The workers that hosts call: a drafter, the target, or one of the target's further ranks.
 
 Ordinary classes. actors/hosts/spawn.py puts them into Ray actors, actors/hosts/inline.py on
 threads. The model is loaded by a call after construction, so that a bad checkpoint is an error of

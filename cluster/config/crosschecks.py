@@ -19,12 +19,11 @@ from cluster.checkpoints import (
     eagle3_shape,
     is_head,
 )
-from cluster.claims import check_weights
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import Choice, PoliciesConfig
-from cluster.sources import is_on_hub
+from cluster.sources import check_weights, is_on_hub
 from policies import catalogue
 
 

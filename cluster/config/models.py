@@ -87,10 +87,6 @@ class TargetConfig(Section):
     """CPUs that each actor reserves in Ray; how many it uses depends on `threads`."""
     threads: Threads = 1
     """Computing threads per rank."""
-    standby: bool = False
-    """Whether each rank has a process at hand that takes its place when it is lost: streams then
-    wait for the loading of the model, and not for 5 to 10 s of imports. Only for actors without
-    GPUs; takes 0.4 GB of memory per rank."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's engine, for `backend: vllm`."""
     tool_parser: Annotated[str, Field(min_length=1)] | None = None
@@ -125,11 +121,6 @@ class TargetConfig(Section):
             raise ValueError(
                 "placement: each of several ranks is a process of its own; set actor, or "
                 "tensor_parallel: 1"
-            )
-        if self.standby and (self.placement == "inline" or self.gpus):
-            raise ValueError(
-                "standby: only a target in actors without GPUs can have processes at hand; set "
-                "false, or placement: actor and gpus: 0"
             )
         _refuse_what_only_actors_have(self, self.placement)
         _refuse_accelerator_without_gpu(self.accelerator, self.gpus)

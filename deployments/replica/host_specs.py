@@ -72,7 +72,6 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         attention=target.attention,
         engine_args=target.engine_args,
         tensor_parallel=target.tensor_parallel,
-        standby=target.standby,
         placement=target.placement,
         gpus=target.gpus,
         cpus=target.cpus,
@@ -115,20 +114,4 @@ def _dtype(name: str) -> "torch.dtype | None":
 
 
 def limits_of(config: AppConfig) -> Limits:
-    limits = config.limits
-    return Limits(
-        max_batch=limits.max_batch,
-        max_waiting=limits.max_waiting,
-        kv_tokens=config.target.kv_tokens,
-        forward_tokens=limits.forward_tokens,
-        catch_up_share=limits.catch_up_share,
-        feature_tokens=limits.feature_tokens,
-        unread_tokens=limits.unread_tokens,
-        stalled_s=limits.stalled_s,
-        slow_drafter_s=limits.slow_drafter_s,
-        stalled_host_s=limits.stalled_host_s,
-        suspect_host_s=limits.suspect_host_s,
-        probe_after_s=limits.probe_after_s,
-        compile_s=limits.compile_s,
-        recovery_s=limits.recovery_s,
-    )
+    return Limits(**config.limits.model_dump(), kv_tokens=config.target.kv_tokens)

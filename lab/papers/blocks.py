@@ -29,7 +29,7 @@ def _made_by(make: Callable[..., Made]) -> BeforeValidator:
             return given
         try:
             return make(**given)
-        except TypeError as error:
+        except ValueError as error:
             raise ValueError(str(error)) from error
 
     return BeforeValidator(validate)
@@ -223,7 +223,7 @@ class Arm(Block):
     def _known_limits(self) -> Self:
         try:
             Limits(**{name: int(value) for name, value in self.limits.items()})
-        except TypeError as error:
+        except ValueError as error:
             raise ValueError(f"limits: {error}") from error
         return self
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from benchmarks.simulator.workload import Arrival
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome
-from policies.scheduling.rank_queue import Form, RankBatch, RankQueue
+from policies.scheduling.self_ranked import Form, RankBatch, RankQueue
 
 PREFIX = "spindle:rank/"
 """How the names of rank prompts begin."""

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 from engine.generate import Rejected, generate
 from engine.protocol import Verifier
 from engine.sampling.params import SamplingParams

@@ -8,8 +8,7 @@ import yaml
 
 from cluster.check import Application, main, read
 from cluster.config import AppConfig
-from cluster.fitting import missing
-from cluster.nodes import Node, parse_node
+from cluster.fitting import Node, missing, parse_node
 from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}

@@ -62,7 +62,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("policies.seed", {"policies": {"seed": 2**64}}),
         ("target.attention", {"target": {"attention": "flash"}}),
         ("attention: .* or set backend: native", {"target": VLLM | {"attention": "padded"}}),
-        ("policies.lengths: batch: of ranking prompts", {"policies": {"lengths": {"batch": 4}}}),
         ("engine_args: backend native", {"target": {"engine_args": {"a": 1}}}),
         ("swap_tokens: .* or backend: native", {"target": VLLM | {"swap_tokens": 64}}),
         ("accelerator: L4 without a GPU", {"target": {"accelerator": "L4"}}),
@@ -94,8 +93,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             {"drafters": [NGRAM | {"placement": "actor"}]},
         ),
         ("instances: ", {"drafters": [TINY | {"placement": "inline", "instances": 2}]}),
-        ("target: standby: .* false", {"target": {"placement": "inline", "standby": True}}),
-        ("target: standby: .* gpus: 0", {"target": {"gpus": 1, "standby": True}}),
         ("drafters: two of them are named 'ngram'", {"drafters": [NGRAM] * 2}),
         (
             "drafters.gpus: .* 1.1 GPUs together",
@@ -144,7 +141,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("limits.recovery_s", {"limits": {"recovery_s": 0}}),
         ("scaling: max_replicas", {"scaling": {"min_replicas": 2}}),
         ("api_keys.a", {"api_keys": {"a": ""}}),
-        ("api_keys.a: behind env:", {"api_keys": {"a": "env:MY KEY"}}),
+        ("api_keys.a: after env:", {"api_keys": {"a": "env:MY KEY"}}),
         (
             "api_keys: a and b",
             {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}},
@@ -335,7 +332,7 @@ def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def write_zoo_head(path: Path, **changes: Any) -> dict[str, Any]:
-    """Of an EAGLE-3 head for zoo/target, as far as a config check reads it."""
+    """An EAGLE-3 head for zoo/target, as far as a config check reads it."""
     sizes = AppConfig().target.architecture()
     layer = {
         "vocab_size": sizes.vocab_size,

@@ -17,13 +17,12 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.built_in_models import smollm2_path
 from cluster.check import read, table
 from cluster.config import AppConfig
-from cluster.fitting import missing
+from cluster.fitting import Node, missing, parse_node
 from cluster.footprint import footprints
-from cluster.nodes import Node, parse_node
 from cluster.placement import plan
-from cluster.smollm2 import smollm2_path
 from tests.cluster.checkpoints import write_models
 from tests.smollm2 import needs_smollm2
 

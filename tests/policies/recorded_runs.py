@@ -21,7 +21,7 @@ from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
 FOLDER = Path(__file__).parent / "recorded"
 NO_TRACES = Path()
 REQUESTS = 24
-"""Of a paper's cell, its first."""
+"""How many of a paper's cell are served: its first ones."""
 DEAR_SWITCHES: dict[str, str | float] = {
     "machine": "dear_switches",
     "dataset": "mbpp",

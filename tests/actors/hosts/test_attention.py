@@ -20,7 +20,7 @@ from policies.speculation.baselines import Fixed
 from tests.actors.coordinator.policies import Touring
 
 PROMPTS = [[5, 6, 7], list(range(40, 340)), [3], [11, 12] * 20]
-"""Of very different lengths, which decomposition cuts."""
+"""Prompts of very different lengths, which decomposition cuts."""
 KV_TOKENS = 4096
 Streams = list[list[int]]
 

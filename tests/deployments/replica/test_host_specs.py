@@ -13,29 +13,12 @@ from tests.cluster.test_config import write_zoo_head
 from tests.engine.drafters.orders import Stream
 
 
-def test_ranks_limits_and_standbys_arrive_as_the_config_says() -> None:
-    config = AppConfig.model_validate(
-        {
-            "target": {"standby": True, "tensor_parallel": 2},
-            "limits": {
-                "slow_drafter_s": 0.2,
-                "suspect_host_s": 1.5,
-                "probe_after_s": 9,
-                "recovery_s": 90,
-                "compile_s": 2.5,
-                "catch_up_share": 0.25,
-            },
-        }
-    )
-    target = target_spec(config, plan(config))
-    assert target.standby
-    assert target.tensor_parallel == 2
-    assert limits_of(config).slow_drafter_s == 0.2
-    assert limits_of(config).suspect_host_s == 1.5
-    assert limits_of(config).probe_after_s == 9
-    assert limits_of(config).recovery_s == 90
-    assert limits_of(config).compile_s == 2.5
-    assert limits_of(config).catch_up_share == 0.25
+def test_limits_arrive_as_the_config_says() -> None:
+    limits = {"slow_drafter_s": 0.2, "suspect_host_s": 1.5, "probe_after_s": 9}
+    config = AppConfig.model_validate({"limits": limits})
+    arrived = limits_of(config)
+    assert arrived.kv_tokens == config.target.kv_tokens
+    assert arrived.model_dump() | config.limits.model_dump() == arrived.model_dump()
 
 
 def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:

@@ -14,7 +14,6 @@ from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 from policies.cost import LinearCost, RooflineCost
-from policies.microbatch import MicroBatchParams
 from policies.protocols import Selection, Speculation
 
 DRAFT = LinearCost(0.0, 1e-6, 0.002)
@@ -33,14 +32,13 @@ CLUSTER = Cluster(
 )
 ARRIVALS = draw([0.0] * 100, 0, Lengths(64, 0.5, 80, 0.5, 256), ("code", "prose"))
 LIMITS = Limits(max_batch=8, max_waiting=100, kv_tokens=100_000)
-BARRIER = MicroBatchParams("barrier")
 
 
 def served(selection: Selection, speculation: Speculation) -> Report:
     def make(_calibrations: Calibrations) -> Policies:
         return Policies(make_schedule("fcfs"), selection, speculation)
 
-    return simulate(ARRIVALS, CLUSTER, make, LIMITS, clients=8, seed=5, pipeline=BARRIER)
+    return simulate(ARRIVALS, CLUSTER, make, LIMITS, clients=8, seed=5)
 
 
 @pytest.fixture

@@ -168,7 +168,8 @@ def ask(path: str, fields: dict[str, Any], strict: str = "0", **sections: Any) -
     async def inside() -> httpx.Response:
         async with local_api(make_config(**sections)) as (api, _):
             transport = httpx.ASGITransport(make_http(api))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            url = "http://localhost"
+            async with httpx.AsyncClient(transport=transport, base_url=url) as client:
                 headers = {STRICT_HEADER: strict, "Content-Type": "application/json"}
                 return await client.post(path, content=json.dumps(fields), headers=headers)
 

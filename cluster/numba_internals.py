@@ -9,6 +9,8 @@ function is in another file that has changed.
 Several processes may compile at once. Numba reads, extends and rewrites an index of a function's
 versions; if two processes did so at the same time, two versions could get the same file, and a
 process could load the wrong one. A lock prevents that.
+
+This is the only module that uses private parts of numba, as of version 0.65.0.
 """
 
 import ast

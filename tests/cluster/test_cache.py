@@ -1,4 +1,5 @@
-"""A digest is that of the whole file, whatever was remembered of it before."""
+"""A kept file is there whole or not at all, and a digest is that of the whole file, whatever was
+remembered of it before."""
 
 import hashlib
 import os
@@ -7,8 +8,34 @@ from typing import Any
 
 import pytest
 
-from cluster import digests
-from cluster.digests import digest
+from cluster import cache
+from cluster.cache import digest, written_whole
+
+
+def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "profile.json"
+    with written_whole(path) as partial:
+        partial.write_text("first")
+        assert not path.exists()
+        assert partial.suffix == path.suffix
+    assert path.read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_after_an_error_the_old_file_stays_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("old")
+
+    def fail() -> None:
+        with written_whole(path) as partial:
+            partial.write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
 
 SIZE = 4 << 20
 
@@ -16,7 +43,7 @@ SIZE = 4 << 20
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
     made = tmp_path / "model.gguf"
     made.write_bytes(bytes(SIZE))
     return made
@@ -55,7 +82,7 @@ def test_an_unaltered_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPa
 def test_a_file_that_was_just_changed_is_read_again(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_SETTLED_NS", 1 << 60)
+    monkeypatch.setattr(cache, "_SETTLED_NS", 1 << 60)
     digest(file)
     assert not list(file.parent.glob("cache/digests/*"))
 
