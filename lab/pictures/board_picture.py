@@ -3,6 +3,7 @@
 Queries, titles, units and legends are those of dashboards/*.json.
 """
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import Patch
 
-from deployments.boards.grafana import BOARDS
-from deployments.boards.queries import Panel
 from lab.pictures.charts import COLOURS, INK, figure, legend, save
 from lab.pictures.prometheus import Prometheus, Series
 
+Panel = Mapping[str, Any]
+"""As in Grafana's JSON."""
 Span = tuple[float, float]
 """From when to when, in seconds of Unix time."""
+_BOARDS = Path(__file__).parents[2] / "dashboards"
 _RATE_INTERVAL_S = 8
 _STEP_S = 1.0
 _COLUMNS = 3
@@ -43,6 +45,11 @@ class _Line(NamedTuple):
     values: Sequence[float]
 
 
+def board(name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((_BOARDS / f"{name}.json").read_text())
+    return found
+
+
 def draw_board(
     server: Prometheus,
     name: str,
@@ -55,8 +62,8 @@ def draw_board(
 ) -> None:
     """`titles`: only these panels. `marks`: when what was the case, as bars: firing alerts.
     `moment`: a line at that time."""
-    title, panels = BOARDS[name]
-    shown = [panel for panel in panels if not titles or panel.title in titles]
+    drawn = board(name)
+    shown = [panel for panel in drawn["panels"] if not titles or panel["title"] in titles]
     columns = min(_COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
     made, axes = figure(4.1 * columns, 2.25 * rows + 0.5, rows, columns)
@@ -78,7 +85,7 @@ def draw_board(
     if colours:
         patches = [Patch(color=colour, label=mark) for mark, colour in colours.items()]
         made.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=8.5)
-    made.suptitle(heading or f"{title}, drawn from its queries", fontsize=11, color=INK)
+    made.suptitle(heading or f"{drawn['title']}, drawn from its queries", fontsize=11, color=INK)
     save(made, path, dpi=80)
 
 
@@ -87,18 +94,21 @@ def _draw(
 ) -> None:
     """`named`: the colours of curves that have the same in several panels. `band`: the share of
     the height above all curves that marks need."""
-    unit = _UNITS.get(panel.unit, panel.unit.removeprefix("suffix: "))
+    defaults = panel["fieldConfig"]["defaults"]
+    unit = _UNITS.get(defaults["unit"], defaults["unit"].removeprefix("suffix: "))
     lines = _lines(server, panel, span)
-    axes.set_title(f"{panel.title} ({unit})" if unit else panel.title, fontsize=9)
+    axes.set_title(f"{panel['title']} ({unit})" if unit else panel["title"], fontsize=9)
     axes.tick_params(labelsize=8)
-    if panel.kind == "bargauge":
+    if panel["type"] == "bargauge":
         axes.bar([one.name for one in lines], [one.values[-1] for one in lines], color=COLOURS[0])
         axes.grid(axis="x", visible=False)
         return
     names = [one.name for one in lines]
-    colours = [named[name] for name in names] if panel.coloured_by_name else COLOURS
+    by_name = defaults["color"]["mode"] == "palette-classic-by-name"
+    colours = [named[name] for name in names] if by_name else COLOURS
+    stacked = defaults["custom"]["stacking"]["mode"] == "normal"
     top = max((value for one in lines for value in one.values), default=0.0)
-    if panel.stacked and lines:
+    if stacked and lines:
         times = sorted({at for one in lines for at in one.times_s})
         found = [dict(zip(one.times_s, one.values, strict=True)) for one in lines]
         stack = [[of.get(at, 0.0) for at in times] for of in found]
@@ -108,7 +118,7 @@ def _draw(
         for one, colour in zip(lines, colours, strict=False):
             axes.plot(*_with_gaps(one), label=one.name, lw=1.4, color=colour)
     columns = 2 if len(lines) > _FEW else 1
-    above = panel.stacked or columns > 1
+    above = stacked or columns > 1
     room = 1 - band - (_LEGEND_ROW * math.ceil(len(lines) / columns) if above else 0.0)
     axes.set_ylim(0, (1.2 * top if top > 0 else 1) / room)
     axes.set_xlim(0, span[1] - span[0])
@@ -134,26 +144,26 @@ def _with_gaps(line: _Line) -> tuple[list[float], list[float]]:
 
 def _lines(server: Prometheus, panel: Panel, span: Span) -> Sequence[_Line]:
     """By name. Of many, those that are always 0 are left out."""
-    scale = 100.0 if panel.unit == "percentunit" else 1.0
+    scale = 100.0 if panel["fieldConfig"]["defaults"]["unit"] == "percentunit" else 1.0
     found = []
-    for query in panel.queries:
-        for one in _answer(server, panel, query.expression, span):
+    for query in panel["targets"]:
+        for one in _answer(server, panel, query["expr"], span):
             pairs = [
                 (at - span[0], scale * value)
                 for at, value in zip(one.times_s, one.values, strict=True)
                 if math.isfinite(value)
             ]
             if pairs:
-                found.append(_Line(_named(query.legend, one), *zip(*pairs, strict=True)))
-    if len(found) > 3 and panel.kind != "bargauge":
+                found.append(_Line(_named(query["legendFormat"], one), *zip(*pairs, strict=True)))
+    if len(found) > 3 and panel["type"] != "bargauge":
         found = [one for one in found if any(one.values)] or found[:3]
     found.sort(key=lambda one: one.name)
-    return found if panel.kind == "bargauge" else found[:_MOST_SERIES]
+    return found if panel["type"] == "bargauge" else found[:_MOST_SERIES]
 
 
 def _answer(server: Prometheus, panel: Panel, expression: str, span: Span) -> Sequence[Series]:
     query = expression.replace("$replica", ".*")
-    if panel.kind == "bargauge":
+    if panel["type"] == "bargauge":
         whole = f"{max(_RATE_INTERVAL_S, round(span[1] - span[0]))}s"
         return server.now(query.replace("$__rate_interval", whole))
     return server.over(query.replace("$__rate_interval", f"{_RATE_INTERVAL_S}s"), span, _STEP_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.boards.grafana import BOARDS
+from lab.pictures.board_picture import board
 from lab.pictures.charts import save
 from lab.pictures.drills import DRILLS, faster
 from lab.pictures.plots import CHARTS, DOCS, number, table
@@ -49,7 +49,7 @@ def test_a_table_that_is_gone_is_named() -> None:
 def test_drills_expect_alerts_that_there_are_and_shorten_all_their_times() -> None:
     rules = ALERTS.read_text()
     for drill in DRILLS:
-        assert set(drill.panels) <= {panel.title for panel in BOARDS[drill.board][1]}
+        assert set(drill.panels) <= {panel["title"] for panel in board(drill.board)["panels"]}
     assert all(f"alert: {name}\n" in rules for drill in DRILLS for name in drill.expected)
     shortened = faster(rules)
     assert "[30000ms]" in shortened
