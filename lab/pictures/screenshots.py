@@ -2,15 +2,12 @@
 
     python -m lab.pictures.screenshots [--only playground zoo board]
 
-`playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters, and the
-terminal of `deployments.top`; `board` is a stand-in for Grafana's boards: both of the zoo under
-load. It drives an application that it starts as `make serve` does, or the one at `--url`, in the
-machine's own Chromium.
+`playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters; `board`
+is a stand-in for Grafana's boards: both of the zoo under load. It drives an application that it
+starts as `make serve` does, or the one at `--url`, in the machine's own Chromium.
 """
 
 import argparse
-import io
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +16,10 @@ from typing import Any
 
 import yaml
 from playwright.sync_api import Browser, Page, ViewportSize
-from rich.console import Console
 
 from benchmarks.browser import chromium
 from benchmarks.processes import end_after_ray
 from benchmarks.serving.app import running
-from deployments.top.__main__ import Top
 from lab.pictures.board_picture import draw_board
 from lab.pictures.load import Load
 from lab.pictures.prometheus import prometheus
@@ -38,7 +33,7 @@ _ANSWER_MS = 180_000
 _NEXT_NUMBERS_MS = 1200
 """Until the strip has drawn the end of the answer."""
 _MOST_BYTES = 200_000
-_TOP_WIDTH = 100
+_STRIP_MS = 12_000
 _BOARD_S = 75.0
 _SLO = {"ttft_ms": 1500, "tpot_ms": 60}
 _CODE = "Write a Python class of a shopping cart with add, remove and total."
@@ -111,8 +106,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
 
 
 def zoo(url: str, folder: Path) -> Iterator[Path]:
-    """An answer of several drafters, the tree of one of its rounds, and under load the strip and
-    `deployments.top`."""
+    """An answer of several drafters, the tree of one of its rounds, and the strip under load."""
     with chromium() as browser:
         page = _open(browser, url, _DESKTOP, "dark")
         _ask(page, _ZOO, 160)
@@ -121,12 +115,8 @@ def zoo(url: str, folder: Path) -> Iterator[Path]:
         page.emulate_media(color_scheme="light")
         yield _picture(page.locator("#round .scrolls"), folder / "tree.png")
         with Load(url, clients=4, slo=_SLO):
-            top = Top(f"{url}/metrics", 2.0)
-            for _ in range(6):
-                top.scrape()
-                page.wait_for_timeout(2000)
+            page.wait_for_timeout(_STRIP_MS)
             yield _picture(page.locator("footer"), folder / "strip.png")
-            yield _terminal(top, folder / "top.svg")
 
 
 def _choose_widest(page: Page) -> None:
@@ -144,16 +134,6 @@ def _choose_widest(page: Page) -> None:
 
 def _picture(what: Any, path: Path) -> Path:
     what.screenshot(path=path)
-    return path
-
-
-def _terminal(top: Top, path: Path) -> Path:
-    """The screen as rich draws it; without the fonts that its SVG would load from another host."""
-    console = Console(record=True, width=_TOP_WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(top.screen(_TOP_WIDTH))
-    drawn = console.export_svg(title="python -m deployments.top", unique_id="top")
-    drawn = re.sub(r"@font-face\s*{.*?}\s*", "", drawn, flags=re.DOTALL)
-    path.write_text(drawn.replace("Fira Code, monospace", "DejaVu Sans Mono, monospace"))
     return path
 
 

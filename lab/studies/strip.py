@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.app import running, small_args
-from deployments.top.scrapes import Change, Scrape, fetch, parse
 from lab.pictures.load import Load
 
 TIMES = 10
@@ -60,11 +60,10 @@ def main() -> None:
 def cpu_s_per_token(url: str, processes: Sequence[psutil.Process], polls: bool) -> float:
     """In one turn."""
     with polling(f"{url}/spindle/live?seconds=8", polls):
-        before, used_s = scrape(url), cpu_s(processes)
+        before, used_s = committed(url), cpu_s(processes)
         time.sleep(_TURN_S)
-        now, used_s = scrape(url), cpu_s(processes) - used_s
-    tokens = Change(before, now).rate("committed_tokens_total") * (now.at_s - before.at_s)
-    return used_s / tokens
+        now, used_s = committed(url), cpu_s(processes) - used_s
+    return used_s / (now - before)
 
 
 @contextmanager
@@ -87,9 +86,16 @@ def polling(url: str, polls: bool) -> Iterator[None]:
             thread.join()
 
 
-def scrape(url: str) -> Scrape:
-    text = fetch(f"{url}/metrics", key=None)
-    return parse(text, time.monotonic())
+def committed(url: str) -> float:
+    """Output tokens of all replicas so far."""
+    text = urllib.request.urlopen(f"{url}/metrics", timeout=30).read().decode()
+    families = text_string_to_metric_families(text)
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "spindle_committed_tokens_total"
+    )
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
