@@ -1,11 +1,10 @@
-"""What metrics, traces and the playground's strip cost, in turns with none of them, in one process.
+"""What metrics and the playground's strip cost, in turns with none of them, in one process.
 
-`python -m lab.studies.watching [--modes off traces] [--seconds 300] [--json FILE]`.
+`python -m lab.studies.watching [--modes off metrics] [--seconds 300] [--json FILE]`.
 
 Each segment serves the same requests: observed by nothing (`off`), by a replica's metrics, exported
 to Ray once a second and rendered for a scrape every five (`metrics`), by these and the strip, with
-its numbers read once a second (`strip`), or by metrics and OpenTelemetry's spans of every request
-and round, sent to a collector in another process (`traces`). Policies are fixed, so that all serve
+its numbers read once a second (`strip`). Policies are fixed, so that all serve
 the same rounds. Compared are goodput, the time of the same rounds, which scatters less but leaves
 out what happens between rounds once a second, and the process's CPU time per token. `share` is the
 time inside that code over the segment's. Exits with status 1 where the shares of metrics together,
@@ -15,13 +14,9 @@ or that of the strip, are above 1%.
 import argparse
 import asyncio
 import itertools
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from multiprocessing.connection import Connection
 from statistics import mean
 
 import numpy as np
@@ -41,11 +36,9 @@ from benchmarks.serving.local import KV_TOKENS, drafter_spec, reset_lookups, ser
 from benchmarks.serving.requests import Request, mixed_requests
 from cluster.built_in_models import inflated_target
 from cluster.cache import cache_dir
-from cluster.config.serving import TracingConfig
 from deployments.ingress.pages.metrics_text import prometheus_text
 from deployments.replica.live import LONGEST_S, LiveNumbers
 from deployments.replica.metrics import Metrics
-from deployments.replica.spans import RequestSpans
 from policies.catalogue import make_schedule, make_selection, make_speculation
 
 BOUND = 0.01
@@ -53,11 +46,11 @@ _PERIOD_S = 1.0
 _LOAD = {"running": 4.0, "waiting": 0.0}
 _SCRAPES = 5
 """Every so many periods: oftener than Prometheus by default."""
-REFERENCES = {"metrics": "off", "strip": "metrics", "traces": "off"}
+REFERENCES = {"metrics": "off", "strip": "metrics"}
 """Each mode, and what it is compared with."""
 MODES = ("off", *REFERENCES)
 METRICS = ("observe", "export", "scrape")
-PARTS = (*METRICS, "strip", "traces")
+PARTS = (*METRICS, "strip")
 _FEWEST = 20
 """Pairs of segments for an interval."""
 
@@ -75,23 +68,18 @@ class Segment:
 class Watched:
     """A replica's observers, and the time inside them."""
 
-    def __init__(self, fleet: Fleet, collector: str) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
         self.mode = MODES[0]
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._read = 0
         self._metrics = Metrics("one", drafters, {})
         self._live = LiveNumbers("one", [lane.view for lane in fleet.lanes])
-        now = asyncio.get_running_loop().time()
-        self._spans = RequestSpans(TracingConfig(endpoint=collector), "target", "one", now)
         self.ends_s: list[float] = []
         """Of forward passes."""
 
     def begin(self, mode: str) -> None:
         self.mode, self.seconds, self.ends_s = mode, dict.fromkeys(PARTS, 0.0), []
-
-    def close(self) -> None:
-        self._spans.close()
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Verified):
@@ -101,8 +89,6 @@ class Watched:
         self._timed("observe", lambda: self._metrics.observe(event))
         if self.mode == "strip":
             self._timed("strip", lambda: self._live.observe(event))
-        if self.mode == "traces":
-            self._timed("traces", lambda: self._spans.observe(event))
 
     async def every_second(self) -> None:
         while True:
@@ -128,37 +114,8 @@ class Watched:
         self.seconds[part] += time.perf_counter() - started
 
 
-@contextmanager
-def collector() -> Iterator[str]:
-    """The URL of a collector of spans in another process, which drops them."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_collect, args=(theirs,), daemon=True
-    )
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{ours.recv()}/v1/traces"
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _collect(port: Connection) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        port.send(server.server_port)
-        server.serve_forever()
-
-
 async def compare(
-    fleet: Fleet, drafters: Sequence[DrafterSpec], endpoint: str, options: argparse.Namespace
+    fleet: Fleet, drafters: Sequence[DrafterSpec], options: argparse.Namespace
 ) -> list[Record]:
     estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
     policies = Policies(
@@ -166,7 +123,7 @@ async def compare(
         make_selection("fixed"),
         make_speculation("fixed", {}, estimates.calibrations),
     )
-    watched = Watched(fleet, endpoint)
+    watched = Watched(fleet)
     limits = Limits(max_batch=options.clients, max_waiting=options.clients, kv_tokens=KV_TOKENS)
     coordinator = Coordinator(
         fleet.verifier, fleet.lanes, policies, estimates, limits, observe=watched.observe
@@ -204,7 +161,6 @@ async def compare(
         for mode in modes[begin:] + modes[:begin]:
             found[mode].append(await segment(part, mode))
     await coordinator.close()
-    watched.close()
     return report(found)
 
 
@@ -233,7 +189,7 @@ def report(found: Mapping[str, Sequence[Segment]]) -> list[Record]:
             bounds = (("", ratio.median), ("/low", ratio.low), ("/high", ratio.high))
             records += [Record(place + end, value, "ratio") for end, value in bounds]
     for part in PARTS:
-        segments = found.get(part if part in MODES else "metrics", found.get("traces", ()))
+        segments = found.get(part if part in MODES else "metrics", ())
         if segments:
             share = mean(one.shares[part] for one in segments)
             records.append(Record(f"watching/share/{part}", 100 * share, "%"))
@@ -280,8 +236,7 @@ def main() -> None:
     target = TargetSpec(inflated_target(options.params), torch.bfloat16, KV_TOKENS)
     drafters = [drafter_spec(name) for name in options.drafters]
     fleet = load(target, drafters, cache_dir() / "profiles")
-    with collector() as endpoint:
-        records = asyncio.run(compare(fleet, drafters, endpoint, options))
+    records = asyncio.run(compare(fleet, drafters, options))
     publish(records, options.json)
     ray.shutdown()
     end_after_ray(not within(records))

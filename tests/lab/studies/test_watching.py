@@ -13,13 +13,13 @@ def segments(seconds: float, share: float, rounds: int = 50) -> list[Segment]:
 
 
 def test_a_slower_mode_has_a_ratio_below_1_in_all_that_is_compared() -> None:
-    found = {"off": segments(0.010, 0.0), "traces": segments(0.0102, 0.001)}
+    found = {"off": segments(0.010, 0.0), "metrics": segments(0.0102, 0.001)}
     records = {one.name.removeprefix("watching/"): one.value for one in report(found)}
     for name in ("goodput", "speed_of_equal_rounds", "tokens_per_cpu_second"):
-        assert records[f"traces/{name}"] == pytest.approx(1 / 1.02)
+        assert records[f"metrics/{name}"] == pytest.approx(1 / 1.02)
     assert records["share/observe"] == pytest.approx(0.1)
     assert within(report(found))
-    assert not within(report({**found, "traces": segments(0.0102, 0.004)}))
+    assert not within(report({**found, "metrics": segments(0.0102, 0.004)}))
 
 
 def test_segments_with_other_rounds_are_not_compared_round_by_round() -> None:
