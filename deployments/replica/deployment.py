@@ -115,7 +115,7 @@ class Replica:
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         """Serves one request; closing the generator cancels it."""
         try:
-            await self._service.check_grammar(messages.sampling_params(request), request["tenant"])
+            await self._service.check_grammar(request["params"], request["tenant"])
             stream = submit(self._service.coordinator, request)
         except SpindleError as error:
             yield refusal(error, request)

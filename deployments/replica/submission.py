@@ -7,7 +7,6 @@ from actors.coordinator.stream import Overloaded, Stream
 from deployments import messages
 from deployments.messages import Refused, StreamRequest
 from engine.errors import InvalidRequest, SpindleError
-from engine.scopes import Scope
 
 if TYPE_CHECKING:  # takes a second to import, which building the application need not wait
     from actors.coordinator.loop import Coordinator
@@ -22,11 +21,11 @@ def submit(coordinator: "Coordinator", request: StreamRequest) -> Stream:
         # With the attempt's number, because an earlier attempt may not have left yet.
         f"{request['name']}#{request['attempt']}",
         request["prompt_ids"],
-        messages.sampling_params(request),
-        slo=messages.slo(request),
+        request["params"],
+        slo=request["slo"],
         priority=request["priority"],
         tenant=request["tenant"],
-        scope=Scope(*request["scope"]),
+        scope=request["scope"],
         output=request["output_ids"],
         attempt=request["attempt"],
         speculate=speculation["enabled"],

@@ -161,7 +161,7 @@ class Choice:
             "queue_s": statistics["queue_s"],
             "ttft_s": self.first_token_s,
             "tpot_s": (self.last_token_s - self.first_token_s) / between if between > 0 else None,
-            "seed": self.failover_stream.request["seed"],
+            "seed": self.failover_stream.request["params"].seed,
             "replica": self.failover_stream.replica,
             "attempts": self.failover_stream.attempt + 1,
         }

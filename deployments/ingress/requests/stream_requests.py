@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import replace
 from typing import Any
 
 from cluster.config import AppConfig
@@ -15,12 +15,14 @@ from deployments.ingress.requests.fields import SloTargets
 from deployments.ingress.requests.problems import quoted
 from deployments.ingress.requests.sampling import sampling_params, tokens_of_bad_words
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import SloFields, SpeculationFields, StreamRequest
+from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.sampling.seeds import choice_seed
+from engine.scopes import Scope
 from policies.ranges import DRAWN_SEED_BITS
+from policies.request import Slo
 
 
 class StreamRequestBuilder:
@@ -93,13 +95,12 @@ class StreamRequestBuilder:
                         "ingress": self._ingress,
                         "prompt_ids": prompt_ids,
                         "output_ids": [],
-                        "seed": seed,
-                        "params": params_fields(params),
+                        "params": replace(params, seed=seed),
                         "slo": slo,
                         # Inside, requests of higher priority run first.
                         "priority": -request.priority,
                         "tenant": tenant,
-                        "scope": [scope_tenant, request.cache_salt or ""],
+                        "scope": Scope(scope_tenant, request.cache_salt or ""),
                         "speculation": speculation,
                         "trace": request.spindle.trace,
                         "avoid": [],
@@ -155,7 +156,7 @@ class StreamRequestBuilder:
                 ),
             )
 
-    def _slo(self, request: GenerationRequest) -> SloFields:
+    def _slo(self, request: GenerationRequest) -> Slo:
         slo = request.slo
         if isinstance(slo, str):
             classes = self._config.slo_classes
@@ -165,7 +166,7 @@ class StreamRequestBuilder:
             slo = SloTargets(ttft_ms=named.ttft_ms, tpot_ms=named.tpot_ms)
         elif slo is None:
             slo = SloTargets()
-        return {"ttft_s": _seconds(slo.ttft_ms), "tpot_s": _seconds(slo.tpot_ms)}
+        return Slo(_seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
 
     def _speculation(self, request: GenerationRequest) -> SpeculationFields:
         options = request.speculation_options
@@ -197,20 +198,6 @@ def choice_seeds(seed: int | None, n: int) -> list[int]:
     if seed is None:
         return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(n)]
     return [seed] if n == 1 else [choice_seed(seed, index) for index in range(n)]
-
-
-def params_fields(params: SamplingParams) -> dict[str, Any]:
-    """All parameters except the seed, as built-in types."""
-    named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
-    allowed = params.allowed_token_ids
-    return {
-        **named,
-        "logit_bias": dict(params.logit_bias),
-        "stop_token_ids": list(params.stop_token_ids),
-        "allowed_token_ids": None if allowed is None else list(allowed),
-        "bad_words": [list(word) for word in params.bad_words],
-        "grammar": None if params.grammar is None else asdict(params.grammar),
-    }
 
 
 def truncated(prompt_ids: list[int], request: GenerationRequest, limits: TargetLimits) -> list[int]:

@@ -14,6 +14,9 @@ from deployments.ingress.errors import ApiError
 from deployments.ingress.replicas import failover as failover_module
 from deployments.ingress.replicas.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
+from engine.sampling.params import SamplingParams
+from engine.scopes import SHARED
+from policies.request import Slo
 from tests.deployments.local import (
     LocalReplicas,
     Method,
@@ -182,7 +185,7 @@ def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed() -> No
         request = {name: value for name, value in PLAIN.items() if name != "seed"}
         await api.generate(request, trusted("9"))
         first, second = replicas.requests
-        assert (second["prompt_ids"], second["seed"]) == (first["prompt_ids"], first["seed"])
+        assert (second["prompt_ids"], second["params"]) == (first["prompt_ids"], first["params"])
         assert (first["attempt"], first["output_ids"]) == (0, [])
         assert second["attempt"] == 1
         assert 0 < len(second["output_ids"]) <= 9
@@ -285,12 +288,11 @@ REQUEST: StreamRequest = {
     "ingress": "i",
     "prompt_ids": [1],
     "output_ids": [],
-    "seed": 0,
-    "params": {},
-    "slo": {"ttft_s": None, "tpot_s": None},
+    "params": SamplingParams(seed=0),
+    "slo": Slo(),
     "priority": 0,
     "tenant": "",
-    "scope": ["", ""],
+    "scope": SHARED,
     "speculation": {"enabled": True, "drafter": None, "max_depth": None},
     "trace": False,
     "avoid": [],
