@@ -36,7 +36,7 @@ from benchmarks.serving.local import KV_TOKENS, drafter_spec, reset_lookups, ser
 from benchmarks.serving.requests import Request, mixed_requests
 from cluster.built_in_models import inflated_target
 from cluster.cache import cache_dir
-from deployments.ingress.pages.metrics_text import prometheus_text
+from deployments.ingress.watching import prometheus_text
 from deployments.replica.live import LONGEST_S, LiveNumbers
 from deployments.replica.metrics import Metrics
 from policies.catalogue import make_schedule, make_selection, make_speculation

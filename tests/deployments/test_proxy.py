@@ -13,7 +13,7 @@ from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments import proxy
-from deployments.ingress.answers.backpressure import MAX_IN_TRANSIT
+from deployments.ingress.answers.delivery import MAX_IN_TRANSIT
 from deployments.ingress.http import make_http
 from deployments.proxy import (
     BODY,

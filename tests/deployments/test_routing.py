@@ -16,7 +16,7 @@ from ray import serve
 from ray._private import state  # the public API needs a dashboard
 from ray.exceptions import RayError
 
-from deployments.ingress.replicas.departures import reason_of
+from deployments.ingress.replicas import reason_of
 from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
 from tests.deployments.serving import (
     ARGS,

@@ -8,9 +8,9 @@ from typing import Any, TypedDict
 
 from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.answers.trace import trace_body
+from deployments.ingress.failover import FailoverStream
+from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.parsing.parser import OutputParser
-from deployments.ingress.replicas.failover import FailoverStream
-from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob, SpeculationFields
 from engine.protocol import Finish

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.config import AppConfig
-from deployments.ingress.admission.clients import Client
-from deployments.ingress.errors import ApiError
-from deployments.ingress.requests.chat_encoding import encode_chat
+from deployments.ingress.clients import Client
+from deployments.ingress.errors import ApiError, quoted
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.fields import SloTargets
-from deployments.ingress.requests.problems import quoted
 from deployments.ingress.requests.sampling import sampling_params, tokens_of_bad_words
+from deployments.ingress.requests.tokenization import encode_chat
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest

@@ -9,12 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.built_in_models import TARGET, model_path
-from deployments.ingress.admission.clients import Client
-from deployments.ingress.admission.shares import Shares
+from deployments.ingress.clients import Client, Shares
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder, choice_seeds
-from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.requests.unsupported import SHARED
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import StreamRequest

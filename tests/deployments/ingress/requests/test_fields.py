@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from deployments.ingress.errors import ApiError
 from deployments.ingress.http import make_http
-from deployments.ingress.ignored import HEADER, STRICT_HEADER, IgnoredFields, ignored_fields
+from deployments.ingress.reading import HEADER, STRICT_HEADER, IgnoredFields, ignored_fields
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.unsupported import SHARED
 from engine.errors import InvalidRequest

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from deployments.ingress import answer_types as answers
 from deployments.ingress.http import make_http
-from deployments.ingress.pages import answer_types as answers
 from tests.deployments.ingress.test_ingress import CHAT, PROMPT, App, run
 from tests.deployments.local import local_api, make_config
 

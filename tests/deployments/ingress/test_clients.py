@@ -2,8 +2,7 @@
 
 import pytest
 
-from deployments.ingress.admission.clients import Client, Keys, trusted
-from deployments.ingress.admission.shares import Shares
+from deployments.ingress.clients import Client, Keys, Shares, trusted
 from deployments.ingress.errors import ApiError
 from tests.deployments.local import make_config
 

@@ -15,7 +15,7 @@ from contextvars import Context
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import LimitsConfig
-from deployments.ingress.replicas.failover import FailoverStream
+from deployments.ingress.failover import FailoverStream
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,24 +1,29 @@
-"""Bounds how many connections to the gRPC server one address has, and how long a client takes
-nothing of its answers.
+"""Bounds what a client over gRPC may hold: connections, calls without a message, and answers that
+it does not read.
 
 The gRPC library bounds only the connections of all addresses together, waits for ever for a client
 to read, and closes none by itself. So this looks for the server's sockets among the open files of
-its process.
+its process. A call's message is read as a stream of messages, so that it cannot take for ever, and
+whatever is checked before it arrives is. Until it is there the client may be anyone.
 """
 
 import asyncio
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
+import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from deployments.addresses import contain, parsed
 from deployments.connections import Bounds
+from deployments.ingress.errors import ApiError
 
 _EVERY_S = 1.0
 _FILES = "/dev/fd"
@@ -93,3 +98,53 @@ def _duplicate(descriptor: int) -> Iterator[socket.socket]:
         raise
     with found:
         yield found
+
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+_WITHOUT_MESSAGE = 4096
+"""Calls of all clients whose message has not arrived; each takes some 20 KB."""
+_ARRIVING_MESSAGES = 16
+"""Messages of one client that are read at once; the next wait for them."""
+
+
+class Arrivals:
+    def __init__(self, bounds: Bounds) -> None:
+        self._timeout_s = bounds.timeout_s
+        self._places = bounds.places("calls without a message", _WITHOUT_MESSAGE)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def message(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext, client: str
+    ) -> bytes:
+        """Raises ApiError if it does not arrive in time, or too many others have not arrived."""
+        address, _ = peer_of(context)
+        problem = self._places.take(address)
+        if problem is not None:
+            raise ApiError(429, f"{problem}; send messages with their calls")
+        turns = self._turns.setdefault(client, asyncio.Semaphore(_ARRIVING_MESSAGES))
+        try:
+            async with asyncio.timeout(self._timeout_s), turns:
+                return await anext(messages)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the request was not complete within {self._timeout_s:g} s"
+            ) from None
+        except StopAsyncIteration:
+            raise ApiError(400, "the call has no message; send one") from None
+        finally:
+            self._places.give_back(address)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: ApiError) -> NoReturn:
+    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, error.body()["error"]["message"])
+    raise AssertionError("a call goes on after its end")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
+from deployments.ingress import replicas as replicas_module
 from deployments.ingress.errors import ApiError
-from deployments.ingress.replicas import readiness
-from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
-from deployments.ingress.replicas.readiness import Readiness
+from deployments.ingress.heartbeat_sender import HeartbeatSender
+from deployments.ingress.replicas import Readiness
 from deployments.messages import Heartbeat, Routed
 from engine.request import TargetLimits
 from tests.deployments.local import Method, make_config
@@ -76,7 +76,7 @@ async def hanging() -> None:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_NEXT_CALL_S", 0.02)
+    monkeypatch.setattr(replicas_module, "_NEXT_CALL_S", 0.02)
 
 
 @asynccontextmanager

@@ -1,10 +1,13 @@
-"""The page at /docs: the OpenAPI schema as HTML that needs nothing from other hosts."""
+"""The pages that browsers get: the API's documentation, and the playground's static files
+(docs/playground.md). They need nothing from other hosts and no build step."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from starlette.routing import Route
 
 Schema = Mapping[str, Any]
 
@@ -87,3 +90,45 @@ def _type(schema: Schema) -> str:
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
     return escape(str(schema.get("type", "any")))
+
+
+FOLDER = Path(__file__).parents[1] / "playground"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PLAYGROUND_HEADERS = {
+    # Nothing from other hosts, no inline scripts or styles, no frames: whatever a model writes, it
+    # cannot become code.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # Another version of Spindle may be at this address tomorrow.
+    "Cache-Control": "no-cache",
+}
+
+
+def _responses() -> dict[str, Response]:
+    files = {
+        f"/playground/{file.name}": Response(
+            file.read_bytes(), media_type=_TYPES[file.suffix], headers=_PLAYGROUND_HEADERS
+        )
+        for file in sorted(FOLDER.iterdir())
+    }
+    return {"/": files.pop("/playground/index.html"), **files}
+
+
+RESPONSES = _responses()
+"""By path. They have nothing to hide, so they need no key: the page asks for one."""
+
+
+def add_playground(http: FastAPI) -> None:
+    """Outside of the API's schema."""
+    for path, response in RESPONSES.items():
+        http.routes.append(Route(path, response, methods=["GET"], name=path))

@@ -8,11 +8,11 @@ import pytest
 from ray.exceptions import RayActorError
 
 from deployments import messages
-from deployments.ingress.admission.clients import trusted
+from deployments.ingress import failover as failover_module
 from deployments.ingress.api import Api
+from deployments.ingress.clients import trusted
 from deployments.ingress.errors import ApiError
-from deployments.ingress.replicas import failover as failover_module
-from deployments.ingress.replicas.failover import FailoverStream
+from deployments.ingress.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
 from engine.sampling.params import SamplingParams
 from engine.scopes import SHARED

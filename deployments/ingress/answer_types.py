@@ -1,4 +1,4 @@
-"""What whole answers look like, for the OpenAPI document (deployments/ingress/pages/openapi.py).
+"""What whole answers look like, for the OpenAPI document (deployments/ingress/openapi.py).
 Bodies are built elsewhere and not validated again; a test compares them."""
 
 from typing import Any, Literal

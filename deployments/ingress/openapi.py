@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.ingress.pages import answer_types as answers
+from deployments.ingress import answer_types as answers
 
 _REF = "#/components/schemas/{model}"
 _STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
