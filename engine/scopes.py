@@ -23,13 +23,13 @@ class Scope(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Differs for any two scopes; empty for the one without tenant and salt."""
+        """Differs for any two scopes, and from every digest of tokens (engine/kv/blocks.py), which
+        a salt could spell; empty for the one without tenant and salt."""
         if self == SHARED:
             return b""
         tenant = self.tenant.encode()
-        return blake2b(
-            len(tenant).to_bytes(8, "little") + tenant + self.salt.encode(), digest_size=32
-        ).digest()
+        named = len(tenant).to_bytes(8, "little") + tenant + self.salt.encode()
+        return blake2b(named, digest_size=32, person=b"scope").digest()
 
 
 SHARED = Scope()

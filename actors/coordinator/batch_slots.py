@@ -1,7 +1,8 @@
 """Which requests run: batch slots and KV are assigned in the order of the schedule policy."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from actors.coordinator.events import Event, Preempted
 from actors.coordinator.request_state import READY, WAITING, RequestState
@@ -62,15 +63,7 @@ class BatchSlots:
         all_fit = sum(map(_kv_need, between)) <= room
         if not paused and (slots == 0 or (all_fit and not any_waiting)):
             return
-        kept: list[RequestState] = []
-        for request in self._in_order(schedule, now):
-            if request.in_flight or request.name in paused:
-                continue
-            # Alone any request fits: limits.kv_tokens is at least a whole context.
-            if len(kept) == slots or (_kv_need(request) > room and (kept or within)):
-                break
-            kept.append(request)
-            room -= _kv_need(request)
+        kept = self._that_fit(self._in_order(schedule, now), paused, within, slots)
         names = {request.name for request in kept}
         for request in between:
             if request.name not in names:
@@ -119,6 +112,40 @@ class BatchSlots:
             now,
         )
         return [*internal, *(self._requests[name] for name in names)]
+
+    def _that_fit(
+        self,
+        order: Sequence[RequestState],
+        paused: Collection[str],
+        within: Sequence[RequestState],
+        slots: int,
+    ) -> list[RequestState]:
+        """The first ones of the order that are between rounds, as far as slots and KV last. For one
+        that does not fit the rest waits, or where it is beyond its tenant's equal part of the KV,
+        the rest of that tenant's: the others' slots would stay empty."""
+        share = self._kv_room / len({request.view.tenant for request in order} or {""})
+        held = Counter[str]()
+        for request in within:
+            held[request.view.tenant] += _kv_need(request)
+        room = self._kv_room - held.total()
+        kept: list[RequestState] = []
+        blocked: set[str] = set()
+        for request in order:
+            tenant, need = request.view.tenant, _kv_need(request)
+            if request.in_flight or request.name in paused or tenant in blocked:
+                continue
+            if len(kept) == slots:
+                break
+            # Alone any request fits: limits.kv_tokens is at least a whole context.
+            if need > room and (kept or within):
+                if not held[tenant] or held[tenant] + need <= share:
+                    break
+                blocked.add(tenant)
+                continue
+            kept.append(request)
+            room -= need
+            held[tenant] += need
+        return kept
 
     def _preempt(self, request: RequestState, now: float) -> None:
         """Its KV stays until the verifier needs the room, then is swapped out or dropped."""

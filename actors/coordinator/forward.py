@@ -1,7 +1,9 @@
 """What goes into one forward: selected draft trees of requests that decode, and prompt chunks."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -172,12 +174,20 @@ def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:
 
 
 def _chunks(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
-    """Prompt tokens for this forward, in the schedule's order."""
+    """Prompt tokens for this forward, in the schedule's order. Tenants get equal parts of the room,
+    and what some leave of theirs, so that nobody waits until another one's long prompts are read.
+    """
+    pending = Counter[str]()
+    for request in prefilling:
+        pending[request.view.tenant] += request.pending
+    rooms, left = dict[str, int](), max(0, room)
+    for place, (tenant, wanted) in enumerate(sorted(pending.items(), key=itemgetter(1))):
+        rooms[tenant] = min(wanted, left // (len(pending) - place))
+        left -= rooms[tenant]
     chunks = []
     for request in prefilling:
-        if room <= 0:
-            break
-        chunk = min(request.pending, room)
-        chunks.append((request, chunk))
-        room -= chunk
+        tenant = request.view.tenant
+        if chunk := min(request.pending, rooms[tenant]):
+            chunks.append((request, chunk))
+            rooms[tenant] -= chunk
     return chunks

@@ -181,8 +181,10 @@ class LiveNumbers:
 
     def _host(self, name: str, begin: float, tenant: str | None) -> HostNumbers:
         spans: Iterable[tuple[float, float]] = self._spans[name]
-        if tenant is not None:  # a drafter's calls do not say for whom they are
+        if tenant is not None and name == VERIFIER:
             own = [(one.begun_s, one.at_s) for one in self._rounds if one.tenant == tenant]
-            spans = own[-_MOST_SPANS:] if name == VERIFIER else ()
+            spans = own[-_MOST_SPANS:]
+        elif tenant is not None:  # a drafter's calls do not say for whom they are
+            spans = ()
         busy = [(round(max(start, begin), 4), round(end, 4)) for start, end in spans if end > begin]
         return HostNumbers(name=name, drafter=self._drafters.get(name), busy=busy)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from cluster.checkpoint_files import has_tokenizer
+from engine.errors import InvalidRequest
 from engine.grammar.spec import OutputGrammar, check_grammar, check_length
 
 if TYPE_CHECKING:
@@ -51,7 +52,13 @@ class Grammars:
 
     async def check(self, grammar: OutputGrammar) -> None:
         """Raises InvalidRequest naming the client's field if the grammar cannot be followed."""
-        await asyncio.shield(asyncio.wrap_future(self.compile(grammar)))
+        try:
+            await asyncio.shield(asyncio.wrap_future(self.compile(grammar)))
+        except InvalidRequest as error:
+            # It is kept for all requests with this grammar. Raised again, it would name the first
+            # one's field, and collect the frames of every later one.
+            error.__traceback__ = None
+            raise grammar.invalid(error.problem) from None
 
     def close(self) -> None:
         """Ends the process in which grammars are tried, if there is one."""

@@ -10,8 +10,9 @@ from engine.soft_state import HeldRequest
 if TYPE_CHECKING:
     from engine.grammar.matcher import OutputMatcher
 
-COMPILE_S = 10.0
-"""The longest that a host waits for a grammar when it has nothing else to do."""
+WAIT_S = 0.1
+"""The longest that a host waits for a grammar when it has nothing else to do: requests that arrive
+meanwhile wait, too."""
 
 
 class Matchers:
@@ -48,7 +49,7 @@ class Matchers:
     def wait(self, held: HeldRequest) -> None:
         """Returns when the request's grammar has been compiled, or cannot be, or after a while."""
         if self._grammars is not None and held.start.params.grammar is not None:
-            wait([self._grammars.compile(held.start.params.grammar)], COMPILE_S)
+            wait([self._grammars.compile(held.start.params.grammar)], WAIT_S)
 
     @property
     def follows_grammars(self) -> bool:

@@ -53,6 +53,11 @@ class FairSchedule:
         self._tenants: dict[str, str] = {}
         self._served: dict[str, float] = {}
         """Slot time of each tenant with a request in the system."""
+        self._charged_s: dict[str, float] = {}
+        """Until when the slot time of each running request is in `_served`."""
+        self._now = -math.inf
+        """Of the latest pick or outcome."""
+        self._picked_s = -math.inf
         self._waiting_since: dict[str, float] = {}
         self._turns: dict[str, float | None] = {}
         """The requests with a turn, and when it ends; None: the request has not started to run."""
@@ -69,7 +74,11 @@ class FairSchedule:
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
+        for name in self._charged_s.keys() - set(running):
+            self._charge_rest(name, self._picked_s)  # it has not run since
+        self._now = self._picked_s = now
         self._update_waiting_and_turns(requests, set(running), now)
+        self._bound_claims(requests, set(running), slots)
         self._start_turns(requests, slots, now)
         preferred = self._inner.pick(requests, running, len(requests), now)
         placed = Counter(self._tenants[name] for name in self._turns)
@@ -83,23 +92,37 @@ class FairSchedule:
         for priority in sorted(classes, reverse=True):
             order += self._interleave_tenants(classes[priority], placed, held)
         views = [by_name[name] for name in order]
-        return self._triage.admitted(views, set(running), self._turns, now)[:slots]
+        picked = self._triage.admitted(views, set(running), self._turns, now, slots)[:slots]
+        for name in picked:
+            self._charged_s.setdefault(name, now)
+        return picked
 
     def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        tenants, served = self._tenants, self._served
+        tenants, served, charged_s = self._tenants, self._served, self._charged_s
+        self._now = now
         for outcome in outcomes:
             tenant = tenants.get(outcome.request)
             if tenant is not None:
                 served[tenant] += outcome.seconds
+                if outcome.request in charged_s:
+                    charged_s[outcome.request] = now
         self._inner.observe(outcomes, now)
 
     def forget(self, request: str) -> None:
+        self._charge_rest(request, self._now)
         tenant = self._tenants.pop(request, None)
         if tenant is not None and tenant not in self._tenants.values():
             del self._served[tenant]
         self._waiting_since.pop(request, None)
         self._turns.pop(request, None)
         self._inner.forget(request)
+
+    def _charge_rest(self, request: str, until_s: float) -> None:
+        """Slot time without an outcome, of a request that has left or lost its slot: else prompts
+        that are cancelled before their first token would cost their tenant nothing."""
+        since_s, tenant = self._charged_s.pop(request, until_s), self._tenants.get(request)
+        if tenant is not None:
+            self._served[tenant] += max(0.0, until_s - since_s)
 
     def _update_waiting_and_turns(
         self, requests: Sequence[RequestView], running: set[str], now: float
@@ -116,6 +139,19 @@ class FairSchedule:
             if name in self._waiting_since and (end is None or now < end):
                 turns[name] = end
         self._turns = turns
+
+    def _bound_claims(self, requests: Sequence[RequestView], running: set[str], slots: int) -> None:
+        """A tenant of which no request waits lacks nothing, so it earns no claim to catch up with
+        those that use what it leaves: with it, it could stop them later for as long as they have.
+        It keeps the claim that alternating between tenants leaves, `tenant_slack_s` in each slot.
+        """
+        served = self._served
+        if len(served) < 2:
+            return
+        waiting = {view.tenant for view in requests if view.name not in running}
+        level = min((served[tenant] for tenant in waiting), default=max(served.values()))
+        for tenant in served.keys() - waiting:
+            served[tenant] = max(served[tenant], level - self._params.tenant_slack_s * slots)
 
     def _start_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
         """Starts turns at the rate at which they use up `turn_share`."""

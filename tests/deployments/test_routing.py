@@ -90,6 +90,16 @@ def test_a_memory_is_bounded_and_forgets_ends_before_beginnings() -> None:
     assert memory.shared(first) == 2
 
 
+def test_a_tenant_that_floods_a_memory_forgets_its_own_prompts() -> None:
+    memory = PrefixMemory(capacity=6)
+    quiet = block_hashes([1] * 2 * BLOCK, ["quiet", ""])
+    memory.add(quiet, "quiet")
+    for number in range(2, 20):
+        memory.add(block_hashes([number] * 2 * BLOCK, ["loud", str(number)]), "loud")
+    assert memory.shared(quiet, "quiet") == 2
+    assert memory.shared(block_hashes([19] * 2 * BLOCK, ["loud", "19"]), "loud") == 2
+
+
 @pytest.mark.usefixtures("_two_replicas")
 def test_prompts_that_begin_alike_go_to_one_replica_and_others_are_spread() -> None:
     shared = [7] * 3 * BLOCK

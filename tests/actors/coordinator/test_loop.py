@@ -43,6 +43,7 @@ from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
 from policies.request import LaneView, Slo
 from policies.scheduling.baselines import Las, LasParams, fcfs
+from policies.scheduling.fairness import FairSchedule
 from policies.speculation.baselines import Fixed
 from tests import prompt_logprobs
 from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
@@ -220,6 +221,36 @@ def test_forwards_stay_within_forward_tokens_and_prompts_are_chunked() -> None:
         assert await serve_all(service) == plainly(PROMPTS, PARAMS)
         sizes = [event.tokens for event in service.seen(Verified)]
         assert max(sizes) <= 24 + 4, "only roots may exceed it"
+
+    run(main())
+
+
+def test_a_tenants_long_requests_beyond_its_part_of_the_kv_leave_others_their_slots() -> None:
+    async def main() -> None:
+        limits = Limits(max_batch=8, kv_tokens=400)
+        service = Service(limits=limits, schedule=FairSchedule(fcfs()))
+        submit = service.coordinator.submit
+        streams = [submit(f"long{n}", [7 + n] * 200, GREEDY, tenant="b") for n in range(3)]
+        streams += [submit(f"short{n}", [5, 6, n], GREEDY, tenant="a") for n in range(3)]
+        await asyncio.gather(*map(read, streams))
+        waited_s = [stream.statistics.queue_s for stream in streams]
+        assert waited_s[0] == 0.0
+        assert waited_s[3:] == [0.0] * 3
+        await service.end()
+
+    run(main())
+
+
+def test_a_short_prompt_does_not_wait_until_another_tenants_long_ones_are_read() -> None:
+    async def main() -> None:
+        service = Service(limits=Limits(max_batch=4, kv_tokens=1024, forward_tokens=24))
+        submit, once = service.coordinator.submit, replace(GREEDY, max_tokens=1)
+        streams = [submit(f"long{n}", [7 + n] * 180, once, tenant="b") for n in range(3)]
+        streams.append(submit("short", [5] * 20, once, tenant="a"))
+        await asyncio.gather(*map(read, streams))
+        left = [event.view.name for event in service.seen(Left)]
+        assert left == ["short", "long0", "long1", "long2"]
+        await service.end()
 
     run(main())
 

@@ -293,3 +293,27 @@ def test_a_client_that_leaves_during_its_prefill_frees_its_kv() -> None:
         assert f"{request['name']}/0" not in host.verifier._model.kv
 
     run(test, seconds=1.0)
+
+
+def test_nobody_keeps_replicas_busy_by_looking_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str | None] = []
+
+    async def look(*arguments: Any) -> None:
+        looks.append(arguments[-1])
+
+    async def test(app: App) -> None:
+        await app.api.ready()
+        keys = app.api.keys
+        often, once = (keys.client(f"Bearer {key}", "") for key in ("key-a", "key-b"))
+        calls = [asyncio.create_task(app.api.live(5.0, often)) for _ in range(100)]
+        while not looks:
+            await asyncio.sleep(0.001)
+        await app.api.live(5.0, once)
+        assert looks == ["a", "b"]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    monkeypatch.setattr("deployments.ingress.api.live", look)
+    monkeypatch.setattr("deployments.ingress.api.LIVE_PAUSE_S", 3600.0)
+    run(test, api_keys={"a": "key-a", "b": "key-b"})

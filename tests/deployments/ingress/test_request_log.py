@@ -138,7 +138,7 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
         assert of_tenant == ({} if status == 401 else {str(status): 1})
 
     limits = {"max_body_bytes": 4096, "max_choices": 8}
-    run(test, api_keys={"tenant": "key"}, limits=limits)
+    run(test, api_keys={"tenant": "key"}, operators=["tenant"], limits=limits)
 
 
 def test_over_handles_and_grpc_as_well(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ As in a model, a row's value depends on its token and all tokens before it, so a
 moved wrongly or overwritten by another request is detected.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -498,6 +499,16 @@ def test_scopes_share_nothing() -> None:
         assert fill(cache, f"first {number}", prompt_of(1), scope) == 0
         assert fill(cache, f"second {number}", prompt_of(1), scope) == 8
         cache.release(f"second {number}")
+    cache.check()
+
+
+def test_a_salt_that_spells_tokens_reaches_no_block_behind_them() -> None:
+    """Its digest would be that of the block of these tokens, and rows of other positions shared."""
+    cache = make_cache(blocks=16)
+    first, second = [0, *range(65, 68)], [5, 6, 7, 8]
+    salt = array("q", first[1:]).tobytes().decode()
+    assert fill(cache, "plain", [*first, *second, 9]) == 0
+    assert fill(cache, "salted", [*second, 9], Scope("", salt)) == 0
     cache.check()
 
 

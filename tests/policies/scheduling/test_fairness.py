@@ -196,6 +196,70 @@ def test_a_turn_counts_as_a_slot_of_its_tenant() -> None:
     assert schedule.pick(requests, ["a1"], 2, 1.1) == ["a1", "b1"]
 
 
+def test_a_tenant_that_lacked_nothing_cannot_stop_one_that_used_the_rest() -> None:
+    """For an hour the modest one has a single request, which always runs; then it floods."""
+    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=math.inf))
+    requests = [request(f"busy{i:02}", tenant="busy") for i in range(30)]
+    requests.append(request("modest", tenant="modest"))
+    now, running = 0.0, list[str]()
+
+    def serve_for(seconds: int) -> Counter[str]:
+        nonlocal now, running
+        slots = Counter[str]()
+        for _ in range(seconds):
+            running = schedule.pick(requests, running, 16, now)
+            slots.update(name[:4] for name in running)
+            now += 1.0
+            ran = [RoundOutcome(name, None, 0, 0, 0, 1, seconds=1.0) for name in running]
+            schedule.observe(ran, now)
+        return slots
+
+    for each in requests:
+        schedule.arrive(each, now)
+    assert serve_for(3600)["mode"] == 3600
+    flood = [request(f"mode{i:02}", now, tenant="modest") for i in range(60)]
+    for each in flood:
+        schedule.arrive(each, now)
+    requests += flood
+    assert serve_for(60)["busy"] > 0.4 * 16 * 60
+
+
+def test_requests_that_are_cancelled_before_their_first_token_cost_their_tenant_slot_time() -> None:
+    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=math.inf))
+    honest = [request(f"a{i}", tenant="a") for i in range(2)]
+    others = [request(f"b{i}", tenant="b") for i in range(4)]
+    for each in (*honest, *others):
+        schedule.arrive(each, 0.0)
+    running, ran = list[str](), Counter[str]()
+    for second in range(200):
+        now = float(second)
+        running = schedule.pick([*honest, *others], running, 2, now)
+        ran.update(name[0] for name in running)
+        now += 1.0
+        mine = [name for name in running if name[0] == "a"]
+        outcomes = [RoundOutcome(name, None, 0, 0, 0, 1, seconds=1.0) for name in mine]
+        schedule.observe(outcomes, now)
+        if second % 3 == 2:  # all that run are cancelled, and others come in their place
+            for each in [one for one in others if one.name in running]:
+                schedule.forget(each.name)
+                others.remove(each)
+                running.remove(each.name)
+                others.append(request(f"b{second}{each.name}", now, tenant="b"))
+                schedule.arrive(others[-1], now)
+    assert ran["a"] > 0.4 * ran.total()
+
+
+def test_no_tenant_stops_others_by_an_slo_out_of_reach() -> None:
+    schedule = FairSchedule(fcfs())
+    late = request("late", tenant="a", slo=Slo(tpot_s=1e-6))
+    others = [request(f"b{i}", 1.0, tenant="b") for i in range(3)]
+    for each in (late, *others):
+        schedule.arrive(each, 1.0)
+    late.first_token_s, late.generated = 0.1, 5
+    assert schedule.pick([late, *others], ["late"], 16, 1.0) == ["late", "b0", "b1", "b2"]
+    assert schedule.pick([late, *others], ["late"], 4, 1.0) == ["late", "b0", "b1"]
+
+
 def test_tenants_do_not_swap_in_every_round() -> None:
     jobs = [Job("a", 0.0, 100, tenant="a"), Job("b", 0.0, 100, tenant="b")]
     served = serve(FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.7)), jobs)

@@ -36,7 +36,7 @@ def held(
     exempt: Collection[str] = (),
 ) -> set[str]:
     order = [*running, *waiting]
-    admitted = triage.admitted(order, {one.name for one in running}, exempt, NOW)
+    admitted = triage.admitted(order, {one.name for one in running}, exempt, NOW, slots=16)
     assert [name for name in admitted if name not in {one.name for one in waiting}] == [
         one.name for one in running
     ]
