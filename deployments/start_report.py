@@ -4,10 +4,9 @@ to it."""
 import asyncio
 
 from ray import serve
-from ray.serve.context import _get_global_client
-from ray.serve.schema import ServeInstanceDetails
 
 from cluster.config import AppConfig
+from deployments.ray_internals import serve_details
 
 _POLL_S = 0.5
 _ANY_ADDRESS = ("0.0.0.0", "::")
@@ -46,8 +45,3 @@ async def announce(config: AppConfig) -> None:
 
 def _callable(host: str) -> str:
     return "localhost" if host in _ANY_ADDRESS else host
-
-
-def serve_details() -> ServeInstanceDetails:
-    # Serve has no public API for its ports from inside the cluster.
-    return ServeInstanceDetails(**_get_global_client().get_serve_details())

@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from deployments.logs import forward_to_serve
-from deployments.start_report import serve_details
+from deployments.ray_internals import serve_details
 
 if TYPE_CHECKING:
     from deployments.ingress.grpc import GrpcServer

@@ -18,7 +18,8 @@ from cluster.config.keys import EVERYONE
 from deployments.addresses import parsed
 from deployments.ingress.clients import Client, Keys
 from deployments.ingress.errors import ApiError
-from deployments.proxy import BODY, delay_receive, replay
+from deployments.proxy import BODY, replay
+from deployments.ray_internals import delay_receive
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^][:/?#@]+))(?::[0-9]*)?")
 """An IPv6 address in brackets, or a name or IPv4 address; and a port."""

@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from functools import partial
 from typing import TypeVar
 
-from ray._private import state  # the public API needs a dashboard
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.serve.handle import DeploymentHandle
 
 from deployments.ingress.errors import ApiError
@@ -15,6 +13,7 @@ from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.metrics import IngressMetrics
 from deployments.messages import Routed
 from deployments.metrics import LOST, STOPPED
+from deployments.ray_internals import was_stopped
 from engine.request import TargetLimits
 
 _LOG = logging.getLogger(__name__)
@@ -120,31 +119,13 @@ class Departures:
             return
         # In a thread, because Ray answers from another process. An asyncio task would be cancelled
         # together with the request in which it was started.
-        asking = asyncio.get_running_loop().run_in_executor(None, reason_of, name)
+        asking = asyncio.get_running_loop().run_in_executor(None, was_stopped, name)
         asking.add_done_callback(partial(self._add_answer, name))
 
-    def _add_answer(self, name: str, asking: "asyncio.Future[str]") -> None:
+    def _add_answer(self, name: str, asking: "asyncio.Future[bool]") -> None:
         failed = asking.cancelled() or asking.exception() is not None
-        self._add(name, LOST if failed else asking.result())
+        self._add(name, STOPPED if not failed and asking.result() else LOST)
 
     def _add(self, name: str, reason: str) -> None:
         _LOG.info("replica %s takes no calls any more: %s", name, reason)
         self._metrics.replica_left(reason)
-
-
-def reason_of(replica: str) -> str:
-    """`stopped` if Serve has ended the replica or is about to, else `lost`."""
-    return next((_reason(actor) for actor in _actors(replica)), LOST)
-
-
-def _actors(replica: str) -> Iterable[dict[str, object]]:
-    actors = state.actors().values()
-    return (actor for actor in actors if str(actor["Name"]).endswith(f"#{replica}"))
-
-
-def _reason(actor: dict[str, object]) -> str:
-    if actor["State"] != "DEAD":  # it drains
-        return STOPPED
-    died = getattr(actor["DeathCause"], "actor_died_error_context", None)
-    killed = died is not None and died.reason == ActorDiedErrorContext.Reason.RAY_KILL
-    return STOPPED if killed else LOST
