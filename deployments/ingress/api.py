@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from cluster.config.keys import resolved
+from deployments import version
 from deployments.ingress.answers.choices import Answer, Choice
 from deployments.ingress.answers.completion_bodies import (
     ChatFormat,
@@ -45,7 +46,6 @@ from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.turns import Pauses
 from deployments.ingress.watching import LiveView, families_of, live, prometheus_text
-from deployments.version import version
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 

@@ -15,7 +15,7 @@ from actors.coordinator.stream import Cancelled, RequestFailed, Stream
 from actors.hosts.protocol import HostLost
 from cluster.config import AppConfig
 from deployments import messages
-from deployments.logs import forward_to_serve
+from deployments.logs import announce, forward_to_serve, print_line
 from deployments.messages import (
     Heartbeat,
     LiveQuery,
@@ -27,14 +27,12 @@ from deployments.messages import (
 )
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
-from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
-from deployments.replica.submission import refusal, submit
+from deployments.replica.streams import HeartbeatMonitor, refusal, submit
 from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange, known_facts
 from deployments.series import Family
-from deployments.start_report import announce, print_line
 from engine.errors import SpindleError
 
 if TYPE_CHECKING:

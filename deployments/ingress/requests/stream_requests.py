@@ -11,9 +11,8 @@ from deployments.ingress.clients import Client
 from deployments.ingress.errors import ApiError, quoted
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.fields import SloTargets
-from deployments.ingress.requests.sampling import sampling_params, tokens_of_bad_words
 from deployments.ingress.requests.tokenization import encode_chat
-from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.tokenizer import Tokens, tokens_of_bad_words
 from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
@@ -161,10 +160,8 @@ class StreamRequestBuilder:
             classes = self._config.slo_classes
             if slo not in classes:
                 raise InvalidRequest("slo", f"{quoted(slo)} is none of {_names(classes)}")
-            named = classes[slo]
-            slo = SloTargets(ttft_ms=named.ttft_ms, tpot_ms=named.tpot_ms)
-        elif slo is None:
-            slo = SloTargets()
+            return classes[slo].slo
+        slo = slo or SloTargets()
         return Slo(_seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
 
     def _speculation(self, request: GenerationRequest) -> SpeculationFields:
@@ -258,3 +255,35 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _names(names: Sequence[str] | dict[str, Any]) -> str:
     return ", ".join(repr(name) for name in names) or "none (the config names none)"
+
+
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, bad_words: Sequence[tuple[int, ...]] = ()
+) -> SamplingParams:
+    """All sampling parameters except the seed, which differs by choice."""
+    allowed = request.allowed_token_ids
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_words=tuple(bad_words),
+        logprobs=request.alternatives,
+        prompt_logprobs=_listed_of_prompt(request),
+        grammar=request.grammar,
+    )
+
+
+def _listed_of_prompt(request: GenerationRequest) -> int | None:
+    """Alternatives beside each token of the prompt, for `echo` and `prompt_logprobs`."""
+    wanted = (request.prompt_logprobs, request.alternatives if echoes(request) else None)
+    return max((most for most in wanted if most is not None), default=None)
