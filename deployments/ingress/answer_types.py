@@ -3,19 +3,24 @@ Bodies are built elsewhere and not validated again; a test compares them."""
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, with_config
+from typing_extensions import TypedDict  # which pydantic needs below Python 3.12
 
 
 class AnswerPart(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class CachedTokens(AnswerPart):
+@with_config(use_attribute_docstrings=True)
+class CachedTokens(TypedDict):
     cached_tokens: int
     """Those found in the prefix cache."""
 
 
-class TokenCounts(AnswerPart):
+@with_config(use_attribute_docstrings=True)
+class Usage(TypedDict):
+    """As in OpenAI's API."""
+
     prompt_tokens: int
     """Of all prompts, each counted once."""
     completion_tokens: int
@@ -46,7 +51,7 @@ class ChoiceStatistics(AnswerPart):
     ttft_s: float
     """To the first token."""
     tpot_s: float | None
-    """Per token behind it."""
+    """Per token after it."""
     replica: str | None
     """The one that served it last."""
     attempts: int
@@ -88,7 +93,7 @@ class AnswerChoice(AnswerPart):
 
 class CompletionChoice(AnswerChoice):
     text: str
-    """The output, behind the prompt with `echo`."""
+    """The output, after the prompt with `echo`."""
     logprobs: CompletionLogprobs | None
     """With `logprobs`."""
     finish_reason: Literal["stop", "length"]
@@ -97,19 +102,24 @@ class CompletionChoice(AnswerChoice):
     """Of each token of the prompt, with `prompt_logprobs`; null for the first."""
 
 
-class CompletionAnswer(AnswerPart):
+class GeneratedAnswer(AnswerPart):
+    """What answers of both completion APIs have."""
+
     id: str
     """Contains the request's id."""
-    object: Literal["text_completion"]
-    """The kind of this answer."""
     created: int
     """Seconds since 1970."""
     model: str
     """The served model's name."""
+    usage: Usage
+    """Of the whole request."""
+
+
+class CompletionAnswer(GeneratedAnswer):
+    object: Literal["text_completion"]
+    """The kind of this answer."""
     choices: list[CompletionChoice]
     """In the order of their index."""
-    usage: TokenCounts
-    """Of the whole request."""
 
 
 class TokenLogprob(AnswerPart):
@@ -171,19 +181,11 @@ class ChatChoice(AnswerChoice):
     """Why it ended."""
 
 
-class ChatAnswer(AnswerPart):
-    id: str
-    """Contains the request's id."""
+class ChatAnswer(GeneratedAnswer):
     object: Literal["chat.completion"]
     """The kind of this answer."""
-    created: int
-    """Seconds since 1970."""
-    model: str
-    """The served model's name."""
     choices: list[ChatChoice]
     """In the order of their index."""
-    usage: TokenCounts
-    """Of the whole request."""
     prompt_logprobs: list[dict[str, PromptToken] | None] = []
     """Of each token of the prompt, with `prompt_logprobs`; null for the first."""
 

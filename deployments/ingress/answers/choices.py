@@ -4,8 +4,9 @@ ingress."""
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
+from deployments.ingress.answer_types import Usage
 from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.answers.trace import trace_body
 from deployments.ingress.failover import FailoverStream
@@ -14,19 +15,6 @@ from deployments.ingress.parsing.parser import OutputParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob, SpeculationFields
 from engine.protocol import Finish
-
-
-class PromptTokensDetails(TypedDict):
-    cached_tokens: int
-
-
-class Usage(TypedDict):
-    """As in OpenAI's API."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
 
 
 @dataclass(frozen=True, slots=True)
