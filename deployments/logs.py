@@ -1,9 +1,17 @@
-"""Writes what Spindle's modules log into Serve's log file of the process.
+"""What the processes of ingress and replicas write: Spindle's logs into Serve's log file of the
+process, and start-up messages for the terminal of `make serve`.
 
-Serve's files, one for each replica, have only what is logged below the logger `ray.serve`.
+Serve's files, one for each replica, have only what is logged below the logger `ray.serve`. Ray
+forwards every process's standard output to the terminal.
 """
 
+import asyncio
 import logging
+
+from ray import serve
+
+from cluster.config import AppConfig
+from deployments.ray_internals import serve_details
 
 _SERVE = "ray.serve"
 _OURS = ("actors", "cluster", "deployments", "engine", "policies", "spindle")
@@ -21,3 +29,42 @@ def forward_to_serve() -> None:
         logger.handlers = [_Forward()]
         logger.propagate = False
         logger.setLevel(logging.INFO)
+
+
+_POLL_S = 0.5
+_ANY_ADDRESS = ("0.0.0.0", "::")
+"""Addresses that a server can listen on but a client cannot call."""
+_CURL = """\
+curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
+-d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]{options}}}'"""
+_QUESTION = "What is the capital of France?"
+_OPTIONS = ', "temperature": 0, "max_tokens": 64'
+"""Further request fields for the example, so that the answer is the same each time."""
+
+
+def print_line(line: str) -> None:
+    print(line, flush=True)
+
+
+async def announce(config: AppConfig) -> None:
+    """Prints the application's addresses once Serve reports it as running."""
+    app = serve.get_replica_context().app_name
+    details = await asyncio.to_thread(serve_details)
+    while details.applications[app].status != "RUNNING":
+        await asyncio.sleep(_POLL_S)
+        details = await asyncio.to_thread(serve_details)
+    http, grpc = details.http_options, config.grpc
+    url = f"http://{_callable(http.host)}:{http.port}"
+    print_line(f"Spindle is ready: OpenAI's API at {url}/v1, its documentation at {url}/docs")
+    print_line(f"Open {url}/ in a browser to see it draft")
+    if grpc is not None:
+        print_line(f"gRPC at {_callable(grpc.host or http.host)}:{grpc.port}")
+    print_line(f"Handles: serve.get_app_handle({app!r})")
+    example = {"url": url, "model": config.served_name, "question": _QUESTION}
+    print_line(f"Try: {_CURL.format(**example, options=_OPTIONS)}")
+    plain = _CURL.format(**example, options=_OPTIONS + ', "speculation": "off"')
+    print_line(f"The same without speculation, to compare: {plain}")
+
+
+def _callable(host: str) -> str:
+    return "localhost" if host in _ANY_ADDRESS else host

@@ -1,4 +1,5 @@
-"""The messages between an ingress and a replica: plain dicts, lists and numbers in both directions.
+"""The messages between an ingress and a replica: dicts of plain values, of the engine's sampling
+parameters and of the request's objectives, in both directions.
 
 A replica sends one message per verdict, never one per token, because every message costs a call
 between processes.
@@ -6,19 +7,14 @@ between processes.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from actors.coordinator.stream import Overloaded, Statistics
 from engine.errors import InvalidRequest
-from engine.grammar.spec import OutputGrammar
 from engine.protocol import Commit, Finish, RoundTrace, TokenLogprobs
 from engine.sampling.params import SamplingParams
+from engine.scopes import Scope
 from policies.request import Slo
-
-
-class SloFields(TypedDict):
-    ttft_s: float | None
-    tpot_s: float | None
 
 
 class SpeculationFields(TypedDict):
@@ -54,14 +50,11 @@ class StreamRequest(Routed):
     output_ids: list[int]
     """Output tokens committed by earlier attempts. They stay output, not prompt, so that positions
     and penalties continue."""
-    seed: int
-    params: dict[str, Any]
-    """The fields of engine.sampling.params.SamplingParams except the seed."""
-    slo: SloFields
+    params: SamplingParams
+    slo: Slo
     priority: int
     tenant: str
-    scope: list[str]
-    """The fields of engine.scopes.Scope."""
+    scope: Scope
     speculation: SpeculationFields
     trace: bool
     """Whether each commit carries a trace of its round."""
@@ -170,21 +163,6 @@ class Failed(TypedDict):
 Message = Accepted | Refused | Committed | Failed
 """A stream consists of one Accepted or Refused, then Committed up to the one with a finish. Failed
 ends a stream at any time."""
-
-
-def sampling_params(request: StreamRequest) -> SamplingParams:
-    fields = dict(request["params"])
-    fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
-    if (allowed := fields.get("allowed_token_ids")) is not None:
-        fields["allowed_token_ids"] = tuple(allowed)
-    fields["bad_words"] = tuple(map(tuple, fields.get("bad_words", ())))
-    if fields.get("grammar") is not None:
-        fields["grammar"] = OutputGrammar(**fields["grammar"])
-    return SamplingParams(seed=request["seed"], **fields)
-
-
-def slo(request: StreamRequest) -> Slo:
-    return Slo(**request["slo"])
 
 
 def committed(commit: Commit, statistics: Statistics) -> Committed:

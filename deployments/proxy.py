@@ -22,8 +22,6 @@ there. `ValidClient` lets it be an address only.
 import asyncio
 import re
 
-from ray.serve._private.common import RequestMetadata
-from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,7 +50,6 @@ _READ_BY_SERVE = {
     b"traceparent": re.compile(rb"[ -~]*"),
 }
 """Headers that clients may set, and what they may be."""
-_RECEIVE_DELAY_S = 0.2
 
 
 def middlewares() -> list[Middleware]:
@@ -157,26 +154,6 @@ class BodyAhead:
         if first["type"] == "http.request" and not first.get("more_body", False):
             scope[BODY] = first.get("body", b"")
         await self._app(scope, replay(first, receive), send)
-
-
-def delay_receive(receive: Receive) -> None:
-    """Delays the ingress's call to the proxy for client messages, which is not urgent once the body
-    is here.
-
-    The call is still needed to notice a disconnect: Serve cancels the request of a client that
-    leaves, but not in every case (`EventStream` and `cancel_if_disconnected` in
-    deployments/ingress/answers/delivery.py).
-    """
-    if not isinstance(receive, ASGIReceiveProxy):
-        return
-    fetch = receive._receive_asgi_messages
-
-    async def fetch_later(request: RequestMetadata) -> bytes:
-        await asyncio.sleep(_RECEIVE_DELAY_S)
-        receive._receive_asgi_messages = fetch
-        return await fetch(request)
-
-    receive._receive_asgi_messages = fetch_later
 
 
 def replay(first: Message, receive: Receive) -> Receive:

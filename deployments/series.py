@@ -12,6 +12,7 @@ from ray.util.metrics import Counter as RayCounter
 from ray.util.metrics import Gauge as RayGauge
 
 from deployments.metrics import Metric
+from deployments.ray_internals import export_zero
 
 _PREFIX = "spindle_"
 
@@ -45,7 +46,7 @@ class Counter:
         """Exports 0, so that the first increase shows in rates. `series`: values of the labels."""
         for values in series:
             self._totals[values] = self._exported[values] = 0.0
-            self._ray._record(0.0, self._tags(values))  # `inc` refuses 0
+            export_zero(self._ray, self._tags(values))
 
     def add(self, amount: float, *values: str) -> None:
         """`values`: of the labels, in their order."""

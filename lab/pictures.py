@@ -2,15 +2,13 @@
 
     python -m lab.pictures [--only playground zoo]
 
-`playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters, and the
-terminal of `deployments.top` under load. It drives an application that it starts as `make serve`
-does, or the one at `--url`, in the machine's own Chromium.
+`playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters,
+under load. It drives an application that it starts as `make serve` does, or the one at `--url`, in the
+machine's own Chromium.
 """
 
 import argparse
 import asyncio
-import io
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +17,6 @@ from typing import Any
 
 import yaml
 from playwright.sync_api import Browser, Page, ViewportSize
-from rich.console import Console
 
 from benchmarks.browser import chromium
 from benchmarks.processes import end_after_ray
@@ -27,7 +24,6 @@ from benchmarks.serving.app import running
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.streams import ReceivedStream, read, session
 from cluster.built_in_models import TARGET
-from deployments.top.__main__ import Top
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -38,7 +34,7 @@ _ANSWER_MS = 180_000
 _NEXT_NUMBERS_MS = 1200
 """Until the strip has drawn the end of the answer."""
 _MOST_BYTES = 200_000
-_TOP_WIDTH = 100
+_STRIP_MS = 12_000
 _SLO = {"ttft_ms": 1500, "tpot_ms": 60}
 _CLIENTS = 4
 _CODE = "Write a Python class of a shopping cart with add, remove and total."
@@ -111,8 +107,7 @@ def playground(url: str, folder: Path) -> Iterator[Path]:
 
 
 def zoo(url: str, folder: Path) -> Iterator[Path]:
-    """An answer of several drafters, the tree of one of its rounds, and under load the strip and
-    `deployments.top`."""
+    """An answer of several drafters, the tree of one of its rounds, and the strip under load."""
     with chromium() as browser:
         page = _open(browser, url, _DESKTOP, "dark")
         _ask(page, _ZOO, 160)
@@ -121,12 +116,8 @@ def zoo(url: str, folder: Path) -> Iterator[Path]:
         page.emulate_media(color_scheme="light")
         yield _picture(page.locator("#round .scrolls"), folder / "tree.png")
         with _load(url):
-            top = Top(f"{url}/metrics", 2.0)
-            for _ in range(6):
-                top.scrape()
-                page.wait_for_timeout(2000)
+            page.wait_for_timeout(_STRIP_MS)
             yield _picture(page.locator("footer"), folder / "strip.png")
-            yield _terminal(top, folder / "top.svg")
 
 
 @contextmanager
@@ -177,16 +168,6 @@ def _choose_widest(page: Page) -> None:
 
 def _picture(what: Any, path: Path) -> Path:
     what.screenshot(path=path)
-    return path
-
-
-def _terminal(top: Top, path: Path) -> Path:
-    """The screen as rich draws it; without the fonts that its SVG would load from another host."""
-    console = Console(record=True, width=_TOP_WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(top.screen(_TOP_WIDTH))
-    drawn = console.export_svg(title="python -m deployments.top", unique_id="top")
-    drawn = re.sub(r"@font-face\s*{.*?}\s*", "", drawn, flags=re.DOTALL)
-    path.write_text(drawn.replace("Fira Code, monospace", "DejaVu Sans Mono, monospace"))
     return path
 
 

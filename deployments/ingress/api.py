@@ -14,8 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from cluster.config.keys import resolved
-from deployments.ingress.admission.clients import Client, Keys, trusted
-from deployments.ingress.admission.shares import Shares
+from deployments import version
 from deployments.ingress.answers.choices import Answer, Choice
 from deployments.ingress.answers.completion_bodies import (
     ChatFormat,
@@ -27,27 +26,26 @@ from deployments.ingress.answers.completion_bodies import (
 from deployments.ingress.answers.json_text import Body
 from deployments.ingress.answers.logprobs import prompt_part
 from deployments.ingress.answers.output_text import Echo, StopRule, echo
-from deployments.ingress.answers.tokenization import detokenize, tokenize
-from deployments.ingress.errors import ApiError
-from deployments.ingress.ignored import HEADER, IgnoredFields, shown
-from deployments.ingress.metrics import IngressMetrics
-from deployments.ingress.pages.live import LiveView, live
-from deployments.ingress.pages.metrics_text import families_of, prometheus_text
+from deployments.ingress.clients import Client, Keys, Shares, trusted
+from deployments.ingress.errors import ApiError, quoted
+from deployments.ingress.failover import FailoverStream
+from deployments.ingress.heartbeat_sender import HeartbeatSender
+from deployments.ingress.metrics import IngressMetrics, RequestLog
 from deployments.ingress.parsing.choose import OutputParsers
-from deployments.ingress.reading import Reader
-from deployments.ingress.replicas.departures import Departures
-from deployments.ingress.replicas.failover import FailoverStream
-from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
-from deployments.ingress.replicas.readiness import Readiness
-from deployments.ingress.request_log import RequestLog
+from deployments.ingress.reading import HEADER, IgnoredFields, Reader, shown
+from deployments.ingress.replicas import Departures, Readiness
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
-from deployments.ingress.requests.problems import quoted
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
-from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.requests.tokenization import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.turns import Pauses
-from deployments.version import version
+from deployments.ingress.watching import LiveView, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 

@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from deployments.logs import forward_to_serve
-from deployments.start_report import serve_details
+from deployments.ray_internals import serve_details
 
 if TYPE_CHECKING:
     from deployments.ingress.grpc import GrpcServer
@@ -61,7 +61,7 @@ class Ingress:
     async def generate(self, request: Mapping[str, Any], tenant: str = "") -> dict[str, Any]:
         """The whole response to a completion or chat request in OpenAI's format. An error is also
         returned as a body."""
-        from deployments.ingress.admission.clients import trusted
+        from deployments.ingress.clients import trusted
 
         return await self._api.generate(request, trusted(tenant))
 
@@ -69,7 +69,7 @@ class Ingress:
         self, request: Mapping[str, Any], tenant: str = ""
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The same as chunks of a stream."""
-        from deployments.ingress.admission.clients import trusted
+        from deployments.ingress.clients import trusted
 
         async for chunk in self._api.stream(request, trusted(tenant)):
             yield chunk

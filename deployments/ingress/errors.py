@@ -1,14 +1,124 @@
-"""The API's error responses, in the form of OpenAI's error object."""
+"""The API's error responses, in the form of OpenAI's error object; errors of validation in plain
+words: the field, the limit and the way out."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from deployments.ingress.requests.problems import first_problem
+from deployments.ingress.requests.unsupported import UNSUPPORTED
 from engine.errors import InvalidRequest
+
+_MAX_QUOTE = 100
+_MAX_PATH = 100
+_FIELD = re.compile(r"[a-z][a-z0-9_]*")
+_TYPE_NAMES = frozenset(("str", "int", "float", "bool", "list", "dict", "constrained"))
+"""Parts of paths that name a kind of value and no field."""
+
+_KINDS = {
+    "string": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+    "model_attributes": "an object",
+}
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "missing": lambda _: "is required",
+    "int_from_float": lambda _: "must be a whole number",
+    "int_parsing": lambda _: "must be a whole number",
+    "int_parsing_size": lambda _: "must be a whole number of at most 64 bits",
+    "finite_number": lambda _: "must be a finite number",
+    "greater_than": lambda limits: f"must be above {limits['gt']}",
+    "greater_than_equal": lambda limits: f"must be at least {limits['ge']}",
+    "less_than": lambda limits: f"must be below {limits['lt']}",
+    "less_than_equal": lambda limits: f"must be at most {limits['le']}",
+    "string_too_short": lambda limits: _at_least(limits, "character"),
+    "string_too_long": lambda limits: f"{_at_most(limits, 'character')}; shorten it",
+    "too_short": lambda limits: _at_least(limits, "item"),
+    "too_long": lambda limits: f"{_at_most(limits, 'item')}; leave the others out",
+    "literal_error": lambda limits: f"must be {limits['expected']}",
+    "union_tag_invalid": lambda kinds: (
+        f"{kinds['discriminator'].strip(chr(39))} must be one of {kinds['expected_tags']}"
+    ),
+    "none_required": lambda _: "is not supported here; leave it out",
+    "string_pattern_mismatch": lambda limits: f"must match {limits['pattern']}",
+    "string_unicode": lambda _: "holds text that is no Unicode",
+    "extra_forbidden": lambda _: "there is no such field; leave it out",
+}
+
+
+def quoted(text: str) -> str:
+    """What a client has sent, for a message, shortened."""
+    return repr(text if len(text) <= _MAX_QUOTE else text[: _MAX_QUOTE - 3] + "...")
+
+
+def first_problem(errors: Sequence[Any], skip: int = 0) -> tuple[str | None, str]:
+    """The field at fault and a message, from pydantic's errors. `skip`: how many parts precede each
+    path."""
+    located = [(tuple(error["loc"][skip:]), error) for error in errors]
+    begin = _places(located[0][0])
+    same = [(path, error) for path, error in located if path[: len(begin)] == begin]
+    # Where a value may be of several kinds, there are errors for each; one that is not about the
+    # kind itself belongs to the kind that was meant.
+    meant = [(path, error) for path, error in same if not str(error["type"]).endswith("_type")]
+    # A list of words is one kind as well, which an object for another kind is not about.
+    inner = [(path, error) for path, error in meant if error["type"] != "literal_error"]
+    path, error = (inner or meant or same)[0]
+    problem = _text(error) if meant else " or ".join(_kinds([error for _, error in same]))
+    if error["type"] == UNSUPPORTED:
+        path = (*path, error["ctx"]["field"])
+    # For a body that is no JSON, pydantic's path is the offset of the error.
+    field = path[0] if path and isinstance(path[0], str) else None
+    if field is None:
+        return None, f"body: {problem}"
+    where = ".".join(str(part) for i, part in enumerate(path) if i == 0 or _is_place(part))
+    return field, f"{where[:_MAX_PATH]}: {problem}"
+
+
+def _places(path: Sequence[object]) -> tuple[object, ...]:
+    """The path up to where it names a kind of value."""
+    end = next((i for i, part in enumerate(path) if i and not _is_place(part)), len(path))
+    return tuple(path[:end])
+
+
+def _is_place(part: object) -> bool:
+    """Whether a part of a path is a field or an index, and not a kind of value."""
+    if isinstance(part, int):
+        return True
+    return _FIELD.fullmatch(str(part)) is not None and part not in _TYPE_NAMES
+
+
+def _kinds(errors: Sequence[Any]) -> list[str]:
+    """What the value must be, if none of the kinds fits; all errors are about it."""
+    names = [_KINDS.get(str(error["type"]).removesuffix("_type")) for error in errors]
+    if None in names:
+        return [_text(errors[0])]
+    first, *others = dict.fromkeys(name for name in names if name)
+    return [f"must be {first}", *others]
+
+
+def _text(error: Any) -> str:
+    text = _TEXTS.get(error["type"])
+    return text(error.get("ctx", {})) if text else str(error["msg"]).removeprefix("Value error, ")
+
+
+def _at_least(limits: Mapping[str, Any], unit: str) -> str:
+    return f"at least {_count(limits['min_length'], unit)}"
+
+
+def _at_most(limits: Mapping[str, Any], unit: str) -> str:
+    return f"at most {_count(limits['max_length'], unit)}"
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+
 
 _TYPES = {
     401: "authentication_error",

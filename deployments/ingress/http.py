@@ -11,13 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ingress.admission.clients import Client
-from deployments.ingress.admission.gate import Gate, route_path
-from deployments.ingress.admission.hosts import Hosts
 from deployments.ingress.answers import json_text
-from deployments.ingress.answers.backpressure import BackpressureWindow
 from deployments.ingress.answers.choices import Answer
 from deployments.ingress.answers.delivery import (
+    BackpressureWindow,
     EventStream,
     cancel_if_disconnected,
     data_events,
@@ -25,25 +22,23 @@ from deployments.ingress.answers.delivery import (
 )
 from deployments.ingress.answers.json_text import Body
 from deployments.ingress.api import Api
+from deployments.ingress.clients import Client
 from deployments.ingress.errors import ApiError
-from deployments.ingress.ignored import HEADER, STRICT_HEADER, shown
-from deployments.ingress.pages.debug import add_debug
-from deployments.ingress.pages.docs import add_docs_page
-from deployments.ingress.pages.live import LiveView, Seconds
-from deployments.ingress.pages.metrics_text import CONTENT_TYPE
-from deployments.ingress.pages.openapi import add_schema
-from deployments.ingress.pages.playground import RESPONSES, add_playground
-from deployments.ingress.reading import route_reading
-from deployments.ingress.request_log import RequestLog
+from deployments.ingress.gate import Gate, Hosts, route_path
+from deployments.ingress.metrics import RequestLog
+from deployments.ingress.openapi import add_schema
+from deployments.ingress.pages import RESPONSES, add_docs_page, add_playground
+from deployments.ingress.reading import HEADER, STRICT_HEADER, route_reading, shown
 from deployments.ingress.requests.completions import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
 )
 from deployments.ingress.requests.fields import REQUEST_ID
-from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.responses_api.service import ResponsesApi
+from deployments.ingress.watching import CONTENT_TYPE, LiveView, Seconds, TraceSeconds, traces
 from deployments.proxy import TAKEN_OUT
 from engine.errors import InvalidRequest
 
@@ -111,6 +106,15 @@ def make_http(api: Api) -> FastAPI:
         is no operator, of its own requests."""
         return await api.live(seconds, request.state.client)
 
+    @http.get("/debug/trace")
+    async def trace(request: Request, seconds: TraceSeconds = 10.0) -> Response:
+        """What all replicas do for so many seconds, in Chrome's trace format, for Perfetto."""
+        if not request.state.client.is_operator:
+            raise ApiError(403, "this client may not ask for traces (operators in the config)")
+        await api.ready()
+        events = await traces(api.replicas, api.replica_names, seconds)
+        return JSONResponse({"displayTimeUnit": "ms", "traceEvents": events})
+
     @http.get("/version")
     async def version() -> Body:
         """Spindle's version."""
@@ -159,7 +163,6 @@ def make_http(api: Api) -> FastAPI:
         response = responses.full_response(body, answer)
         return await _respond_whole(answer, response, request, headers)
 
-    add_debug(http, api)
     add_playground(http)
     add_schema(http, bool(api.config.api_keys), open_paths)
     return http

@@ -1,11 +1,15 @@
-"""The metrics of the ingress: how requests end, and which replicas come and go."""
+"""One log line, and one count, for each request that ends at the ingress; and which replicas come
+and go."""
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Mapping
 from itertools import product
 from typing import Any
 
+from deployments.ingress.answers.choices import Answer
+from deployments.ingress.errors import ApiError
 from deployments.metrics import (
     INGRESS_COUNTERS,
     INGRESS_HISTOGRAMS,
@@ -93,3 +97,117 @@ class IngressMetrics:
     def _count(self, name: str, amount: float, *values: str) -> None:
         self._counters[name].add(amount, *values)
         self._counters[name].export()
+
+
+CLIENT_LEFT = 499
+"""The status, by nginx's custom, of requests whose client left before the end."""
+_PLAIN = re.compile(r"[\w.:/-]+", re.ASCII)
+"""Values that the log shows without quotes."""
+_MOST_REASON = 200
+"""Characters of an error's message in the log: it may quote the client's input."""
+
+
+class RequestLog:
+    def __init__(self, metrics: IngressMetrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+
+    def ended(self, answer: Answer, tenant: str) -> None:
+        status, outcome, reason = _end(answer)
+        if isinstance(answer.error, ApiError):
+            answer.error.logged = True
+        attempts = [choice.failover_stream.attempt for choice in answer.choices]
+        self._metrics.resubmitted(sum(attempts))
+        if status == 200:
+            self._metrics.answered(*_times(answer))
+        self._write(
+            {
+                "request": answer.name,
+                "tenant": tenant,
+                "model": self._model,
+                "status": status,
+                "outcome": outcome,
+                "reason": reason,
+                **_sums([choice.statistics for choice in answer.choices]),
+                "prompt_tokens": answer.usage["prompt_tokens"],
+                "output_tokens": answer.usage["completion_tokens"],
+                "choices": len(answer.choices),
+                "attempts": 1 + max(attempts),
+            }
+        )
+
+    def refused(self, error: ApiError, tenant: str = "") -> None:
+        """Does nothing if the request has its line already."""
+        if error.logged:
+            return
+        error.logged = True
+        self._write(
+            {
+                "tenant": tenant,
+                "model": self._model,
+                "status": error.status,
+                "outcome": "refused" if error.status < 500 else "failed",
+                "reason": error.message,
+            }
+        )
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        self._metrics.responded(fields)
+        fields["reason"] = fields["reason"][:_MOST_REASON]
+        text = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+        # With `log_format: json` the fields are an object of their own.
+        _LOG.info("request ended: %s", text, extra={"spindle": fields})
+
+
+def _end(answer: Answer) -> tuple[int, str, str]:
+    """HTTP status, outcome and reason."""
+    match answer.error:
+        case ApiError() as error:
+            return error.status, "refused" if error.status < 500 else "failed", error.message
+        case None | asyncio.CancelledError():
+            pass
+        case error:
+            return 500, "failed", type(error).__name__
+    finishes = [choice.finish for choice in answer.choices]
+    if answer.error is not None or None in finishes:
+        return CLIENT_LEFT, "cancelled", "the client left"
+    return 200, "/".join(sorted({str(finish) for finish in finishes})), ""
+
+
+def _times(answer: Answer) -> tuple[float, float]:
+    """Of a finished answer, seconds until the first token of any choice and the last one of all."""
+    return (
+        min(choice.first_token_s for choice in answer.choices),
+        max(choice.last_token_s for choice in answer.choices),
+    )
+
+
+def _sums(statistics: list[dict[str, Any]]) -> dict[str, Any]:
+    """Latencies of the first and the slowest choice, and the rounds of all."""
+    paces = [one["tpot_s"] for one in statistics if one["tpot_s"] is not None]
+    drafters: dict[str, int] = {}
+    for one in statistics:
+        for lane, rounds in one["rounds_by_lane"].items():
+            drafters[lane] = drafters.get(lane, 0) + rounds
+    return {
+        "ttft_s": round(min(one["ttft_s"] for one in statistics), 6),
+        "tpot_s": round(max(paces), 6) if paces else None,
+        "rounds": sum(one["rounds"] for one in statistics),
+        "drafted": sum(one["drafted"] for one in statistics),
+        "accepted": sum(one["accepted"] for one in statistics),
+        "drafters": drafters,
+        "replicas": sorted({one["replica"] for one in statistics} - {None}),
+    }
+
+
+def _plain(value: object) -> str:
+    match value:
+        case dict():
+            return ",".join(f"{name}:{count}" for name, count in value.items()) or "-"
+        case list():
+            return ",".join(map(str, value)) or "-"
+        case "" | None:
+            return "-"
+        case str() if not _PLAIN.fullmatch(value):
+            return repr(value)
+    return str(value)

@@ -1,7 +1,10 @@
 """Reads clients' requests: what is large in a thread, so that the event loop goes on serving
-streams. Validation alone takes up to a second."""
+streams. Validation alone takes up to a second. Fields that have no effect are named to the client,
+so that nothing is ignored silently."""
 
-from collections.abc import Callable, Coroutine, Mapping
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from json import JSONDecodeError
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,13 +13,77 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from deployments.ingress.errors import ApiError
-from deployments.ingress.ignored import ignored_fields
-from deployments.ingress.requests.completions import kind_of
-from deployments.ingress.requests.fields import Fields
+from deployments.ingress.requests.completions import ChatRequest, kind_of
+from deployments.ingress.requests.fields import Fields, TemplateFields
 from deployments.ingress.requests.json_bounds import TooManyValues, json_length, parsed
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.turns import Turns
+
+HEADER = "x-spindle-ignored"
+"""Of a response: the fields of its request that have no effect."""
+STRICT_HEADER = "x-spindle-strict"
+"""Of a request: with `1`, fields without effect are refused."""
+
+_LOG = logging.getLogger(__name__)
+_MAX_LOGGED = 256
+_MAX_NAMES = 16
+_MAX_NAME = 64
+
+
+def ignored_fields(request: Fields, tokens: Tokens) -> list[str]:
+    """The names of fields without effect; those of inner objects have their path, without the
+    indexes of lists."""
+    names = dict.fromkeys(_walk(request, ""))
+    if isinstance(request, TemplateFields):
+        used = tokens.used_variables(request.chat_template_kwargs)
+        unused = [name for name in request.chat_template_kwargs if name not in used]
+        names |= dict.fromkeys(f"chat_template_kwargs.{name}" for name in unused)
+    if isinstance(request, ChatRequest | ResponsesRequest):
+        use = request.tool_use
+        if use.may_call and not use.is_enforced and not tokens.shows_tools:
+            names["tools"] = None
+    return list(names)
+
+
+def _walk(fields: Fields, path: str) -> Iterator[str]:
+    unknown = () if fields.passes_unknown_on else fields.model_extra or ()
+    for name in (*unknown, *fields.without_effect):
+        yield path + name
+    for name in type(fields).model_fields:
+        value = getattr(fields, name)
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Fields):
+                yield from _walk(inner, f"{path}{name}.")
+
+
+def shown(names: Sequence[str]) -> str:
+    """The names as one header's value: short, in printable ASCII, commas only between names."""
+    listed = [re.sub(r"[^!-+\--~]", "?", name)[:_MAX_NAME] for name in names[:_MAX_NAMES]]
+    more = len(names) - len(listed)
+    return ", ".join([*listed, *([f"and {more} more"] if more else [])])
+
+
+class IgnoredFields:
+    """What happens to requests that have fields without effect."""
+
+    def __init__(self, strict: bool) -> None:
+        """`strict`: refuse every such request."""
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def check(self, names: Sequence[str], strict: bool = False) -> None:
+        """`names`: of a request's fields without effect. Logs each once; raises ApiError 400
+        instead if `strict`."""
+        if names and (strict or self._strict):
+            name = shown(names[:1])
+            problem = "has no effect here; leave it out, or switch strict fields off"
+            raise ApiError(400, f"{name}: {problem}", names[0].partition(".")[0][:_MAX_NAME])
+        for name in map(shown, ([name] for name in names[:_MAX_NAMES])):
+            if name not in self._logged and len(self._logged) < _MAX_LOGGED:
+                self._logged.add(name)
+                _LOG.warning("a field of requests has no effect: %s", name)
+
 
 _LARGE = 8192
 """Bytes of a body, or parts of given fields, from which on reading may take more than some

@@ -15,7 +15,7 @@ from actors.coordinator.stream import Cancelled, RequestFailed, Stream
 from actors.hosts.protocol import HostLost
 from cluster.config import AppConfig
 from deployments import messages
-from deployments.logs import forward_to_serve
+from deployments.logs import announce, forward_to_serve, print_line
 from deployments.messages import (
     Heartbeat,
     LiveQuery,
@@ -27,14 +27,12 @@ from deployments.messages import (
 )
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
-from deployments.replica.heartbeat_monitor import HeartbeatMonitor
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
-from deployments.replica.submission import refusal, submit
+from deployments.replica.streams import HeartbeatMonitor, refusal, submit
 from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange, known_facts
 from deployments.series import Family
-from deployments.start_report import announce, print_line
 from engine.errors import SpindleError
 
 if TYPE_CHECKING:
@@ -89,12 +87,6 @@ class Replica:
         self._metrics = Metrics(self._name, drafters, slo_classes)
         self._metrics.set_down(service.coordinator.lanes_down)
         service.add_observer(self._observe)
-        if self._config.tracing is not None:
-            from deployments.replica.spans import RequestSpans
-
-            now, model = asyncio.get_running_loop().time(), self._config.served_name
-            spans = RequestSpans(self._config.tracing, model, self._name, now)
-            service.add_observer(spans.observe)
         self._live = LiveNumbers(self._name, service.lanes)
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
@@ -121,7 +113,7 @@ class Replica:
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         """Serves one request; closing the generator cancels it."""
         try:
-            await self._service.check_grammar(messages.sampling_params(request), request["tenant"])
+            await self._service.check_grammar(request["params"], request["tenant"])
             stream = submit(self._service.coordinator, request)
         except SpindleError as error:
             yield refusal(error, request)

@@ -1,16 +1,20 @@
 """Prometheus's own programs, and what boards and alerts ask it for."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deployments.boards.grafana import board
-
 ROOT = Path(__file__).parents[2]
-ALERTS = ROOT / "dashboards" / "alerts.yaml"
+FOLDER = ROOT / "dashboards"
+ALERTS = FOLDER / "alerts.yaml"
+BOARDS: dict[str, Any] = {
+    file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))
+}
 _NAME = re.compile(r"\bray_spindle_\w+")
 _SELECTOR = re.compile(r"(\bray_spindle_\w+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
@@ -34,6 +38,6 @@ def selected(expression: str) -> dict[str, set[str]]:
 
 def queries(name: str) -> Iterator[str]:
     """Of a board."""
-    for panel in board(name)["panels"]:
+    for panel in BOARDS[name]["panels"]:
         for target in panel["targets"]:
             yield target["expr"]

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from deployments.boards.grafana import BOARDS
 from deployments.metrics import exported
-from tests.dashboards.promtool import ALERTS, ROOT, program, selected
+from tests.dashboards.promtool import ALERTS, BOARDS, ROOT, program, selected
 
 PAGE = ROOT / "docs" / "operating.md"
 Series = Mapping[str, str]
@@ -209,13 +208,13 @@ def chapter(alert: str) -> tuple[str, str, list[str]]:
 
 
 def panels_of(board: str) -> set[str]:
-    [panels] = [panels for title, panels in BOARDS.values() if title.endswith(board)]
-    return {panel.title for panel in panels}
+    [found] = [one for one in BOARDS.values() if one["title"].endswith(board)]
+    return {panel["title"] for panel in found["panels"]}
 
 
 def test_the_page_names_only_boards_and_panels_that_there_are() -> None:
-    titles = {title.removeprefix("Spindle: ") for title, _ in BOARDS.values()}
-    panels = {panel.title for _, panels in BOARDS.values() for panel in panels}
+    titles = {board["title"].removeprefix("Spindle: ") for board in BOARDS.values()}
+    panels = {panel["title"] for board in BOARDS.values() for panel in board["panels"]}
     text = re.sub(r"`[^`]*`|^    .*$", "", PAGE.read_text(), flags=re.MULTILINE)
     named = {" ".join(one.split()) for one in re.findall(r"\*([^*]+)\*", text)}
     assert named <= titles | panels

@@ -127,7 +127,7 @@ class LocalReplicas:
             stream = self.coordinator.submit(
                 name,
                 request["prompt_ids"],
-                messages.sampling_params(request),
+                request["params"],
                 output=request["output_ids"],
                 attempt=request["attempt"],
                 speculate=request["speculation"]["enabled"],

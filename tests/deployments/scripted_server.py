@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
-from deployments.ingress.pages.live import LiveView
-from deployments.ingress.pages.playground import RESPONSES
+from deployments.ingress.pages import RESPONSES
+from deployments.ingress.watching import LiveView
 from deployments.replica.live import HostNumbers, ReplicaNumbers
 from tests.deployments.http_server import http_server
 

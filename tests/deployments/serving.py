@@ -25,6 +25,8 @@ from benchmarks.serving.app import ray_environment
 from cluster.built_in_models import TARGET, model_path
 from deployments.messages import Heartbeat, StreamRequest
 from engine.sampling.params import SamplingParams
+from engine.scopes import SHARED
+from policies.request import Slo
 from tests import reference
 from tests.actors.hosts.cluster import start_ray
 
@@ -195,12 +197,11 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "ingress": f"ingress of {name}",
         "prompt_ids": list(tokenizer()(PROMPT)["input_ids"]),
         "output_ids": [],
-        "seed": SEED,
-        "params": {"temperature": 1.0, "max_tokens": 40},
-        "slo": {"ttft_s": None, "tpot_s": None},
+        "params": SamplingParams(temperature=1.0, max_tokens=40, seed=SEED),
+        "slo": Slo(),
         "priority": 0,
         "tenant": "",
-        "scope": ["", ""],
+        "scope": SHARED,
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
         "trace": False,
         "avoid": [],

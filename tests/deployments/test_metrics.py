@@ -22,7 +22,6 @@ from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
 from benchmarks.browser import chromium_path
-from deployments.boards.grafana import BOARDS
 from deployments.metrics import (
     ACCEPTED,
     COORDINATOR,
@@ -44,7 +43,7 @@ from deployments.metrics import (
     written,
 )
 from tests.actors.hosts.cluster import processes
-from tests.dashboards.promtool import ALERTS, program, queries
+from tests.dashboards.promtool import ALERTS, BOARDS, program, queries
 from tests.deployments.replica.test_timeline import check_format, check_perfetto
 from tests.deployments.serving import (
     ARGS,

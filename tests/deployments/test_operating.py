@@ -8,8 +8,7 @@ import pytest
 
 from actors.coordinator.events import LaneDown, LaneJoined, LaneUp, VerifierDown, VerifierUp
 from deployments.ingress.errors import ApiError
-from deployments.ingress.metrics import IngressMetrics
-from deployments.ingress.request_log import RequestLog
+from deployments.ingress.metrics import IngressMetrics, RequestLog
 from deployments.replica.event_log import log_event
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"

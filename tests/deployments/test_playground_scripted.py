@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
 GREETING = [["Hel", "lo", " there"], [",", " reader", "."]]
 ARABIC = [["مر", "حبا", " بك"], [" في", " المت", "صفح"]]
-CODE = "```python\n**bold** <b>x</b>\n\tif a < b:\n        return [a]\n```\n| a | b |\n"
 
 
 @pytest.fixture(scope="module")
@@ -153,15 +152,6 @@ def test_text_from_right_to_left_begins_at_the_right(visit: Visit, script: Scrip
         }"""
     )
     assert apart == pytest.approx(whole, abs=0.5)
-
-
-def test_code_and_markup_are_shown_as_they_were_written(visit: Visit, script: Script) -> None:
-    script.rounds = [[CODE, "end"]]
-    page = visit.page
-    ask(page)
-    await_end(page)
-    assert page.locator(".text").text_content() == f"{CODE}end"
-    assert page.locator(".text b").count() == 0
 
 
 def test_an_answer_of_1000_tokens_is_followed_and_can_be_walked_through(

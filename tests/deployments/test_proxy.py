@@ -12,8 +12,8 @@ from ray.serve._private.common import RequestMetadata
 from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments import proxy
-from deployments.ingress.answers.backpressure import MAX_IN_TRANSIT
+from deployments import ray_internals
+from deployments.ingress.answers.delivery import MAX_IN_TRANSIT
 from deployments.ingress.http import make_http
 from deployments.proxy import (
     BODY,
@@ -98,7 +98,7 @@ def test_client_messages_are_fetched_late_when_the_ingress_has_the_body(
         fetching.cancel()
 
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4, "stream": true}'
-    monkeypatch.setattr(proxy, "_RECEIVE_DELAY_S", 60)
+    monkeypatch.setattr(ray_internals, "_RECEIVE_DELAY_S", 60)
     asyncio.run(serve({**HEAD, BODY: fields}))
     assert sent[0]["status"] == 200
     assert b"[DONE]" in sent[-2]["body"]
@@ -108,7 +108,7 @@ def test_client_messages_are_fetched_late_when_the_ingress_has_the_body(
 
     fetches.clear()
     sent.clear()
-    monkeypatch.setattr(proxy, "_RECEIVE_DELAY_S", 0)
+    monkeypatch.setattr(ray_internals, "_RECEIVE_DELAY_S", 0)
     endless = fields.replace(b"4,", b'400, "ignore_eos": true,').replace(
         b'"stream": true', b'"n": 1'
     )

@@ -4,29 +4,17 @@ ingress."""
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
+from deployments.ingress.answer_types import Usage
 from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.answers.trace import trace_body
+from deployments.ingress.failover import FailoverStream
+from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.parsing.parser import OutputParser
-from deployments.ingress.replicas.failover import FailoverStream
-from deployments.ingress.replicas.heartbeat_sender import HeartbeatSender
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import Logprob, SpeculationFields
 from engine.protocol import Finish
-
-
-class PromptTokensDetails(TypedDict):
-    cached_tokens: int
-
-
-class Usage(TypedDict):
-    """As in OpenAI's API."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +149,7 @@ class Choice:
             "queue_s": statistics["queue_s"],
             "ttft_s": self.first_token_s,
             "tpot_s": (self.last_token_s - self.first_token_s) / between if between > 0 else None,
-            "seed": self.failover_stream.request["seed"],
+            "seed": self.failover_stream.request["params"].seed,
             "replica": self.failover_stream.replica,
             "attempts": self.failover_stream.attempt + 1,
         }

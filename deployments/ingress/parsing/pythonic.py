@@ -5,9 +5,8 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from deployments.ingress.parsing.json_formats import listed_calls
+from deployments.ingress.parsing.formats import Malformed, listed_calls, literal, quoted, space
 from deployments.ingress.parsing.parser import Deltas, Reader
-from deployments.ingress.parsing.readers import Malformed, literal, quoted, space
 
 
 def pythonic(out: Deltas, names: Collection[str]) -> Reader[str]:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from deployments.ingress.requests.fields import MAX_MESSAGES, Fields, Text
-from deployments.ingress.requests.json_bounds import parsed
-from deployments.ingress.requests.nesting import shallow
+from deployments.ingress.requests.json_bounds import parsed, shallow
 from deployments.ingress.requests.unsupported import MESSAGE, Unsupported
 
 TemplateMessage = dict[str, Any]

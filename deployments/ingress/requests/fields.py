@@ -7,8 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from cluster.config.section import within
-from deployments.ingress.requests.json_bounds import json_length
-from deployments.ingress.requests.nesting import shallow
+from deployments.ingress.requests.json_bounds import json_length, shallow
 from deployments.ingress.requests.unsupported import UNSUPPORTED, Unsupported, check_supported
 from engine.errors import InvalidRequest
 from policies import ranges
@@ -82,7 +81,7 @@ Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[Toke
 
 class Fields(BaseModel):
     """Unknown fields are kept, so that they can be named to the client
-    (deployments/ingress/ignored.py)."""
+    (deployments/ingress/reading.py)."""
 
     model_config = ConfigDict(
         extra="allow",

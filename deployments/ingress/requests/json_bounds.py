@@ -1,8 +1,9 @@
-"""Bounds what one body of JSON may hold, before it is parsed: Python's parser and pydantic hold the
-interpreter's lock, and so the event loop, however many threads there are."""
+"""Bounds what one body of JSON may hold, and how deep it is nested where a client may fill it as it
+likes. The size is checked before it is parsed: Python's parser and pydantic hold the interpreter's
+lock, and so the event loop, however many threads there are."""
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_VALUES = 2**18
 """Numbers, texts and other values of a body, most of which would be token ids."""
@@ -72,3 +73,32 @@ def json_length(value: Any, most: int) -> int:
             case _:
                 length += 1
     return length
+
+
+MAX_NESTING = 128
+"""Levels of lists and objects. What is done to such a value later (copied, written, shown to a chat
+template) takes one or more levels of recursion for each."""
+
+T = TypeVar("T")
+
+
+def shallow(value: T) -> T:
+    """The value; raises ValueError if it is nested too deep."""
+    level: list[object] = [value]
+    for _ in range(MAX_NESTING):
+        level = [inner for one in level for inner in _inner(one)]
+        if not level:
+            return value
+    raise ValueError(f"is nested deeper than {MAX_NESTING} levels; flatten it")
+
+
+def _inner(value: object) -> list[object]:
+    """The lists and objects directly in a list or object."""
+    match value:
+        case dict():
+            inner = list(value.values())
+        case list():
+            inner = value
+        case _:
+            return []
+    return [one for one in inner if isinstance(one, dict | list)]

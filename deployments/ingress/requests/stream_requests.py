@@ -3,23 +3,23 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import replace
 from typing import Any
 
 from cluster.config import AppConfig
-from deployments.ingress.admission.clients import Client
-from deployments.ingress.errors import ApiError
-from deployments.ingress.requests.chat_encoding import encode_chat
+from deployments.ingress.clients import Client
+from deployments.ingress.errors import ApiError, quoted
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.fields import SloTargets
-from deployments.ingress.requests.problems import quoted
-from deployments.ingress.requests.sampling import sampling_params, tokens_of_bad_words
-from deployments.ingress.tokenizer import Tokens
-from deployments.messages import SloFields, SpeculationFields, StreamRequest
+from deployments.ingress.requests.tokenization import encode_chat
+from deployments.ingress.tokenizer import Tokens, tokens_of_bad_words
+from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
 from engine.sampling.params import SamplingParams, choice_seed
+from engine.scopes import Scope
 from policies.ranges import DRAWN_SEED_BITS
+from policies.request import Slo
 
 
 class StreamRequestBuilder:
@@ -92,13 +92,12 @@ class StreamRequestBuilder:
                         "ingress": self._ingress,
                         "prompt_ids": prompt_ids,
                         "output_ids": [],
-                        "seed": seed,
-                        "params": params_fields(params),
+                        "params": replace(params, seed=seed),
                         "slo": slo,
                         # Inside, requests of higher priority run first.
                         "priority": -request.priority,
                         "tenant": tenant,
-                        "scope": [scope_tenant, request.cache_salt or ""],
+                        "scope": Scope(scope_tenant, request.cache_salt or ""),
                         "speculation": speculation,
                         "trace": request.spindle.trace,
                         "avoid": [],
@@ -154,17 +153,15 @@ class StreamRequestBuilder:
                 ),
             )
 
-    def _slo(self, request: GenerationRequest) -> SloFields:
+    def _slo(self, request: GenerationRequest) -> Slo:
         slo = request.slo
         if isinstance(slo, str):
             classes = self._config.slo_classes
             if slo not in classes:
                 raise InvalidRequest("slo", f"{quoted(slo)} is none of {_names(classes)}")
-            named = classes[slo]
-            slo = SloTargets(ttft_ms=named.ttft_ms, tpot_ms=named.tpot_ms)
-        elif slo is None:
-            slo = SloTargets()
-        return {"ttft_s": _seconds(slo.ttft_ms), "tpot_s": _seconds(slo.tpot_ms)}
+            return classes[slo].slo
+        slo = slo or SloTargets()
+        return Slo(_seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
 
     def _speculation(self, request: GenerationRequest) -> SpeculationFields:
         options = request.speculation_options
@@ -196,20 +193,6 @@ def choice_seeds(seed: int | None, n: int) -> list[int]:
     if seed is None:
         return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(n)]
     return [seed] if n == 1 else [choice_seed(seed, index) for index in range(n)]
-
-
-def params_fields(params: SamplingParams) -> dict[str, Any]:
-    """All parameters except the seed, as built-in types."""
-    named = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "seed"}
-    allowed = params.allowed_token_ids
-    return {
-        **named,
-        "logit_bias": dict(params.logit_bias),
-        "stop_token_ids": list(params.stop_token_ids),
-        "allowed_token_ids": None if allowed is None else list(allowed),
-        "bad_words": [list(word) for word in params.bad_words],
-        "grammar": None if params.grammar is None else asdict(params.grammar),
-    }
 
 
 def truncated(prompt_ids: list[int], request: GenerationRequest, limits: TargetLimits) -> list[int]:
@@ -271,3 +254,35 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _names(names: Sequence[str] | dict[str, Any]) -> str:
     return ", ".join(repr(name) for name in names) or "none (the config names none)"
+
+
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, bad_words: Sequence[tuple[int, ...]] = ()
+) -> SamplingParams:
+    """All sampling parameters except the seed, which differs by choice."""
+    allowed = request.allowed_token_ids
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_words=tuple(bad_words),
+        logprobs=request.alternatives,
+        prompt_logprobs=_listed_of_prompt(request),
+        grammar=request.grammar,
+    )
+
+
+def _listed_of_prompt(request: GenerationRequest) -> int | None:
+    """Alternatives beside each token of the prompt, for `echo` and `prompt_logprobs`."""
+    wanted = (request.prompt_logprobs, request.alternatives if echoes(request) else None)
+    return max((most for most in wanted if most is not None), default=None)

@@ -16,12 +16,10 @@ class TextItem(Fields):
     """Whose text it is makes no difference."""
     text: Text
     """The text."""
-
-    # Copied by clients from an output.
     annotations: list[Any] = []
-    """Of an item that comes from an output; without effect."""
+    """Copied from an output; without effect."""
     logprobs: list[Any] = []
-    """Of an item that comes from an output; without effect."""
+    """Copied from an output; without effect."""
 
 
 def _text_items(given: object) -> object:
@@ -35,24 +33,27 @@ Texts = Annotated[
 ]
 
 
-class MessageItem(Fields):
+class OutputItem(Fields):
+    """What clients copy from an output."""
+
+    id: Text | None = None
+    """Copied from an output; without effect."""
+    status: Text | None = None
+    """Copied from an output; without effect."""
+
+
+class MessageItem(OutputItem):
     type: Literal["message"] = "message"
     """May be left out."""
     role: Literal["user", "assistant", "system", "developer"]
     """The author; `developer` is rendered as `system` unless the chat template knows it."""
     content: Texts
     """A text, or its parts."""
-
-    # Copied by clients from an output.
-    id: Text | None = None
-    """Of an item that comes from an output; without effect."""
-    status: Text | None = None
-    """Of an item that comes from an output; without effect."""
     phase: Text | None = None
-    """Of an item that comes from an output; without effect."""
+    """Copied from an output; without effect."""
 
 
-class FunctionCallItem(Fields):
+class FunctionCallItem(OutputItem):
     type: Literal["function_call"]
     """A call that the model has made."""
     call_id: Text
@@ -62,26 +63,14 @@ class FunctionCallItem(Fields):
     arguments: Text
     """As the model wrote them."""
 
-    # Copied by clients from an output.
-    id: Text | None = None
-    """Of an item that comes from an output; without effect."""
-    status: Text | None = None
-    """Of an item that comes from an output; without effect."""
 
-
-class FunctionOutputItem(Fields):
+class FunctionOutputItem(OutputItem):
     type: Literal["function_call_output"]
     """What a function has returned."""
     call_id: Text
-    """Of the call."""
+    """The call's id."""
     output: Texts
     """A text, or its parts."""
-
-    # Copied by clients from an output.
-    id: Text | None = None
-    """Of an item that comes from an output; without effect."""
-    status: Text | None = None
-    """Of an item that comes from an output; without effect."""
 
 
 class ReasoningText(Fields):
@@ -91,19 +80,13 @@ class ReasoningText(Fields):
     """The text."""
 
 
-class ReasoningItem(Fields):
+class ReasoningItem(OutputItem):
     type: Literal["reasoning"]
     """Reasoning of the model."""
     content: Annotated[list[ReasoningText], _LIST] = []
     """The reasoning."""
     summary: Annotated[list[ReasoningText], _LIST] = []
     """Instead of a content that the server did not reveal."""
-
-    # Copied by clients from an output.
-    id: Text | None = None
-    """Of an item that comes from an output; without effect."""
-    status: Text | None = None
-    """Of an item that comes from an output; without effect."""
     encrypted_content: None = None
     """Only null."""
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchmarks.real import served_vllm
+from benchmarks.real.contenders import PLAIN
 from benchmarks.real.contest import Contender, PairedTurn
 from benchmarks.real.results import (
-    PLAIN,
     SPINDLE,
     compared_with_best,
     finalists_of,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.fields import Fields
-from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from tests.engine.grammar.hostile import SAME_HASH, branches
 

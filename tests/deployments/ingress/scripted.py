@@ -64,7 +64,7 @@ class ScriptedReplicas:
     async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         self.requests.append(request)
         yield {"kind": "accepted", "replica": "scripted"}
-        limit = request["params"]["max_tokens"]
+        limit = request["params"].max_tokens
         text = self.text if self.replies is None else self.replies(self.prompt)
         ids = self.tokens.encode_blocking(text, add_special_tokens=False)
         finish: Finish = "stop"
@@ -79,7 +79,7 @@ class ScriptedReplicas:
     def _commit(
         self, request: StreamRequest, first: int, ids: list[int], finish: Finish | None
     ) -> Committed:
-        wanted = request["params"]["logprobs"] is not None
+        wanted = request["params"].logprobs is not None
         return {
             "kind": "commit",
             "first_index": first,

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from deployments.ingress.http import make_http
 from deployments.ingress.requests.chat_messages import CalledFunction
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
-from deployments.ingress.requests.json_bounds import parsed
-from deployments.ingress.requests.nesting import MAX_NESTING, shallow
+from deployments.ingress.requests.json_bounds import MAX_NESTING, parsed, shallow
 from deployments.ingress.responses_api.request import ResponsesRequest
 from engine.verifiers.native import NativeVerifier
 from tests.actors.coordinator.fake_hosts import PacedVerifier

@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.config import GrpcConfig
 from deployments import connections
-from deployments.ingress import grpc_calls, grpc_connections, grpc_health
+from deployments.ingress import grpc as grpc_server
+from deployments.ingress import grpc_bounds
 from tests.deployments.ingress.test_grpc import FIELDS, HOST, KEY, free_port, served
 from tests.deployments.local import LocalReplicas, Method
 
@@ -33,9 +34,9 @@ Test = Callable[[int, grpc.aio.Channel], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(connections.ADDRESS_SHARE, str(OF_ONE_ADDRESS / ALL))
-    monkeypatch.setattr(grpc_health, "_WATCHES", ALL)
-    monkeypatch.setattr(grpc_calls, "_WITHOUT_MESSAGE", ALL)
-    monkeypatch.setattr(grpc_connections, "_EVERY_S", 0.1)
+    monkeypatch.setattr(grpc_server, "_WATCHES", ALL)
+    monkeypatch.setattr(grpc_bounds, "_WITHOUT_MESSAGE", ALL)
+    monkeypatch.setattr(grpc_bounds, "_EVERY_S", 0.1)
 
 
 def run(test: Test) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.ingress import replicas as replicas_module
 from deployments.ingress.api import Api
 from deployments.ingress.errors import ApiError
-from deployments.ingress.replicas import readiness
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
 from deployments.messages import Routed
 from engine.protocol import Commit
@@ -264,7 +264,7 @@ def test_models_version_tokenize_and_back() -> None:
 
 
 def test_503_with_retry_after_while_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_NEXT_CALL_S", 0.01)
+    monkeypatch.setattr(replicas_module, "_NEXT_CALL_S", 0.01)
 
     async def test(app: App) -> None:
         def starting(_routed: Routed) -> asyncio.Future[Any]:

@@ -3,9 +3,9 @@
 The bodies in recorded_clients.json are those of LiteLLM 1.110.2, instructor 1.17.0,
 langchain-openai 1.7.4 and pydantic-ai 2.38.0 (openai 3.3.0 below them), openai-agents 0.24.0,
 haystack-ai 3.4.1, smolagents 1.26.0 and aisuite 0.2.0 (openai 3.57.0), llama-index-llms-openai-like
-0.8.1 (openai 2.54.0), and Vercel's `ai` 6.0.326, in scenarios like those of test_other_clients.py,
-each of which they completed against the same server. instructor wants rich below 15 and jiter below
-0.15, LiteLLM a later certifi than the one of the serving layer.
+0.8.1 (openai 2.54.0), and Vercel's `ai` 6.0.326, each of which completed its scenario against the
+same server. instructor wants rich below 15 and jiter below 0.15, LiteLLM a later certifi than the
+one of the serving layer.
 """
 
 import asyncio

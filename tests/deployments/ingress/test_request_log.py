@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.api import Api
-from deployments.ingress.pages.metrics_text import prometheus_text
+from deployments.ingress.watching import prometheus_text
 from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from deployments.replica.metrics import Metrics
 from deployments.series import Family

@@ -178,8 +178,9 @@ def test_forced_calls_are_sent_with_their_schema(
     async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
         fields: Any = {"model": "target", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
         whole = await client.chat.completions.create(**fields)
-        grammar = replicas.requests[-1]["params"]["grammar"]
-        jsonschema.validate(json.loads(text), json.loads(grammar["text"]))
+        grammar = replicas.requests[-1]["params"].grammar
+        assert grammar is not None
+        jsonschema.validate(json.loads(text), json.loads(grammar.text))
         async with client.chat.completions.stream(**fields) as stream:
             read = await stream.get_final_completion()
         for answer in (whole, read):
@@ -210,7 +211,9 @@ def test_tools_beside_a_schema_of_the_answer(checkpoint: Path, called: bool) -> 
             model="target", messages=ASK, tools=[tool], response_format=Weather
         )
         message = chat.choices[0].message
-        grammar = json.loads(replicas.requests[-1]["params"]["grammar"]["text"])
+        sent = replicas.requests[-1]["params"].grammar
+        assert sent is not None
+        grammar = json.loads(sent.text)
         jsonschema.validate(json.loads(text), grammar)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({"city": 1}, grammar)

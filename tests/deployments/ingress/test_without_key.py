@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from cluster.config import GrpcConfig
 from deployments.ingress.http import PATHS_WITHOUT_KEY, make_http
-from deployments.ingress.pages.playground import RESPONSES
+from deployments.ingress.pages import RESPONSES
 from tests.deployments.ingress.test_grpc import HOST, KEY, free_port, served
 from tests.deployments.ingress.test_ingress import App, run
 

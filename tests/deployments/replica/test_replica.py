@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray.serve.handle import DeploymentResponseGenerator
 
+from engine.sampling.params import SamplingParams
 from tests.actors.hosts.cluster import has_loaded, processes
 from tests.deployments.replica.served import (
     SILENT_INGRESS_S,
@@ -97,10 +98,10 @@ def test_a_pinned_drafter_drafts_alone_and_speculation_can_be_off() -> None:
 @pytest.mark.parametrize(
     ("status", "param", "changes"),
     [
-        (400, "temperature", {"params": {"temperature": -1}}),
+        (400, "temperature", {"params": SamplingParams(temperature=-1)}),
         (400, "prompt", {"prompt_ids": []}),
-        (400, "max_tokens", {"params": {"max_tokens": 0}}),
-        (400, "max_tokens", {"params": {"max_tokens": 2048}}),
+        (400, "max_tokens", {"params": SamplingParams(max_tokens=0)}),
+        (400, "max_tokens", {"params": SamplingParams(max_tokens=2048)}),
         (400, "prompt", {"prompt_ids": [5] * 2048}),
         (
             400,

@@ -398,19 +398,6 @@ def test_each_of_500_at_once_is_served_or_refused_with_retry_after(client: OpenA
     eventually(is_idle, "all KV is free or cached")
 
 
-def test_statistics_come_with_each_choice(client: OpenAI) -> None:
-    statistics = complete(client, max_tokens=24).choices[0].to_dict()["spindle"]
-    assert isinstance(statistics, dict)
-    assert statistics["rounds"] > 0
-    assert statistics["attempts"] == 1
-    assert statistics["ttft_s"] > 0
-    plain = complete(client, extra_body={"speculation": "off"}).choices[0]
-    assert plain.text == expected_text(0.0, 0, 24)
-    assert plain.to_dict()["spindle"]["drafted"] == 0  # type: ignore[index]  # our extension
-    named = complete(client, extra_body={"speculation": {"drafter": "tiny", "max_depth": 2}})
-    assert named.choices[0].text == expected_text(0.0, 0, 24)
-
-
 def test_forbidden_tokens_and_words_are_never_chosen(client: OpenAI) -> None:
     plain = expected_ids(1.0, 5, 24)
     word = next(text for token in plain[4:] if (text := tokenizer().decode([token]).strip()))

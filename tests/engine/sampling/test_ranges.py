@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import CompletionRequest
-from deployments.ingress.requests.sampling import sampling_params
+from deployments.ingress.requests.stream_requests import sampling_params
 from engine.drafters.lookup import NgramDrafter
 from engine.errors import InvalidRequest
 from engine.generate import Rejected, generate

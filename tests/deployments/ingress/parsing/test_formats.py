@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.ingress.parsing.json_formats import (
+from deployments.ingress.parsing.formats import (
     call_list,
     hermes,
     llama3_json,

@@ -1,7 +1,6 @@
 """Each field of a request is honoured or refused by name, and reaches the engine."""
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.built_in_models import TARGET, model_path
-from deployments.ingress.admission.clients import Client
-from deployments.ingress.admission.shares import Shares
+from deployments.ingress.clients import Client, Shares
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder, choice_seeds
-from deployments.ingress.requests.token_requests import DetokenizeRequest, TokenizeRequest
+from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.requests.unsupported import SHARED
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import StreamRequest, sampling_params, slo
+from deployments.messages import StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams, choice_seed
@@ -81,20 +79,19 @@ SAMPLING: dict[str, Any] = {
 def test_every_sampling_field_reaches_the_engine(ask: Any) -> None:
     (sent,) = ask(**SAMPLING, seed=2**64 - 1)
     wanted = {**SAMPLING, "logit_bias": {7: -3.5}, "stop_token_ids": (11,)}
-    assert sampling_params(sent) == SamplingParams(**wanted, seed=2**64 - 1)
+    assert sent["params"] == SamplingParams(**wanted, seed=2**64 - 1)
     words = [TOKENS.encode_blocking(text) for text in ("table", " table")]
     (sent,) = ask(allowed_token_ids=[9, 7, 9], bad_words=["table", " table"])
-    assert sampling_params(sent).allowed_token_ids == (7, 9)
-    assert sampling_params(sent).bad_words == tuple(map(tuple, words))
-    assert json.loads(json.dumps(sent)) is not None, "built-ins only"
+    assert sent["params"].allowed_token_ids == (7, 9)
+    assert sent["params"].bad_words == tuple(map(tuple, words))
 
 
 def test_defaults_are_openais() -> None:
     (sent,) = completion(seed=0)
-    assert sampling_params(sent) == SamplingParams(max_tokens=16, seed=0)
+    assert sent["params"] == SamplingParams(max_tokens=16, seed=0)
     (sent,) = chat(seed=0)
     room = LIMITS.max_context - len(sent["prompt_ids"])
-    assert sampling_params(sent) == SamplingParams(max_tokens=room, seed=0)
+    assert sent["params"] == SamplingParams(max_tokens=room, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +108,14 @@ def test_defaults_are_openais() -> None:
 def test_logprobs_as_each_api_requests_them(
     ask: Any, fields: dict[str, Any], asked: int | None
 ) -> None:
-    assert ask(**fields)[0]["params"]["logprobs"] == asked
+    assert ask(**fields)[0]["params"].logprobs == asked
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 5])
 def test_an_echo_asks_for_logprobs_of_the_prompt_too(logprobs: int | None) -> None:
-    asked = completion(logprobs=logprobs, echo=True)[0]["params"]["prompt_logprobs"]
+    asked = completion(logprobs=logprobs, echo=True)[0]["params"].prompt_logprobs
     assert asked == logprobs
-    assert completion(logprobs=logprobs)[0]["params"]["prompt_logprobs"] is None
+    assert completion(logprobs=logprobs)[0]["params"].prompt_logprobs is None
 
 
 def test_null_counts_as_absent() -> None:
@@ -151,16 +148,20 @@ def test_chat_goes_through_the_chat_template() -> None:
 
 
 def test_a_single_choice_has_the_seed_and_several_have_seeds_of_their_own() -> None:
-    assert [one["seed"] for one in completion(seed=5)] == [5]
-    assert [one["seed"] for one in completion(seed=5, n=3)] == [choice_seed(5, i) for i in range(3)]
+    assert [one["params"].seed for one in completion(seed=5)] == [5]
+    assert [one["params"].seed for one in completion(seed=5, n=3)] == [
+        choice_seed(5, i) for i in range(3)
+    ]
 
 
 def test_a_missing_seed_is_drawn_for_each_prompt() -> None:
     assert choice_seeds(None, 1) != choice_seeds(None, 1)
-    seeds = [one["seed"] for one in completion(prompt=[[5], [5]])]
+    seeds = [one["params"].seed for one in completion(prompt=[[5], [5]])]
     assert len(set(seeds)) == 2, "equal prompts without a seed differ"
-    seeds += [one["seed"] for one in completion(seed=-1, n=3)]
-    assert all(0 <= seed < 2**53 for seed in seeds), "JavaScript's numbers are exact up to there"
+    seeds += [one["params"].seed for one in completion(seed=-1, n=3)]
+    assert all(seed is not None and 0 <= seed < 2**53 for seed in seeds), (
+        "JavaScript's numbers are exact up to there"
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_speculation(asked: Any, sent: dict[str, Any]) -> None:
     [(None, None, None), ("fast", 0.2, 0.02), ({"tpot_ms": 50}, None, 0.05)],
 )
 def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float | None) -> None:
-    sent = slo(completion(slo=asked)[0])
+    sent = completion(slo=asked)[0]["slo"]
     assert (sent.ttft_s, sent.tpot_s) == (ttft_s, tpot_s)
 
 
@@ -391,9 +392,9 @@ def test_what_exceeds_the_context_is_refused_as_openai_does(
 
 
 def test_max_tokens_that_the_context_has_no_room_for_are_left_out() -> None:
-    assert completion(max_tokens=100)[0]["params"]["max_tokens"] == 97
+    assert completion(max_tokens=100)[0]["params"].max_tokens == 97
     (sent,) = chat(max_tokens=100)
-    assert sent["params"]["max_tokens"] == 100 - len(sent["prompt_ids"])
+    assert sent["params"].max_tokens == 100 - len(sent["prompt_ids"])
     fields = {**COMPLETION, "max_tokens": 100, "min_tokens": 98}
     assert refusal(CompletionRequest, fields).param == "min_tokens"
 
@@ -411,7 +412,7 @@ def test_a_prompt_is_truncated(fields: dict[str, Any], kept: list[int]) -> None:
     assert completion(**fields)[0]["prompt_ids"] == kept
     long = completion(prompt=[*range(5, 105)], truncate_prompt_tokens=-1)[0]
     assert long["prompt_ids"] == [*range(6, 105)]
-    assert long["params"]["max_tokens"] == 1
+    assert long["params"].max_tokens == 1
 
 
 def test_messages_are_rendered_as_the_fields_say() -> None:

@@ -4,6 +4,7 @@ words, and the rest is within the ranges of the engine."""
 import asyncio
 import json
 import logging
+import pickle
 from typing import Any
 
 import httpx
@@ -14,10 +15,9 @@ from pydantic import ValidationError
 
 from deployments.ingress.errors import ApiError
 from deployments.ingress.http import make_http
-from deployments.ingress.ignored import HEADER, STRICT_HEADER, IgnoredFields, ignored_fields
+from deployments.ingress.reading import HEADER, STRICT_HEADER, IgnoredFields, ignored_fields
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.unsupported import SHARED
-from deployments.messages import sampling_params
 from engine.errors import InvalidRequest
 from engine.sampling.params import validate_params
 from policies.ranges import PRIORITY
@@ -77,10 +77,10 @@ def test_any_field_is_served_within_the_engines_ranges_or_refused_by_name(
         json.dumps(refused.body()).encode()
         return
     for one in sent:
-        json.dumps(one)
-        validate_params(sampling_params(one), LIMITS.vocab_size)
+        pickle.dumps(one)
+        validate_params(one["params"], LIMITS.vocab_size)
         assert all(0 <= token < LIMITS.vocab_size for token in one["prompt_ids"])
-        assert len(one["prompt_ids"]) + one["params"]["max_tokens"] <= LIMITS.max_context
+        assert len(one["prompt_ids"]) + one["params"].max_tokens <= LIMITS.max_context
         assert PRIORITY.holds(one["priority"])
     assert set(ignored_fields(request, TOKENS)) <= changes.keys() | {
         f"{field}.{name}" for field in changes for name in ("type", "name", "5", MARK * 5000)
@@ -167,9 +167,8 @@ def test_each_name_is_logged_once_and_not_without_bound(caplog: pytest.LogCaptur
 def ask(path: str, fields: dict[str, Any], strict: str = "0", **sections: Any) -> httpx.Response:
     async def inside() -> httpx.Response:
         async with local_api(make_config(**sections)) as (api, _):
-            transport = httpx.ASGITransport(make_http(api))
-            url = "http://localhost"
-            async with httpx.AsyncClient(transport=transport, base_url=url) as client:
+            http = httpx.ASGITransport(make_http(api))
+            async with httpx.AsyncClient(transport=http, base_url="http://localhost") as client:
                 headers = {STRICT_HEADER: strict, "Content-Type": "application/json"}
                 return await client.post(path, content=json.dumps(fields), headers=headers)
 

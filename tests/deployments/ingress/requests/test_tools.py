@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
 from deployments.ingress.answers.completion_bodies import ChatFormat, CollectedChoice
-from deployments.ingress.parsing.json_formats import call_list, hermes, named_call, thinking
+from deployments.ingress.parsing.formats import call_list, hermes, named_call, thinking
 from deployments.ingress.parsing.parser import Format, FormatParser, OutputParser
 from deployments.ingress.requests.completions import ChatRequest
 from deployments.ingress.requests.tools import ToolUse, call_schema
