@@ -3,8 +3,8 @@
     python -m lab.pictures [--only playground zoo]
 
 `playground` are pages of cluster.yaml's model. `zoo` are those that show several drafters,
-under load. It drives an application that it starts as `make serve` does, or the one at `--url`, in the
-machine's own Chromium.
+under load. It drives an application that it starts as `make serve` does, or the one at `--url`,
+in the machine's own Chromium.
 """
 
 import argparse

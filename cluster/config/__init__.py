@@ -31,6 +31,7 @@ from cluster.config.serving import (
     PoliciesConfig,
     ScalingConfig,
     SloClass,
+    TracingConfig,
 )
 from cluster.sources import name_of
 
@@ -91,6 +92,8 @@ class AppConfig(Section):
     (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
+    tracing: TracingConfig | None = None
+    """Spans of requests and rounds; null: there are none."""
     log_format: Literal["text", "json"] = "text"
     """The format of the log files of ingress and replicas, with one line per request that ends."""
     strict_fields: bool = False

@@ -175,6 +175,15 @@ class LimitsConfig(Section):
         return self
 
 
+class TracingConfig(Section):
+    """OpenTelemetry's spans of requests and their rounds (docs/operating.md)."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")]
+    """Where a collector takes traces by OTLP over HTTP, such as `http://localhost:4318/v1/traces`."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of requests that have spans."""
+
+
 class GrpcConfig(Section):
     """The gRPC interface (docs/handles.md), which requires the same keys as HTTP."""
 
