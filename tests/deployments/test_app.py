@@ -152,7 +152,7 @@ def test_hostile_requests_are_refused_and_harm_nothing(app: str) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [["x"] * 500_000, [[5]] * 500_000, [1.5] * 500_000, ["x" * 8000] * 400, "x" * 4_000_000],
+    [["x"] * 200_000, [[5]] * 60_000, [1.5] * 200_000, ["x" * 8000] * 400, "x" * 4_000_000],
     ids=["texts", "token ids", "wrong types", "long texts", "one text"],
 )
 def test_too_many_or_too_long_prompts_are_refused_at_once(app: str, prompt: Any) -> None:
@@ -225,7 +225,7 @@ def test_what_serve_itself_reads_of_a_request_harms_nothing(app: str) -> None:
 
 
 def test_a_response_larger_than_serves_default_limit_arrives(app: str) -> None:
-    body = {"model": "target", "prompt": "a b c d " * 500_000}
+    body = {"model": "target", "prompt": "a b c d " * 262_000}
     answer = requests.post(f"{app}/tokenize", json=body, timeout=60)
     assert len(answer.content) > 4 * 1024 * 1024
     assert len(answer.json()["tokens"]) == answer.json()["count"]
