@@ -119,7 +119,7 @@ class Service:
         await Pooling(replica, 0, exchange, self._learners, facts=self._fleet.facts).run()
 
     def _learners(self) -> dict[str, Pooled]:
-        return learners_of(self._estimates, self.lanes)
+        return learners_of(self._policies, self._estimates, self.lanes)
 
     @property
     def limits(self) -> TargetLimits:
