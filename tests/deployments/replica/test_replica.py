@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("app")
 
 
 def endless(name: str) -> DeploymentResponseGenerator:
-    return begin(name, params={"max_tokens": 1900, "ignore_eos": True})
+    return begin(name, params=SamplingParams(max_tokens=1900, ignore_eos=True, seed=SEED))
 
 
 def test_the_first_replica_has_waited_for_its_drafter() -> None:
@@ -141,7 +141,7 @@ def test_streams_of_a_silent_ingress_are_cancelled_and_can_be_retried() -> None:
 
 
 def test_a_stream_whose_client_has_left_ends_although_its_call_continues() -> None:
-    stream = begin("left", params={"max_tokens": 1500, "ignore_eos": True})
+    stream = begin("left", params=SamplingParams(max_tokens=1500, ignore_eos=True, seed=SEED))
     replica = next(stream)["replica"]
     replicas().heartbeat.remote(heartbeat_of("left", replica, {}, "left", "unknown"))
     last = list(stream)[-1]
@@ -151,7 +151,7 @@ def test_a_stream_whose_client_has_left_ends_although_its_call_continues() -> No
 
 
 def test_heartbeats_keep_a_stream_and_a_stalled_reader_is_given_up() -> None:
-    stream = begin("slow", params={"max_tokens": 300, "ignore_eos": True})
+    stream = begin("slow", params=SamplingParams(max_tokens=300, ignore_eos=True, seed=SEED))
     read = {"slow": 0}
     with send_heartbeats({"slow": next(stream)["replica"]}, read):
         for message in stream:

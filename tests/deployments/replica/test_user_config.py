@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.sampling.params import SamplingParams
 from tests.deployments.replica.served import REPLICA_ARGS, begin, read, state
 from tests.deployments.serving import SEED, deploy, expected_ids, send_heartbeats, tokens
 
@@ -9,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("app")
 
 
 def test_user_config_switches_policies_while_a_request_runs() -> None:
-    stream = begin("switched", params={"max_tokens": 40, "temperature": 1.0})
+    stream = begin("switched", params=SamplingParams(max_tokens=40, temperature=1.0, seed=SEED))
     replica = next(stream)["replica"]
     with send_heartbeats({"switched": replica}, {"switched": 0}):
         deploy(REPLICA_ARGS, {"speculation": {"name": "off"}})
